@@ -1,0 +1,25 @@
+"""Everything ctxpipe raises on purpose."""
+
+from __future__ import annotations
+
+__all__ = ["CtxpipeError", "InvalidHistory", "SettingsError", "StorageError", "SummaryFailed"]
+
+
+class CtxpipeError(Exception):
+    """Base of every error that ctxpipe raises."""
+
+
+class InvalidHistory(CtxpipeError, ValueError):
+    """A history has not the shape of Anthropic messages; the text names the index."""
+
+
+class SettingsError(CtxpipeError, ValueError):
+    """A setting, given in code or in the environment, makes no sense; the text names it."""
+
+
+class StorageError(CtxpipeError, OSError):
+    """Text could not be written to, or read from, a storage; the cause is the operating system's error."""
+
+
+class SummaryFailed(CtxpipeError):
+    """The summariser gave up; the history stays as it was."""

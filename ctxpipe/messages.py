@@ -1,0 +1,355 @@
+"""The vocabulary: Anthropic messages, the questions a stage may ask of them, and the rules they must keep.
+
+A message is a plain dict, compatible with ``anthropic.types.MessageParam``. Its content is text or a list of
+blocks; a block is a mapping or a model object of the anthropic SDK (people append ``reply.content`` unchanged).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from .errors import InvalidHistory
+
+if TYPE_CHECKING:
+    from anthropic.types import MessageParam as Message
+else:  # importing anthropic takes seconds; at run time a message is a plain dict
+    Message = dict[str, Any]
+
+__all__ = [
+    "Block",
+    "Message",
+    "Problem",
+    "ToolCall",
+    "ToolResult",
+    "as_dict",
+    "blocks",
+    "check",
+    "compact_json",
+    "ensure_messages",
+    "field",
+    "kind",
+    "pending_calls",
+    "rewrite",
+    "split_system",
+    "texts",
+    "tool_calls",
+    "tool_results",
+    "user_texts",
+]
+
+Block: TypeAlias = object
+"""A content block: a mapping, or a model object of the anthropic SDK. Read it with `field`."""
+
+THINKING = frozenset({"thinking", "redacted_thinking"})
+MEDIA = frozenset({"image", "document"})
+ROLES = frozenset({"user", "assistant", "system"})
+MAX_CACHE_MARKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool_use block, and where it stands: message and block index."""
+
+    message: int
+    block: int
+    id: str
+    name: str
+    input: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """A tool_result block, and where it stands. *content* is as the message holds it: text, blocks or None."""
+
+    message: int
+    block: int
+    tool_use_id: str
+    content: str | Sequence[Block] | None
+    is_error: bool = False
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Message and block index: the key that `rewrite` takes."""
+        return self.message, self.block
+
+
+# Reading -----------------------------------------------------------------------------------------------------
+
+
+def field(block: Block, name: str, default: Any = None) -> Any:
+    """Read *name* from a block, be it a mapping or a model object of the SDK."""
+    if isinstance(block, Mapping):
+        return block.get(name, default)
+    return getattr(block, name, default)
+
+
+def kind(block: Block) -> str:
+    """The block's type, such as "text" or "tool_use"; "" when it has none."""
+    return str(field(block, "type", ""))
+
+
+def blocks(message: Message) -> Sequence[Block]:
+    """The content blocks of *message*; bare text has none."""
+    content = message["content"]
+    return () if isinstance(content, str) else cast("Sequence[Block]", content)
+
+
+def texts(message: Message) -> Iterator[str]:
+    """The texts that *message* says: bare text, or its text blocks."""
+    content = message["content"]
+    if isinstance(content, str):
+        yield content
+        return
+    for block in blocks(message):
+        if kind(block) == "text":
+            yield field(block, "text", "")
+
+
+def user_texts(messages: Sequence[Message]) -> Iterator[tuple[int, str]]:
+    """What the user wrote, with the index of the message: never the text of a tool result."""
+    for index, message in enumerate(messages):
+        if message["role"] == "user":
+            for text in texts(message):
+                if text and not text.isspace():
+                    yield index, text
+
+
+def tool_calls(messages: Sequence[Message], start: int = 0) -> Iterator[ToolCall]:
+    """Every tool call from message *start* on, oldest first."""
+    for index in range(start, len(messages)):
+        if messages[index]["role"] != "assistant":
+            continue
+        for place, block in enumerate(blocks(messages[index])):
+            if kind(block) == "tool_use":
+                call_input = field(block, "input")
+                yield ToolCall(
+                    index,
+                    place,
+                    str(field(block, "id", "")),
+                    str(field(block, "name", "")),
+                    call_input if isinstance(call_input, Mapping) else {},
+                )
+
+
+def tool_results(messages: Sequence[Message], start: int = 0) -> Iterator[ToolResult]:
+    """Every tool result from message *start* on, oldest first."""
+    for index in range(start, len(messages)):
+        if messages[index]["role"] != "user":
+            continue
+        for place, block in enumerate(blocks(messages[index])):
+            if kind(block) == "tool_result":
+                yield ToolResult(
+                    index,
+                    place,
+                    str(field(block, "tool_use_id", "")),
+                    field(block, "content"),
+                    bool(field(block, "is_error", False)),
+                )
+
+
+def pending_calls(messages: Sequence[Message]) -> list[ToolCall]:
+    """The calls of the last message that still wait for their results."""
+    return list(tool_calls(messages, max(0, len(messages) - 1)))
+
+
+def split_system(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+    """The head (leading system messages) and everything after it. Source: CR-1, CR-2, A-29."""
+    body = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
+    return list(messages[:body]), list(messages[body:])
+
+
+def as_dict(block: Block) -> dict[str, Any]:
+    """A plain, shallow dict of *block*; a model object of the SDK as it would be sent."""
+    if isinstance(block, Mapping):
+        return dict(block)
+    dump = getattr(block, "model_dump", None)
+    if dump is None:
+        raise InvalidHistory(
+            f"a content block is {type(block).__name__}, neither a mapping nor an SDK object"
+        )
+    return cast("dict[str, Any]", dump(mode="json", exclude_unset=True, by_alias=True))
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=as_dict)
+
+
+def compact_json(value: object) -> str:
+    """*value* as JSON without spaces, non-ASCII as it is, key order kept. Source: A-04."""
+    return _ENCODER.encode(value)
+
+
+# Rewriting ---------------------------------------------------------------------------------------------------
+
+
+def rewrite(
+    messages: Sequence[Message], contents: Mapping[tuple[int, int], str | list[Any]]
+) -> list[Message]:
+    """A copy of *messages* with new content in the blocks at the given places (message, block).
+
+    Only the key ``content`` of those blocks changes; is_error, cache_control and unknown keys stay (A-16). Changed
+    messages are deep copies, all others the same objects as before (BO-4).
+    """
+    edited = list(messages)
+    for index in {place[0] for place in contents}:
+        message = messages[index]
+        content = [
+            {**_copied(block, without="content"), "content": contents[index, place]}
+            if (index, place) in contents
+            else copy.deepcopy(block)
+            for place, block in enumerate(blocks(message))
+        ]
+        edited[index] = cast("Message", {**_copied(message, without="content"), "content": content})
+    return edited
+
+
+def _copied(block: Block, without: str) -> dict[str, Any]:
+    return {key: copy.deepcopy(value) for key, value in as_dict(block).items() if key != without}
+
+
+# Rules -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A rule of the Messages API that message *index* breaks."""
+
+    index: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"message {self.index}: {self.text}"
+
+
+def ensure_messages(messages: object, start: int = 0) -> None:
+    """Raise InvalidHistory, naming the index, unless *messages* from *start* on have the shape of messages."""
+    if not isinstance(messages, list):
+        raise InvalidHistory(f"a history is a list of messages, not {type(messages).__name__}")
+    for index in range(start, len(messages)):
+        _ensure_message(index, messages[index])
+
+
+def _ensure_message(index: int, message: object) -> None:
+    if not isinstance(message, Mapping):
+        raise InvalidHistory(
+            f"message {index} is {type(message).__name__}, not a mapping with role and content"
+        )
+    for key in ("role", "content"):
+        if key not in message:
+            raise InvalidHistory(f"message {index} has no {key}")
+    if message["role"] not in ROLES:
+        raise InvalidHistory(f"message {index} has the role {message['role']!r}, not one of {sorted(ROLES)}")
+    content = message["content"]
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list | tuple):
+        raise InvalidHistory(
+            f"message {index} has {type(content).__name__} as content, not text or a list of blocks"
+        )
+    for place, block in enumerate(content):
+        if not (isinstance(block, Mapping) or hasattr(block, "model_dump")):
+            raise InvalidHistory(f"block {place} of message {index} is {type(block).__name__}, not a mapping")
+
+
+def check(messages: Sequence[Message], start: int = 0) -> list[Problem]:
+    """The rules of the Messages API that *messages* break, from message *start* on; empty when they are sound.
+
+    A call still waiting for its result, in the last message, is no problem. Source: promise 2 of the design, R1, R8.
+    """
+    head = len(split_system(messages)[0]) if start == 0 else 0
+    found: list[Problem] = []
+    if start == 0 and head < len(messages) and messages[head]["role"] != "user":
+        found.append(Problem(head, "the first message is not the user's"))
+    for index in range(max(start, head), len(messages)):
+        found += [Problem(index, text) for text in _message_problems(messages[index])]
+        found += [Problem(index, text) for text in _pairing_problems(messages, index)]
+    if start == 0 and _cache_marks(messages) > MAX_CACHE_MARKS:
+        found.append(Problem(len(messages) - 1, f"more than {MAX_CACHE_MARKS} cache_control marks"))
+    return found
+
+
+def is_blank(text: object) -> bool:
+    """Whether a text block with *text* would be refused as empty."""
+    return not text or (isinstance(text, str) and text.isspace())
+
+
+def _message_problems(message: Message) -> Iterator[str]:
+    content, role = message["content"], message["role"]
+    if isinstance(content, str):
+        if is_blank(content):
+            yield "it is empty"
+        elif not is_encodable(content):
+            yield "a lone surrogate"
+        return
+    kinds = [kind(block) for block in blocks(message)]
+    if not kinds:
+        yield "it is empty"
+        return
+    if "tool_use" in kinds and role != "assistant":
+        yield f"a tool_use in a {role} message"
+    if "tool_result" in kinds:
+        if role != "user":
+            yield f"a tool_result in a {role} message"
+        if any(k != "tool_result" for k in kinds[: kinds.count("tool_result")]):
+            yield "a tool_result after another block"
+    if role == "assistant" and kinds[-1] in THINKING:
+        yield "it ends in a thinking block"
+    for name, block in zip(kinds, blocks(message), strict=True):
+        if name == "text" and is_blank(field(block, "text")):
+            yield "an empty text block"
+        if name not in THINKING and not _is_sound(block):
+            yield "a lone surrogate"
+
+
+def _pairing_problems(messages: Sequence[Message], index: int) -> Iterator[str]:
+    message = messages[index]
+    called = _ids(message, "tool_use", "id")
+    if called and index + 1 < len(messages):
+        answered = _ids(messages[index + 1], "tool_result", "tool_use_id")
+        for missing in called - answered:
+            yield f"the tool_use {missing!r} has no tool_result in the next message"
+    results = _ids(message, "tool_result", "tool_use_id")
+    if results:
+        before = _ids(messages[index - 1], "tool_use", "id") if index else Counter[str]()
+        for orphan in results - before:
+            yield f"the tool_result {orphan!r} has no tool_use in the message before"
+
+
+def _ids(message: Message, block_kind: str, name: str) -> Counter[str]:
+    content = message["content"]
+    if isinstance(content, str):
+        return Counter()
+    return Counter(
+        str(field(block, name, "")) for block in cast("Sequence[Block]", content) if kind(block) == block_kind
+    )
+
+
+def _cache_marks(messages: Sequence[Message]) -> int:
+    return sum(1 for message in messages for block in blocks(message) if field(block, "cache_control"))
+
+
+def is_encodable(text: str) -> bool:
+    """Whether *text* can be sent as UTF-8: it holds no lone surrogate."""
+    if text.isascii():  # constant time for the common case
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_sound(value: object) -> bool:
+    """Whether every string inside *value* can be encoded."""
+    if isinstance(value, str):
+        return is_encodable(value)
+    if isinstance(value, Mapping):
+        return all(_is_sound(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return all(_is_sound(item) for item in value)
+    fields = getattr(value, "__dict__", None)  # an SDK model keeps its fields there
+    return fields is None or all(_is_sound(item) for item in fields.values())

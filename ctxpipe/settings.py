@@ -1,0 +1,84 @@
+"""The settings that the environment may override: variable and number stand here once.
+
+An explicit argument wins over the environment, the environment over the default. A variable is read when the
+stage is built or the function is called, never at import; an empty value means the default (decision A-07).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from typing import Any, Generic, TypeVar
+
+from .errors import SettingsError
+
+__all__ = [
+    "COMPACT_MAX_RETRIES",
+    "COMPACT_OUTPUT_DIR",
+    "COMPACT_THRESHOLD_RATIO",
+    "CONTEXT_TOKEN_LIMIT",
+    "DIRECT_OFFLOAD_CHAR_THRESHOLD",
+    "MAX_RESTORE_FILES",
+    "MAX_RESTORE_TOKENS_PER_FILE",
+    "MAX_RESTORE_TOKENS_TOTAL",
+    "OFFLOAD_CHAR_THRESHOLD",
+    "OFFLOAD_RATIO_THRESHOLD",
+    "SUMMARY_MAX_WORDS",
+    "SUMMARY_MODEL",
+    "Setting",
+    "setting",
+]
+
+T = TypeVar("T", int, str, Decimal)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting(Generic[T]):
+    """A default that the environment variable *name* may override."""
+
+    name: str
+    default: T
+
+    def __call__(self, given: T | None = None) -> T:
+        """*given*, else the environment's value, else the default.
+
+        Raises SettingsError when the variable holds something that is not a number where one is needed.
+        """
+        if given is not None:
+            return given
+        text = os.environ.get(self.name, "").strip()
+        return self._parse(text) if text else self.default
+
+    def _parse(self, text: str) -> T:
+        kind = type(self.default)
+        try:
+            value = kind(text)
+        except (ValueError, InvalidOperation) as error:
+            raise SettingsError(
+                f"the environment variable {self.name} is {text!r}, which is not a number"
+            ) from error
+        if isinstance(value, Decimal) and not value.is_finite():
+            raise SettingsError(
+                f"the environment variable {self.name} is {text!r}, which is not a finite number"
+            )
+        return value
+
+
+def setting(source: Setting[T]) -> Any:
+    """A dataclass field whose default is read from *source* when the object is built."""
+    return field(default_factory=source)
+
+
+OFFLOAD_CHAR_THRESHOLD = Setting("OFFLOAD_CHAR_THRESHOLD", 100)
+OFFLOAD_RATIO_THRESHOLD = Setting("OFFLOAD_RATIO_THRESHOLD", Decimal("0.2"))
+DIRECT_OFFLOAD_CHAR_THRESHOLD = Setting("DIRECT_OFFLOAD_CHAR_THRESHOLD", 1000)
+CONTEXT_TOKEN_LIMIT = Setting("CONTEXT_TOKEN_LIMIT", 200_000)
+COMPACT_THRESHOLD_RATIO = Setting("COMPACT_THRESHOLD_RATIO", Decimal("0.92"))
+COMPACT_MAX_RETRIES = Setting("COMPACT_MAX_RETRIES", 2)
+COMPACT_OUTPUT_DIR = Setting("COMPACT_OUTPUT_DIR", ".compact")
+SUMMARY_MODEL = Setting("SUMMARY_MODEL", "claude-haiku-4-5-20251001")
+SUMMARY_MAX_WORDS = Setting("SUMMARY_MAX_WORDS", 1200)
+MAX_RESTORE_FILES = Setting("MAX_RESTORE_FILES", 5)
+MAX_RESTORE_TOKENS_PER_FILE = Setting("MAX_RESTORE_TOKENS_PER_FILE", 5000)
+MAX_RESTORE_TOKENS_TOTAL = Setting("MAX_RESTORE_TOKENS_TOTAL", 50_000)

@@ -1,0 +1,43 @@
+"""What every test stands on: asyncio under anyio's plugin, in debug mode, where a blocking call is a failure."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("ci", max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "nightly", max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "quick", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    return "asyncio", {"debug": True}
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of transcripts, cases and sources beside the project."""
+    folder = Path(__file__).resolve().parents[2] / "shared"
+    if not folder.is_dir():
+        pytest.skip("the shared folder with transcripts and sources is not beside the project")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test sees the defaults, whatever the shell around it has set."""
+    from ctxpipe import settings as names
+
+    for value in vars(names).values():
+        if isinstance(value, names.Setting):
+            monkeypatch.delenv(value.name, raising=False)
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
