@@ -1,0 +1,127 @@
+"""What happened to the context, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from .messages import Message, Problem
+
+__all__ = ["Compacted", "Detail", "Offloaded", "Outcome", "Result", "StageReport", "Truncated"]
+
+
+class Outcome(StrEnum):
+    """How a stage's turn ended."""
+
+    CHANGED = "changed"
+    SKIPPED = "skipped"  # nothing to do; the reason says why
+    REFUSED = "refused"  # a proposal broke a rule, did not shrink, or was vetoed
+    FAILED = "failed"  # the stage raised; the turn went on without it
+    PLANNED = "planned"  # a dry run: this is what the stage would do
+
+
+@dataclass(frozen=True, slots=True)
+class Offloaded:
+    """Tool results moved into files. *chars* are the characters that left, gross; *saved_chars* net."""
+
+    files: tuple[str, ...] = ()
+    chars: int = 0
+    saved_chars: int = 0
+    results: int = 0
+    inputs: int = 0
+    failed: tuple[str, ...] = ()  # results left inline because their file could not be written, and why
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """A history replaced by its summary. Token counts are raw (exact tiktoken)."""
+
+    tokens_before: int
+    tokens_after: int
+    messages_summarised: int
+    summarizer: str = ""
+    archive: str | None = None
+    restored: tuple[str, ...] = ()
+    restored_tokens: int = 0
+    folded: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    attempts: int = 1
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    over_target: bool = False
+    over_budget: bool = False
+    holds: str = ""  # what keeps the result above the target
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """Tool calls filtered, file views folded, messages deleted. Token counts are raw (exact tiktoken)."""
+
+    tokens_before: int
+    tokens_after: int
+    filtered: int = 0  # tool_use and tool_result blocks removed
+    folded: int = 0  # file views reduced to their names
+    deleted: int = 0  # messages deleted
+    archive: str | None = None
+    still_over: bool = False
+    holds: str = ""  # what could not be removed
+
+
+Detail: TypeAlias = Offloaded | Compacted | Truncated
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """One stage's part in one turn.
+
+    *tokens_saved* is in raw tokens, None where nothing was counted. *first_changed_index* is the first message that
+    differs from the turn's input; everything behind it leaves the provider's prompt cache.
+    """
+
+    stage: str
+    session_id: str
+    outcome: Outcome
+    seconds: float
+    reason: str = ""
+    detail: Detail | None = None
+    tokens_saved: int | None = None
+    first_changed_index: int | None = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The context to send, and how it came to be.
+
+    *repaired* lists what was broken in the history and is mended in *messages*. *request_options* are further
+    arguments that the request needs; pass them on as keywords.
+    """
+
+    messages: list[Message]
+    reports: tuple[StageReport, ...] = ()
+    repaired: tuple[Problem, ...] = ()
+    request_options: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def changed(self) -> bool:
+        """Whether *messages* differ from what was handed in."""
+        return bool(self.repaired) or any(report.outcome is Outcome.CHANGED for report in self.reports)
+
+    @property
+    def tokens_saved(self) -> int:
+        """Raw tokens that all stages together took out of the context."""
+        return sum(report.tokens_saved or 0 for report in self.reports)
+
+    @property
+    def first_changed_index(self) -> int | None:
+        """The first message that differs from the input, None when none does."""
+        indices = [r.first_changed_index for r in self.reports if r.first_changed_index is not None]
+        indices += [problem.index for problem in self.repaired]
+        return min(indices, default=None)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{r.stage}: {r.outcome}{' – ' + r.reason if r.reason else ''}" for r in self.reports)
