@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -19,23 +19,32 @@ class Page:
 
     @property
     def next_offset(self) -> int | None:
+        """Where the next page begins, None when this one is the last."""
         end = self.offset + len(self.text)
         return end if end < self.total else None
 
 
 @runtime_checkable
 class TextWriter(Protocol):
-    async def write(self, texts: Mapping[str, str], /) -> Mapping[str, str]:
-        """Store each text under its key, whole or not at all; return by key where it lies (an absolute path).
+    """Keeps whole texts, a batch at a time."""
 
-        Keys are relative POSIX paths. A key that holds the same bytes already is left as it is; one that holds
-        other bytes is refused: what a placeholder names never changes. Raises StorageError.
+    async def write(self, texts: Sequence[tuple[str, str]], /) -> Sequence[str]:
+        """Store each (key, text), whole or not at all; return, in the same order, where each lies.
+
+        Keys are relative POSIX paths. What lies under a key never changes: the same text again is left as it is,
+        and another text goes to a name of its own. Raises StorageError.
         """
+        ...
+
+    def location(self, key: str, /) -> str:
+        """Where a text written under *key* will lie, as long as the key is free. No disk is touched."""
         ...
 
 
 @runtime_checkable
 class TextReader(Protocol):
+    """Gives stored texts back, a page at a time."""
+
     async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
         """*limit* characters of the text at *location* (a key, or any path handed out) from *offset* on.
 
@@ -46,6 +55,8 @@ class TextReader(Protocol):
 
 @runtime_checkable
 class Archive(Protocol):
+    """Keeps a session's records: numbered ones written once, and ones that grow."""
+
     async def save(self, session_id: str, stem: str, chunks: Iterable[str], /) -> str:
         """Write *chunks* as the session's next numbered record, ``<stem>-<UTC seconds>-<n>.json``; return where.
 

@@ -1,0 +1,71 @@
+"""What stands in the context where content was offloaded: the two forms, written and recognised."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["BATCH", "DIRECT", "Preview", "placeholder", "reference"]
+
+DIRECT = "[Tool result offloaded to file: {}]"  # DO-5
+BATCH = "[Content offloaded to: {}]"  # BO-18
+
+_FORMS = re.compile(r"\[(?:Tool result offloaded to file|Content offloaded to): ([^\[\]\n]+)\]")
+_PREVIEW = re.compile(r"\nPreview, (\d+) of (\d+) characters:\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """How many characters of the *head* and the *tail* stay visible behind the placeholder's first line."""
+
+    head: int = 400
+    tail: int = 200
+
+    def of(self, text: str) -> str:
+        """The lines that follow the placeholder: head, how much is missing, tail; "" where nothing would be missing.
+
+        Slices of a Python string are code points, so no character is ever split.
+        """
+        missing = len(text) - self.head - self.tail
+        if missing <= 0:
+            return ""
+        tail = text[len(text) - self.tail :]
+        shown = self.head + self.tail
+        return (
+            f"\nPreview, {shown} of {len(text)} characters:\n"
+            f"{text[: self.head]}\n[... {missing} characters left out ...]\n{tail}"
+        )
+
+
+def placeholder(form: str, where: str, text: str = "", preview: Preview | None = None) -> str:
+    """The text that replaces *text*, which now lies at *where*."""
+    return form.format(where) + (preview.of(text) if preview else "")
+
+
+def reference(text: object) -> str | None:
+    """The path in a bare placeholder; None for any other content.
+
+    Only a text that is a placeholder from its first to its last character counts (A-17): a tool result that merely
+    begins like one is content.
+    """
+    match = _FORMS.fullmatch(text) if isinstance(text, str) else None
+    return match[1] if match else None
+
+
+def previewed_reference(text: object) -> str | None:
+    """The path in a placeholder that a preview follows; None for any other content.
+
+    The caller must compare the path with the one that the block's own id leads to before trusting it (A-17, R22).
+    """
+    if not isinstance(text, str):
+        return None
+    match = _FORMS.match(text)
+    if match is None:
+        return None
+    head = _PREVIEW.match(text, match.end())
+    if head is None:
+        return None
+    missing = int(head[2]) - int(head[1])
+    # The rest must have exactly the size that the first lines announce.
+    announced = head.end() + int(head[1]) + len(f"\n[... {missing} characters left out ...]\n")
+    return match[1] if missing > 0 and len(text) == announced else None
