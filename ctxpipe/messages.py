@@ -169,9 +169,7 @@ def as_dict(block: Block) -> dict[str, Any]:
         return dict(block)
     dump = getattr(block, "model_dump", None)
     if dump is None:
-        raise InvalidHistory(
-            f"a content block is {type(block).__name__}, neither a mapping nor an SDK object"
-        )
+        raise InvalidHistory(f"a content block is {type(block).__name__}, neither a mapping nor an SDK object")
     return cast("dict[str, Any]", dump(mode="json", exclude_unset=True, by_alias=True))
 
 
@@ -186,9 +184,7 @@ def compact_json(value: object) -> str:
 # Rewriting ---------------------------------------------------------------------------------------------------
 
 
-def rewrite(
-    messages: Sequence[Message], contents: Mapping[tuple[int, int], str | list[Any]]
-) -> list[Message]:
+def rewrite(messages: Sequence[Message], contents: Mapping[tuple[int, int], str | list[Any]]) -> list[Message]:
     """A copy of *messages* with new content in the blocks at the given places (message, block).
 
     Only the key ``content`` of those blocks changes; is_error, cache_control and unknown keys stay (A-16). Changed
@@ -235,9 +231,7 @@ def ensure_messages(messages: object, start: int = 0) -> None:
 
 def _ensure_message(index: int, message: object) -> None:
     if not isinstance(message, Mapping):
-        raise InvalidHistory(
-            f"message {index} is {type(message).__name__}, not a mapping with role and content"
-        )
+        raise InvalidHistory(f"message {index} is {type(message).__name__}, not a mapping with role and content")
     for key in ("role", "content"):
         if key not in message:
             raise InvalidHistory(f"message {index} has no {key}")
@@ -247,9 +241,7 @@ def _ensure_message(index: int, message: object) -> None:
     if isinstance(content, str):
         return
     if not isinstance(content, list | tuple):
-        raise InvalidHistory(
-            f"message {index} has {type(content).__name__} as content, not text or a list of blocks"
-        )
+        raise InvalidHistory(f"message {index} has {type(content).__name__} as content, not text or a list of blocks")
     for place, block in enumerate(content):
         if not (isinstance(block, Mapping) or hasattr(block, "model_dump")):
             raise InvalidHistory(f"block {place} of message {index} is {type(block).__name__}, not a mapping")
@@ -279,30 +271,34 @@ def is_blank(text: object) -> bool:
 
 def _message_problems(message: Message) -> Iterator[str]:
     content, role = message["content"], message["role"]
-    if isinstance(content, str):
-        if is_blank(content):
-            yield "it is empty"
-        elif not is_encodable(content):
-            yield "a lone surrogate"
-        return
-    kinds = [kind(block) for block in blocks(message)]
-    if not kinds:
+    if not content or (isinstance(content, str) and is_blank(content)):
         yield "it is empty"
-        return
-    if "tool_use" in kinds and role != "assistant":
+    elif isinstance(content, str):
+        if not is_encodable(content):
+            yield "a lone surrogate"
+    else:
+        yield from _order_problems(role, [kind(block) for block in blocks(message)])
+        for block in blocks(message):
+            yield from _block_problems(block)
+
+
+def _order_problems(role: str, kinds: Sequence[str]) -> Iterator[str]:
+    if role != "assistant" and "tool_use" in kinds:
         yield f"a tool_use in a {role} message"
-    if "tool_result" in kinds:
-        if role != "user":
-            yield f"a tool_result in a {role} message"
-        if any(k != "tool_result" for k in kinds[: kinds.count("tool_result")]):
-            yield "a tool_result after another block"
+    if role != "user" and "tool_result" in kinds:
+        yield f"a tool_result in a {role} message"
+    if any(name != "tool_result" for name in kinds[: kinds.count("tool_result")]):
+        yield "a tool_result after another block"
     if role == "assistant" and kinds[-1] in THINKING:
         yield "it ends in a thinking block"
-    for name, block in zip(kinds, blocks(message), strict=True):
-        if name == "text" and is_blank(field(block, "text")):
-            yield "an empty text block"
-        if name not in THINKING and not _is_sound(block):
-            yield "a lone surrogate"
+
+
+def _block_problems(block: Block) -> Iterator[str]:
+    name = kind(block)
+    if name == "text" and is_blank(field(block, "text")):
+        yield "an empty text block"
+    if name not in THINKING and not _is_sound(block):
+        yield "a lone surrogate"
 
 
 def _pairing_problems(messages: Sequence[Message], index: int) -> Iterator[str]:

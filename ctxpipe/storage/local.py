@@ -8,8 +8,8 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
@@ -88,19 +88,25 @@ class LocalStorage:
         return await to_thread.run_sync(self._write, texts, limiter=_limiter())
 
     def _write(self, texts: Sequence[tuple[str, str]]) -> list[str]:
-        reserved: set[str] = set()
-        return [self._write_one(key, text, reserved) for key, text in texts]
+        locations: list[str] = []
+        with ExitStack() as opened:
+            folders: dict[str, tuple[int, set[str]]] = {}  # each folder is opened once per batch
+            for key, text in texts:
+                folder, name = os.path.split("/".join(_parts(key)))
+                if folder not in folders:
+                    folders[folder] = opened.enter_context(self._folder(folder, create=True)), set()
+                fd, reserved = folders[folder]
+                with _translated("cannot write", os.path.join(self.root, folder, name)):
+                    name = self._write_one(fd, name, text, reserved)
+                if self.taken == "number":  # a number is one result's own, even for the same bytes (BO-7)
+                    reserved.add(name)
+                locations.append(os.path.join(self.root, folder, name))
+        return locations
 
-    def _write_one(self, key: str, text: str, reserved: set[str]) -> str:
-        folder, name = os.path.split("/".join(_parts(key)))
+    def _write_one(self, fd: int, name: str, text: str, reserved: Collection[str]) -> str:
         data = self._bytes(text)
-        with self._folder(folder, create=True) as fd, _translated("cannot write", self.location(key)):
-            for candidate in self._candidates(name, text):
-                if (folder + candidate) not in reserved and self._place(fd, candidate, data):
-                    break
-        if self.taken == "number":  # a number is one result's own, even for the same bytes (BO-7)
-            reserved.add(folder + candidate)
-        return os.path.join(self.root, folder, candidate)
+        free = (candidate for candidate in self._candidates(name, text) if candidate not in reserved)
+        return next(candidate for candidate in free if self._place(fd, candidate, data))
 
     def _candidates(self, name: str, text: str) -> Iterator[str]:
         yield name

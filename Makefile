@@ -1,0 +1,39 @@
+# On a machine with Python 3.11 or newer and make, each target is all the set-up there is:
+# it makes its own virtual environment in .venv when there is none.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench lint nightly clean
+
+help:  ## what there is
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+demo: $(STAMP)  ## a real agent loop with real tools, run through ctxpipe
+	$(BIN)/python -m examples.agent_loop --demo
+
+lint: $(STAMP)  ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint  ## lint, then pytest with branch coverage
+	$(BIN)/python -m pytest --cov --cov-report=term
+
+nightly: $(STAMP)  ## the long property tests: 10,000 examples each
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest
+
+bench: $(STAMP)  ## every benchmark, each with a baseline of the same run
+	@set -e; for file in benchmarks/bench_*.py; do echo; echo "== $$file"; $(BIN)/python $$file; done
+
+clean:  ## remove the virtual environment and what the tools left behind
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build dist

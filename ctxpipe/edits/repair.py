@@ -1,0 +1,219 @@
+"""Mend a history that the Messages API would refuse.
+
+A history is read as exchanges: a run of assistant messages, then whatever follows until the next one. A sound
+exchange keeps its very objects; a broken one is built anew. Source: promise 2 of the design, R1, R8, R10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from ..messages import (
+    MAX_CACHE_MARKS,
+    THINKING,
+    as_dict,
+    blocks,
+    check,
+    field,
+    is_blank,
+    is_encodable,
+    kind,
+    split_system,
+)
+
+if TYPE_CHECKING:
+    from ..messages import Block, Message
+
+__all__ = ["INTERRUPTED", "repair", "without_surrogates"]
+
+INTERRUPTED = "[No result: this tool call was interrupted. It may or may not have taken effect.]"
+OPENING = "[The conversation begins here.]"
+DROPPED = "[Nothing of this message could be kept.]"
+
+
+def repair(messages: list[Message], start: int = 0) -> list[Message]:
+    """*messages* with every broken rule mended; the very same list when nothing is wrong from *start* on.
+
+    Orphan results and empty blocks go, a dangling call that is not last gets an honest error result, results move
+    to the front of the message behind their call, same-role neighbours of what had to be rebuilt are merged. Thinking
+    blocks are never joined, moved or changed. Messages that are sound stay the same objects.
+    """
+    if not check(messages, start):
+        return messages
+    head, body = split_system(messages)
+    mended = [message for exchange in _exchanges(body) for message in _mended(exchange)]
+    if mended and mended[0]["role"] != "user":
+        mended.insert(0, {"role": "user", "content": OPENING})
+    return _fewer_marks([*(_clean(message) for message in head), *mended])
+
+
+def without_surrogates(text: str) -> str:
+    """*text* with each lone surrogate replaced by U+FFFD, since the client library refuses to send one (A-15)."""
+    return text if is_encodable(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+# Exchanges ----------------------------------------------------------------------------------------------------
+
+
+def _exchanges(body: Sequence[Message]) -> Iterator[list[Message]]:
+    """Runs of messages, each beginning with the assistant's (the first one perhaps with the user's)."""
+    exchange: list[Message] = []
+    for message in map(_clean, body):
+        # An assistant message of which nothing is left begins nothing.
+        begins = message["role"] == "assistant" and message["content"]
+        if begins and any(earlier["role"] != "assistant" for earlier in exchange):
+            yield exchange
+            exchange = []
+        exchange.append(message)
+    if exchange:
+        yield exchange
+
+
+def _mended(exchange: list[Message]) -> list[Message]:
+    # Whether the user speaks first is no matter of a single exchange.
+    if not check([{"role": "user", "content": OPENING}, *exchange]):
+        return exchange
+    turns = _joined([m for m in exchange if m["role"] == "assistant" and m["content"]])
+    replies = [m for m in exchange if m["role"] != "assistant"]
+    results = _results(replies, {name for turn in turns for name in _call_ids(turn)})
+    rest = [message for message in map(_without_results, replies) if message["content"]]
+    # Only in the last exchange of all does nobody reply: its last calls may still wait for their results.
+    waiting = turns[-1] if turns and not replies and _call_ids(exchange[-1]) else None
+    mended: list[Message] = []
+    for turn in turns:
+        mended.append(turn)
+        if turn is not waiting and (answers := [_answer(call, results) for call in _call_ids(turn)]):
+            mended.append({"role": "user", "content": answers})
+    mended = _with_replies(mended, rest)
+    lost_reply = replies and (not mended or mended[-1]["role"] == "assistant")
+    return [*mended, {"role": "user", "content": DROPPED}] if lost_reply else mended
+
+
+def _with_replies(mended: Sequence[Message], rest: Sequence[Message]) -> list[Message]:
+    """*mended* and *rest*, whose user messages are merged with the answers before them and with each other."""
+    merged = list(mended)
+    for message in rest:
+        if merged and merged[-1]["role"] == message["role"] == "user":
+            merged[-1] = _join(merged[-1], message)
+        else:
+            merged.append(message)
+    return merged
+
+
+def _joined(turns: Sequence[Message]) -> list[Message]:
+    """Neighbouring assistant messages as one, but never where one of the two carries thinking."""
+    joined: list[Message] = []
+    for turn in turns:
+        if joined and not _thinks(joined[-1]) and not _thinks(turn):
+            joined[-1] = _join(joined[-1], turn)
+        else:
+            joined.append(turn)
+    return joined
+
+
+def _join(first: Message, second: Message) -> Message:
+    return cast("Message", {**first, "content": [*_as_blocks(first), *_as_blocks(second)]})
+
+
+def _as_blocks(message: Message) -> Sequence[Block]:
+    content = message["content"]
+    return [{"type": "text", "text": content}] if isinstance(content, str) else blocks(message)
+
+
+def _thinks(message: Message) -> bool:
+    return any(kind(block) in THINKING for block in blocks(message))
+
+
+def _call_ids(message: Message) -> list[str]:
+    if message["role"] != "assistant":
+        return []
+    return [str(field(block, "id", "")) for block in blocks(message) if kind(block) == "tool_use"]
+
+
+def _results(messages: Sequence[Message], called: set[str]) -> dict[str, list[Block]]:
+    """The results that answer one of the calls, by id, in order."""
+    found: dict[str, list[Block]] = {}
+    for message in messages:
+        for block in blocks(message):
+            if kind(block) == "tool_result" and (name := str(field(block, "tool_use_id", ""))) in called:
+                found.setdefault(name, []).append(block)
+    return found
+
+
+def _answer(call: str, results: Mapping[str, list[Block]]) -> Any:
+    if results.get(call):
+        return results[call].pop(0)
+    return {"type": "tool_result", "tool_use_id": call, "content": INTERRUPTED, "is_error": True}
+
+
+def _without_results(message: Message) -> Message:
+    if not any(kind(block) == "tool_result" for block in blocks(message)):
+        return message
+    return cast("Message", {**message, "content": [b for b in blocks(message) if kind(b) != "tool_result"]})
+
+
+# Single messages ----------------------------------------------------------------------------------------------
+
+
+def _clean(message: Message) -> Message:
+    """*message* without empty blocks, misplaced blocks, thinking at its end and lone surrogates."""
+    if isinstance(bare := message["content"], str):
+        text = "" if is_blank(bare) else without_surrogates(bare)
+        return message if text == bare else cast("Message", {**message, "content": text})
+    content = blocks(message)
+    kept = [_sound(block) for block in content if _belongs(block, message["role"])]
+    while message["role"] == "assistant" and kept and kind(kept[-1]) in THINKING:
+        kept.pop()
+    if len(kept) == len(content) and all(new is old for new, old in zip(kept, content, strict=True)):
+        return message
+    return cast("Message", {**message, "content": kept})
+
+
+def _belongs(block: Block, role: str) -> bool:
+    name = kind(block)
+    if name == "text":
+        return not is_blank(field(block, "text"))
+    return {"tool_use": role == "assistant", "tool_result": role == "user"}.get(name, True)
+
+
+def _sound(block: Any) -> Any:
+    if kind(block) in THINKING:
+        return block
+    plain = block if isinstance(block, Mapping) else as_dict(block)
+    mended = _mended_value(plain)
+    return block if mended is plain else mended
+
+
+def _mended_value(value: Any) -> Any:
+    """*value* with every string in it encodable; the same object when it is so already."""
+    if isinstance(value, str):
+        return without_surrogates(value)
+    if isinstance(value, Mapping):
+        pairs = {_mended_value(key): _mended_value(item) for key, item in value.items()}
+        return value if all(pairs.get(key) is item for key, item in value.items()) else pairs
+    if isinstance(value, list | tuple):
+        items = [_mended_value(item) for item in value]
+        return value if all(new is old for new, old in zip(items, value, strict=True)) else items
+    return value
+
+
+def _fewer_marks(messages: list[Message]) -> list[Message]:
+    """At most four cache_control marks: the last ones, which cover the most."""
+    marked = [
+        (index, place)
+        for index, message in enumerate(messages)
+        for place, block in enumerate(blocks(message))
+        if field(block, "cache_control")
+    ]
+    surplus = set(marked[: max(0, len(marked) - MAX_CACHE_MARKS)])
+    return [_unmarked(message, {p for i, p in surplus if i == index}) for index, message in enumerate(messages)]
+
+
+def _unmarked(message: Message, places: Iterable[int]) -> Message:
+    if not places:
+        return message
+    content: list[Any] = list(blocks(message))
+    for place in places:
+        content[place] = {key: value for key, value in as_dict(content[place]).items() if key != "cache_control"}
+    return cast("Message", {**message, "content": content})
