@@ -119,9 +119,9 @@ def user_texts(messages: Sequence[Message]) -> Iterator[tuple[int, str]]:
                     yield index, text
 
 
-def tool_calls(messages: Sequence[Message], start: int = 0) -> Iterator[ToolCall]:
-    """Every tool call from message *start* on, oldest first."""
-    for index in range(start, len(messages)):
+def tool_calls(messages: Sequence[Message], start: int = 0, stop: int | None = None) -> Iterator[ToolCall]:
+    """Every tool call of the messages from *start* up to *stop*, oldest first."""
+    for index in range(start, len(messages) if stop is None else stop):
         if messages[index]["role"] != "assistant":
             continue
         for place, block in enumerate(blocks(messages[index])):
@@ -136,9 +136,9 @@ def tool_calls(messages: Sequence[Message], start: int = 0) -> Iterator[ToolCall
                 )
 
 
-def tool_results(messages: Sequence[Message], start: int = 0) -> Iterator[ToolResult]:
-    """Every tool result from message *start* on, oldest first."""
-    for index in range(start, len(messages)):
+def tool_results(messages: Sequence[Message], start: int = 0, stop: int | None = None) -> Iterator[ToolResult]:
+    """Every tool result of the messages from *start* up to *stop*, oldest first."""
+    for index in range(start, len(messages) if stop is None else stop):
         if messages[index]["role"] != "user":
             continue
         for place, block in enumerate(blocks(messages[index])):
@@ -247,17 +247,18 @@ def _ensure_message(index: int, message: object) -> None:
             raise InvalidHistory(f"block {place} of message {index} is {type(block).__name__}, not a mapping")
 
 
-def check(messages: Sequence[Message], start: int = 0) -> list[Problem]:
+def check(messages: Sequence[Message], start: int = 0, *, encoding: bool = True) -> list[Problem]:
     """The rules of the Messages API that *messages* break, from message *start* on; empty when they are sound.
 
-    A call still waiting for its result, in the last message, is no problem. Source: promise 2 of the design, R1, R8.
+    A call still waiting for its result, in the last message, is no problem; without *encoding* lone surrogates are
+    none either (the stages still want to store them as they are). Source: promise 2 of the design, R1, R8.
     """
     head = len(split_system(messages)[0]) if start == 0 else 0
     found: list[Problem] = []
     if start == 0 and head < len(messages) and messages[head]["role"] != "user":
         found.append(Problem(head, "the first message is not the user's"))
     for index in range(max(start, head), len(messages)):
-        found += [Problem(index, text) for text in _message_problems(messages[index])]
+        found += [Problem(index, text) for text in _message_problems(messages[index], encoding)]
         found += [Problem(index, text) for text in _pairing_problems(messages, index)]
     if start == 0 and _cache_marks(messages) > MAX_CACHE_MARKS:
         found.append(Problem(len(messages) - 1, f"more than {MAX_CACHE_MARKS} cache_control marks"))
@@ -269,17 +270,20 @@ def is_blank(text: object) -> bool:
     return not text or (isinstance(text, str) and text.isspace())
 
 
-def _message_problems(message: Message) -> Iterator[str]:
+def _message_problems(message: Message, encoding: bool) -> Iterator[str]:
     content, role = message["content"], message["role"]
     if not content or (isinstance(content, str) and is_blank(content)):
         yield "it is empty"
     elif isinstance(content, str):
-        if not is_encodable(content):
+        if encoding and not is_encodable(content):
             yield "a lone surrogate"
     else:
         yield from _order_problems(role, [kind(block) for block in blocks(message)])
         for block in blocks(message):
-            yield from _block_problems(block)
+            if kind(block) == "text" and is_blank(field(block, "text")):
+                yield "an empty text block"
+            if encoding and kind(block) not in THINKING and not _is_sound(block):
+                yield "a lone surrogate"
 
 
 def _order_problems(role: str, kinds: Sequence[str]) -> Iterator[str]:
@@ -291,14 +295,6 @@ def _order_problems(role: str, kinds: Sequence[str]) -> Iterator[str]:
         yield "a tool_result after another block"
     if role == "assistant" and kinds[-1] in THINKING:
         yield "it ends in a thinking block"
-
-
-def _block_problems(block: Block) -> Iterator[str]:
-    name = kind(block)
-    if name == "text" and is_blank(field(block, "text")):
-        yield "an empty text block"
-    if name not in THINKING and not _is_sound(block):
-        yield "a lone surrogate"
 
 
 def _pairing_problems(messages: Sequence[Message], index: int) -> Iterator[str]:

@@ -32,20 +32,22 @@ OPENING = "[The conversation begins here.]"
 DROPPED = "[Nothing of this message could be kept.]"
 
 
-def repair(messages: list[Message], start: int = 0) -> list[Message]:
+def repair(messages: list[Message], start: int = 0, *, encoding: bool = True) -> list[Message]:
     """*messages* with every broken rule mended; the very same list when nothing is wrong from *start* on.
 
     Orphan results and empty blocks go, a dangling call that is not last gets an honest error result, results move
     to the front of the message behind their call, same-role neighbours of what had to be rebuilt are merged. Thinking
-    blocks are never joined, moved or changed. Messages that are sound stay the same objects.
+    blocks are never joined, moved or changed. Messages that are sound stay the same objects. Lone surrogates are
+    replaced by U+FFFD, but not without *encoding*.
     """
-    if not check(messages, start):
+    if not check(messages, start, encoding=encoding):
         return messages
     head, body = split_system(messages)
     mended = [message for exchange in _exchanges(body) for message in _mended(exchange)]
     if mended and mended[0]["role"] != "user":
         mended.insert(0, {"role": "user", "content": OPENING})
-    return _fewer_marks([*(_clean(message) for message in head), *mended])
+    mended = _fewer_marks([*head, *mended])
+    return [_mended_value(message) for message in mended] if encoding else mended
 
 
 def without_surrogates(text: str) -> str:
@@ -72,7 +74,7 @@ def _exchanges(body: Sequence[Message]) -> Iterator[list[Message]]:
 
 def _mended(exchange: list[Message]) -> list[Message]:
     # Whether the user speaks first is no matter of a single exchange.
-    if not check([{"role": "user", "content": OPENING}, *exchange]):
+    if not check([{"role": "user", "content": OPENING}, *exchange], encoding=False):
         return exchange
     turns = _joined([m for m in exchange if m["role"] == "assistant" and m["content"]])
     replies = [m for m in exchange if m["role"] != "assistant"]
@@ -157,17 +159,14 @@ def _without_results(message: Message) -> Message:
 
 
 def _clean(message: Message) -> Message:
-    """*message* without empty blocks, misplaced blocks, thinking at its end and lone surrogates."""
-    if isinstance(bare := message["content"], str):
-        text = "" if is_blank(bare) else without_surrogates(bare)
-        return message if text == bare else cast("Message", {**message, "content": text})
-    content = blocks(message)
-    kept = [_sound(block) for block in content if _belongs(block, message["role"])]
+    """*message* without empty blocks, misplaced blocks and thinking at its end."""
+    if isinstance(content := message["content"], str):
+        return cast("Message", {**message, "content": ""}) if content and is_blank(content) else message
+    held = blocks(message)
+    kept = [block for block in held if _belongs(block, message["role"])]
     while message["role"] == "assistant" and kept and kind(kept[-1]) in THINKING:
         kept.pop()
-    if len(kept) == len(content) and all(new is old for new, old in zip(kept, content, strict=True)):
-        return message
-    return cast("Message", {**message, "content": kept})
+    return message if len(kept) == len(held) else cast("Message", {**message, "content": kept})
 
 
 def _belongs(block: Block, role: str) -> bool:
@@ -177,25 +176,20 @@ def _belongs(block: Block, role: str) -> bool:
     return {"tool_use": role == "assistant", "tool_result": role == "user"}.get(name, True)
 
 
-def _sound(block: Any) -> Any:
-    if kind(block) in THINKING:
-        return block
-    plain = block if isinstance(block, Mapping) else as_dict(block)
-    mended = _mended_value(plain)
-    return block if mended is plain else mended
-
-
 def _mended_value(value: Any) -> Any:
-    """*value* with every string in it encodable; the same object when it is so already."""
+    """*value* with every string in it encodable, thinking excepted; the same object when it is so already."""
     if isinstance(value, str):
         return without_surrogates(value)
-    if isinstance(value, Mapping):
-        pairs = {_mended_value(key): _mended_value(item) for key, item in value.items()}
-        return value if all(pairs.get(key) is item for key, item in value.items()) else pairs
     if isinstance(value, list | tuple):
         items = [_mended_value(item) for item in value]
         return value if all(new is old for new, old in zip(items, value, strict=True)) else items
-    return value
+    if not isinstance(value, Mapping) and not hasattr(value, "model_dump"):
+        return value
+    if kind(value) in THINKING:
+        return value
+    plain = value if isinstance(value, Mapping) else as_dict(value)
+    pairs = {_mended_value(key): _mended_value(item) for key, item in plain.items()}
+    return value if all(pairs.get(key) is item for key, item in plain.items()) else pairs
 
 
 def _fewer_marks(messages: list[Message]) -> list[Message]:
