@@ -1,0 +1,57 @@
+"""A scripted Messages API on 127.0.0.1, for tests of agents: the real SDK talks to it, no network, no key, no mock.
+
+    async with MessagesServer([answer(tool_use("ls", {})), "done"]) as server:
+        client = anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0)
+        ...
+    assert not server.refused
+
+Needs the extra ``ctxpipe[testing]``; starlette and uvicorn are imported when a server starts.
+"""
+
+from .billing import Usage
+from .replies import (
+    Answer,
+    Cut,
+    Failure,
+    Hang,
+    Reply,
+    answer,
+    overloaded,
+    prompt_too_long,
+    rate_limited,
+    redacted_thinking,
+    refusal,
+    server_error,
+    text,
+    thinking,
+    tool_use,
+)
+from .rules import Model, RequestBody, problems
+from .server import MessagesServer, MissingExtra, Received, Script, ScriptExhausted
+
+__all__ = [
+    "Answer",
+    "Cut",
+    "Failure",
+    "Hang",
+    "MessagesServer",
+    "MissingExtra",
+    "Model",
+    "Received",
+    "Reply",
+    "RequestBody",
+    "Script",
+    "ScriptExhausted",
+    "Usage",
+    "answer",
+    "overloaded",
+    "problems",
+    "prompt_too_long",
+    "rate_limited",
+    "redacted_thinking",
+    "refusal",
+    "server_error",
+    "text",
+    "thinking",
+    "tool_use",
+]

@@ -1,0 +1,218 @@
+"""What a script may answer, and how it goes over the wire: a JSON body, or server-sent events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from anthropic.types import StopReason
+
+__all__ = [
+    "Answer",
+    "Cut",
+    "Failure",
+    "Hang",
+    "Reply",
+    "answer",
+    "overloaded",
+    "prompt_too_long",
+    "rate_limited",
+    "redacted_thinking",
+    "refusal",
+    "server_error",
+    "text",
+    "thinking",
+    "tool_use",
+]
+
+CHUNK = 64  # characters of a streamed delta
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A message of the model; build it with `answer`.
+
+    *stop_reason* is told from the blocks when it is None. *seconds* pass before the answer begins, *pause_seconds*
+    between two events of a stream.
+    """
+
+    blocks: tuple[Mapping[str, object], ...] = ()
+    stop_reason: StopReason | None = None
+    seconds: float = 0.0
+    pause_seconds: float = 0.0
+
+    @property
+    def reason(self) -> str:
+        """Why the model stopped."""
+        if self.stop_reason is not None:
+            return self.stop_reason
+        return "tool_use" if any(block["type"] == "tool_use" for block in self.blocks) else "end_turn"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error of the API. With *after*, a stream breaks off into the error halfway through that answer."""
+
+    status: int
+    type: str
+    message: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    after: Answer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The connection breaks: before the first byte, or, with *after*, halfway through that answer."""
+
+    after: Answer | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """Nothing more comes until the client gives up: no byte at all, or, with *after*, half of that answer."""
+
+    after: Answer | None = None
+
+
+Reply: TypeAlias = Answer | Failure | Cut | Hang | str
+"""What a script answers; plain text is the `answer` that says it."""
+
+
+# Blocks ------------------------------------------------------------------------------------------------------
+
+
+def text(words: str) -> dict[str, object]:
+    """A text block."""
+    return {"type": "text", "text": words}
+
+
+def thinking(words: str = "") -> dict[str, object]:
+    """A thinking block; the server signs it."""
+    return {"type": "thinking", "thinking": words, "signature": ""}
+
+
+def redacted_thinking() -> dict[str, object]:
+    """A thinking block that is shown to nobody; the server signs it."""
+    return {"type": "redacted_thinking", "data": ""}
+
+
+def tool_use(name: str, arguments: Mapping[str, object], id: str | None = None) -> dict[str, object]:  # noqa: A002
+    """A call of a tool; without an *id* the server makes one."""
+    return {"type": "tool_use", "id": id, "name": name, "input": dict(arguments)}
+
+
+# Replies -----------------------------------------------------------------------------------------------------
+
+
+def answer(
+    *content: str | Mapping[str, object],
+    stop_reason: StopReason | None = None,
+    seconds: float = 0.0,
+    pause_seconds: float = 0.0,
+) -> Answer:
+    """The model answers with *content*, texts and blocks; with none at all it answers nothing."""
+    blocks = tuple(text(part) if isinstance(part, str) else part for part in content)
+    return Answer(blocks, stop_reason, seconds, pause_seconds)
+
+
+def refusal(*content: str | Mapping[str, object]) -> Answer:
+    """The model declines."""
+    return answer(*content, stop_reason="refusal")
+
+
+def rate_limited(retry_after: float | None = None) -> Failure:
+    """429, with the header retry-after when *retry_after* (seconds) is given."""
+    headers = {} if retry_after is None else {"retry-after": f"{retry_after:g}"}
+    message = "This request would exceed your organization's rate limit. Please try again later."
+    return Failure(429, "rate_limit_error", message, headers)
+
+
+def overloaded(after: Answer | None = None) -> Failure:
+    """529."""
+    return Failure(529, "overloaded_error", "Overloaded", after=after)
+
+
+def server_error() -> Failure:
+    """500."""
+    return Failure(500, "api_error", "Internal server error")
+
+
+def prompt_too_long(tokens: int = 200_251, maximum: int = 200_000) -> Failure:
+    """400, as the API says it when the prompt does not fit, whatever the length of the request."""
+    return Failure(400, "invalid_request_error", f"prompt is too long: {tokens} tokens > {maximum} maximum")
+
+
+# On the wire -------------------------------------------------------------------------------------------------
+
+
+def message_json(
+    reply: Answer, blocks: Sequence[Mapping[str, object]], *, name: str, model: str, usage: Mapping[str, object]
+) -> dict[str, Any]:
+    """The body of a plain answer."""
+    details = {"type": "refusal", "category": None, "explanation": None}
+    return {
+        "id": name,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [dict(block) for block in blocks],
+        "stop_reason": reply.reason,
+        "stop_sequence": None,
+        "stop_details": details if reply.reason == "refusal" else None,
+        "usage": dict(usage),
+    }
+
+
+def error_json(error_type: str, message: str, request_id: str) -> dict[str, Any]:
+    """The body of an error."""
+    return {"type": "error", "error": {"type": error_type, "message": message}, "request_id": request_id}
+
+
+def event(data: Mapping[str, object]) -> bytes:
+    """One server-sent event."""
+    return f"event: {data['type']}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+def stream_events(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The events by which *message* is streamed."""
+    ends = ("stop_reason", "stop_sequence", "stop_details")
+    begin_usage = {**message["usage"], "output_tokens": 1}
+    opening = {**message, **dict.fromkeys(ends), "content": [], "usage": begin_usage}
+    yield {"type": "message_start", "message": opening}
+    yield {"type": "ping"}
+    for index, block in enumerate(message["content"]):
+        start, deltas = _streamed(block)
+        yield {"type": "content_block_start", "index": index, "content_block": start}
+        for delta in deltas:
+            yield {"type": "content_block_delta", "index": index, "delta": delta}
+        yield {"type": "content_block_stop", "index": index}
+    further = {key: message[key] for key in ("input_transformations",) if key in message}
+    usage = {key: message["usage"][key] for key in message["usage"] if key.endswith("tokens")}
+    yield {"type": "message_delta", "delta": {end: message[end] for end in ends}, "usage": usage, **further}
+    yield {"type": "message_stop"}
+
+
+def _streamed(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """How a block starts in a stream, and the deltas that complete it."""
+    match block["type"]:
+        case "text":
+            deltas = [{"type": "text_delta", "text": part} for part in _chunks(block["text"])]
+            return {**block, "text": ""}, deltas
+        case "thinking":
+            deltas = [{"type": "thinking_delta", "thinking": part} for part in _chunks(block["thinking"])]
+            deltas.append({"type": "signature_delta", "signature": block["signature"]})
+            return {**block, "thinking": "", "signature": ""}, deltas
+        case "tool_use":
+            parts = ["", *_chunks(json.dumps(block["input"]))]
+            return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": part} for part in parts]
+    return dict(block), []
+
+
+def _chunks(words: str) -> Iterator[str]:
+    for start in range(0, len(words), CHUNK):
+        yield words[start : start + CHUNK]

@@ -1,0 +1,344 @@
+"""The Messages API on 127.0.0.1: the real wire format, the real rules, answers from a script."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import anyio
+import anyio.to_thread
+
+from ..errors import CtxpipeError
+from .billing import Ledger, Prompt, Usage
+from .replies import (
+    Answer,
+    Cut,
+    Failure,
+    Hang,
+    Reply,
+    answer,
+    error_json,
+    event,
+    message_json,
+    stream_events,
+)
+from .rules import THINKING, BadBody, Model, RequestBody, parse_body, problems
+from .signatures import sign, verify
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from .running import Running
+
+__all__ = ["MessagesServer", "MissingExtra", "Received", "Script", "ScriptExhausted"]
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+
+Script: TypeAlias = Iterable[Reply] | Callable[[RequestBody], Reply | Awaitable[Reply]]
+"""What the model does: replies in order, or a function, async or not, from the request's body to the reply."""
+
+
+class MissingExtra(CtxpipeError, ImportError):
+    """The packages of an optional extra are not installed; the text names it."""
+
+
+class ScriptExhausted(CtxpipeError, RuntimeError):
+    """A request came in after the script's last reply."""
+
+
+@dataclass(slots=True)
+class Received:
+    """A request as it came in, and what became of it."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: RequestBody
+    problems: tuple[str, ...] = ()
+    tokens: int = 0  # billed for the prompt; 0 when it was refused before it was counted
+    prompt: Prompt | None = field(default=None, repr=False)
+    usage: Usage | None = None
+    dropped: tuple[str, ...] = ()  # paths of thinking blocks that were left out, as the request asked
+    reply: Reply | None = None
+    id: str = ""
+
+
+@dataclass(slots=True)
+class MessagesServer:
+    """A scripted Messages API for tests: ``async with MessagesServer([...]) as server``.
+
+    It runs in the caller's event loop on a free port of 127.0.0.1 and is gone, with every connection, when the block
+    ends. Each request is checked by the API's rules and answered 400 when it breaks one; such a request takes no
+    reply from the script. *requests* holds everything that came in.
+
+    An error in the script, or a request after its last reply, is answered 500 and raised again when the block ends.
+    Raises MissingExtra when starlette or uvicorn is not installed.
+    """
+
+    script: Script
+    model: Model = field(default_factory=Model)
+    count: Callable[[str], int] | None = None
+    clock: Callable[[], float] = time.monotonic
+    requests: list[Received] = field(default_factory=list, init=False)
+    errors: list[Exception] = field(default_factory=list, init=False)
+    _ledger: Ledger = field(init=False, repr=False)
+    _next: Callable[[RequestBody], Reply | Awaitable[Reply]] = field(init=False, repr=False)
+    _running: Running | None = field(default=None, init=False, repr=False)
+    _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False)
+    _one_at_a_time: anyio.CapacityLimiter = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._next = self.script if callable(self.script) else _in_order(self.script)
+        self._ledger = Ledger(self.model, self.count or _default_count(), self.clock)
+
+    # Life ----------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        try:
+            from .running import start
+        except ImportError as error:
+            raise MissingExtra(
+                "the scripted Messages API needs starlette and uvicorn: pip install 'ctxpipe[testing]'"
+            ) from error
+        self._one_at_a_time = anyio.CapacityLimiter(1)
+        self._running = await start({"/v1/messages": self._messages, "/v1/messages/count_tokens": self._count})
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._running is not None:
+            running, self._running = self._running, None
+            await running.stop()
+        if error is None and self.errors:
+            raise self.errors[0]
+
+    @property
+    def url(self) -> str:
+        """What to give the SDK as ``base_url``."""
+        if self._running is None:
+            raise RuntimeError("the server is not running: use it in an 'async with' block")
+        return self._running.url
+
+    @property
+    def calls(self) -> int:
+        """How many messages were asked for, refused ones included."""
+        return sum(1 for request in self.requests if request.path == "/v1/messages")
+
+    @property
+    def refused(self) -> list[Received]:
+        """The requests that broke a rule."""
+        return [request for request in self.requests if request.problems]
+
+    # Requests ------------------------------------------------------------------------------------------------
+
+    async def _count(self, request: Request) -> Response:
+        received, refusal = await self._receive(request)
+        if refusal is not None:
+            return _json(_error(refusal, received), received, refusal)
+        return _json({"input_tokens": received.tokens}, received)
+
+    async def _messages(self, request: Request) -> Response:
+        received, refusal = await self._receive(request)
+        if refusal is not None:
+            return _json(_error(refusal, received), received, refusal)
+        return await _while_connected(request, partial(self._respond, request, received))
+
+    async def _receive(self, request: Request) -> tuple[Received, Failure | None]:
+        raw = await request.body()
+        received = Received(request.url.path, dict(request.headers), {}, id=f"req_{next(self._numbers):024d}")
+        self.requests.append(received)
+        # In a worker thread, one request at a time: the loop is the caller's.
+        refusal = await anyio.to_thread.run_sync(self._judge, received, raw, limiter=self._one_at_a_time)
+        if refusal is not None:
+            received.reply = refusal
+        return received, refusal
+
+    def _judge(self, received: Received, raw: bytes) -> Failure | None:
+        """Check and count a request; the error that the API answers, or None when it is sound."""
+        failure = _gate(received.headers, raw)
+        if failure is not None:
+            return failure
+        try:
+            received.body = parse_body(raw)
+        except BadBody as error:
+            received.problems = (str(error),)
+        else:
+            received.problems = tuple(self._problems(received))
+        return Failure(400, "invalid_request_error", received.problems[0]) if received.problems else None
+
+    def _problems(self, received: Received) -> Iterator[str]:
+        counting = received.path.endswith("count_tokens")
+        found = problems(received.body, self.model, counting=counting)
+        if found:
+            yield from found
+            return
+        verdict = verify(received.body, self.model, received.headers.get("anthropic-beta", ""))
+        received.dropped = verdict.dropped
+        yield from verdict.problems
+        received.prompt = self._ledger.read(received.body)
+        received.tokens = received.prompt.tokens
+        if received.tokens > self.model.window and not counting:
+            yield f"prompt is too long: {received.tokens} tokens > {self.model.window} maximum"
+
+    # Replies -------------------------------------------------------------------------------------------------
+
+    async def _respond(self, request: Request, received: Received) -> Response:
+        received.reply = reply = await self._ask(received.body)
+        if not isinstance(reply, Hang):
+            await anyio.sleep(reply.seconds)
+        streamed = bool(received.body.get("stream"))
+        if isinstance(reply, Answer):
+            return await self._answer(received, reply)
+        if isinstance(reply, Failure) and not (streamed and reply.after):
+            return _json(_error(reply, received), received, reply)
+        if reply.after is None:
+            await self._end(request, reply)
+        return await self._broken(request, received, reply, reply.after or Answer())
+
+    async def _ask(self, body: RequestBody) -> Answer | Failure | Cut | Hang:
+        try:
+            reply = self._next(body)
+            if isinstance(reply, Awaitable):
+                reply = await reply
+        except Exception as error:  # noqa: BLE001 -- raised again when the server stops
+            self.errors.append(error)
+            message = f"the script failed: {type(error).__name__}: {error}"
+            return Failure(500, "api_error", message, {"x-should-retry": "false"})
+        return answer(reply) if isinstance(reply, str) else reply
+
+    async def _answer(self, received: Received, reply: Answer) -> Response:
+        message = await self._message(received, reply)
+        if received.body.get("stream"):
+            return _stream(_paced(map(event, stream_events(message)), reply.pause_seconds), received)
+        return _json(message, received)
+
+    async def _broken(
+        self, request: Request, received: Received, reply: Failure | Cut | Hang, begun: Answer
+    ) -> Response:
+        """Half of the answer *begun*, then the end that *reply* is."""
+        message = await self._message(received, begun)
+
+        async def half() -> AsyncIterator[bytes]:
+            if received.body.get("stream"):
+                events = [event(data) for data in stream_events(message)]
+                async for chunk in _paced(events[: len(events) // 2], begun.pause_seconds):
+                    yield chunk
+            else:
+                body = json.dumps(message).encode()
+                yield body[: len(body) // 2]
+            if isinstance(reply, Failure):
+                yield event(_error(reply, received))
+                return
+            await self._end(request, reply)
+
+        return _stream(half(), received)
+
+    async def _end(self, request: Request, reply: Failure | Cut | Hang) -> None:
+        """Break the connection, or wait until the client does."""
+        if isinstance(reply, Cut) and self._running is not None:
+            self._running.abort(request)
+        await anyio.sleep_forever()
+
+    async def _message(self, received: Received, reply: Answer) -> dict[str, Any]:
+        blocks: Sequence[Mapping[str, object]] = [self._with_id(block) for block in reply.blocks]
+        if any(block["type"] in THINKING for block in blocks):
+            blocks = await anyio.to_thread.run_sync(partial(sign, received.body, blocks))
+        assert received.prompt is not None  # noqa: S101 -- counted before it was answered
+        received.usage = self._ledger.charge(received.prompt)
+        usage = received.usage.as_dict(self._ledger.output_tokens(blocks))
+        name = received.id.replace("req_", "msg_")
+        message = message_json(reply, blocks, name=name, model=received.body["model"], usage=usage)
+        if received.dropped:
+            message["input_transformations"] = [_dropped(path) for path in received.dropped]
+        return message
+
+    def _with_id(self, block: Mapping[str, object]) -> Mapping[str, object]:
+        if block["type"] != "tool_use" or block["id"] is not None:
+            return block
+        return {**block, "id": f"toolu_{next(self._numbers):022d}"}
+
+
+def _in_order(replies: Iterable[Reply]) -> Callable[[RequestBody], Reply]:
+    rest = iter(replies)
+    given = 0
+
+    def next_reply(body: RequestBody) -> Reply:  # noqa: ARG001 -- a list answers whatever is asked
+        nonlocal given
+        for reply in rest:
+            given += 1
+            return reply
+        raise ScriptExhausted(f"a request came in after the script's last reply (it has {given})")
+
+    return next_reply
+
+
+def _gate(headers: Mapping[str, str], raw: bytes) -> Failure | None:
+    """What the API looks at before the body."""
+    if "x-api-key" not in headers and "authorization" not in headers:
+        return Failure(401, "authentication_error", "x-api-key header is required")
+    if "anthropic-version" not in headers:
+        return Failure(400, "invalid_request_error", "anthropic-version: header is required")
+    if len(raw) > MAX_BODY_BYTES:
+        return Failure(413, "request_too_large", "Request exceeds the maximum size")
+    return None
+
+
+def _error(failure: Failure, received: Received) -> dict[str, Any]:
+    return error_json(failure.type, failure.message, received.id)
+
+
+def _dropped(path: str) -> dict[str, str]:
+    return {"type": "thinking_dropped", "path": path, "reason": "prefix_binding_mismatch"}
+
+
+async def _while_connected(request: Request, work: Callable[[], Awaitable[Response]]) -> Response:
+    """What *work* returns, unless the client goes away first: then work is cancelled."""
+    from starlette.responses import Response as Nothing
+
+    response: Response = Nothing()
+
+    async def until_gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(until_gone)
+        response = await work()
+        group.cancel_scope.cancel()
+    return response
+
+
+async def _paced(chunks: Iterable[bytes], pause_seconds: float) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+        await anyio.sleep(pause_seconds)
+
+
+def _json(body: Mapping[str, Any], received: Received, failure: Failure | None = None) -> Response:
+    from starlette.responses import JSONResponse
+
+    headers = {"request-id": received.id, **(failure.headers if failure else {})}
+    return JSONResponse(body, failure.status if failure else 200, headers)
+
+
+def _stream(chunks: AsyncIterator[bytes], received: Received) -> Response:
+    from starlette.responses import StreamingResponse
+
+    media_type = "text/event-stream" if received.body.get("stream") else "application/json"
+    return StreamingResponse(chunks, headers={"request-id": received.id}, media_type=media_type)
+
+
+def _default_count() -> Callable[[str], int]:
+    from ..tokens import TokenCounter
+
+    return TokenCounter().count
