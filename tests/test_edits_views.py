@@ -22,7 +22,7 @@ def shell(line: object) -> str | None:
     return viewed_path(call("bash", {"command": line}), READING_TOOLS, True)
 
 
-def test_the_literal_registry_holds_read_file_and_nothing_else():
+def test_the_literal_registry_holds_read_file_and_nothing_else() -> None:
     assert READING_TOOLS == {"read_file": "path"}
     assert viewed_path(call("read_file", {"path": "a.py"})) == "a.py"
     assert viewed_path(call("Read", {"file_path": "a.py"})) is None
@@ -48,18 +48,18 @@ def test_the_reading_tools_of_common_agents_are_known(name: str, given: Mapping[
     assert viewed_path(call(name, given), COMMON_READING_TOOLS) == "src/a.ts"
 
 
-def test_an_editors_tool_views_only_when_its_command_says_so():
+def test_an_editors_tool_views_only_when_its_command_says_so() -> None:
     for command in ("create", "str_replace", "insert"):
         editing = call("str_replace_based_edit_tool", {"command": command, "path": "a.py"})
         assert viewed_path(editing, COMMON_READING_TOOLS) is None
 
 
-def test_a_registry_of_ones_own_replaces_the_known_tools():
+def test_a_registry_of_ones_own_replaces_the_known_tools() -> None:
     assert viewed_path(call("slurp", {"where": "a.py"}), {"slurp": "where"}) == "a.py"
     assert viewed_path(call("read_file", {"path": "a.py"}), {"slurp": "where"}) is None
 
 
-def test_shell_views_are_recognised_only_when_asked_for():
+def test_shell_views_are_recognised_only_when_asked_for() -> None:
     assert viewed_path(call("bash", {"command": "cat a.py"})) is None
     assert viewed_path(call("bash", {"command": "cat a.py"}), READING_TOOLS, True) == "a.py"
 
@@ -157,27 +157,27 @@ def test_a_line_that_does_anything_else_is_no_view(line: str):
     assert shell(line) is None
 
 
-def test_a_leading_change_of_directory_is_part_of_the_path():
+def test_a_leading_change_of_directory_is_part_of_the_path() -> None:
     assert shell("cd /srv/app && cat src/a.py") == "/srv/app/src/a.py"
     assert shell("cd /srv && cd app && cat /etc/hosts") == "/etc/hosts"
     assert shell("cd app") is None
     assert shell("cd a.py b.py && cat c.py") is None
 
 
-def test_quoted_and_escaped_names_are_plain_names():
+def test_quoted_and_escaped_names_are_plain_names() -> None:
     assert shell("cat 'my file.py'") == "my file.py"
     assert shell(r"cat my\ file.py") == "my file.py"
     assert shell("cat 'app/[id]/page.tsx'") == "app/[id]/page.tsx"
 
 
-def test_the_words_of_a_command_are_a_command_too():
+def test_the_words_of_a_command_are_a_command_too() -> None:
     assert shell(["bash", "-lc", "sed -n '1,5p' a.py"]) == "a.py"
     assert shell(["cat", "my file.py"]) == "my file.py"
     assert shell(["cat", 7]) is None
     assert shell({"line": "cat a.py"}) is None
 
 
-def test_a_very_long_line_is_a_script_and_not_read():
+def test_a_very_long_line_is_a_script_and_not_read() -> None:
     assert shell("cat a.py " + " " * 3000) is None
 
 
