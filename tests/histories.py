@@ -1,0 +1,255 @@
+"""Conversations for tests: short builders for a written one, strategies for a random one.
+
+conversation(system("Be brief."), user("Go."), step("t1", "bash", {"command": "ls"}, "a.py"), assistant("Done."))
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+from hypothesis import strategies as st
+
+from ctxpipe.messages import Message, blocks, kind
+
+Part: TypeAlias = Message | Sequence[Message]
+Content: TypeAlias = str | list[Any]
+
+
+# Builders -----------------------------------------------------------------------------------------------------
+
+
+def conversation(*parts: Part) -> list[Message]:
+    """Messages, and lists of messages such as `step` makes, as one history."""
+    return [message for part in parts for message in ([part] if isinstance(part, Mapping) else part)]
+
+
+def system(content: Content) -> Message:
+    return cast("Message", {"role": "system", "content": content})
+
+
+def user(*content: str | Mapping[str, Any]) -> Message:
+    """A user message: one text stays bare, anything else becomes a list of blocks."""
+    return _message("user", content)
+
+
+def assistant(*content: str | Mapping[str, Any]) -> Message:
+    return _message("assistant", content)
+
+
+def _message(role: str, content: Sequence[str | Mapping[str, Any]]) -> Message:
+    if len(content) == 1 and isinstance(content[0], str):
+        return cast("Message", {"role": role, "content": content[0]})
+    return cast("Message", {"role": role, "content": [text(b) if isinstance(b, str) else b for b in content]})
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def thinking(words: str = "hm") -> dict[str, Any]:
+    return {"type": "thinking", "thinking": words, "signature": f"signed {words}"}
+
+
+def tool_use(id: str, name: str = "bash", given: Mapping[str, Any] | None = None) -> dict[str, Any]:  # noqa: A002
+    return {"type": "tool_use", "id": id, "name": name, "input": dict(given or {})}
+
+
+def tool_result(id: str, content: Content | None = "done", is_error: bool = False) -> dict[str, Any]:  # noqa: A002
+    block: dict[str, Any] = {"type": "tool_result", "tool_use_id": id}
+    if content is not None:
+        block["content"] = content
+    return {**block, "is_error": True} if is_error else block
+
+
+def step(
+    id: str,  # noqa: A002
+    name: str = "bash",
+    given: Mapping[str, Any] | None = None,
+    result: Content = "done",
+    *,
+    say: str = "",
+    think: str = "",
+) -> list[Message]:
+    """One tool call and its result, as two messages; *say* and *think* stand before the call."""
+    before = [*([thinking(think)] if think else []), *([text(say)] if say else [])]
+    return [assistant(*before, tool_use(id, name, given)), user(tool_result(id, result))]
+
+
+def view(id: str, path: str, content: Content, name: str = "read_file") -> list[Message]:  # noqa: A002
+    """A file view: a call of the reading tool, and the file."""
+    return step(id, name, {"path": path}, content)
+
+
+def chat(turns: int, words: int = 5) -> list[Message]:
+    """*turns* alternating messages of *words* words, beginning with the user's; the i-th begins with ``m<i>``."""
+    spoken = [" ".join([f"m{i}", *["word"] * (words - 1)]) for i in range(turns)]
+    return [user(words) if i % 2 == 0 else assistant(words) for i, words in enumerate(spoken)]
+
+
+def python_source(functions: int, lines: int = 3) -> str:
+    """Python source of *functions* functions, ``f0`` and on, of *lines* lines each."""
+    body = [f"    value_{n} = argument + {n}" for n in range(lines - 1)]
+    return "\n".join(f"def f{n}(argument):\n" + "\n".join(body) for n in range(functions)) + "\n"
+
+
+def said(messages: Iterable[Message]) -> list[str]:
+    """Every text that *messages* say, in order: bare content and text blocks, but not tool results."""
+    return [
+        words
+        for message in messages
+        for words in (
+            [message["content"]]
+            if isinstance(message["content"], str)
+            else [cast("Any", block)["text"] for block in blocks(message) if kind(block) == "text"]
+        )
+    ]
+
+
+# Strategies ---------------------------------------------------------------------------------------------------
+
+
+class _Draft:
+    """Numbers what a random history says, so that every text and every id of it is told apart."""
+
+    def __init__(self, draw: st.DrawFn, repeat_ids: bool, thoughts: bool) -> None:
+        self.draw = draw
+        self.repeat_ids = repeat_ids
+        self.thoughts = thoughts
+        self.count = 0
+
+    def words(self, label: str = "m") -> str:
+        self.count += 1
+        filler = self.draw(st.sampled_from(["", " a word", " lorem ipsum dolor" * 12, " 漢字かな🙂é" * 6, " x" * 400]))
+        return f"{label}{self.count}.{filler}"
+
+    def id(self) -> str:
+        self.count += 1
+        return f"toolu_{self.count % 3 if self.repeat_ids else self.count}_{self.count if not self.repeat_ids else 0}"
+
+    def chance(self, one_in: int) -> bool:
+        return self.draw(st.integers(0, one_in - 1)) == 0
+
+    def speech(self, role: str) -> Message:
+        """A message of nothing but text: bare, or one to three blocks."""
+        command = " <command>keep</command>" if role == "user" and self.chance(8) else ""
+        if self.chance(2):
+            return cast("Message", {"role": role, "content": self.words() + command})
+        texts = [text(self.words() + command) for _ in range(self.draw(st.integers(1, 3)))]
+        return cast("Message", {"role": role, "content": [*self.thought(role), *texts]})
+
+    def thought(self, role: str = "assistant") -> list[dict[str, Any]]:
+        if role != "assistant" or not self.thoughts or self.chance(2):
+            return []
+        redacted = {"type": "redacted_thinking", "data": self.words("r")}
+        return [thinking(self.words("t")), *([redacted] if self.chance(5) else [])]
+
+    def call(self) -> dict[str, Any]:
+        name = self.draw(st.sampled_from(["bash", "read_file", "Read", "grep", "bash"]))
+        path = f"src/file{self.draw(st.integers(0, 3))}.{self.draw(st.sampled_from(['py', 'ts', 'txt']))}"
+        given: dict[str, dict[str, Any]] = {
+            "bash": {"command": self.draw(st.sampled_from(["ls -l", f"cat {path}", f"sed -n 1,9p {path}", "make"]))},
+            "read_file": {"path": path},
+            "Read": {"file_path": path, "limit": 100},
+        }
+        return tool_use(self.id(), name, given.get(name, {"pattern": "x", "nested": {"deep": [1, None]}}))
+
+    def result(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        body: Content | None = self.draw(
+            st.sampled_from(["ok", "", None, python_source(4), python_source(40, 9), "line of a log\n" * 60])
+        )
+        if body and self.chance(3):
+            picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"}}
+            body = [text(cast("str", body)), *([picture] if self.chance(3) else [])]
+        return tool_result(call["id"], body, is_error=self.chance(6))
+
+    def step(self, say: bool = True) -> list[Message]:
+        """One model call with one to four tool calls, and their results."""
+        calls = {made["id"]: made for made in (self.call() for _ in range(self.draw(st.integers(1, 4))))}
+        before = [*self.thought(), *([text(self.words())] if say and self.chance(2) else [])]
+        results = [self.result(made) for made in self.draw(st.permutations(list(calls.values())))]
+        after = [text(self.words())] if self.chance(5) else []
+        return [assistant(*before, *calls.values()), user(*results, *after)]
+
+    def exchange(self) -> list[Message]:
+        """A user's request is answered: some tool calls, then words and the next request."""
+        loop = [message for _ in range(self.draw(st.integers(0, 4))) for message in self.step()]
+        return [*loop, self.speech("assistant"), self.speech("user")]
+
+    def ending(self) -> list[Message]:
+        """The last turn: a request, results that just came, calls still waiting, or the assistant's words."""
+        last = self.draw(st.sampled_from(["request", "results", "waiting", "words"]))
+        ends = {"request": [], "results": self.step(), "waiting": self.step()[:1], "words": [self.speech("assistant")]}
+        return ends[last]
+
+
+@st.composite
+def histories(
+    draw: st.DrawFn, max_exchanges: int = 5, *, thoughts: bool = True, repeat_ids: bool = False, ends: bool = True
+) -> list[Message]:
+    """A valid history: perhaps a system head; parallel calls; bare and block content; thinking; `<command>` texts.
+
+    With *repeat_ids* later turns use ids again, as some providers do. Without *ends* it ends in the user's text.
+    """
+    draft = _Draft(draw, repeat_ids, thoughts)
+    head = [system(draft.words("system")) for _ in range(draw(st.sampled_from([0, 0, 1, 2])))]
+    body = [message for _ in range(draw(st.integers(0, max_exchanges))) for message in draft.exchange()]
+    return [*head, draft.speech("user"), *body, *(draft.ending() if ends else [])]
+
+
+@st.composite
+def broken_histories(draw: st.DrawFn, max_exchanges: int = 4, max_faults: int = 4) -> list[Message]:
+    """A history with orphans, dangling calls, empty blocks, lost or doubled messages: what `repair` is for."""
+    history = copy.deepcopy(draw(histories(max_exchanges)))
+    for _ in range(draw(st.integers(1, max_faults))):
+        if history:
+            FAULTS[draw(st.sampled_from(sorted(FAULTS)))](history, draw(st.integers(0, len(history) - 1)))
+    return history
+
+
+def _lose(history: list[Message], index: int) -> None:
+    del history[index]
+
+
+def _double(history: list[Message], index: int) -> None:
+    history.insert(index, copy.deepcopy(history[index]))
+
+
+def _swap(history: list[Message], index: int) -> None:
+    history[index], history[index - 1] = history[index - 1], history[index]
+
+
+def _lose_block(history: list[Message], index: int) -> None:
+    content = history[index]["content"]
+    if isinstance(content, list) and content:
+        del content[len(content) // 2]
+
+
+def _reverse(history: list[Message], index: int) -> None:
+    content = history[index]["content"]
+    if isinstance(content, list):
+        content.reverse()
+
+
+def _empty(history: list[Message], index: int) -> None:
+    content = history[index]["content"]
+    if isinstance(content, list):
+        content.insert(0, text(" "))
+
+
+def _wreck_text(history: list[Message], index: int) -> None:
+    content = history[index]["content"]
+    if isinstance(content, list):
+        content.append(text("half a pair \ud83d"))
+
+
+FAULTS = {
+    "lose": _lose,
+    "double": _double,
+    "swap": _swap,
+    "lose block": _lose_block,
+    "reverse": _reverse,
+    "empty": _empty,
+    "wreck text": _wreck_text,
+}

@@ -1,0 +1,40 @@
+"""The random histories that other tests stand on are what they claim to be."""
+
+from __future__ import annotations
+
+from histories import assistant, broken_histories, chat, conversation, histories, said, step, system, user, view
+from hypothesis import Phase, find, given, settings
+
+from ctxpipe.messages import Message, check, pending_calls, tool_calls, tool_results
+
+
+def test_a_written_conversation_is_a_list_of_plain_messages() -> None:
+    made = conversation(system("be"), user("go"), step("t1", say="look"), view("t2", "a.py", "x"), assistant("done"))
+
+    assert [message["role"] for message in made] == ["system", "user", *["assistant", "user"] * 2, "assistant"]
+    assert said(made) == ["be", "go", "look", "done"]
+    assert check(made) == []
+
+
+def test_a_chat_alternates_and_numbers_its_messages() -> None:
+    assert [words.split()[0] for words in said(chat(4))] == ["m0", "m1", "m2", "m3"]
+
+
+@given(histories())
+def test_a_random_history_is_valid_and_no_text_occurs_twice(history: list[Message]) -> None:
+    assert check(history) == []
+    assert len(set(said(history))) == len(said(history))
+
+
+@given(histories(ends=False))
+def test_a_history_without_an_ending_ends_in_the_users_text(history: list[Message]) -> None:
+    assert history[-1]["role"] == "user"
+    assert not list(tool_results(history, len(history) - 1))
+
+
+def test_random_histories_hold_the_shapes_that_matter() -> None:
+    quick = settings(phases=[Phase.generate], max_examples=1000)
+    find(histories(), lambda history: bool(pending_calls(history)), settings=quick)
+    find(histories(), lambda history: len(list(tool_calls(history))) > 8, settings=quick)
+    find(histories(), lambda history: any("<command>" in words for words in said(history)), settings=quick)
+    find(broken_histories(), lambda history: bool(check(history)), settings=quick)
