@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CtxpipeError", "InvalidHistory", "SettingsError", "StorageError", "SummaryFailed"]
+__all__ = ["CtxpipeError", "InvalidHistory", "SettingsError", "StorageError", "SummaryFailed", "VocabularyError"]
 
 
 class CtxpipeError(Exception):
@@ -23,3 +23,7 @@ class StorageError(CtxpipeError, OSError):
 
 class SummaryFailed(CtxpipeError):
     """The summariser gave up; the history stays as it was."""
+
+
+class VocabularyError(CtxpipeError, OSError):
+    """A rank file of the tokenizer is missing or damaged; the text names it and says how to mend it."""

@@ -1,0 +1,20 @@
+"""The only place that counts: exact tokens, running totals, what the API bills, and when there are too many."""
+
+from __future__ import annotations
+
+from .budget import Budget, Share
+from .counter import Counting, TokenCounter, as_counter
+from .functions import conservative, count_tokens, should_compact
+from .ledger import Ledger
+
+__all__ = [
+    "Budget",
+    "Counting",
+    "Ledger",
+    "Share",
+    "TokenCounter",
+    "as_counter",
+    "conservative",
+    "count_tokens",
+    "should_compact",
+]

@@ -1,0 +1,94 @@
+"""When to compact, and how far: window, trigger and target, exact to the token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import TypeAlias
+
+from ..errors import SettingsError
+from ..settings import COMPACT_THRESHOLD_RATIO, CONTEXT_TOKEN_LIMIT
+
+__all__ = ["Budget", "Share"]
+
+Share: TypeAlias = int | float | Decimal
+"""A number of tokens (int), or a fraction of the window (float or Decimal, above 0 and at most 1)."""
+
+_TARGET_OF_TRIGGER = Fraction(6, 10)
+_USABLE_OF_WINDOW = Fraction(9, 10)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Budget:
+    """How many tokens a context may hold. Source: UP-8, CM-2, A-08, A-37, A-45.
+
+    *window* is the model's context window (default: CONTEXT_TOKEN_LIMIT, 200,000). Compaction begins when a context
+    has *trigger* tokens or more (default: COMPACT_THRESHOLD_RATIO, 0.92 of the window) and aims at *target* (default:
+    0.6 of the trigger). With *reserve_output*, the room an answer needs, it also begins above 0.9 of the window less
+    that reserve: `trigger` is then the lower of the two. Fractions are compared as the decimals they are written as.
+
+    Raises SettingsError, naming the setting, for values that make no sense.
+    """
+
+    window: int
+    trigger: int
+    target: int
+    reserve_output: int | None
+
+    def __init__(
+        self,
+        window: int | None = None,
+        trigger: Share | None = None,
+        target: Share | None = None,
+        reserve_output: int | None = None,
+    ) -> None:
+        window = _tokens("window", CONTEXT_TOKEN_LIMIT(window), most=None)
+        ratio = COMPACT_THRESHOLD_RATIO() if trigger is None else trigger
+        begins = math.ceil(_share("trigger", ratio, window))
+        if reserve_output is not None:
+            reserve = _tokens("reserve_output", reserve_output, most=window, least=0)
+            begins = min(begins, _above(window * _USABLE_OF_WINDOW - reserve))
+        aim = begins * _TARGET_OF_TRIGGER if target is None else _share("target", target, window)
+        if math.floor(aim) >= begins:
+            raise SettingsError(f"target is {math.floor(aim)} tokens, which is not below the trigger, {begins}")
+        for name, value in (
+            ("window", window),
+            ("trigger", begins),
+            ("target", math.floor(aim)),
+            ("reserve_output", reserve_output),
+        ):
+            object.__setattr__(self, name, value)
+
+    def reached(self, tokens: int) -> bool:
+        """Whether a context of *tokens* is to be compacted."""
+        return tokens >= self.trigger
+
+
+def exactly(ratio: float | Decimal) -> Fraction:
+    """*ratio* as the decimal it is written as: 0.07 is 7/100, not the binary number next to it. Source: A-08."""
+    return Fraction(str(ratio))
+
+
+def _share(name: str, value: Share, window: int) -> Fraction:
+    if isinstance(value, int):
+        return Fraction(_tokens(name, value, most=window))
+    if not isinstance(value, float | Decimal) or not 0 < value <= 1:
+        raise SettingsError(f"{name} is {value!r}: neither a whole number of tokens nor a fraction above 0 and up to 1")
+    return exactly(value) * window
+
+
+def _tokens(name: str, value: int, most: int | None, least: int = 1) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise SettingsError(f"{name} is {value!r}, not a whole number of tokens")
+    if value < least or (most is not None and value > most):
+        room = f"between {least} and {most}, the window" if most is not None else f"{least} or more"
+        raise SettingsError(f"{name} is {value} tokens: it must be {room}")
+    return value
+
+
+def _above(room: Fraction) -> int:
+    if room <= 0:
+        raise SettingsError(f"reserve_output leaves {math.floor(room)} tokens of the window for the context")
+    return math.floor(room) + 1

@@ -1,0 +1,227 @@
+"""The one counter: exact, memoised, never on the event loop for long."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from ..messages import Block, Message, compact_json
+from . import parts
+from .encoders import Encoder, Function, Tiktoken
+from .memo import Memo
+from .parts import Part
+
+if TYPE_CHECKING:
+    import tiktoken
+
+__all__ = ["Counting", "TokenCounter", "as_counter"]
+
+Counting: TypeAlias = "TokenCounter | Callable[[str], int]"
+"""What may be given as a counter: ours, or a function from a text to its number of tokens."""
+
+T = TypeVar("T")
+
+MEMO_BYTES = 32 * 2**20
+HOP_CHARS = 32_768  # a thread hop costs as much as some thousand characters; this many stall the loop for 4 ms
+_ENTRY_BYTES = 200  # a dict entry, the number and the tuple that holds it
+
+
+class TokenCounter:
+    """Counts texts, blocks and messages in tokens of tiktoken. Source: TC-1 to TC-7, PL-5, R7, R11, R12.
+
+    *encoding* is the name of an encoding that ships with the package ("cl100k_base", "o200k_base"), any
+    ``tiktoken.Encoding``, or a function from a text to its number of tokens, which may be called in a worker
+    thread. Raises SettingsError for a name that does not exist. Nothing is loaded before it is needed.
+
+    No text makes it raise; text that looks like a special token is text. Each distinct text is encoded once: the
+    counts of the texts used last are kept, together with the texts, up to *memo_bytes*.
+    """
+
+    def __init__(
+        self,
+        encoding: str | tiktoken.Encoding | Callable[[str], int] = "cl100k_base",
+        *,
+        memo_bytes: int = MEMO_BYTES,
+    ) -> None:
+        self._encoder: Encoder = Function(encoding) if callable(encoding) else Tiktoken(encoding)
+        self._known: Memo[str, int] = Memo(memo_bytes * 3 // 4)
+        self._json: Memo[int, tuple[object, object, str]] = Memo(memo_bytes // 4)
+
+    def __repr__(self) -> str:
+        return f"TokenCounter({self._encoder!r})"
+
+    @property
+    def encoded_chars(self) -> int:
+        """Characters encoded so far: what the memo keeps close to the number of distinct characters."""
+        return self._encoder.encoded_chars
+
+    @property
+    def memo_bytes(self) -> int:
+        """What the remembered texts take at present."""
+        return self._known.bytes + self._json.bytes
+
+    async def warm(self) -> None:
+        """Load the encoding ahead, in a worker thread. The load holds the interpreter for about 100 ms."""
+        if not self._encoder.ready:
+            await _in_thread(self._encoder.load)
+
+    # Counting ------------------------------------------------------------------------------------------------
+
+    def text(self, text: str, /) -> int:
+        """The tokens of *text*."""
+        tokens = self._known.get(text)
+        return self._learn(text) if tokens is None else tokens
+
+    def block(self, block: Block, /) -> int:
+        """The tokens of one content block."""
+        return self._sum(parts.block_parts(block, self._as_json))
+
+    def message(self, message: Message, /) -> int:
+        """The tokens of a message's content; nothing is added for its frame."""
+        return self._sum(parts.content_parts(message["content"], self._as_json))
+
+    def total(
+        self, messages: Iterable[Message], *, system: object = None, tools: Iterable[object] | None = None
+    ) -> int:
+        """The tokens of *messages*, the system prompt and the tool definitions."""
+        return self._sum(self._parts(messages, system, tools))
+
+    async def count(
+        self, messages: Iterable[Message], *, system: object = None, tools: Iterable[object] | None = None
+    ) -> int:
+        """The same number as `total`; a large amount of new text is encoded in a worker thread, in one hop."""
+        return sum(await self._tokens(list(self._parts(messages, system, tools))))
+
+    async def counts(self, messages: Iterable[Message]) -> list[int]:
+        """The tokens of each message; as with `count`, large new text goes to a worker thread in one hop."""
+        contents = [list(parts.content_parts(message["content"], self._as_json)) for message in messages]
+        tokens = iter(await self._tokens([part for content in contents for part in content]))
+        return [sum(next(tokens) for _ in content) for content in contents]
+
+    async def texts(self, texts: Sequence[str]) -> list[int]:
+        """The tokens of each text; as with `count`, large new text goes to a worker thread in one hop."""
+        return await self._tokens(texts)
+
+    # Questions that need no full count -----------------------------------------------------------------------
+
+    def over(
+        self,
+        what: str | Iterable[Message],
+        limit: int,
+        *,
+        system: object = None,
+        tools: Iterable[object] | None = None,
+    ) -> bool:
+        """Whether *what* has more than *limit* tokens. Bounds come first, then text is encoded until it is decided."""
+        content = (what,) if isinstance(what, str) else self._parts(what, system, tools)
+        known, unknown = self._sorted(content)
+        at_most = known + sum(map(self._encoder.at_most, unknown))
+        if known + sum(map(self._encoder.at_least, unknown)) > limit:
+            return True
+        for text in unknown:
+            if known > limit or at_most <= limit:
+                break
+            tokens = self._up_to(text, limit - known)
+            known += tokens
+            at_most += tokens - self._encoder.at_most(text)
+        return known > limit
+
+    def head(self, text: str, limit: int) -> str:
+        """The longest known prefix of *text* with at most *limit* tokens; no more is encoded than that needs."""
+        if limit <= 0:
+            return ""
+        tokens = self._known.get(text)
+        if (self._encoder.at_most(text) if tokens is None else tokens) <= limit:
+            return text
+        return self._encoder.head(text, limit)
+
+    # Within --------------------------------------------------------------------------------------------------
+
+    def _parts(self, messages: Iterable[Message], system: object, tools: Iterable[object] | None) -> Iterator[Part]:
+        for message in messages:
+            yield from parts.content_parts(message["content"], self._as_json)
+        if system is not None:
+            yield from parts.content_parts(system, self._as_json)
+        for tool in tools or ():
+            yield self._as_json(tool)
+
+    def _sum(self, content: Iterable[Part]) -> int:
+        return sum(self.text(part) if isinstance(part, str) else part for part in content)
+
+    def _learn(self, text: str) -> int:
+        tokens = sum(self._encoder.steps(text))
+        self._keep(text, tokens)
+        return tokens
+
+    def _keep(self, text: str, tokens: int) -> None:
+        self._known.put(text, tokens, sys.getsizeof(text) + _ENTRY_BYTES)
+
+    def _up_to(self, text: str, limit: int) -> int:
+        """The tokens of *text*, or some number above *limit* if it has more."""
+        tokens = self._known.get(text)
+        if tokens is not None:
+            return tokens
+        tokens = 0
+        for step in self._encoder.steps(text):
+            tokens += step
+            if tokens > limit:
+                return tokens
+        self._keep(text, tokens)
+        return tokens
+
+    def _sorted(self, content: Iterable[Part]) -> tuple[int, list[str]]:
+        """The tokens of what is known, and the texts that are not."""
+        known, unknown = 0, []
+        for part in content:
+            tokens = self._known.get(part) if isinstance(part, str) else part
+            if tokens is not None:
+                known += tokens
+            elif isinstance(part, str):
+                unknown.append(part)
+        return known, unknown
+
+    async def _tokens(self, content: Sequence[Part]) -> list[int]:
+        found = {part: self._known.get(part) for part in content if isinstance(part, str)}
+        new = [text for text, tokens in found.items() if tokens is None]
+        if new and (not self._encoder.ready or sum(map(len, new)) > HOP_CHARS):
+            # One hop for all of it: a hop per text costs more than the text.
+            found.update(await _in_thread(functools.partial(self._learn_all, new)))
+        else:
+            found.update(self._learn_all(new))
+        return [part if isinstance(part, int) else found[part] or 0 for part in content]
+
+    def _learn_all(self, texts: Iterable[str]) -> dict[str, int]:
+        return {text: self._learn(text) for text in texts}
+
+    def _as_json(self, value: object) -> str:
+        """*value* as compact JSON, made once for each object as long as nobody edits it."""
+        if not isinstance(value, Mapping):
+            return compact_json(value)
+        entry = self._json.get(id(value))
+        if entry is not None and entry[0] is value and entry[1] == value:
+            return entry[2]
+        text = compact_json(value)
+        self._json.put(id(value), (value, copy.deepcopy(value), text), 4 * len(text) + _ENTRY_BYTES)
+        return text
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    from anyio import to_thread
+
+    # A cancelled turn need not wait for a count: the thread only goes on to fill the memo.
+    return await to_thread.run_sync(work, abandon_on_cancel=True)
+
+
+def as_counter(counter: Counting | None) -> TokenCounter:
+    """*counter* as a `TokenCounter`; None is one instance that the whole process shares."""
+    if counter is None:
+        return _shared()
+    return counter if isinstance(counter, TokenCounter) else TokenCounter(counter)
+
+
+@functools.cache
+def _shared() -> TokenCounter:
+    return TokenCounter()

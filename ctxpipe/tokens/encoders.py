@@ -1,0 +1,179 @@
+"""What turns one text into a number of tokens: tiktoken, or a function of the user's own."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from . import cuts, vocabulary
+
+if TYPE_CHECKING:
+    import tiktoken
+
+__all__ = ["Encoder", "Function", "Tiktoken"]
+
+LONGEST_TOKEN_BYTES = 128  # in both shipped encodings
+_ENGINE_LIMIT = 200_000  # far below the run of 999,999 characters on which tiktoken's pattern engine gives up
+
+
+class Encoder(Protocol):
+    """Counts a text; says what it can about it without counting."""
+
+    encoded_chars: int
+
+    @property
+    def ready(self) -> bool:
+        """Whether counting needs no loading first."""
+        ...
+
+    def load(self) -> None: ...
+
+    def steps(self, text: str) -> Iterator[int]:
+        """The tokens of *text*, part by part: their sum is the count."""
+        ...
+
+    def at_least(self, text: str) -> int: ...
+
+    def at_most(self, text: str) -> float: ...
+
+    def head(self, text: str, limit: int) -> str:
+        """The longest known prefix of at most *limit* tokens, for a text that has more."""
+        ...
+
+
+class Tiktoken:
+    """A BPE encoding: one that ships with the package, by name, or any ``tiktoken.Encoding``."""
+
+    def __init__(self, encoding: str | tiktoken.Encoding) -> None:
+        self._shipped = isinstance(encoding, str)
+        self._name = vocabulary.check_name(encoding) if isinstance(encoding, str) else encoding.name
+        self._given = None if isinstance(encoding, str) else encoding
+        self.encoded_chars = 0
+        """Characters given to tiktoken so far: what the memo and the ledger keep low."""
+
+    def __repr__(self) -> str:
+        return repr(self._name)
+
+    @property
+    def ready(self) -> bool:
+        return self._given is not None
+
+    def load(self) -> None:
+        if self._given is None:
+            self._given = vocabulary.load(self._name)
+
+    @property
+    def encoding(self) -> tiktoken.Encoding:
+        self.load()
+        assert self._given is not None  # noqa: S101
+        return self._given
+
+    def at_least(self, text: str) -> int:
+        return -(-len(text) // LONGEST_TOKEN_BYTES) if self._shipped else min(1, len(text))
+
+    def at_most(self, text: str) -> int:
+        return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+
+    def steps(self, text: str) -> Iterator[int]:
+        if not self._shipped:  # its pattern is unknown, and so are its exact cuts
+            yield self._count(text)
+            return
+        for segment in cuts.segments(text):
+            yield self._squeezed(segment)
+
+    def _squeezed(self, segment: str) -> int:
+        if len(segment) <= cuts.SEGMENT_CHARS:
+            return self._count(segment)
+        short, dropped = cuts.squeeze(segment)
+        return self._count(short) + sum(n * self._period(blank) for blank, n in dropped.items())
+
+    @functools.cache  # noqa: B019
+    def _period(self, blank: str) -> int:
+        longer, shorter = cuts.period_texts(blank)
+        return self._count(longer) - self._count(shorter)
+
+    def _count(self, text: str) -> int:
+        return len(self._ids(text))
+
+    def _ids(self, text: str) -> list[int]:
+        self.encoded_chars += len(text)
+        try:
+            # encode_ordinary would raise a BaseException on a million blanks where this raises a ValueError.
+            return self.encoding.encode(text, disallowed_special=())
+        except ValueError:
+            if len(text) < _ENGINE_LIMIT:
+                raise
+        middle = len(text) // 2  # no exact cut in sight: a few tokens off in some 50,000
+        return self._ids(text[:middle]) + self._ids(text[middle:])
+
+    def head(self, text: str, limit: int) -> str:
+        end = 0
+        for segment in cuts.segments(text) if self._shipped else (text,):
+            tokens = self._squeezed(segment)
+            if tokens > limit:
+                return text[: end + len(self._cut(segment, limit))]
+            limit -= tokens
+            end += len(segment)
+        return text
+
+    def _cut(self, segment: str, limit: int) -> str:
+        part = segment[: 4 * limit + 64]
+        while len(part) < len(segment) and self._count(part) <= limit:
+            part = segment[: 2 * len(part)]
+        if not _is_encodable(part):  # decoding would not give the same characters back
+            return longest_prefix(part, limit, self._count)
+        ids = self._ids(part)[:limit]
+        while ids:
+            # The last token may end inside a character; and a prefix may split into more pieces than before.
+            prefix = part[: len(self.encoding.decode_bytes(ids).decode(errors="ignore"))]
+            if self._count(prefix) <= limit:
+                return prefix
+            ids.pop()
+        return ""
+
+
+class Function:
+    """Any function from a text to its number of tokens. Nothing is known about it, so no text is cut or bounded."""
+
+    def __init__(self, function: Callable[[str], int]) -> None:
+        self._function = function
+        self.encoded_chars = 0
+
+    def __repr__(self) -> str:
+        return repr(self._function)
+
+    @property
+    def ready(self) -> bool:
+        return True
+
+    def load(self) -> None:
+        pass
+
+    def at_least(self, text: str) -> int:  # noqa: ARG002
+        return 0
+
+    def at_most(self, text: str) -> float:  # noqa: ARG002
+        return math.inf
+
+    def steps(self, text: str) -> Iterator[int]:
+        self.encoded_chars += len(text)
+        yield self._function(text)
+
+    def head(self, text: str, limit: int) -> str:
+        return longest_prefix(text, limit, self._function)
+
+
+def longest_prefix(text: str, limit: int, count: Callable[[str], int]) -> str:
+    """A prefix of at most *limit* tokens, the longest if *count* never falls as the text grows."""
+    return text[: bisect.bisect_right(range(1, len(text) + 1), limit, key=lambda end: count(text[:end]))]
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

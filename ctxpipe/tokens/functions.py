@@ -1,0 +1,61 @@
+"""The questions of the requirements, as functions that need no pipeline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+
+from ..errors import SettingsError
+from ..messages import Message
+from ..settings import COMPACT_THRESHOLD_RATIO, CONTEXT_TOKEN_LIMIT
+from .budget import exactly
+from .counter import Counting, as_counter
+
+__all__ = ["conservative", "count_tokens", "should_compact"]
+
+
+def count_tokens(
+    messages: Iterable[Message],
+    system: object = None,
+    tools: Iterable[object] | None = None,
+    *,
+    counter: Counting | None = None,
+) -> int:
+    """The raw tokens of *messages*, and of the system prompt and the tool definitions where given.
+
+    Source: UP-1 to UP-6, TC-3, A-64.
+    """
+    return as_counter(counter).total(messages, system=system, tools=tools)
+
+
+def conservative(tokens: int) -> int:
+    """ceil(1.5 x *tokens*): enough for what the API may make of them. Source: TC-4, A-31."""
+    return -(-3 * tokens // 2)
+
+
+def should_compact(
+    messages: Sequence[Message],
+    *,
+    context_token_limit: int | None = None,
+    compact_threshold_ratio: float | Decimal | None = None,
+    counter: Counting | None = None,
+    system: object = None,
+    tools: Iterable[object] | None = None,
+) -> bool:
+    """Whether the raw tokens reach limit x ratio, compared exactly; never for an empty list. Source: UP-8, A-08.
+
+    The limit comes from CONTEXT_TOKEN_LIMIT (200,000) and the ratio from COMPACT_THRESHOLD_RATIO (0.92) where they
+    are not given. Raises SettingsError if either is not a number.
+    """
+    if not messages:
+        return False
+    limit = CONTEXT_TOKEN_LIMIT(context_token_limit)
+    ratio = COMPACT_THRESHOLD_RATIO() if compact_threshold_ratio is None else compact_threshold_ratio
+    try:
+        threshold = math.ceil(limit * exactly(ratio))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SettingsError(
+            f"context_token_limit {limit!r} x compact_threshold_ratio {ratio!r} is no number"
+        ) from error
+    return as_counter(counter).over(messages, threshold - 1, system=system, tools=tools)

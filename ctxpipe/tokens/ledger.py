@@ -1,0 +1,146 @@
+"""What one conversation counts to, turn after turn, and what the API bills for it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from ..messages import Message, field
+from .counter import Counting, TokenCounter, as_counter
+
+__all__ = ["Ledger"]
+
+FIRST_FACTOR = Fraction(3, 2)
+LEAST_FACTOR = Fraction(1)
+MOST_FACTOR = Fraction(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What the API bills for raw tokens: *factor* for each, and *fixed* for what is not in sight."""
+
+    factor: Fraction = FIRST_FACTOR
+    fixed: int = 0
+
+    def of(self, raw: int) -> int:
+        return -(-raw * self.factor.numerator // self.factor.denominator) + self.fixed
+
+
+class Ledger:
+    """The running totals of one conversation: a turn costs no more than its new messages. Source: TC-7, R12.
+
+    Counts are kept per message of the list seen last. A message that was replaced, inserted or taken out is
+    noticed; an edit inside a message that was counted before is not, the last message's list of blocks excepted.
+
+    After `observe`, `estimate` says what the API will bill (A-31): before, 1.5 tokens for each of tiktoken's.
+    """
+
+    def __init__(self, counter: Counting | None = None) -> None:
+        self.counter: TokenCounter = as_counter(counter)
+        self._seen: list[Message] = []
+        self._sums: list[int] = [0]
+        self._tail: object = None
+        self._rates: dict[str | None, Rate] = {}
+        self._model: str | None = None
+
+    # Counting ------------------------------------------------------------------------------------------------
+
+    async def total(self, messages: Sequence[Message], *, known: int | None = None) -> int:
+        """The raw tokens of *messages*.
+
+        With *known* the caller vouches that the first so many messages equal those of the last call; without, they
+        are compared.
+        """
+        now = messages if isinstance(messages, list) else list(messages)
+        same = self._agreeing(now, known)
+        if same < len(now):
+            await self._count(list(now), same)
+        return self._sums[len(now)]
+
+    async def prefix_sums(self, messages: Sequence[Message], *, known: int | None = None) -> Sequence[int]:
+        """The raw tokens of the first 0, 1, 2, … messages: one entry more than there are messages. Read it only."""
+        await self.total(messages, known=known)
+        sums = self._sums
+        return sums if len(sums) == len(messages) + 1 else sums[: len(messages) + 1]
+
+    def _agreeing(self, messages: list[Message], known: int | None) -> int:
+        """How many messages, from the first on, are those counted already."""
+        if self._seen and _content(self._seen[-1]) != self._tail:
+            # Agents append results to the last message in place.
+            self._seen, self._sums = self._seen[:-1], self._sums[:-1]
+            self._tail = _content(self._seen[-1]) if self._seen else None
+        sure = min(known or 0, len(self._seen), len(messages))
+        return sure + _common(messages[sure:], self._seen[sure:])
+
+    async def _count(self, messages: list[Message], same: int) -> None:
+        rest = self._seen[same:]
+        kept = _common(messages[: same - 1 if same else None : -1], rest[::-1])
+        end = len(messages) - kept
+        counts = await self.counter.counts(messages[same:end])
+        sums = [*self._sums[:same], *itertools.accumulate(counts, initial=self._sums[same])]
+        if kept:
+            shift = sums[-1] - self._sums[-kept - 1]
+            sums += [tokens + shift for tokens in self._sums[-kept:]]
+        self._seen, self._sums, self._tail = messages, sums, _content(messages[-1])
+
+    # Calibration ---------------------------------------------------------------------------------------------
+
+    @property
+    def factor(self) -> float:
+        """Billed tokens per raw token, as far as is known: 1.5 before the first usage."""
+        return float(self._rate.factor)
+
+    @property
+    def _rate(self) -> Rate:
+        return self._rates.get(self._model, Rate())
+
+    def estimate(self, raw: int, messages: Sequence[Message]) -> int:  # noqa: ARG002
+        """What the API will bill for *messages*, of *raw* tokens with the overhead of system prompt and tools."""
+        return self._rate.of(raw)
+
+    def observe(
+        self, usage: object, messages: Sequence[Message], *, overhead: int = 0, model: str | None = None
+    ) -> None:
+        """Learn from the *usage* that the API reported for *messages* with *overhead* raw tokens beside them."""
+        self._model = model
+        billed = sum(_billed(usage, name) for name in _INPUT)
+        raw = self._raw(messages) + overhead
+        if billed <= 0 or raw <= 0:
+            return
+        factor = min(MOST_FACTOR, max(LEAST_FACTOR, Fraction(billed, raw)))
+        self._rates[model] = Rate(factor, max(0, billed - Rate(factor).of(raw)))
+
+    def _raw(self, messages: Sequence[Message]) -> int:
+        now = list(messages)
+        if self._agreeing(now, None) == len(now):
+            return self._sums[len(now)]
+        return self.counter.total(now)
+
+
+_INPUT = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+
+
+def _billed(usage: object, name: str) -> int:
+    tokens = field(usage, name)
+    return tokens if isinstance(tokens, int) and tokens > 0 else 0
+
+
+def _content(message: Message) -> object:
+    content = message["content"]
+    return content if isinstance(content, str) else list(content)
+
+
+def _common(ours: Sequence[Message], theirs: Sequence[Message]) -> int:
+    """How many leading items are equal. Whole slices are compared, which is quick where the objects are the same."""
+    low, high = 0, min(len(ours), len(theirs))
+    if ours[:high] == theirs[:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if ours[low:middle] == theirs[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

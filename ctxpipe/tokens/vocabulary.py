@@ -1,0 +1,115 @@
+"""tiktoken's encodings from the rank files that ship with the package: no network, no registry, no file written."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import itertools
+import threading
+import types
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from ..errors import SettingsError, VocabularyError
+
+if TYPE_CHECKING:
+    import tiktoken
+
+__all__ = ["SHIPPED", "Shipped", "check_name", "load", "unpack"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """A rank file in ``ctxpipe/vocab``: the hash of OpenAI's file, and of the packed form made from it."""
+
+    official_sha256: str
+    packed_sha256: str
+
+
+SHIPPED = {
+    "cl100k_base": Shipped(
+        official_sha256="223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+        packed_sha256="9ef8402c916638b4e5896df1b798958e6377ae5ee9ecce199388d117f2a44973",
+    ),
+    "o200k_base": Shipped(
+        official_sha256="446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+        packed_sha256="2f451f31d7403017d0b0dc6319ded23a09f33f573b1635c001fc6b91a1c21302",
+    ),
+}
+
+_loaded: dict[str, tiktoken.Encoding] = {}
+_loading = threading.Lock()
+
+
+def check_name(name: str) -> str:
+    """*name*, if an encoding of that name ships with the package.
+
+    Raises SettingsError listing those that exist. Any other encoding is given as a ``tiktoken.Encoding``.
+    """
+    if name not in SHIPPED:
+        raise SettingsError(
+            f"there is no encoding {name!r} here, only {', '.join(sorted(SHIPPED))};"
+            " pass any other as a tiktoken.Encoding"
+        )
+    return name
+
+
+def load(name: str) -> tiktoken.Encoding:
+    """The encoding *name*, built once per process. The build holds the interpreter for about a tenth of a second.
+
+    Raises VocabularyError when the rank file is missing or damaged.
+    """
+    encoding = _loaded.get(name)
+    if encoding is not None:
+        return encoding
+    with _loading:
+        if name not in _loaded:
+            _loaded[name] = _build(check_name(name))
+    return _loaded[name]
+
+
+def unpack(packed: bytes) -> dict[bytes, int]:
+    """Token bytes → rank, from the packed form: a count (4 bytes), one length byte per token, then all tokens."""
+    start = 4 + int.from_bytes(packed[:4], "big")
+    offsets = itertools.accumulate(packed[4:start], initial=start)
+    tokens = [packed[begin:end] for begin, end in itertools.pairwise(offsets)]
+    return dict(zip(tokens, range(len(tokens)), strict=True))
+
+
+def _build(name: str) -> tiktoken.Encoding:
+    import tiktoken
+
+    openai_public = importlib.import_module("tiktoken_ext.openai_public")
+    ranks = unpack(_read(name))
+
+    def shipped_ranks(_url: str, expected_hash: str | None = None) -> dict[bytes, int]:
+        if expected_hash != SHIPPED[name].official_sha256:
+            raise VocabularyError(
+                f"tiktoken {tiktoken.__version__} expects other ranks for {name} than ctxpipe ships;"
+                " install a ctxpipe made for it"
+            )
+        return ranks
+
+    # The pattern and the special tokens are tiktoken's own: its constructor runs as it is, and only the function
+    # that would download the ranks is ours, for this one call.
+    constructor = getattr(openai_public, name)
+    names = {**constructor.__globals__, "load_tiktoken_bpe": shipped_ranks}
+    return tiktoken.Encoding(**types.FunctionType(constructor.__code__, names)())
+
+
+def _read(name: str) -> bytes:
+    path = resources.files("ctxpipe") / "vocab" / f"{name}.bin"
+    try:
+        packed = path.read_bytes()
+    except OSError as error:
+        raise VocabularyError(f"the rank file {path} cannot be read: {_MEND}") from error
+    if hashlib.sha256(packed).hexdigest() != SHIPPED[name].packed_sha256:
+        raise VocabularyError(f"the rank file {path} is damaged: {_MEND}")
+    return packed
+
+
+_MEND = (
+    "reinstall ctxpipe (pip install --force-reinstall --no-deps ctxpipe);"
+    " in a checkout, restore it from version control"
+)
