@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ else:  # importing anthropic takes seconds; at run time a message is a plain dic
 
 __all__ = [
     "Block",
+    "CacheMarks",
     "Message",
     "Problem",
     "ToolCall",
@@ -60,6 +62,11 @@ class ToolCall:
     id: str
     name: str
     input: Mapping[str, object]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Message and block index: the key that `rewrite` takes."""
+        return self.message, self.block
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,18 +191,20 @@ def compact_json(value: object) -> str:
 # Rewriting ---------------------------------------------------------------------------------------------------
 
 
-def rewrite(messages: Sequence[Message], contents: Mapping[tuple[int, int], str | list[Any]]) -> list[Message]:
-    """A copy of *messages* with new content in the blocks at the given places (message, block).
+def rewrite(
+    messages: Sequence[Message], updates: Mapping[tuple[int, int], object], *, key: str = "content"
+) -> list[Message]:
+    """A copy of *messages* with new values under *key* in the blocks at the given places (message, block).
 
-    Only the key ``content`` of those blocks changes; is_error, cache_control and unknown keys stay (A-16). Changed
-    messages are deep copies, all others the same objects as before (BO-4).
+    Only that key of those blocks changes; is_error, cache_control and unknown keys stay (A-16). Changed messages are
+    deep copies, all others the same objects as before (BO-4).
     """
     edited = list(messages)
-    for index in {place[0] for place in contents}:
+    for index in {place[0] for place in updates}:
         message = messages[index]
         content = [
-            {**_copied(block, without="content"), "content": contents[index, place]}
-            if (index, place) in contents
+            {**_copied(block, without=key), key: updates[index, place]}
+            if (index, place) in updates
             else copy.deepcopy(block)
             for place, block in enumerate(blocks(message))
         ]
@@ -260,9 +269,34 @@ def check(messages: Sequence[Message], start: int = 0, *, encoding: bool = True)
     for index in range(max(start, head), len(messages)):
         found += [Problem(index, text) for text in _message_problems(messages[index], encoding)]
         found += [Problem(index, text) for text in _pairing_problems(messages, index)]
-    if start == 0 and _cache_marks(messages) > MAX_CACHE_MARKS:
-        found.append(Problem(len(messages) - 1, f"more than {MAX_CACHE_MARKS} cache_control marks"))
-    return found
+    return found if start else found + CacheMarks().problems(messages)
+
+
+class CacheMarks:
+    """The cache_control marks of one conversation, counted from turn to turn at the cost of the new messages."""
+
+    __slots__ = ("_sums",)
+
+    def __init__(self) -> None:
+        self._sums = array("L", [0])  # marks in the first n messages
+
+    def rewind(self, known: int) -> None:
+        """Forget all but the first *known* messages."""
+        del self._sums[known + 1 :]
+
+    def problems(self, messages: Sequence[Message]) -> list[Problem]:
+        """The problem of having too many marks, if *messages* have it."""
+        if self._extended(messages) > MAX_CACHE_MARKS:
+            self.rewind(0)  # marks are often moved in place from turn to turn: only a fresh count can tell
+            if self._extended(messages) > MAX_CACHE_MARKS:
+                return [Problem(len(messages) - 1, f"more than {MAX_CACHE_MARKS} cache_control marks")]
+        return []
+
+    def _extended(self, messages: Sequence[Message]) -> int:
+        for index in range(len(self._sums) - 1, len(messages)):
+            marks = sum(1 for block in blocks(messages[index]) if field(block, "cache_control"))
+            self._sums.append(self._sums[-1] + marks)
+        return self._sums[-1]
 
 
 def is_blank(text: object) -> bool:
@@ -318,10 +352,6 @@ def _ids(message: Message, block_kind: str, name: str) -> Counter[str]:
     return Counter(
         str(field(block, name, "")) for block in cast("Sequence[Block]", content) if kind(block) == block_kind
     )
-
-
-def _cache_marks(messages: Sequence[Message]) -> int:
-    return sum(1 for message in messages for block in blocks(message) if field(block, "cache_control"))
 
 
 def is_encodable(text: str) -> bool:

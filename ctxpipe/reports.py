@@ -92,6 +92,15 @@ class StageReport:
     first_changed_index: int | None = None
     error: Exception | None = None
 
+    def __str__(self) -> str:
+        told = f"{self.stage} [{self.session_id}] {self.outcome}"
+        if self.reason:
+            told += f": {self.reason}"
+        if self.outcome is Outcome.CHANGED:
+            saved = "" if self.tokens_saved is None else f", {self.tokens_saved} tokens saved"
+            told += f" from message {self.first_changed_index} on{saved}: {self.detail}"
+        return f"{told} ({self.seconds * 1000:.1f} ms)"
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -124,4 +133,4 @@ class Result:
         return min(indices, default=None)
 
     def __str__(self) -> str:
-        return "\n".join(f"{r.stage}: {r.outcome}{' – ' + r.reason if r.reason else ''}" for r in self.reports)
+        return "\n".join(map(str, self.reports))

@@ -40,29 +40,26 @@ class Setting(Generic[T]):
     name: str
     default: T
 
-    def __call__(self, given: T | None = None) -> T:
+    def __call__(self, given: T | float | None = None) -> T:
         """*given*, else the environment's value, else the default.
 
-        Raises SettingsError when the variable holds something that is not a number where one is needed.
+        Raises SettingsError when a number is needed and it is none; the text names the variable.
         """
         if given is not None:
-            return given
+            return self._number(given, self.name)
         text = os.environ.get(self.name, "").strip()
-        return self._parse(text) if text else self.default
+        return self._number(text, f"the environment variable {self.name}") if text else self.default
 
-    def _parse(self, text: str) -> T:
+    def _number(self, value: object, source: str) -> T:
         kind = type(self.default)
         try:
-            value = kind(text)
+            # By way of text, so that 0.1 is a tenth exactly (A-08).
+            parsed = kind(value if isinstance(value, kind) else str(value))
         except (ValueError, InvalidOperation) as error:
-            raise SettingsError(
-                f"the environment variable {self.name} is {text!r}, which is not a number"
-            ) from error
-        if isinstance(value, Decimal) and not value.is_finite():
-            raise SettingsError(
-                f"the environment variable {self.name} is {text!r}, which is not a finite number"
-            )
-        return value
+            raise SettingsError(f"{source} is {value!r}, which is not a number") from error
+        if isinstance(parsed, Decimal) and not parsed.is_finite():
+            raise SettingsError(f"{source} is {value!r}, which is not a finite number")
+        return parsed
 
 
 def setting(source: Setting[T]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 from .tokens import Budget, Ledger, TokenCounter
 
@@ -12,21 +12,33 @@ if TYPE_CHECKING:
     from .messages import Message
     from .reports import Detail
 
-__all__ = ["Change", "PlannedStage", "Proposal", "Skip", "Stage", "Turn"]
+__all__ = ["Change", "Intent", "PlannedStage", "Proposal", "Rewindable", "Skip", "Stage", "Turn"]
+
+
+T = TypeVar("T")
 
 
 def _ledger() -> Ledger:
     return Ledger(TokenCounter())
 
 
+@runtime_checkable
+class Rewindable(Protocol):
+    """A record of a session that sums something up about the leading messages."""
+
+    def rewind(self, known: int, /) -> None:
+        """Forget all but the first *known* messages: behind them the context has changed."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """The context as it stands before a stage. Read it; never write to it.
 
-    The first *known* messages are equal to those this stage saw at its last turn of the session, so whatever it
-    summed up about them still holds. *overhead* is the raw token count of the system prompt and the tools.
-    *memory* is a small record per session, for things like a failure breaker or running totals: it may decide
-    whether a dear attempt is made, never what an attempt yields.
+    *overhead* is the raw token count of the system prompt and the tools. *memory* is a small record per session and
+    stage, for things like a failure breaker or running totals: it may decide whether a dear attempt is made, never
+    what an attempt yields. The pipeline rewinds what is `Rewindable` in it, and the ledger, so that they always
+    agree with *messages* as far as they reach (*tracked*).
     """
 
     messages: Sequence[Message]
@@ -35,8 +47,8 @@ class Turn:
     budget: Budget = field(default_factory=Budget)
     ledger: Ledger = field(default_factory=_ledger)
     overhead: int = 0
-    known: int = 0
     memory: MutableMapping[object, object] = field(default_factory=dict)
+    tracked: bool = False
 
     @property
     def counter(self) -> TokenCounter:
@@ -45,11 +57,23 @@ class Turn:
 
     async def raw_tokens(self) -> int:
         """Exact tiktoken tokens of the messages, the system prompt and the tools."""
-        return await self.ledger.total(self.messages, known=self.known) + self.overhead
+        return (await self.prefix_sums())[len(self.messages)] + self.overhead
 
     async def tokens(self) -> int:
         """What the API will bill for this context, as far as is known: the calibrated estimate."""
         return self.ledger.estimate(await self.raw_tokens(), self.messages)
+
+    async def prefix_sums(self) -> Sequence[int]:
+        """Raw tokens of the first 0, 1, 2 … messages, without the overhead; read it before the next turn."""
+        known = self.ledger.counted if self.tracked else None
+        return await self.ledger.prefix_sums(self.messages, known=known)
+
+    def recall(self, kind: Callable[[], T]) -> T:
+        """The stage's own record of the type *kind* in this session, made at first use."""
+        held = self.memory.get(kind)
+        if held is None:
+            self.memory[kind] = held = kind()
+        return cast("T", held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +98,13 @@ class Skip:
     detail: Detail | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A plan's answer where the stage would act, but what comes out cannot be known without acting."""
+
+    reason: str
+
+
 Proposal: TypeAlias = Change | Skip | None
 """What a stage answers; None is a Skip without a reason."""
 
@@ -83,6 +114,8 @@ Stage: TypeAlias = Callable[[Turn], Awaitable[Proposal]]
 
 @runtime_checkable
 class PlannedStage(Protocol):
-    async def plan(self, turn: Turn) -> Proposal:
+    """A stage that can say what it would do."""
+
+    async def plan(self, turn: Turn) -> Change | Skip | Intent | None:
         """The decision that the stage would take, with no write and no model call."""
         ...

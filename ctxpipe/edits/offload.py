@@ -6,7 +6,7 @@ import json
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..messages import MEDIA, ToolCall, ToolResult, as_dict, blocks, compact_json, kind, tool_calls, tool_results
 from ..messages import field as read
-from ..placeholders import previewed_reference, reference
+from ..names import safe_name
+from ..placeholders import Preview, placeholder, previewed_reference, reference
 
 if TYPE_CHECKING:
     from ..messages import Block, Message
@@ -45,11 +46,15 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A tool result that may leave the context, with its size in characters and the call that it answers."""
+    """A tool result, or the input of a tool call, that may leave the context; *chars* is what would leave."""
 
-    result: ToolResult
+    item: ToolResult | ToolCall
     chars: int
-    call: ToolCall | None = None
+
+    @property
+    def id(self) -> str:
+        """The id of the tool call that this is part of."""
+        return self.item.id if isinstance(self.item, ToolCall) else self.item.tool_use_id
 
 
 # Measuring ----------------------------------------------------------------------------------------------------
@@ -127,10 +132,10 @@ def replaced(content: str | Sequence[Block] | None, text: str) -> str | list[Any
 
 
 def offloadable(messages: Sequence[Message], min_chars: int) -> list[Candidate]:
-    """Every textual tool result of at least *min_chars* characters that is no placeholder, oldest first (BO-1, BO-17)."""
-    textual = (result for result in tool_results(messages) if is_text(result.content))
+    """Every textual tool result of *min_chars* or more that is no placeholder, oldest first (BO-1, BO-17)."""
+    textual = (r for r in tool_results(messages) if is_text(r.content) and not is_placeholder(r.content))
     sized = (Candidate(result, result_characters(result.content)) for result in textual)
-    return [found for found in sized if found.chars >= max(min_chars, 1) and not is_placeholder(found.result.content)]
+    return [found for found in sized if found.chars >= max(min_chars, 1)]
 
 
 def prescan(messages: Sequence[Message], min_chars: int) -> Scan:
@@ -150,36 +155,55 @@ def passes(scan: Scan, ratio: Decimal | float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which results a stage may offload at all, whatever its gate says.
+    """What a stage may offload at all, whatever its gate says.
 
     *min_chars* in characters, *per_tool* overrides it by tool name (None: never), *exempt_tools* are never
-    offloaded, nor is the result of a call that reads an offloaded file back (*ours* finds its path; A-27).
+    offloaded, nor is the result of a call that reads an offloaded file back (*ours* finds its path; A-27). The inputs
+    of *input_tools* may go where one of their texts has *min_input_chars* or more (R20).
     """
 
     min_chars: int
     per_tool: Mapping[str, int | None] = field(default_factory=dict)
     exempt_tools: AbstractSet[str] = frozenset()
     ours: re.Pattern[str] | None = None
-    previewed: bool = False
+    input_tools: AbstractSet[str] = frozenset()
+    min_input_chars: int = 1000
 
-    def candidate(self, result: ToolResult, call: ToolCall | None) -> Candidate | None:
-        """The candidate that *result* is, None when it must stay."""
+    def result(self, result: ToolResult, call: ToolCall | None) -> Candidate | None:
+        """*result* as a candidate, None when it must stay."""
         name = call.name if call else ""
         limit = self.per_tool.get(name, self.min_chars)
         if limit is None or name in self.exempt_tools or is_placeholder(result.content):
             return None
-        if self.is_read_back(call) or self._is_previewed(result):
-            return None
         chars = result_characters(result.content)
-        return Candidate(result, chars, call) if chars >= max(limit, 1) else None
+        if chars < max(limit, 1) or self.read_back(call) or _is_own_preview(result):
+            return None
+        return Candidate(result, chars)
 
-    def is_read_back(self, call: ToolCall | None) -> bool:
-        """Whether *call* names an offloaded file somewhere in its input, in a shell command for example."""
-        return bool(self.ours and call and any(self.ours.search(text) for text in strings(call.input)))
+    def input(self, call: ToolCall) -> Candidate | None:
+        """The input of *call* as a candidate, None when it must stay."""
+        if call.name not in self.input_tools:
+            return None
+        chars = sum(map(len, self.long_texts(call)))
+        return Candidate(call, chars) if chars else None
 
-    def _is_previewed(self, result: ToolResult) -> bool:
-        where = previewed_reference(result.content) if self.previewed else None
-        return where is not None and result.tool_use_id in where
+    def long_texts(self, call: ToolCall) -> list[str]:
+        """The texts in the call's input that are long enough to leave and are not placeholders already."""
+        found = (text for text in strings(call.input) if len(text) >= self.min_input_chars)
+        return [text for text in found if previewed_reference(text) is None and reference(text) is None]
+
+    def read_back(self, call: ToolCall | None) -> str | None:
+        """The path of an offloaded file that the call's input names somewhere, in a shell command for example."""
+        if self.ours is None or call is None:
+            return None
+        matches = map(self.ours.search, strings(call.input))
+        return next((match[0] for match in matches if match), None)
+
+
+def _is_own_preview(result: ToolResult) -> bool:
+    """Whether the content is our placeholder with a preview: its path must be the one that this id leads to (A-17)."""
+    where = previewed_reference(result.content)
+    return where is not None and safe_name(result.tool_use_id) in where.replace("\\", "/").rsplit("/", 1)[-1]
 
 
 def strings(value: object) -> Iterator[str]:
@@ -211,6 +235,23 @@ def answered(messages: Sequence[Message], start: int) -> Iterator[tuple[ToolResu
             index = result.message
             calls = {call.id: call for call in tool_calls(messages, max(0, index - 1), index)}
         yield result, calls.get(result.tool_use_id)
+
+
+def shortened_read_backs(
+    pairs: Iterable[tuple[ToolResult, ToolCall | None]], selection: Selection, form: str, limit: int | None
+) -> dict[tuple[int, int], object]:
+    """What replaces the texts longer than *limit* that were read back from our files: their head and tail.
+
+    They lie in the file already, so the placeholder points there and no new file is needed (A-27, R3).
+    """
+    cut: dict[tuple[int, int], object] = {}
+    for result, call in pairs:
+        where = selection.read_back(call)
+        if limit is None or where is None or not isinstance(result.content, str) or len(result.content) <= limit:
+            continue
+        preview = Preview(head=limit * 3 // 4, tail=limit // 4)
+        cut[result.place] = placeholder(form, where, result.content, preview)
+    return cut
 
 
 def protected_from(messages: Sequence[Message], keep_recent: int) -> int:
@@ -251,11 +292,13 @@ class Running:
         for index in range(known, len(messages)):
             total += characters(messages[index])
             self._totals.append(total)
-        for result, call in answered(messages, known):
-            if found := selection.candidate(result, call):
-                self._candidates.append(found)
-                self._places.append(result.message)
-                self._sums.append(self._sums[-1] + found.chars)
+        results = (selection.result(result, call) for result, call in answered(messages, known))
+        inputs = map(selection.input, tool_calls(messages, known)) if selection.input_tools else ()
+        found = [candidate for candidate in (*results, *inputs) if candidate]
+        for candidate in sorted(found, key=lambda candidate: candidate.item.message):
+            self._candidates.append(candidate)
+            self._places.append(candidate.item.message)
+            self._sums.append(self._sums[-1] + candidate.chars)
 
     def scan(self, end: int) -> Scan:
         """The gate's sums, candidates counted up to message *end*."""

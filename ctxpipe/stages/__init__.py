@@ -1,0 +1,1 @@
+"""Gate, I/O, result: the stages, and beside each the function that needs no pipeline."""

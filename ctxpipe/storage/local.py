@@ -23,7 +23,7 @@ from anyio.lowlevel import RunVar
 from ..errors import SettingsError, StorageError
 from ..messages import tool_results
 from ..placeholders import previewed_reference, reference
-from .names import content_hash, safe_name, suffixed
+from ..names import content_hash, safe_name, suffixed
 from .protocol import Page
 
 if TYPE_CHECKING:
