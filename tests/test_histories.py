@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from histories import assistant, broken_histories, chat, conversation, histories, said, step, system, user, view
-from hypothesis import Phase, find, given, settings
+from hypothesis import Phase, given, settings
 
 from ctxpipe.messages import Message, check, pending_calls, tool_calls, tool_results
 
@@ -33,8 +33,19 @@ def test_a_history_without_an_ending_ends_in_the_users_text(history: list[Messag
 
 
 def test_random_histories_hold_the_shapes_that_matter() -> None:
-    quick = settings(phases=[Phase.generate], max_examples=1000)
-    find(histories(), lambda history: bool(pending_calls(history)), settings=quick)
-    find(histories(), lambda history: len(list(tool_calls(history))) > 8, settings=quick)
-    find(histories(), lambda history: any("<command>" in words for words in said(history)), settings=quick)
-    find(broken_histories(), lambda history: bool(check(history)), settings=quick)
+    seen: set[str] = set()
+
+    @settings(phases=[Phase.generate], max_examples=300)
+    @given(histories(), broken_histories())
+    def look(history: list[Message], broken: list[Message]) -> None:
+        shapes = {
+            "waiting calls": bool(pending_calls(history)),
+            "many calls": len(list(tool_calls(history))) > 8,
+            "a command": any("<command>" in words for words in said(history)),
+            "broken": bool(check(broken)),
+        }
+        seen.update(name for name, is_so in shapes.items() if is_so)
+
+    look()
+
+    assert seen == {"waiting calls", "many calls", "a command", "broken"}
