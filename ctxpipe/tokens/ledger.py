@@ -47,6 +47,17 @@ class Ledger:
 
     # Counting ------------------------------------------------------------------------------------------------
 
+    @property
+    def counted(self) -> int:
+        """How many messages, from the first on, the totals cover."""
+        return len(self._seen)
+
+    def rewind(self, known: int) -> None:
+        """Forget all but the first *known* messages: behind them the context has changed."""
+        if known < len(self._seen):
+            del self._seen[known:], self._sums[known + 1 :]
+            self._tail = _content(self._seen[-1]) if self._seen else None
+
     async def total(self, messages: Sequence[Message], *, known: int | None = None) -> int:
         """The raw tokens of *messages*.
 
