@@ -31,7 +31,8 @@ async def _conservative(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
 
 
 async def _should_compact(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
-    return {"value": should_compact(counter=hooks.count_text, **args)}
+    value = should_compact(args["messages"], counter=hooks.count_text, **args["options"])
+    return {"value": value}
 
 
 OPERATIONS: dict[str, Operation] = {
