@@ -30,6 +30,9 @@ logger = logging.getLogger("ctxpipe")
 Veto: TypeAlias = Callable[[Turn, Change], bool | str]
 """Looks at a proposal before it counts; True, or a sentence that says why, refuses it."""
 
+_Request: TypeAlias = tuple[object, Iterable[object] | None]
+"""The system prompt and the tools of the request."""
+
 _LEVELS = {Outcome.FAILED: logging.WARNING, Outcome.REFUSED: logging.WARNING, Outcome.SKIPPED: logging.DEBUG}
 
 
@@ -109,7 +112,7 @@ class ContextPipeline:
         *,
         session_id: str,
         system: object = None,
-        tools: object = None,
+        tools: Iterable[object] | None = None,
         force: bool = False,
     ) -> Result:
         """Shape *messages* for the next model call; go on with ``result.messages``.
@@ -129,7 +132,7 @@ class ContextPipeline:
         *,
         session_id: str,
         system: object = None,
-        tools: object = None,
+        tools: Iterable[object] | None = None,
         force: bool = False,
     ) -> Result:
         """What `run` would do, with no write and no model call.
@@ -150,11 +153,10 @@ class ContextPipeline:
         reports = []
         for stage in self._stages:
             started = perf_counter()
-            plan = await stage.plan(turn) if isinstance(stage, PlannedStage) else Intent("it has no plan of its own")
-            report = _planned(stage, turn, plan, perf_counter() - started)
+            plan = await _plan(stage, turn)
+            reports.append(_planned(stage, turn, plan, perf_counter() - started))
             if isinstance(plan, Change):
                 turn = replace(turn, messages=plan.messages)
-            reports.append(report)
         return Result(list(turn.messages), tuple(reports), tuple(check(messages)))
 
     def observe(self, usage: object, messages: Sequence[Message], *, session_id: str, model: str | None = None) -> None:
@@ -165,7 +167,12 @@ class ContextPipeline:
     # One run ------------------------------------------------------------------------------------------------------
 
     async def _run(
-        self, given: list[Message], session_id: str, session: _Session, extra: tuple[object, object], force: bool
+        self,
+        given: list[Message],
+        session_id: str,
+        session: _Session,
+        request: _Request,
+        force: bool,
     ) -> Result:
         known = _common_prefix(session.context, given)
         session.rewind(known)
@@ -174,7 +181,7 @@ class ContextPipeline:
         # What cannot be encoded stays for now: the stages store it as it is.
         messages = repair(given, encoding=False) if problems else given
         session.rewind(_first_difference(given, messages))
-        overhead = await self._overhead(session, *extra)
+        overhead = await self._overhead(session, *request)
         turn = Turn(messages, session_id, force, self.budget, session.ledger, overhead, tracked=True)
         reports: list[StageReport] = []
         for stage, memory in zip(self._stages, session.memories, strict=True):
@@ -269,7 +276,7 @@ class ContextPipeline:
     def _new_session(self) -> _Session:
         return _Session(Ledger(self.counter), [{} for _ in self._stages])
 
-    async def _overhead(self, session: _Session, system: object, tools: object) -> int:
+    async def _overhead(self, session: _Session, system: object, tools: Iterable[object] | None) -> int:
         """Raw tokens of the system prompt and the tools, counted once as long as they stay the same (A-64)."""
         if session.overhead[:2] != (system, tools):
             session.overhead = (system, tools, await self.counter.count([], system=system, tools=tools))
@@ -305,6 +312,13 @@ async def _shrinks(turn: Turn, change: Change, first: int) -> bool:
         pairs = [(old, new) for old, new in zip(before, after, strict=True) if old is not new]
         before, after = [old for old, _ in pairs], [new for _, new in pairs]
     return turn.counter.over(before, await turn.counter.count(after))
+
+
+async def _plan(stage: Stage, turn: Turn) -> Change | Skip | Intent | None:
+    planned: object = stage
+    if isinstance(planned, PlannedStage):
+        return await planned.plan(turn)
+    return Intent("it cannot say beforehand: it has no plan of its own")
 
 
 def _planned(stage: Stage, turn: Turn, plan: Change | Skip | Intent | None, seconds: float) -> StageReport:

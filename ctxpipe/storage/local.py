@@ -16,14 +16,13 @@ from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
-import aiofiles
 from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
 
 from ..errors import SettingsError, StorageError
 from ..messages import tool_results
-from ..placeholders import previewed_reference, reference
 from ..names import content_hash, safe_name, suffixed
+from ..placeholders import previewed_reference, reference
 from .protocol import Page
 
 if TYPE_CHECKING:
@@ -137,10 +136,12 @@ class LocalStorage:
 
     async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
         """A page of the text at *location*: a key, or a path in any form that was handed out."""
-        key = self.key(location)
+        import aiofiles  # here and below: it takes as long to import as the rest of this package
+
         end = None if limit is None else offset + limit
         kept, position = io.StringIO(), 0
         with _translated("cannot read", location):
+            key = await to_thread.run_sync(self.key, location, limiter=_limiter())
             async with aiofiles.open(key, encoding="utf-8", newline="", errors="replace", opener=self._reader) as file:
                 while chunk := await file.read(_CHUNK):
                     kept.write(chunk[max(0, offset - position) : None if end is None else max(0, end - position)])
@@ -192,6 +193,8 @@ class LocalStorage:
 
     async def append(self, session_id: str, name: str, text: str, /) -> str:
         """Add *text* to the session's record *name*; return its absolute path."""
+        import aiofiles
+
         key = f"{safe_name(session_id)}/{safe_name(name)}"
         path = self.location(key)
         with _translated("cannot append to", path):

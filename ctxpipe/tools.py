@@ -1,0 +1,199 @@
+"""Reading tools for the model: what was offloaded, page by page or by search."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from anyio import to_thread
+
+from .errors import CtxpipeError, StorageError
+from .messages import field
+from .names import safe_name
+from .storage import LocalStorage
+
+if TYPE_CHECKING:
+    import regex
+    from anthropic.types import ToolParam, ToolResultBlockParam
+
+    from .messages import Block
+
+__all__ = ["Tool", "ToolInputError", "answer", "offload_tools"]
+
+_LINE_CHARS = 400
+_SEARCH_SECONDS = 2.0
+
+
+class ToolInputError(CtxpipeError, ValueError):
+    """The model gave a tool an argument that makes no sense; the text tells it what would."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A plain Anthropic tool definition with its async handler, which answers with text."""
+
+    definition: ToolParam
+    handler: Callable[[Mapping[str, object]], Awaitable[str]]
+
+    @property
+    def name(self) -> str:
+        """The name under which the model calls it."""
+        return self.definition["name"]
+
+    async def __call__(self, arguments: Mapping[str, object], /) -> str:
+        """The tool's answer. Raises ToolInputError and StorageError, with a text that the model can act on."""
+        return await self.handler(arguments)
+
+
+async def answer(block: Block, tools: Iterable[Tool]) -> ToolResultBlockParam | None:
+    """The tool_result for the tool_use *block*, an error result where it fails; None when no tool of ours is meant."""
+    tool = next((tool for tool in tools if tool.name == field(block, "name")), None)
+    if tool is None:
+        return None
+    result: dict[str, Any] = {"type": "tool_result", "tool_use_id": field(block, "id")}
+    try:
+        result["content"] = await tool(field(block, "input") or {})
+    except (ToolInputError, StorageError) as error:
+        result |= {"content": str(error), "is_error": True}
+    return result  # type: ignore[return-value]  # a dict with exactly its keys
+
+
+def offload_tools(storage: LocalStorage, *, session_id: str | None = None, max_chars: int = 20_000) -> list[Tool]:
+    """`read_offloaded` and `search_offloaded` over the files of *storage*.
+
+    They accept every form of path that a placeholder prints and read nothing outside the storage's root; with
+    *session_id* nothing of another session. One answer has at most *max_chars* characters of file text. Their results
+    are never offloaded again.
+    """
+    reading = _Reading(storage, session_id, max_chars)
+    return [Tool(_READ, reading.read), Tool(_SEARCH, reading.search)]
+
+
+_PATH = {"type": "string", "description": "The path exactly as the placeholder gives it."}
+_READ: ToolParam = {
+    "name": "read_offloaded",
+    "description": (
+        "Read a tool result that was offloaded to a file, from the path in its placeholder. Gives a page of "
+        "characters and says where the next one begins."
+    ),
+    "input_schema": {
+        "type": "object",
+        "properties": {
+            "path": _PATH,
+            "offset": {"type": "integer", "description": "The character to begin at, from 0.", "default": 0},
+            "limit": {"type": "integer", "description": "How many characters at most.", "default": 20_000},
+        },
+        "required": ["path"],
+    },
+}
+_SEARCH: ToolParam = {
+    "name": "search_offloaded",
+    "description": (
+        "Search a tool result that was offloaded to a file. Gives the matching lines with their line number and the "
+        "character offset to read on from."
+    ),
+    "input_schema": {
+        "type": "object",
+        "properties": {
+            "path": _PATH,
+            "pattern": {"type": "string", "description": "The text to look for, literally."},
+            "limit": {"type": "integer", "description": "How many lines at most.", "default": 20},
+            "regex": {"type": "boolean", "description": "Take the pattern as a regular expression.", "default": False},
+        },
+        "required": ["path", "pattern"],
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    storage: LocalStorage
+    session_id: str | None
+    max_chars: int
+
+    async def read(self, arguments: Mapping[str, object]) -> str:
+        offset = _whole(arguments, "offset", 0)
+        limit = min(_whole(arguments, "limit", self.max_chars, least=1), self.max_chars)
+        page = await self.storage.read(await self._key(arguments), offset, limit)
+        if offset and offset >= page.total:
+            raise ToolInputError(f"offset is {offset}, but the file has only {page.total} characters")
+        if page.next_offset is None:
+            return page.text or "[The file is empty.]"
+        end = page.next_offset
+        return f"{page.text}\n[Characters {offset} to {end} of {page.total}. Read on with offset={end}.]"
+
+    async def search(self, arguments: Mapping[str, object]) -> str:
+        pattern = _text(arguments, "pattern")
+        limit = _whole(arguments, "limit", 20, least=1)
+        compiled = _compiled(pattern, literal=not arguments.get("regex", False))
+        page = await self.storage.read(await self._key(arguments))
+        try:
+            lines = await to_thread.run_sync(_matching, compiled, page.text, limit)
+        except TimeoutError:
+            raise ToolInputError(f"the search took longer than {_SEARCH_SECONDS:g} s; use a simpler pattern") from None
+        if not lines:
+            return f"[No line matches {pattern!r}.]"
+        more = "" if len(lines) <= limit else f"\n[Only the first {limit} matching lines are shown.]"
+        return _cut("\n".join(lines[:limit]), self.max_chars) + more
+
+    async def _key(self, arguments: Mapping[str, object]) -> str:
+        path = _text(arguments, "path")
+        key = await to_thread.run_sync(self.storage.key, path)
+        if self.session_id is not None and key.split("/")[0] != safe_name(self.session_id):
+            # The same words as for a file that is not there: other sessions stay out of sight.
+            raise StorageError(f"there is no stored text {path!r} below {self.storage.root}")
+        return key
+
+
+def _matching(pattern: regex.Pattern[str], text: str, limit: int) -> list[str]:
+    """The lines that match, one more than *limit* if there are more."""
+    found: list[str] = []
+    deadline = monotonic() + _SEARCH_SECONDS
+    for number, start, line in _lines(text):
+        match = pattern.search(line, timeout=max(deadline - monotonic(), 0.001), concurrent=True)
+        if match:
+            begin = max(0, match.start() - _LINE_CHARS // 2)
+            shown = line[begin : begin + _LINE_CHARS]
+            found.append(f"line {number}, offset {start + begin}: {shown}")
+        if len(found) > limit:
+            break
+    return found
+
+
+def _lines(text: str) -> Iterator[tuple[int, int, str]]:
+    """Number, offset and text of each line."""
+    start = 0
+    for number, line in enumerate(text.split("\n"), 1):
+        yield number, start, line
+        start += len(line) + 1
+
+
+def _compiled(pattern: str, *, literal: bool) -> regex.Pattern[str]:
+    import regex
+
+    try:
+        return regex.compile(regex.escape(pattern) if literal else pattern)
+    except regex.error as error:
+        raise ToolInputError(f"pattern is no regular expression: {error}") from error
+
+
+def _text(arguments: Mapping[str, object], name: str) -> str:
+    value = arguments.get(name)
+    if not isinstance(value, str) or not value:
+        raise ToolInputError(f"{name} is missing; give a text")
+    return value
+
+
+def _whole(arguments: Mapping[str, object], name: str, default: int, least: int = 0) -> int:
+    value = arguments.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int) or value < least:
+        raise ToolInputError(f"{name} is {value!r}; give a whole number of {least} or more")
+    return value
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}\n[Cut at {limit} characters.]"
