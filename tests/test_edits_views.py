@@ -29,7 +29,7 @@ def test_the_literal_registry_holds_read_file_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("path", [None, "", 7, ["a.py"], b"a.py"])
-def test_a_reading_call_without_a_path_in_words_is_no_view(path: object):
+def test_a_reading_call_without_a_path_in_words_is_no_view(path: object) -> None:
     assert viewed_path(call("read_file", {"path": path})) is None
     assert viewed_path(call("read_file", {})) is None
 
@@ -44,7 +44,7 @@ def test_a_reading_call_without_a_path_in_words_is_no_view(path: object):
         ("str_replace_based_edit_tool", {"command": "view", "path": "src/a.ts"}),
     ],
 )
-def test_the_reading_tools_of_common_agents_are_known(name: str, given: Mapping[str, object]):
+def test_the_reading_tools_of_common_agents_are_known(name: str, given: Mapping[str, object]) -> None:
     assert viewed_path(call(name, given), COMMON_READING_TOOLS) == "src/a.ts"
 
 
@@ -65,7 +65,7 @@ def test_shell_views_are_recognised_only_when_asked_for() -> None:
 
 
 @pytest.mark.parametrize("name", ["bash", "Bash", "shell_command", "run_shell_command"])
-def test_a_tool_is_a_shell_by_its_name(name: str):
+def test_a_tool_is_a_shell_by_its_name(name: str) -> None:
     assert viewed_path(call(name, {"command": "cat a.py"}), READING_TOOLS, True) == "a.py"
     assert viewed_path(call("note", {"command": "cat a.py"}), READING_TOOLS, True) is None
 
@@ -105,7 +105,7 @@ def test_a_tool_is_a_shell_by_its_name(name: str):
         "bash -lc 'cat a.py'",
     ],
 )
-def test_a_line_that_only_prints_a_file_is_a_view_of_it(line: str):
+def test_a_line_that_only_prints_a_file_is_a_view_of_it(line: str) -> None:
     assert shell(line) == "a.py"
 
 
@@ -153,7 +153,7 @@ def test_a_line_that_only_prints_a_file_is_a_view_of_it(line: str):
         "cat a.py | sh",
     ],
 )
-def test_a_line_that_does_anything_else_is_no_view(line: str):
+def test_a_line_that_does_anything_else_is_no_view(line: str) -> None:
     assert shell(line) is None
 
 
@@ -182,18 +182,18 @@ def test_a_very_long_line_is_a_script_and_not_read() -> None:
 
 
 @given(st.text())
-def test_no_text_in_a_command_line_breaks_the_reader(line: str):
+def test_no_text_in_a_command_line_breaks_the_reader(line: str) -> None:
     assert shell(line) is None or isinstance(shell(line), str)
 
 
 @given(st.text(alphabet=" \t\n'\"\\;&|<>()`$-catsednheil1,p.py", max_size=40))
-def test_no_punctuation_in_a_command_line_breaks_the_reader(line: str):
+def test_no_punctuation_in_a_command_line_breaks_the_reader(line: str) -> None:
     path = shell("cat " + line)
     assert path is None or (path and path != "-")
 
 
 @pytest.mark.shared
-def test_every_reading_call_of_the_transcripts_is_recognised(shared: Path):
+def test_every_reading_call_of_the_transcripts_is_recognised(shared: Path) -> None:
     """The index of the transcripts counts the calls of reading tools, found by other means."""
     for listed in json.loads((shared / "transcripts" / "INDEX.json").read_text()):
         lines = (shared / "transcripts" / f"{listed['id']}.jsonl").read_text().splitlines()[1:]
