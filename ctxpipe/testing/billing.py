@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..tokens import TokenCounter
 from .rules import Model
 
-__all__ = ["Ledger", "Prompt", "Usage", "as_blocks", "bare"]
+__all__ = ["Meter", "Prompt", "Usage", "as_blocks", "bare"]
 
 LOOKBACK_BLOCKS = 20
 SECONDS_TO_LIVE = {"5m": 300.0, "1h": 3600.0}
-MESSAGE_OVERHEAD = 4  # role and separators
-MEDIA_TOKENS = 1600  # an image of about 1.2 megapixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +63,11 @@ class Prompt:
 
 
 @dataclass(slots=True)
-class Ledger:
-    """Counts prompts and keeps the prompt cache. *count* gives the tokens of a text, *clock* the seconds."""
+class Meter:
+    """Counts prompts and keeps the prompt cache. *clock* gives seconds."""
 
     model: Model
-    count: Callable[[str], int]
+    counter: TokenCounter
     clock: Callable[[], float] = time.monotonic
     _cached: dict[bytes, float] = field(default_factory=dict)  # digest of a prefix -> when it expires
     _tokens: dict[bytes, int] = field(default_factory=dict)  # digest of a block -> its raw tokens
@@ -80,7 +79,7 @@ class Ledger:
 
     def output_tokens(self, blocks: Sequence[Mapping[str, Any]]) -> int:
         """Billed tokens of an answer."""
-        return self._billed(sum(self._block_tokens(block) for block in blocks))
+        return self._billed(sum(map(self.counter.block, blocks)))
 
     def charge(self, prompt: Prompt) -> Usage:
         """Bill the prompt, reading from the cache and writing to it as its marks say."""
@@ -109,50 +108,35 @@ class Ledger:
         digest = hashlib.blake2b(str(body.get("model")).encode(), digest_size=16)
         tokens = 0
         blocks = list(_prompt(body))
-        for role, block, overhead in blocks:
+        for place, (role, block) in enumerate(blocks, 1):
             raw = json.dumps([role, bare(block)]).encode()
             digest.update(raw)
-            tokens += overhead + self._remembered(raw, block)
+            tokens += self._remembered(raw, role, block)
             mark = block.get("cache_control")
-            if block is blocks[-1][1]:  # a mark on the whole request falls on the last block
+            if place == len(blocks):  # a mark on the whole request falls on the last block
                 mark = mark or body.get("cache_control")
             yield _Step(digest.digest(), tokens, mark)
 
-    def _remembered(self, raw: bytes, block: Mapping[str, Any]) -> int:
+    def _remembered(self, raw: bytes, role: str, block: Mapping[str, Any]) -> int:
         key = hashlib.blake2b(raw, digest_size=16).digest()
         if key not in self._tokens:
-            self._tokens[key] = self._block_tokens(block)
+            as_tool = role == "tools"
+            self._tokens[key] = self.counter.total((), tools=[bare(block)]) if as_tool else self.counter.block(block)
         return self._tokens[key]
-
-    def _block_tokens(self, block: Mapping[str, Any]) -> int:
-        match block.get("type"):
-            case "text":
-                return self.count(block["text"])
-            case "tool_result":
-                return sum(self._block_tokens(part) for part in as_blocks(block.get("content") or []))
-            case "thinking":
-                return self.count(block["thinking"])
-            case "image" | "document" if block.get("source", {}).get("type") != "text":
-                return MEDIA_TOKENS
-            case "redacted_thinking":
-                return len(block["data"]) // 4
-        return self.count(json.dumps(bare(block), ensure_ascii=False, separators=(",", ":")))
 
     def _billed(self, raw_tokens: int) -> int:
         return math.ceil(raw_tokens * self.model.billing_factor)
 
 
-def _prompt(body: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], int]]:
-    """The blocks of the prompt in the order in which they are cached, each with its role and its overhead."""
+def _prompt(body: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The blocks of the prompt in the order in which they are cached, each with its role."""
     for tool in body.get("tools") or []:
-        yield "tools", tool, MESSAGE_OVERHEAD
+        yield "tools", tool
     for block in as_blocks(body.get("system") or []):
-        yield "system", block, 0
+        yield "system", block
     for message in body["messages"]:
-        overhead = MESSAGE_OVERHEAD
         for block in as_blocks(message["content"]):
-            yield message["role"], block, overhead
-            overhead = 0
+            yield message["role"], block
 
 
 def as_blocks(content: str | Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

@@ -140,21 +140,25 @@ def _content_shape(where: str, message: Mapping[str, Any]) -> Iterator[str]:
     elif not isinstance(message["content"], str | list):
         yield f"{where}.content: Input should be a valid array"
     for place, block in enumerate(_blocks(message)):
+        here = f"{where}.content.{place}"
         if not isinstance(block, dict) or not isinstance(block.get("type"), str):
-            yield f"{where}.content.{place}: Input should be an object with a type"
+            yield f"{here}: Input should be an object with a type"
             continue
-        for name in FIELDS.get(block["type"], ()):
+        for name, kind in FIELDS.get(block["type"], {}).items():
             if name not in block:
-                yield f"{where}.content.{place}.{block['type']}.{name}: Field required"
+                yield f"{here}.{block['type']}.{name}: Field required"
+            elif not isinstance(block[name], kind):
+                yield f"{here}.{block['type']}.{name}: Input should be a valid {TYPE_NAMES[kind]}"
 
 
-FIELDS: Mapping[str, Sequence[str]] = {
-    "text": ("text",),
-    "tool_use": ("id", "name", "input"),
-    "tool_result": ("tool_use_id",),
-    "thinking": ("thinking", "signature"),
-    "redacted_thinking": ("data",),
+FIELDS: Mapping[str, Mapping[str, type]] = {
+    "text": {"text": str},
+    "tool_use": {"id": str, "name": str, "input": dict},
+    "tool_result": {"tool_use_id": str},
+    "thinking": {"thinking": str, "signature": str},
+    "redacted_thinking": {"data": str},
 }
+TYPE_NAMES: Mapping[type, str] = {str: "string", dict: "dictionary"}
 
 
 # The conversation --------------------------------------------------------------------------------------------
@@ -230,8 +234,6 @@ def _uses(messages: Sequence[Any]) -> Iterator[str]:
             seen.add(block["id"])
             if not TOOL_USE_ID.fullmatch(block["id"]):
                 yield f"{where}.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'"
-            if not isinstance(block["input"], dict):
-                yield f"{where}.tool_use.input: Input should be a valid dictionary"
 
 
 def _pairing(messages: Sequence[Any]) -> Iterator[str]:
@@ -287,10 +289,7 @@ def _system(body: Mapping[str, Any], model: Model) -> Iterator[str]:
         if message["role"] != "system":
             continue
         if not model.system_messages:
-            yield (
-                'messages: Unexpected role "system". The Messages API accepts a top-level `system` parameter, '
-                'not "system" as an input message role.'
-            )
+            yield "role 'system' is not supported on this model"
         elif index and body["messages"][index - 1]["role"] == "assistant":
             yield f"messages.{index}: a `system` message must follow a `user` message"
 

@@ -14,7 +14,8 @@ import anyio
 import anyio.to_thread
 
 from ..errors import CtxpipeError
-from .billing import Ledger, Prompt, Usage
+from ..tokens import Counting, TokenCounter, as_counter
+from .billing import Meter, Prompt, Usage
 from .replies import (
     Answer,
     Cut,
@@ -85,11 +86,11 @@ class MessagesServer:
 
     script: Script
     model: Model = field(default_factory=Model)
-    count: Callable[[str], int] | None = None
+    counter: Counting = field(default_factory=TokenCounter)
     clock: Callable[[], float] = time.monotonic
     requests: list[Received] = field(default_factory=list, init=False)
     errors: list[Exception] = field(default_factory=list, init=False)
-    _ledger: Ledger = field(init=False, repr=False)
+    _meter: Meter = field(init=False, repr=False)
     _next: Callable[[RequestBody], Reply | Awaitable[Reply]] = field(init=False, repr=False)
     _running: Running | None = field(default=None, init=False, repr=False)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False)
@@ -97,7 +98,7 @@ class MessagesServer:
 
     def __post_init__(self) -> None:
         self._next = self.script if callable(self.script) else _in_order(self.script)
-        self._ledger = Ledger(self.model, self.count or _default_count(), self.clock)
+        self._meter = Meter(self.model, as_counter(self.counter), self.clock)
 
     # Life ----------------------------------------------------------------------------------------------------
 
@@ -156,11 +157,18 @@ class MessagesServer:
         raw = await request.body()
         received = Received(request.url.path, dict(request.headers), {}, id=f"req_{next(self._numbers):024d}")
         self.requests.append(received)
-        # In a worker thread, one request at a time: the loop is the caller's.
-        refusal = await anyio.to_thread.run_sync(self._judge, received, raw, limiter=self._one_at_a_time)
-        if refusal is not None:
-            received.reply = refusal
+        try:  # in a worker thread, one request at a time: the loop is the caller's
+            refusal = await anyio.to_thread.run_sync(self._judge, received, raw, limiter=self._one_at_a_time)
+        except Exception as error:  # noqa: BLE001 -- raised again when the server stops
+            refusal = self._failed(error)
+        received.reply = refusal
         return received, refusal
+
+    def _failed(self, error: Exception) -> Failure:
+        """What is answered when the script, or the caller's counter, raised."""
+        self.errors.append(error)
+        message = f"the script failed: {type(error).__name__}: {error}"
+        return Failure(500, "api_error", message, {"x-should-retry": "false"})
 
     def _judge(self, received: Received, raw: bytes) -> Failure | None:
         """Check and count a request; the error that the API answers, or None when it is sound."""
@@ -184,7 +192,7 @@ class MessagesServer:
         verdict = verify(received.body, self.model, received.headers.get("anthropic-beta", ""))
         received.dropped = verdict.dropped
         yield from verdict.problems
-        received.prompt = self._ledger.read(received.body)
+        received.prompt = self._meter.read(received.body)
         received.tokens = received.prompt.tokens
         if received.tokens > self.model.window and not counting:
             yield f"prompt is too long: {received.tokens} tokens > {self.model.window} maximum"
@@ -210,9 +218,7 @@ class MessagesServer:
             if isinstance(reply, Awaitable):
                 reply = await reply
         except Exception as error:  # noqa: BLE001 -- raised again when the server stops
-            self.errors.append(error)
-            message = f"the script failed: {type(error).__name__}: {error}"
-            return Failure(500, "api_error", message, {"x-should-retry": "false"})
+            return self._failed(error)
         return answer(reply) if isinstance(reply, str) else reply
 
     async def _answer(self, received: Received, reply: Answer) -> Response:
@@ -253,8 +259,8 @@ class MessagesServer:
         if any(block["type"] in THINKING for block in blocks):
             blocks = await anyio.to_thread.run_sync(partial(sign, received.body, blocks))
         assert received.prompt is not None  # noqa: S101 -- counted before it was answered
-        received.usage = self._ledger.charge(received.prompt)
-        usage = received.usage.as_dict(self._ledger.output_tokens(blocks))
+        received.usage = self._meter.charge(received.prompt)
+        usage = received.usage.as_dict(self._meter.output_tokens(blocks))
         name = received.id.replace("req_", "msg_")
         message = message_json(reply, blocks, name=name, model=received.body["model"], usage=usage)
         if received.dropped:
@@ -336,9 +342,3 @@ def _stream(chunks: AsyncIterator[bytes], received: Received) -> Response:
 
     media_type = "text/event-stream" if received.body.get("stream") else "application/json"
     return StreamingResponse(chunks, headers={"request-id": received.id}, media_type=media_type)
-
-
-def _default_count() -> Callable[[str], int]:
-    from ..tokens import TokenCounter
-
-    return TokenCounter().count

@@ -1,0 +1,202 @@
+"""What the scripted API bills: ctxpipe's own counter times a factor, and a prompt cache that matches prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic.types import Message, Usage
+
+from ctxpipe.testing import MessagesServer, Model, answer, overloaded, thinking, tool_use
+from ctxpipe.tokens import TokenCounter
+
+TOOLS: Any = [{"name": "ls", "description": "List a folder.", "input_schema": {"type": "object"}}]
+MARK = {"type": "ephemeral"}
+SMALL = Model(min_cached_tokens=1)
+
+
+class Clock:
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@asynccontextmanager
+async def talk(model: Model = SMALL, **options: Any) -> AsyncIterator[Talk]:
+    script = options.pop("script", lambda _: "fine")
+    async with (
+        MessagesServer(script, model=model, **options) as server,
+        anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0) as client,
+    ):
+        yield Talk(client)
+
+
+class Talk:
+    def __init__(self, client: anthropic.AsyncAnthropic) -> None:
+        self.client = client
+
+    async def ask(self, *messages: Any, **options: Any) -> Usage:
+        options = {"model": "m", "max_tokens": 9, **options}
+        reply: Message = await self.client.messages.create(messages=list(messages), **options)
+        return reply.usage
+
+    async def shares(self, *messages: Any, **options: Any) -> tuple[int, int, int]:
+        """Tokens read from the cache, written to it, and neither."""
+        usage = await self.ask(*messages, **options)
+        return usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0, usage.input_tokens
+
+
+def user(*texts: str, mark: bool = False) -> dict[str, Any]:
+    blocks: list[dict[str, Any]] = [{"type": "text", "text": text} for text in texts]
+    if mark:
+        blocks[-1]["cache_control"] = MARK
+    return {"role": "user", "content": blocks}
+
+
+def assistant(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+# Tokens ------------------------------------------------------------------------------------------------------
+
+
+HISTORY: list[Any] = [
+    {"role": "user", "content": "What lies in the folder? 目录里有什么?"},
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "ls", "input": {"path": "src/a"}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "one\ntwo\n" * 50}]},
+]
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.47, 2.1])
+async def test_a_prompt_costs_what_the_counter_counts_times_the_factor(factor: float) -> None:
+    raw = TokenCounter().total(HISTORY, system="Be brief.", tools=TOOLS)
+    async with talk(Model(billing_factor=factor)) as talking:
+        usage = await talking.ask(*HISTORY, system="Be brief.", tools=TOOLS)
+        counted = await talking.client.messages.count_tokens(
+            model="m", messages=HISTORY, system="Be brief.", tools=TOOLS
+        )
+
+    assert usage.input_tokens == counted.input_tokens
+    assert raw * factor <= usage.input_tokens < raw * factor + 1
+    assert (usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (0, 0)
+
+
+async def test_an_answer_costs_what_its_blocks_hold() -> None:
+    blocks = [{"type": "text", "text": "So it is."}, {"type": "tool_use", "id": "t", "name": "ls", "input": {"a": 1}}]
+    reply = answer("So it is.", tool_use("ls", {"a": 1}, id="t"))
+    async with talk(Model(billing_factor=2), script=[reply]) as talking:
+        usage = await talking.ask(user("go"))
+
+    assert usage.output_tokens == 2 * sum(map(TokenCounter().block, blocks))
+
+
+async def test_the_window_is_in_billed_tokens() -> None:
+    async with talk(Model(window=150, billing_factor=2), counter=len) as talking:
+        await talking.ask(user("x" * 75))
+        with pytest.raises(anthropic.BadRequestError, match="prompt is too long: 152 tokens > 150 maximum"):
+            await talking.ask(user("x" * 76))
+
+
+# The cache ---------------------------------------------------------------------------------------------------
+
+
+async def test_without_a_mark_nothing_is_cached() -> None:
+    async with talk(counter=len) as talking:
+        assert [await talking.shares(user("12345")) for _ in range(2)] == [(0, 0, 5), (0, 0, 5)]
+
+
+async def test_what_stands_up_to_a_mark_is_written_then_read() -> None:
+    asked = user("12345"), assistant("123"), user("1234567", mark=True), assistant("1"), user("12")
+    async with talk(counter=len) as talking:
+        assert [await talking.shares(*asked) for _ in range(2)] == [(0, 15, 3), (15, 0, 3)]
+
+
+async def test_an_appended_conversation_reads_the_turn_before_and_writes_what_is_new() -> None:
+    first = user("12345", mark=True)
+    again = user("12345"), assistant("123"), user("1234567", mark=True)
+    async with talk(counter=len) as talking:
+        assert await talking.shares(first) == (0, 5, 0)
+        assert await talking.shares(*again) == (5, 10, 0)
+
+
+async def test_a_changed_prefix_is_read_up_to_the_change_at_most() -> None:
+    async with talk(counter=len) as talking:
+        await talking.shares(user("12345", mark=True), assistant("123"), user("1234567", mark=True))
+        changed = await talking.shares(user("12345"), assistant("124"), user("1234567", mark=True))
+
+    assert changed == (5, 10, 0)
+
+
+@pytest.mark.parametrize("change", [{"system": "Be long."}, {"tools": TOOLS}, {"model": "n"}])
+async def test_another_system_prompt_tools_or_model_is_another_prefix(change: dict[str, Any]) -> None:
+    async with talk(counter=len) as talking:
+        await talking.shares(user("12345", mark=True), system="Be brief")
+        read, _, _ = await talking.shares(user("12345", mark=True), **{"system": "Be brief", **change})
+
+    assert read == 0
+
+
+async def test_a_mark_on_the_request_falls_on_its_last_block() -> None:
+    async with talk(counter=len) as talking:
+        assert await talking.shares(user("12345"), cache_control=MARK) == (0, 5, 0)
+        appended = user("12345"), assistant("123"), user("1234567")
+        assert await talking.shares(*appended, cache_control=MARK) == (5, 10, 0)
+
+
+async def test_bare_text_and_one_text_block_are_the_same_prefix() -> None:
+    async with talk(counter=len) as talking:
+        await talking.shares(user("12345", mark=True))
+        bare = {"role": "user", "content": "12345"}
+        assert await talking.shares(bare, assistant("123"), user("12", mark=True)) == (5, 5, 0)
+
+
+async def test_a_mark_looks_back_twenty_blocks_and_no_further() -> None:
+    async with talk(counter=len) as talking:
+        await talking.shares(user("12345", mark=True))
+        near = await talking.shares(user("12345", *"x" * 19, mark=True))
+        await talking.shares(user("54321", mark=True))
+        far = await talking.shares(user("54321", *"x" * 20, mark=True))
+
+    assert (near, far) == ((5, 19, 0), (0, 25, 0))
+
+
+async def test_a_prefix_below_the_minimum_is_not_cached() -> None:
+    async with talk(Model(min_cached_tokens=6), counter=len) as talking:
+        assert [await talking.shares(user("12345", mark=True)) for _ in range(2)] == [(0, 0, 5)] * 2
+        assert [await talking.shares(user("123456", mark=True)) for _ in range(2)] == [(0, 6, 0), (6, 0, 0)]
+
+
+async def test_the_cache_cools_five_minutes_after_its_last_use_or_an_hour() -> None:
+    clock = Clock()
+    hour = user("12345")
+    hour["content"][0]["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
+    async with talk(counter=len, clock=clock) as talking:
+        reads = []
+        for clock.seconds in (0, 299, 598, 899):
+            reads.append((await talking.shares(user("123", mark=True)))[0])
+        hours = []
+        for clock.seconds in (1_000, 4_000, 9_000):
+            hours.append((await talking.shares(hour))[0])
+
+    assert (reads, hours) == ([0, 3, 3, 0], [0, 5, 0])
+
+
+async def test_a_failed_request_warms_no_cache() -> None:
+    async with talk(counter=len, script=[overloaded(), "fine"]) as talking:
+        with pytest.raises(anthropic.InternalServerError):
+            await talking.ask(user("12345", mark=True))
+        assert await talking.shares(user("12345", mark=True)) == (0, 5, 0)
+
+
+async def test_a_stream_bills_the_same() -> None:
+    async with talk(counter=len, script=[answer(thinking("hm"), "so")] * 2) as talking:
+        plain = await talking.ask(user("12345", mark=True))
+        options: Any = {"model": "m", "max_tokens": 9, "messages": [user("54321", mark=True)]}
+        async with talking.client.messages.stream(**options) as stream:
+            streamed = (await stream.get_final_message()).usage
+
+    assert plain.to_dict() == streamed.to_dict()

@@ -1,0 +1,357 @@
+"""Every rule of the Messages API: one broken request is refused with the API's words, its sound twin is answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anthropic
+import httpx2
+import pytest
+
+from ctxpipe.testing import MessagesServer, Model, problems
+
+USER = {"role": "user", "content": "go"}
+MARK = {"cache_control": {"type": "ephemeral"}}
+
+
+def call(*ids: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": [{"type": "tool_use", "id": i, "name": "ls", "input": {}} for i in ids]}
+
+
+def result(*ids: str) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": i, "content": "ok"} for i in ids]}
+
+
+def said(role: str, *texts: str) -> dict[str, Any]:
+    return {"role": role, "content": [{"type": "text", "text": text} for text in texts]}
+
+
+def with_text_before(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "content": [{"type": "text", "text": "look"}, *message["content"]]}
+
+
+def with_text_after(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "content": [*message["content"], {"type": "text", "text": "look"}]}
+
+
+def marked(count: int) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "text", "text": str(n), **MARK} for n in range(count)]}
+
+
+def thought(*after: str) -> dict[str, Any]:
+    texts = [{"type": "text", "text": text} for text in after]
+    return {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, *texts]}
+
+
+UNCHECKED = Model(thinking="unchecked")
+
+RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] = {
+    "a call needs its result in the next message": (
+        [USER, call("a"), USER],
+        [USER, call("a"), result("a"), USER],
+        (
+            "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: a. Each `tool_use`"
+            " block must have a corresponding `tool_result` block in the next message."
+        ),
+        UNCHECKED,
+    ),
+    "all calls of a batch need their results": (
+        [USER, call("a", "b", "c"), result("b")],
+        [USER, call("a", "b", "c"), result("c", "a", "b")],
+        "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: a, c.",
+        UNCHECKED,
+    ),
+    "the last message may not call": (
+        [USER, call("a")],
+        [USER, call("a"), result("a")],
+        "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: a.",
+        Model(prefill=True),
+    ),
+    "a result needs its call in the message before": (
+        [USER, said("assistant", "hm"), result("a")],
+        [USER, call("a"), result("a")],
+        (
+            "messages.2.content.0: unexpected `tool_use_id` found in `tool_result` blocks: a. Each `tool_result` block"
+            " must have a corresponding `tool_use` block in the previous message."
+        ),
+        UNCHECKED,
+    ),
+    "a result is not answered twice": (
+        [USER, call("a"), result("a", "a")],
+        [USER, call("a"), result("a")],
+        "messages.2: each tool_use must have a single result. Found multiple `tool_result` blocks with id: a",
+        UNCHECKED,
+    ),
+    "results come before text": (
+        [USER, call("a"), with_text_before(result("a"))],
+        [USER, call("a"), with_text_after(result("a"))],
+        "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: a.",
+        UNCHECKED,
+    ),
+    "only the assistant calls": (
+        [{**call("a"), "role": "user"}, result("a")],
+        [USER, call("a"), result("a")],
+        "messages.0: `tool_use` blocks can only be in `assistant` messages",
+        UNCHECKED,
+    ),
+    "only the user answers calls": (
+        [USER, call("a"), {**result("a"), "role": "assistant"}, USER],
+        [USER, call("a"), result("a"), USER],
+        "messages.2: `tool_result` blocks can only be in `user` messages",
+        UNCHECKED,
+    ),
+    "ids are unique within a message": (
+        [USER, call("a", "a"), result("a")],
+        [USER, call("a"), result("a"), call("a"), result("a")],
+        "messages.1.content.1: `tool_use` ids must be unique",
+        UNCHECKED,
+    ),
+    "ids have plain characters": (
+        [USER, call("../a"), result("../a")],
+        [USER, call("toolu_A-1"), result("toolu_A-1")],
+        "messages.1.content.0.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'",
+        UNCHECKED,
+    ),
+    "the first message is the user's": (
+        [said("assistant", "hi"), USER],
+        [USER, said("assistant", "hi"), USER],
+        'messages: first message must use the "user" role',
+        UNCHECKED,
+    ),
+    "there is a message": ([], [USER], "messages: at least one message is required", UNCHECKED),
+    "an unknown role is none": (
+        [{"role": "tool", "content": "x"}],
+        [USER],
+        "messages.0.role: Input should be 'user', 'assistant' or 'system'",
+        UNCHECKED,
+    ),
+    "a message has content": (
+        [USER, {"role": "assistant", "content": []}, USER],
+        [USER, said("assistant", "hi"), USER],
+        "messages.1: all messages must have non-empty content except for the optional final assistant message",
+        UNCHECKED,
+    ),
+    "bare text is not empty": (
+        [{"role": "user", "content": ""}],
+        [{"role": "user", "content": "."}],
+        "messages.0: all messages must have non-empty content except for the optional final assistant message",
+        UNCHECKED,
+    ),
+    "a text block is not empty": (
+        [said("user", "hi", "")],
+        [said("user", "hi", "there")],
+        "messages: text content blocks must be non-empty",
+        UNCHECKED,
+    ),
+    "a text block is not blank": (
+        [said("user", "hi", " \n\t")],
+        [said("user", "hi", " \n\tthere")],
+        "messages: text content blocks must contain non-whitespace text",
+        UNCHECKED,
+    ),
+    "bare text is not blank": (
+        [{"role": "user", "content": "\n"}],
+        [{"role": "user", "content": "\n."}],
+        "messages: text content blocks must contain non-whitespace text",
+        UNCHECKED,
+    ),
+    "newer models refuse a prefill": (
+        [USER, said("assistant", "The answer is")],
+        [USER, said("assistant", "The answer is"), USER],
+        "This model does not support assistant message prefill. The conversation must end with a user message.",
+        UNCHECKED,
+    ),
+    "a prefill ends in no blank": (
+        [USER, said("assistant", "The answer is ")],
+        [USER, said("assistant", "The answer is")],
+        "messages: final assistant content cannot end with trailing whitespace",
+        Model(prefill=True),
+    ),
+    "four cache marks and no more": (
+        [marked(5)],
+        [marked(4)],
+        "A maximum of 4 blocks with cache_control may be provided. Found 5.",
+        UNCHECKED,
+    ),
+    "thinking is not the last block": (
+        [USER, thought(), USER],
+        [USER, thought("so"), USER],
+        "messages.1: The final block in an assistant message cannot be `thinking`.",
+        UNCHECKED,
+    ),
+    "only the assistant thinks": (
+        [{**thought("so"), "role": "user"}],
+        [USER, thought("so"), USER],
+        "messages.0: `thinking` blocks can only be in `assistant` messages",
+        UNCHECKED,
+    ),
+    "thinking is signed by the model": (
+        [USER, thought("so"), USER, said("assistant", "hm"), USER],
+        [USER, said("assistant", "so"), USER],
+        "messages.1.content.0: Invalid `signature` in `thinking` block",
+        Model(thinking="signed"),
+    ),
+    "older models know no system messages": (
+        [USER, {"role": "system", "content": "be brief"}],
+        [USER],
+        "role 'system' is not supported on this model",
+        Model(system_messages=False),
+    ),
+    "a system message follows the user's": (
+        [USER, said("assistant", "hm"), {"role": "system", "content": "be brief"}, USER],
+        [USER, {"role": "system", "content": "be brief"}, said("assistant", "hm"), USER],
+        "messages.2: a `system` message must follow a `user` message",
+        UNCHECKED,
+    ),
+    "the prompt fits the window": (
+        [said("user", "x" * 401)],
+        [said("user", "x" * 300)],
+        "prompt is too long: 401 tokens > 400 maximum",
+        Model(window=400),
+    ),
+    "no private fields in a message": (
+        [{**USER, "_pinned": True}],
+        [USER],
+        "messages.0._pinned: Extra inputs are not permitted",
+        UNCHECKED,
+    ),
+    "a block has its fields": (
+        [{"role": "user", "content": [{"type": "text"}]}],
+        [said("user", "hi")],
+        "messages.0.content.0.text.text: Field required",
+        UNCHECKED,
+    ),
+    "a block's fields have their types": (
+        [USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "ls", "input": "{}"}]}],
+        [USER, call("a"), result("a")],
+        "messages.1.content.0.tool_use.input: Input should be a valid dictionary",
+        UNCHECKED,
+    ),
+}
+
+
+@asynccontextmanager
+async def talk(model: Model) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
+    async with (
+        MessagesServer(["fine"], model=model, counter=len) as server,
+        anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0) as client,
+    ):
+        yield server, client
+
+
+@pytest.mark.parametrize("rule", RULES)
+async def test_a_broken_request_is_refused_in_the_apis_words_and_its_sound_twin_answered(rule: str) -> None:
+    broken, sound, wording, model = RULES[rule]
+    async with talk(model) as (server, client):
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            await client.messages.create(model="m", max_tokens=9, messages=broken)  # type: ignore[arg-type]
+        reply = await client.messages.create(model="m", max_tokens=9, messages=sound)  # type: ignore[arg-type]
+
+    assert caught.value.type == "invalid_request_error"
+    assert caught.value.api_message is not None
+    assert caught.value.api_message.startswith(wording)
+    assert reply.content[0].text == "fine"  # type: ignore[union-attr]
+    assert [bool(request.problems) for request in server.requests] == [True, False]
+
+
+@pytest.mark.parametrize("missing", ["model", "max_tokens", "messages"])
+async def test_a_request_without_a_required_field_is_refused(missing: str) -> None:
+    body = {"model": "m", "max_tokens": 9, "messages": [USER]}
+    async with talk(UNCHECKED) as (server, _):
+        broken = await post(server, json.dumps({k: v for k, v in body.items() if k != missing}).encode())
+        sound = await post(server, json.dumps(body).encode())
+
+    assert broken.status_code == 400
+    assert broken.json()["error"] == {"type": "invalid_request_error", "message": f"{missing}: Field required"}
+    assert broken.json()["request_id"] == broken.headers["request-id"]
+    assert sound.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("words", "wording"),
+    [
+        (b'"a\\ud83d b"', "no low surrogate in string: line 1 column"),
+        (b'"a \\uDE00"', "invalid high surrogate in string: line 1 column"),
+        (b'"a\xed\xa0\xbd b"', "The request body is not valid JSON: "),
+        (b'"a', "The request body is not valid JSON: "),
+    ],
+)
+async def test_lone_surrogates_and_broken_json_are_refused(words: bytes, wording: str) -> None:
+    body = b'{"model":"m","max_tokens":9,"messages":[{"role":"user","content":%s}]}'
+    async with talk(UNCHECKED) as (server, _):
+        broken = await post(server, body % words)
+        sound = await post(server, body % b'"a\\ud83d\\ude00 \\\\ud83d b"')
+
+    assert broken.status_code == 400
+    assert wording in broken.json()["error"]["message"]
+    assert sound.status_code == 200
+
+
+async def test_a_client_without_a_key_or_a_version_is_refused() -> None:
+    body = json.dumps({"model": "m", "max_tokens": 9, "messages": [USER]}).encode()
+    async with talk(UNCHECKED) as (server, _):
+        no_key = await post(server, body, without="x-api-key")
+        no_version = await post(server, body, without="anthropic-version")
+
+    assert (no_key.status_code, no_key.json()["error"]["type"]) == (401, "authentication_error")
+    assert (no_version.status_code, no_version.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_a_system_prompt_with_an_empty_block_is_refused() -> None:
+    async with talk(UNCHECKED) as (_, client):
+        with pytest.raises(anthropic.BadRequestError, match="system: text content blocks must be non-empty"):
+            await client.messages.create(
+                model="m",
+                max_tokens=9,
+                messages=[{"role": "user", "content": "go"}],
+                system=[{"type": "text", "text": ""}],
+            )
+
+
+async def test_marks_on_the_system_prompt_the_tools_and_the_request_count_as_well() -> None:
+    mark: Any = MARK["cache_control"]
+    async with talk(UNCHECKED) as (_, client):
+        with pytest.raises(anthropic.BadRequestError, match=r"Found 5\."):
+            await client.messages.create(
+                model="m",
+                max_tokens=9,
+                messages=[marked(2)],  # type: ignore[list-item]
+                system=[{"type": "text", "text": "be brief", "cache_control": mark}],
+                tools=[{"name": "ls", "input_schema": {"type": "object"}, "cache_control": mark}],
+                cache_control=mark,
+            )
+
+
+async def test_every_problem_of_a_request_is_recorded_not_only_the_first() -> None:
+    async with talk(UNCHECKED) as (server, client):
+        with pytest.raises(anthropic.BadRequestError):
+            await client.messages.create(model="m", max_tokens=9, messages=[said("assistant", ""), result("a")])  # type: ignore[list-item]
+
+    assert len(server.requests[0].problems) == 3
+    assert server.refused == server.requests
+
+
+async def test_count_tokens_checks_the_messages_too_but_needs_no_max_tokens_and_knows_no_window() -> None:
+    async with talk(Model(window=10)) as (_, client):
+        counted = await client.messages.count_tokens(model="m", messages=[{"role": "user", "content": "x" * 100}])
+        with pytest.raises(anthropic.BadRequestError, match="without `tool_result` blocks"):
+            await client.messages.count_tokens(model="m", messages=[USER, call("a"), USER])  # type: ignore[list-item]
+
+    assert counted.input_tokens == 100
+
+
+def test_the_rules_are_there_without_a_server() -> None:
+    assert problems({"model": "m", "max_tokens": 9, "messages": [USER]}, Model()) == []
+    assert problems({"model": "m", "max_tokens": True, "messages": [USER]}, Model()) == [
+        "max_tokens: Input should be a valid integer"
+    ]
+
+
+async def post(server: MessagesServer, body: bytes, without: str = "") -> httpx2.Response:
+    headers = {"x-api-key": "test", "anthropic-version": "2023-06-01", "content-type": "application/json"}
+    headers.pop(without, None)
+    async with httpx2.AsyncClient() as client:
+        return await client.post(f"{server.url}/v1/messages", content=body, headers=headers)

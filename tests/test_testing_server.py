@@ -1,0 +1,457 @@
+"""The scripted Messages API, through the real SDK: answers, streams, failures, and what is left when it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+import anthropic
+import anyio
+import httpx2
+import pytest
+from anthropic.types import Message
+
+from ctxpipe.testing import (
+    Cut,
+    Failure,
+    Hang,
+    MessagesServer,
+    Model,
+    RequestBody,
+    Script,
+    ScriptExhausted,
+    answer,
+    overloaded,
+    prompt_too_long,
+    rate_limited,
+    redacted_thinking,
+    refusal,
+    server_error,
+    thinking,
+    tool_use,
+)
+
+LONG = "Habe Mut, dich deines eigenen Verstandes zu bedienen! " * 40
+BUSY = answer(
+    thinking("first this, then that"),
+    LONG,
+    tool_use("ls", {"path": "a/ü", "deep": [1, {"x": None}]}),
+    tool_use("pwd", {}),
+)
+
+
+@asynccontextmanager
+async def talk(script: Script, **options: Any) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
+    async with (
+        MessagesServer(script, counter=len, model=options.pop("model", Model())) as server,
+        anthropic.AsyncAnthropic(base_url=server.url, api_key="test", **{"max_retries": 0, **options}) as client,
+    ):
+        yield server, client
+
+
+async def ask(client: anthropic.AsyncAnthropic, text: str = "go") -> Message:
+    return await client.messages.create(model="m", max_tokens=99, messages=[{"role": "user", "content": text}])
+
+
+async def ask_streaming(client: anthropic.AsyncAnthropic) -> Message:
+    messages: Any = [{"role": "user", "content": "go"}]
+    async with client.messages.stream(model="m", max_tokens=99, messages=messages) as stream:
+        return await stream.get_final_message()
+
+
+# Answers -----------------------------------------------------------------------------------------------------
+
+
+async def test_an_answer_has_the_shape_of_the_apis() -> None:
+    async with talk([BUSY]) as (server, client):
+        reply = await ask(client)
+
+    assert [block.type for block in reply.content] == ["thinking", "text", "tool_use", "tool_use"]
+    assert (reply.role, reply.model, reply.stop_reason) == ("assistant", "m", "tool_use")
+    assert reply.id.startswith("msg_")
+    assert reply._request_id == server.requests[0].id
+    assert len({block.id for block in reply.content if block.type == "tool_use"}) == 2
+    assert Message.model_validate(reply.model_dump(), strict=True) == reply
+
+
+async def test_a_stream_adds_up_to_the_plain_answer() -> None:
+    async with talk([BUSY, BUSY]) as (_, client):
+        plain, streamed = await ask(client), await ask_streaming(client)
+
+    assert told(streamed) == told(plain)
+
+
+def told(message: Message) -> dict[str, Any]:
+    """What the message says, without what differs from one request to the next and what only the SDK adds."""
+    body = message.to_dict()
+    blocks = [{k: v for k, v in block.items() if k not in {"id", "parsed_output"}} for block in body["content"]]  # type: ignore[attr-defined]
+    return {**body, "id": "", "content": blocks}
+
+
+async def test_a_streams_events_come_in_the_apis_order() -> None:
+    async with talk([answer(thinking("hm"), "so", tool_use("ls", {}), redacted_thinking(), "x")]) as (_, client):
+        stream = await client.messages.create(
+            model="m", max_tokens=9, messages=[{"role": "user", "content": "go"}], stream=True
+        )
+        kinds = [event.type async for event in stream]
+
+    block = ["content_block_start", "content_block_delta", "content_block_stop"]
+    think = ["content_block_start", "content_block_delta", "content_block_delta", "content_block_stop"]
+    redacted = ["content_block_start", "content_block_stop"]
+    assert kinds == ["message_start", *think, *block, *think, *redacted, *block, "message_delta", "message_stop"]
+
+
+async def test_a_streamed_answer_can_be_sent_back_unchanged() -> None:
+    async with talk([answer(thinking("hm"), "so", tool_use("ls", {"a": [1]}, id="t1")), "done"]) as (server, client):
+        reply = await ask_streaming(client)
+        messages: Any = [
+            {"role": "user", "content": "go"},
+            reply.to_param(),
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "ok"}]},
+        ]
+        await client.messages.create(model="m", max_tokens=99, messages=messages)
+
+    assert not server.refused
+
+
+async def test_plain_text_in_a_script_is_an_answer() -> None:
+    async with talk(["hello"]) as (_, client):
+        reply = await ask(client)
+
+    assert (reply.content[0].text, reply.stop_reason) == ("hello", "end_turn")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("reply", "kinds", "reason"),
+    [
+        (answer(), [], "end_turn"),
+        (answer(" \n"), ["text"], "end_turn"),
+        (answer(thinking("hm")), ["thinking"], "end_turn"),
+        (answer(tool_use("ls", {})), ["tool_use"], "tool_use"),
+        (answer("half", stop_reason="max_tokens"), ["text"], "max_tokens"),
+        (refusal(), [], "refusal"),
+    ],
+    ids=["empty", "blank", "thinking only", "tool use", "max_tokens", "refusal"],
+)
+@pytest.mark.parametrize("streaming", [False, True], ids=["plain", "streaming"])
+async def test_unwelcome_answers_arrive_as_scripted(reply: Any, kinds: list[str], reason: str, streaming: bool) -> None:
+    async with talk([reply]) as (_, client):
+        message = await (ask_streaming if streaming else ask)(client)
+
+    assert [block.type for block in message.content] == kinds
+    assert message.stop_reason == reason
+    assert (message.stop_details is not None) == (reason == "refusal")
+
+
+# Scripts -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_function_answers_from_what_it_sees_in_the_request() -> None:
+    def echo(body: RequestBody) -> str:
+        return f"{body['messages'][-1]['content']}, {body['max_tokens']}"
+
+    async with talk(echo) as (_, client):
+        replies = [await ask(client, text) for text in ("one", "two")]
+
+    assert [reply.content[0].text for reply in replies] == ["one, 99", "two, 99"]  # type: ignore[union-attr]
+
+
+async def test_an_async_script_may_wait_for_the_test() -> None:
+    arrived, go = asyncio.Event(), asyncio.Event()
+
+    async def when_told(body: RequestBody) -> str:
+        arrived.set()
+        await go.wait()
+        return "went"
+
+    async with talk(when_told) as (_, client), asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(ask(client))
+        await arrived.wait()
+        go.set()
+
+    assert asking.result().content[0].text == "went"  # type: ignore[union-attr]
+
+
+async def test_a_refused_request_takes_no_reply_from_the_script() -> None:
+    async with talk(["the only one"]) as (server, client):
+        with pytest.raises(anthropic.BadRequestError):
+            await ask(client, " ")
+        reply = await ask(client)
+
+    assert reply.content[0].text == "the only one"  # type: ignore[union-attr]
+    assert (server.calls, len(server.refused)) == (2, 1)
+
+
+async def test_a_request_after_the_last_reply_fails_there_and_when_the_server_stops() -> None:
+    server = MessagesServer(["one"], counter=len)
+
+    with pytest.raises(ScriptExhausted, match=r"it has 1\)"):
+        await ask_until_refused(server, "ScriptExhausted", times=2)
+
+    assert server.calls == 2  # the SDK did not try again
+
+
+async def test_an_error_in_the_script_is_raised_when_the_server_stops() -> None:
+    def broken(body: RequestBody) -> str:
+        raise KeyError(body["model"])
+
+    with pytest.raises(KeyError, match="'m'"):
+        await ask_until_refused(MessagesServer(broken, counter=len), "the script failed: KeyError: 'm'")
+
+
+async def test_an_error_of_the_callers_counter_is_raised_when_the_server_stops() -> None:
+    def broken(text: str) -> int:
+        raise ArithmeticError(text)
+
+    with pytest.raises(ArithmeticError, match="go"):
+        await ask_until_refused(MessagesServer(["one"], counter=broken), "the script failed: ArithmeticError: go")
+
+
+async def test_an_error_of_the_test_itself_is_not_hidden_by_the_scripts() -> None:
+    with pytest.raises(ZeroDivisionError):
+        await ask_until_refused(MessagesServer([], counter=len), "ScriptExhausted", then=lambda: 1 // 0)
+
+
+async def ask_until_refused(
+    server: MessagesServer, words: str, times: int = 1, then: Callable[[], object] = lambda: None
+) -> None:
+    async with server, anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=3) as client:
+        for _ in range(times - 1):
+            await ask(client)
+        with pytest.raises(anthropic.InternalServerError, match=words):
+            await ask(client)
+        then()
+
+
+async def test_everything_about_a_request_is_recorded() -> None:
+    async with talk(["one", "two"]) as (server, client):
+        await ask(client, "hello")
+        await ask_streaming(client)
+        await client.messages.count_tokens(model="m", messages=[{"role": "user", "content": "go"}])
+
+    first, second, counted = server.requests
+    assert first.body["messages"] == [{"role": "user", "content": "hello"}]
+    assert first.headers["authorization"] == "Bearer test"
+    assert (first.tokens, first.usage, first.reply, first.problems) == (5, first.usage, answer("one"), ())
+    assert (first.body.get("stream"), second.body.get("stream")) == (None, True)
+    assert (counted.path, counted.usage, server.calls) == ("/v1/messages/count_tokens", None, 2)
+
+
+# Failures ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("failure", "error", "kind"),
+    [
+        (rate_limited(7), anthropic.RateLimitError, "rate_limit_error"),
+        (overloaded(), anthropic.InternalServerError, "overloaded_error"),
+        (server_error(), anthropic.InternalServerError, "api_error"),
+        (prompt_too_long(201_000), anthropic.BadRequestError, "invalid_request_error"),
+        (Failure(403, "permission_error", "no"), anthropic.PermissionDeniedError, "permission_error"),
+    ],
+    ids=["429", "529", "500", "too long", "403"],
+)
+@pytest.mark.parametrize("streaming", [False, True], ids=["plain", "streaming"])
+async def test_a_failure_reaches_the_client_as_the_sdks_error(
+    failure: Failure, error: type[anthropic.APIStatusError], kind: str, streaming: bool
+) -> None:
+    async with talk([failure]) as (server, client):
+        with pytest.raises(error) as caught:
+            await (ask_streaming if streaming else ask)(client)
+
+    assert (caught.value.status_code, caught.value.type) == (failure.status, kind)
+    assert caught.value.api_message == failure.message
+    assert caught.value.request_id == server.requests[0].id
+    assert caught.value.body["request_id"] == server.requests[0].id  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "failure", [rate_limited(0.01), overloaded(), server_error(), Cut()], ids=["429", "529", "500", "cut"]
+)
+async def test_the_sdk_tries_again_after_a_passing_failure(failure: Any) -> None:
+    async with talk([failure, "at last"], max_retries=1) as (server, client):
+        reply = await ask(client)
+
+    assert reply.content[0].text == "at last"  # type: ignore[union-attr]
+    assert [request.headers["x-stainless-retry-count"] for request in server.requests] == ["0", "1"]
+
+
+async def test_a_client_that_gets_only_failures_gives_up_and_sees_retry_after() -> None:
+    async with talk([rate_limited(0.01)] * 3, max_retries=2) as (server, client):
+        with pytest.raises(anthropic.RateLimitError) as caught:
+            await ask(client)
+
+    assert caught.value.response.headers["retry-after"] == "0.01"
+    assert server.calls == 3
+
+
+@pytest.mark.parametrize("reply", [Cut(), Cut(after=answer(LONG))], ids=["before the first byte", "halfway"])
+async def test_a_cut_connection_is_a_connection_error(reply: Cut) -> None:
+    async with talk([reply]) as (_, client):
+        with pytest.raises(anthropic.APIConnectionError):
+            await ask(client)
+
+
+async def test_a_stream_cut_halfway_has_given_half() -> None:
+    seen: list[str] = []
+    async with talk([Cut(after=answer(LONG))]) as (_, client):
+        with pytest.raises(httpx2.RemoteProtocolError):
+            await listen(client, seen)
+
+    assert 0 < len("".join(seen)) < len(LONG)
+    assert LONG.startswith("".join(seen))
+
+
+async def listen(client: anthropic.AsyncAnthropic, seen: list[str]) -> None:
+    messages: Any = [{"role": "user", "content": "go"}]
+    async with client.messages.stream(model="m", max_tokens=9, messages=messages) as stream:
+        async for text in stream.text_stream:
+            seen.append(text)
+
+
+async def test_a_stream_may_break_off_into_an_error() -> None:
+    async with talk([overloaded(after=answer(LONG))]) as (_, client):
+        with pytest.raises(anthropic.APIStatusError) as caught:
+            await ask_streaming(client)
+
+    assert caught.value.type == "overloaded_error"
+
+
+@pytest.mark.parametrize("reply", [Hang(), Hang(after=answer(LONG))], ids=["from the start", "halfway"])
+async def test_a_hanging_server_runs_into_the_clients_timeout(reply: Hang) -> None:
+    async with talk([reply], timeout=0.1) as (_, client):
+        with pytest.raises(anthropic.APITimeoutError):
+            await ask(client)
+
+
+async def test_a_hanging_stream_runs_into_the_clients_timeout() -> None:
+    async with talk([Hang(after=answer(LONG))], timeout=0.1) as (_, client):
+        with pytest.raises(httpx2.ReadTimeout):
+            await ask_streaming(client)
+
+
+@pytest.mark.parametrize("script", [[answer("late", seconds=60)], [Hang()], None], ids=["slow", "hanging", "script"])
+async def test_a_request_that_is_cancelled_ends_at_the_server_too(script: Script | None) -> None:
+    ended = asyncio.Event()
+
+    async def waits(body: RequestBody) -> str:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.set()
+        return ""
+
+    async with talk(script or waits) as (server, client):
+        with anyio.move_on_after(0.1):
+            await ask(client)
+        if script is None:
+            with anyio.fail_after(5):
+                await ended.wait()
+
+    assert (server.calls, server.errors) == (1, [])
+
+
+async def test_unknown_paths_are_not_found() -> None:
+    async with talk([]) as (_, client):
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            await client.models.list()
+
+    assert caught.value.type == "not_found_error"
+
+
+# Life --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_thousand_connections_at_once_are_answered() -> None:
+    waiting: list[RequestBody] = []
+    all_there = asyncio.Event()
+
+    async def meet(body: RequestBody) -> str:
+        waiting.append(body)
+        if len(waiting) == 1_000:  # nobody is answered before all are there
+            all_there.set()
+        await all_there.wait()
+        return f"you said {body['messages'][0]['content']}"
+
+    async with MessagesServer(meet, counter=len) as server, asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(ask_by_hand(server.url, str(number))) for number in range(1_000)]
+
+    assert [task.result() for task in asked] == [f"you said {number}" for number in range(1_000)]
+    assert (server.calls, server.refused) == (1_000, [])
+
+
+async def ask_by_hand(url: str, text: str) -> str:
+    """One request on a connection of its own: the SDK's pool looks at all of its connections for each new one."""
+    address = httpx2.URL(url)
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    body = json.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": text}]})
+    head = f"POST /v1/messages HTTP/1.1\r\nhost: {address.host}\r\nx-api-key: test\r\nanthropic-version: 2023-06-01"
+    writer.write(f"{head}\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
+    answered = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return str(json.loads(answered.partition(b"\r\n\r\n")[2])["content"][0]["text"])
+
+
+async def test_nothing_is_left_when_the_server_has_stopped() -> None:
+    tasks = asyncio.all_tasks()
+    started: list[str] = []
+    async with talk([Hang(), Hang(after=answer(LONG))]) as (server, client):
+        plain = asyncio.create_task(ask(client))
+        streaming = asyncio.create_task(listen(client, started))
+        with anyio.move_on_after(0.2):
+            await asyncio.wait({plain, streaming})
+        url = httpx2.URL(server.url)
+        await server.__aexit__(None, None, None)  # while the client still waits
+        ends = await asyncio.gather(plain, streaming, return_exceptions=True)
+
+    assert {type(end) for end in ends} <= {anthropic.APIConnectionError, httpx2.RemoteProtocolError}
+    assert asyncio.all_tasks() == tasks
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((url.host, url.port or 0))
+    gc.collect()  # an unclosed socket would warn now, and a warning is an error
+
+
+async def test_a_server_can_be_started_again() -> None:
+    server = MessagesServer(["one", "two"], counter=len)
+    for expected in ("one", "two"):
+        async with server, anthropic.AsyncAnthropic(base_url=server.url, api_key="test") as client:
+            assert (await ask(client)).content[0].text == expected  # type: ignore[union-attr]
+
+    with pytest.raises(RuntimeError, match="not running"):
+        _ = server.url
+
+
+def test_it_runs_under_plain_asyncio_too() -> None:
+    async def main() -> Literal["fine"]:
+        async with talk(["fine"]) as (_, client):
+            return (await ask(client)).content[0].text  # type: ignore[union-attr,return-value]
+
+    assert asyncio.run(main()) == "fine"
+
+
+def test_importing_it_imports_no_web_server_and_no_sdk() -> None:
+    code = "import sys, ctxpipe.testing; print(*{'starlette', 'uvicorn', 'anthropic', 'tiktoken'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
+def test_a_missing_package_is_an_error_that_names_the_extra(missing: str) -> None:
+    code = (
+        f"import sys, asyncio; sys.modules[{missing!r}] = None\n"
+        "from ctxpipe.testing import MessagesServer, MissingExtra\n"
+        "try: asyncio.run(MessagesServer([], counter=len).__aenter__())\n"
+        "except MissingExtra as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip().endswith("pip install 'ctxpipe[testing]'")
