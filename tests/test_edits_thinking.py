@@ -204,7 +204,7 @@ def test_thinking_that_cannot_carry_the_control_gets_none(kind: str) -> None:
 async def talk() -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
     """A model that thinks in its first answer, and a client to ask it."""
     async with (
-        MessagesServer([answer(thought("hm"), "yes"), "sure"], count=len) as server,
+        MessagesServer([answer(thought("hm"), "yes"), "sure"], counter=len) as server,
         anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0) as client,
     ):
         yield server, client
