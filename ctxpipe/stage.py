@@ -39,6 +39,9 @@ class Turn:
     stage, for things like a failure breaker or running totals: it may decide whether a dear attempt is made, never
     what an attempt yields. The pipeline rewinds what is `Rewindable` in it, and the ledger, so that they always
     agree with *messages* as far as they reach (*tracked*).
+
+    The messages before index *protected* must not be rewritten: kept thinking behind them is bound to their text. With
+    *cold* the provider's prompt cache is known to have lapsed, so that rewriting costs no more than reading.
     """
 
     messages: Sequence[Message]
@@ -49,6 +52,8 @@ class Turn:
     overhead: int = 0
     memory: MutableMapping[object, object] = field(default_factory=dict)
     tracked: bool = False
+    protected: int = 0
+    cold: bool = False
 
     @property
     def counter(self) -> TokenCounter:

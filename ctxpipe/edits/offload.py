@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..messages import MEDIA, ToolCall, ToolResult, as_dict, blocks, compact_json, kind, tool_calls, tool_results
 from ..messages import field as read
 from ..names import safe_name
-from ..placeholders import Preview, placeholder, previewed_reference, reference
+from ..placeholders import BATCH, Preview, placeholder, previewed_reference, reference
 
 if TYPE_CHECKING:
     from ..messages import Block, Message
@@ -254,6 +254,16 @@ def shortened_read_backs(
     return cut
 
 
+def rewritten_before(messages: Sequence[Message]) -> tuple[int, int] | None:
+    """The place of the first result that batch offloading replaced: what the model said behind it saw the text.
+
+    Direct offloading leaves no such trace: it acts before the model has seen anything.
+    """
+    start = BATCH.split("{}")[0]
+    places = (r.place for r in tool_results(messages) if isinstance(r.content, str) and r.content.startswith(start))
+    return next(places, None)
+
+
 def protected_from(messages: Sequence[Message], keep_recent: int) -> int:
     """The index from which on results are protected: the model has answered fewer than *keep_recent* times since."""
     index, replies = len(messages), 0
@@ -300,10 +310,11 @@ class Running:
             self._places.append(candidate.item.message)
             self._sums.append(self._sums[-1] + candidate.chars)
 
-    def scan(self, end: int) -> Scan:
-        """The gate's sums, candidates counted up to message *end*."""
-        return Scan(self._totals[-1], self._sums[bisect_left(self._places, end)])
+    def scan(self, start: int, end: int) -> Scan:
+        """The gate's sums, with the candidates from message *start* up to *end*."""
+        first, last = bisect_left(self._places, start), bisect_left(self._places, end)
+        return Scan(self._totals[-1], max(0, self._sums[last] - self._sums[first]))
 
-    def candidates(self, end: int) -> list[Candidate]:
-        """The candidates before message *end*, oldest first."""
-        return self._candidates[: bisect_left(self._places, end)]
+    def candidates(self, start: int, end: int) -> list[Candidate]:
+        """The candidates from message *start* up to *end*, oldest first."""
+        return self._candidates[bisect_left(self._places, start) : bisect_left(self._places, end)]

@@ -398,8 +398,9 @@ class BatchOffload:
 
     async def _chosen(self, turn: Turn, running: offload.Running, end: int) -> Sequence[Candidate] | str:
         if turn.force:
-            return running.candidates(end) or "no old result is long enough to offload"
-        return await self.gate(turn, running.scan(end), lambda: running.candidates(end))
+            return running.candidates(turn.protected, end) or "no old result is long enough to offload"
+        scan = running.scan(turn.protected, end)
+        return await self.gate(turn, scan, lambda: running.candidates(turn.protected, end))
 
 
 def _with_cut(change: Change, cut: Mapping[tuple[int, int], object]) -> Change:
