@@ -1,0 +1,221 @@
+"""What a conversation did, read from its messages without a model: files, commands, identifiers.
+
+Tools differ from agent to agent, so the names of tools and arguments are read by what they usually mean; a wrong
+guess costs a line in a list, never a message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .messages import Block, ToolCall, compact_json, field, kind, texts, tool_calls, tool_results
+
+if TYPE_CHECKING:
+    from .messages import Message
+
+__all__ = [
+    "Command",
+    "commands",
+    "failed",
+    "identifiers",
+    "result_text",
+    "results_by_id",
+    "shortened",
+    "target",
+    "touched_paths",
+]
+
+_PATH_ARGUMENT = re.compile(
+    r"(?:^|_)(?:path|file|filename|filepath|notebook|dir|directory|folder|cwd|workdir|uri)s?$|(?:Path|File|Dir)s?$"
+)
+_WRITING_TOOL = re.compile(r"write|edit|create|replace|insert|patch|append|save|move|rename|delete", re.IGNORECASE)
+_COMMAND_ARGUMENTS = ("command", "cmd", "call", "script")
+_EDITOR_COMMANDS = frozenset({"view", "create", "str_replace", "insert", "undo_edit"})  # of the editor tools
+_MAX_PATH_CHARS = 400
+
+_PATCHED = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+)$", re.MULTILINE)
+_HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?.*?(?:^\1$|\Z)", re.MULTILINE | re.DOTALL)
+_URL = re.compile(r"\w+://[^\s'\"<>]+")
+_WORD = re.compile(r"(>{1,2}\s*)?([^\s'\"`;|&()<>=,{}\[\]*?$]+)")
+_SOURCE_FILE = re.compile(
+    r"[\w@+~./-]*[\w+-]\.(?:py|pyi|ipynb|go|ts|tsx|js|jsx|mjs|cjs|vue|svelte|rs|java|kt|scala|swift|c|h|cc|cpp|hpp|cs|rb|php|"
+    r"pl|lua|r|sql|html|css|scss|md|mdx|rst|txt|json|jsonl|json5|yaml|yml|toml|ini|cfg|conf|xml|csv|tsv|log|lock|mod|sum|"
+    r"sh|bash|zsh|ps1|bat|proto|tf|tpl|patch|diff|diff|env|png|jpg|svg|pdf|parquet|db|sqlite|zip|gz|tar|whl)",
+    re.IGNORECASE,
+)
+_ROOTED = re.compile(r"(?:~?/|\.\.?/)[\w@+~.-]+(?:/[\w@+~.-]+)*/?")
+_NOWHERE = ("/dev/", "/proc/self")
+
+_IDENTIFIER = re.compile(
+    r"(?<![\w/.-])(?:"
+    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"  # UUID
+    r"|(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40}"  # commit, digest
+    r"|[A-Z][A-Z0-9]{1,9}-\d{1,6}"  # ticket
+    r"|(?=[A-Z]*\d)(?=\d*[A-Z])[A-Z0-9]{6,12}"  # booking, order
+    r"|[a-z]+(?:_[a-z]+)*_\d{3,}"  # user_1234
+    r"|\#\d{1,6}"  # issue
+    r")(?![\w/-])"
+)
+_NO_IDENTIFIER = re.compile(r"(?:UTF|SHA|ISO|RFC|HTTP|BASE|MD|AES|CVE)-?\d+(?:-\d+)?$")
+_FAILURE = re.compile(r"\b(?:exit(?:ed)?(?: with)?(?: code| status)?:? ?[1-9]\d*|Traceback \(most recent call last\))")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command that a tool ran. *failed* is told from its result; *output* is that result's text."""
+
+    text: str
+    failed: bool
+    output: str
+
+
+# Files -------------------------------------------------------------------------------------------------------
+
+
+def touched_paths(messages: Sequence[Message]) -> dict[str, bool]:
+    """Each path that a tool was given, and whether it was written; the one touched last comes last.
+
+    Read are path arguments, patch headers, and the file names in shell commands (not the bodies of their documents).
+    """
+    found: dict[str, bool] = {}
+    for call in tool_calls(messages):
+        for path, written in _paths(call):
+            clean = path.removeprefix("file://").removeprefix("./")
+            if clean:
+                found[clean] = found.pop(clean, False) or written
+    return found
+
+
+def _paths(call: ToolCall) -> Iterator[tuple[str, bool]]:
+    command = call.input.get("command")
+    writing = bool(_WRITING_TOOL.search(call.name)) and command != "view"
+    for name, text in _strings(call.input):
+        if _PATH_ARGUMENT.search(name):
+            if len(text) <= _MAX_PATH_CHARS and "\n" not in text and "://" not in text.removeprefix("file://"):
+                yield text, writing
+        elif "*** Begin Patch" in text:
+            yield from ((path.strip(), True) for path in _PATCHED.findall(text))
+        elif name in _COMMAND_ARGUMENTS:
+            yield from _named_in(text)
+
+
+def is_about_file(call: ToolCall) -> bool:
+    """Whether *call* works on a path that it is given, and runs no command."""
+    return not _command(call) and any(_PATH_ARGUMENT.search(name) for name, _ in _strings(call.input))
+
+
+def _strings(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """Every string inside a tool's input, with the name of the argument it stands under."""
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _strings(inner, str(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _strings(inner, name)
+
+
+def _named_in(command: str) -> Iterator[tuple[str, bool]]:
+    """The files that a shell command names, and whether it redirects into them."""
+    for arrow, word in _WORD.findall(_URL.sub(" ", _HEREDOC.sub(" ", command))):
+        path = word.rstrip(".,:;")
+        if len(path) > _MAX_PATH_CHARS or path.startswith(_NOWHERE):
+            continue
+        if _SOURCE_FILE.fullmatch(path) or _ROOTED.fullmatch(path):
+            yield path, bool(arrow)
+
+
+# Commands ----------------------------------------------------------------------------------------------------
+
+
+def commands(messages: Sequence[Message]) -> list[Command]:
+    """The commands that tools ran, oldest first, each with how it ended."""
+    results = results_by_id(messages)
+    found = []
+    for call in tool_calls(messages):
+        text = _command(call)
+        if text:
+            result = results.get(call.id)
+            found.append(Command(text, failed(result), result_text(result)))
+    return found
+
+
+def target(call: ToolCall) -> str:
+    """What *call* is about, on one line: its command, else its path, else its whole input as JSON."""
+    paths = (text for name, text in _strings(call.input) if _PATH_ARGUMENT.search(name))
+    return " ".join((_command(call) or next(paths, "") or compact_json(call.input)).split())
+
+
+def _command(call: ToolCall) -> str:
+    for name in _COMMAND_ARGUMENTS:
+        value = call.input.get(name)
+        if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
+            value = " ".join(value)
+        if isinstance(value, str) and value not in _EDITOR_COMMANDS:
+            return value.strip()
+    return ""
+
+
+def results_by_id(messages: Sequence[Message]) -> dict[str, Block]:
+    """The tool_result blocks, by the id of their call; of a repeated id the last."""
+    return {result.tool_use_id: result for result in tool_results(messages)}
+
+
+def result_text(result: object) -> str:
+    """The text of a tool result; media and other blocks are named in brackets."""
+    content = field(result, "content")
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(str(field(part, "text", "")) if kind(part) == "text" else f"[{kind(part)}]" for part in content)
+
+
+def failed(result: object) -> bool:
+    """Whether a tool result says that the call failed."""
+    if result is None:
+        return False
+    return bool(field(result, "is_error")) or bool(_FAILURE.search(result_text(result)[-2000:]))
+
+
+# Identifiers -------------------------------------------------------------------------------------------------
+
+
+def identifiers(messages: Sequence[Message]) -> list[str]:
+    """Ids, hashes and ticket numbers that came up and were used again by the assistant; used last comes last."""
+    seen: set[str] = set()
+    used: dict[str, None] = {}
+    for message in messages:
+        said = {name for text in _said(message) for name in _IDENTIFIER.findall(text)}
+        if message["role"] == "assistant":
+            for name in sorted(said & seen):
+                used.pop(name, None)
+                used[name] = None
+        seen |= said
+    return [name for name in used if not _NO_IDENTIFIER.match(name)]
+
+
+def _said(message: Message) -> Iterator[str]:
+    yield from texts(message)
+    if message["role"] == "assistant":
+        yield from (compact_json(call.input) for call in tool_calls([message]))
+    else:
+        yield from map(result_text, tool_results([message]))
+
+
+# Text --------------------------------------------------------------------------------------------------------
+
+
+def shortened(text: str, limit: int, where: str = "") -> str:
+    """*text* itself up to *limit* characters, else its head and tail with what is missing between them.
+
+    *where* says in which file the whole text lies.
+    """
+    if len(text) <= limit:
+        return text
+    head = limit * 2 // 3
+    tail = limit - head
+    source = f"; the whole text is in {where}" if where else ""
+    return f"{text[:head]}\n[... {len(text) - limit} characters left out{source} ...]\n{text[len(text) - tail :]}"

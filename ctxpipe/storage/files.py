@@ -1,0 +1,147 @@
+"""Files of the user's project, read for the model: confined to one folder, and never anything but plain text files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import PurePath
+from typing import Protocol, runtime_checkable
+
+import aiofiles
+
+from ..errors import SettingsError, StorageError
+
+__all__ = ["FileReader", "FileText", "LocalFiles", "is_secret"]
+
+
+@dataclass(frozen=True, slots=True)
+class FileText:
+    """The text of a file, and where it really lies: two spellings of one file have the same *real* path."""
+
+    real: str
+    text: str
+
+
+@runtime_checkable
+class FileReader(Protocol):
+    async def read(self, path: str, /, max_bytes: int) -> FileText:
+        """The current text of the file that the conversation calls *path*.
+
+        Raises StorageError, in words that may be shown, for whatever should not or cannot be read: also for a file of
+        more than *max_bytes*, which is found out before it is read. No path makes it hang.
+        """
+        ...
+
+
+_SECRET_NAMES = (
+    *(".env", ".env.*", "*.env", ".netrc", "_netrc", ".pgpass", ".npmrc", ".pypirc", ".htpasswd", ".dockercfg"),
+    *("*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.tfstate", ".vault-token"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".git-credentials", "service-account*.json"),
+    *("credentials", "credentials.*", "secret", "secret.*", "secrets", "secrets.*"),
+)
+_SECRET_FOLDERS = frozenset({".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker"})
+_HARMLESS_NAMES = ("*.example", "*.sample", "*.template", "*.dist", "*.pub", "*.py", "*.ts", "*.js", "*.go", "*.rs")
+
+
+def is_secret(path: str) -> bool:
+    """Whether a file of that name usually holds credentials: ``.env``, private keys, tokens. Source: R18."""
+    *folders, name = PurePath(path.lower()).parts or ("",)
+    if not _SECRET_FOLDERS.isdisjoint(folders):
+        return True
+    return _matches(name, _SECRET_NAMES) and not _matches(name, _HARMLESS_NAMES)
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFiles:
+    """The text files below *root* (default: the current folder), and nothing outside it. Source: CR-21 to CR-23, A-41.
+
+    A path is taken relative to the root, or absolute. Its real place, links resolved, must lie in the root; from there
+    each component is opened without following links, so that nothing can be swapped in between. Folders, pipes,
+    devices, sockets, binary files and files that are not UTF-8 are refused. *deny* refuses further paths: give
+    `is_secret`.
+    """
+
+    root: str | os.PathLike[str] = "."
+    deny: Callable[[str], bool] | None = None
+
+    def __post_init__(self) -> None:
+        if not os.fspath(self.root):
+            raise SettingsError("root of a LocalFiles is empty; give it a folder such as '.'")
+        # Absolute from the start: a later chdir must not move it.
+        object.__setattr__(self, "root", os.path.abspath(self.root))
+
+    async def read(self, path: str, /, max_bytes: int) -> FileText:
+        real: list[str] = []
+
+        def opener(given: str, _flags: int) -> int:
+            real.append(self._real(given))
+            return self._opened(real[0], max_bytes)
+
+        try:
+            async with aiofiles.open(path, "rb", opener=opener) as file:
+                content = await file.read(max_bytes + 1)  # it may have grown, or have no size at all
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise StorageError(getattr(error, "errno", None) or errno.EINVAL, f"{path!r}: {reason}") from error
+        return FileText(real[0], _text(path, content, max_bytes))
+
+    def _real(self, path: str) -> str:
+        root = os.path.realpath(self.root)
+        real = os.path.realpath(os.path.join(root, path))
+        if os.path.commonpath([root, real]) != root:
+            raise PermissionError(errno.EACCES, f"it lies outside {self.root}")
+        if self.deny is not None and (self.deny(path) or self.deny(real)):
+            raise PermissionError(errno.EACCES, "it is on the list of files that are not to be shown")
+        return real
+
+    def _opened(self, real: str, max_bytes: int) -> int:
+        root = os.path.realpath(self.root)
+        *folders, name = PurePath(os.path.relpath(real, root)).parts or (".",)
+        folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for part in folders:
+                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+                os.close(folder)
+                folder = inner
+            _refuse_special(os.stat(name, dir_fd=folder, follow_symlinks=False))  # a device acts when it is opened
+            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=folder)
+        finally:
+            os.close(folder)
+        try:
+            _refuse_special(os.fstat(file))
+            _refuse_large(os.fstat(file).st_size, max_bytes)
+        except OSError:
+            os.close(file)
+            raise
+        return file
+
+
+def _refuse_special(info: os.stat_result) -> None:
+    if stat.S_ISDIR(info.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder")
+    if not stat.S_ISREG(info.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+
+
+def _refuse_large(size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise OSError(errno.EFBIG, f"it holds {size} bytes, more than the {max_bytes} that are read at most")
+
+
+def _text(path: str, content: bytes, max_bytes: int) -> str:
+    if len(content) > max_bytes:
+        raise StorageError(errno.EFBIG, f"{path!r}: it holds more than the {max_bytes} bytes that are read at most")
+    if b"\0" in content:
+        raise StorageError(errno.EILSEQ, f"{path!r}: it is a binary file")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise StorageError(errno.EILSEQ, f"{path!r}: it is not UTF-8 text") from error

@@ -1,0 +1,123 @@
+"""A Claude model writes the summary."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import SettingsError, SummaryFailed
+from ..settings import SUMMARY_MAX_WORDS, SUMMARY_MODEL, setting
+from ..tokens import Counting
+from .extractive import ExtractiveSummarizer
+from .prompt import TranscriptPrompt, answer_tokens, instructions
+from .protocol import PromptTooLong, Summary, is_too_long
+
+if TYPE_CHECKING:
+    import anthropic
+    from anthropic.types import Message as Reply
+    from anthropic.types import TextBlockParam, ToolUnionParam
+
+    from ..messages import Message
+
+__all__ = ["AnthropicSummarizer"]
+
+_KEYS = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
+_WHOLE = frozenset({"end_turn", "stop_sequence"})
+
+
+@dataclass(frozen=True, slots=True)
+class AnthropicSummarizer:
+    """Asks a Claude model through the SDK: *client*, or one of its own made from the environment.
+
+    With mode "transcript" a cheap separate *model* (default: SUMMARY_MODEL) reads the history as a text that is marked
+    as data; blocks above *max_block_chars* are cut head and tail, and a history longer than the model's *window*
+    (tokens) is summarised in parts. With mode "inline" the request is appended to the conversation as the agent sends
+    it, so that the agent's own prompt cache is read: give the agent's *model*, *system*, *tools* and, in
+    *request_options*, whatever else its requests hold, such as ``thinking``. An inline request that is too long is
+    asked again as a transcript.
+
+    *focus* is what the summary should attend to. The SDK's own retries are off: the retry layer is the only one. No
+    credentials are kept (CR-57). Without a client and without ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN,
+    `ExtractiveSummarizer` writes instead, and the summary names it as its writer.
+
+    Raises SettingsError for mode "inline" without a model.
+    """
+
+    client: anthropic.AsyncAnthropic | None = None
+    model: str | None = None
+    mode: Literal["transcript", "inline"] = "transcript"
+    max_words: int = setting(SUMMARY_MAX_WORDS)
+    focus: str = ""
+    system: str | Sequence[TextBlockParam] | None = None
+    tools: Sequence[ToolUnionParam] = ()
+    request_options: Mapping[str, object] = field(default_factory=dict)
+    window: int = 200_000
+    max_block_chars: int = 4000
+    counter: Counting | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("transcript", "inline"):
+            raise SettingsError(f"mode of an AnthropicSummarizer is {self.mode!r}, not 'transcript' or 'inline'")
+        if self.mode == "inline" and not self.model:
+            raise SettingsError("mode 'inline' reads the agent's prompt cache, so it needs the agent's model")
+
+    async def __call__(self, messages: Sequence[Message], /) -> Summary:
+        if self.client is None and not any(map(os.environ.get, _KEYS)):
+            return await ExtractiveSummarizer(self.max_words)(messages)
+        reply = await (self._ask_inline(messages) if self.mode == "inline" else self._ask_transcript(messages))
+        usage = reply.usage
+        cached = usage.cache_read_input_tokens or 0
+        return Summary(
+            _text(reply),
+            input_tokens=usage.input_tokens + cached + (usage.cache_creation_input_tokens or 0),
+            cached_tokens=cached,
+            output_tokens=usage.output_tokens,
+            writer=type(self).__name__,
+        )
+
+    async def _ask_transcript(self, messages: Sequence[Message]) -> Reply:
+        prompt = TranscriptPrompt(self.max_words, self.focus, self.window, self.max_block_chars, self.counter)
+        return await self._send({"messages": [{"role": "user", "content": await prompt.of(messages)}]})
+
+    async def _ask_inline(self, messages: Sequence[Message]) -> Reply:
+        # Whatever stands before the last message is what the agent sent: another system prompt, other tools or
+        # another tool_choice would miss its cache.
+        request = {"role": "user", "content": instructions(self.max_words, self.focus)}
+        same = {"system": self.system, "tools": list(self.tools)}
+        try:
+            return await self._send(
+                {**self.request_options, **{k: v for k, v in same.items() if v}, "messages": [*messages, request]}
+            )
+        except Exception as error:
+            if not is_too_long(error):
+                raise
+            raise PromptTooLong(str(error), refused=True, instead=replace(self, mode="transcript")) from error
+
+    async def _send(self, body: Mapping[str, Any]) -> Reply:
+        room = answer_tokens(self.max_words, self.window)
+        request: dict[str, Any] = {"model": self.model or SUMMARY_MODEL(), "max_tokens": room, **body}
+        if self.client is not None:
+            return await _reply(self.client, request)
+        from anthropic import AsyncAnthropic
+
+        async with AsyncAnthropic() as client:
+            return await _reply(client, request)
+
+
+async def _reply(client: anthropic.AsyncAnthropic, request: dict[str, Any]) -> Reply:
+    reply: Reply = await client.with_options(max_retries=0).messages.create(**request)
+    return reply
+
+
+def _text(reply: Reply) -> str:
+    """The summary in *reply*. Raises SummaryFailed for what is none: cut off, refused, a call, no text (R6a)."""
+    if reply.stop_reason == "model_context_window_exceeded":
+        raise PromptTooLong("the answer did not fit into the summary model's window", refused=True)
+    if reply.stop_reason not in _WHOLE:
+        raise SummaryFailed(f"the model stopped with {reply.stop_reason!r} instead of a whole summary")
+    text = "".join(block.text for block in reply.content if block.type == "text").strip()
+    if not text:
+        raise SummaryFailed("the model answered without text")
+    return text

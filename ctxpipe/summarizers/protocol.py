@@ -1,0 +1,64 @@
+"""Who writes the summary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ..errors import SummaryFailed
+
+if TYPE_CHECKING:
+    from ..messages import Message
+
+__all__ = ["PromptTooLong", "Summarizer", "Summary", "is_too_long", "summarizer_name"]
+
+_TOO_LONG = re.compile(
+    r"too long|too large|context.?length|context window|maximum context|too many tokens", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a history comes down to, who wrote it, and what it cost, as billed: *input_tokens* with the cached ones."""
+
+    text: str
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    attempts: int = 1
+    writer: str = ""
+
+
+class Summarizer(Protocol):
+    async def __call__(self, messages: Sequence[Message], /) -> Summary:
+        """Summarise *messages* for whoever carries on; an earlier summary among them is folded in.
+
+        Raises PromptTooLong when they are too many for one request, and whatever it likes when it failed: the retry
+        layer deals with both.
+        """
+        ...
+
+
+class PromptTooLong(SummaryFailed):
+    """The messages do not fit into one request to the summary model; they are to be summarised in parts.
+
+    *refused* tells that a request was spent on finding out; *instead* is who should summarise them from now on.
+    """
+
+    def __init__(self, text: str, *, refused: bool = False, instead: Summarizer | None = None) -> None:
+        super().__init__(text)
+        self.refused = refused
+        self.instead = instead
+
+
+def is_too_long(error: BaseException | None) -> bool:
+    """Whether *error* is an API's way of saying that the prompt does not fit, whichever SDK raised it."""
+    status = getattr(error, "status_code", None)
+    return isinstance(error, PromptTooLong) or status == 413 or (status == 400 and bool(_TOO_LONG.search(str(error))))
+
+
+def summarizer_name(summarize: Summarizer) -> str:
+    """What a report calls *summarize*."""
+    return getattr(summarize, "__name__", None) or type(summarize).__name__
