@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Protocol
 
+from ..edits.gates import Holdings, Rates, best_flush, whole_stock
 from ..edits.offload import Candidate, Scan, passes
 from ..errors import SettingsError
+from ..messages import MEDIA, ToolResult, compact_json, kind
+from ..prices import Prices
 from ..settings import OFFLOAD_RATIO_THRESHOLD, setting
 from ..stage import Turn
+from ..tokens import TokenCounter
 
-__all__ = ["Gate", "RatioGate"]
+__all__ = ["Gate", "RatioGate", "RentOrBuyGate"]
 
 
 class Gate(Protocol):
@@ -47,3 +53,80 @@ class RatioGate:
             return "no old result is long enough to offload"
         share = scan.offloadable_chars / scan.total_chars
         return f"{share:.3f} of the history is offloadable, below {self.ratio}"
+
+
+@dataclass(frozen=True, slots=True)
+class RentOrBuyGate:
+    """Opens when carrying old results has cost *alpha* times what rewriting the cached context behind them costs.
+
+    A call that reads a result again pays for it, the first *free_calls* excepted, which it came for; a rewrite writes
+    once more what stays behind the first result that leaves. Neither a forecast nor a model is needed, and the
+    messages themselves tell how often each result was read. What leaves is the suffix of the candidates with the
+    greatest surplus, when it frees *min_tokens* or more. Before *min_calls* calls nothing leaves: short sessions do
+    not pay a rewrite back. When the cache is known to be cold, rewriting is free, and everything old leaves that
+    frees *min_tokens*; what no call has sent yet is free to change as well. Tokens are raw.
+
+    *prices* are those of the model (`prices_of`), or ``Prices.relative(read=0.05)``; only their ratios count, and the
+    cliffs. *placeholder_tokens* is what stays of a result. Source: economics, 2.3. Raises SettingsError.
+    """
+
+    prices: Prices = field(default_factory=Prices.relative)
+    alpha: float = 2.0
+    min_tokens: int = 1000
+    min_calls: int = 25
+    free_calls: int = 5
+    placeholder_tokens: int = 30
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "min_tokens", "min_calls", "free_calls", "placeholder_tokens"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise SettingsError(f"{name} of a RentOrBuyGate is {value!r}; give a number, 0 or more")
+
+    async def __call__(
+        self, turn: Turn, _scan: Scan, candidates: Callable[[], Sequence[Candidate]], /
+    ) -> Sequence[Candidate] | str:
+        old = candidates()
+        holdings = turn.recall(Holdings)
+        sums = await turn.prefix_sums()
+        holdings.extend(turn.messages, old, lambda candidate: _tokens(candidate, turn.counter))
+        if not old:
+            return "no old result is long enough to offload"
+        if not turn.cold and holdings.calls < self.min_calls:
+            return f"only {holdings.calls} calls so far, fewer than {self.min_calls}"
+        cached = 0 if turn.cold else sums[holdings.sent]
+        stock = holdings.stock(sums, cached, self.free_calls, self.placeholder_tokens, len(old))
+        best = whole_stock(stock) if turn.cold else best_flush(stock, self._rates, self._cliff(turn, holdings, sums))
+        if best is None or best.gain <= 0:
+            return "carrying the old results has not yet cost as much as rewriting would"
+        if best.freed < self.min_tokens:
+            return f"{best.freed} tokens would be worth a rewrite, fewer than {self.min_tokens}"
+        return old[best.start :]
+
+    @property
+    def _rates(self) -> Rates:
+        return Rates(self.prices.read_ratio, self.prices.write_ratio, self.alpha)
+
+    def _cliff(self, turn: Turn, holdings: Holdings, sums: Sequence[int]) -> Callable[[int], float] | None:
+        """What was overpaid above a price cliff, for a number of freed tokens that leads back below it."""
+        if not self.prices.cliffs:
+            return None
+        total = sums[-1] + turn.overhead
+        cliff = self.prices.cliff(turn.ledger.estimate(total, turn.messages))
+        if not cliff.above:
+            return None
+        limit = int(cliff.above / turn.ledger.factor)
+        crossed = max(0, bisect_right(sums, limit - turn.overhead) - 1)
+        overpaid = (cliff.prompt - 1) * self.prices.read_ratio * total * holdings.calls_since(crossed)
+        return lambda freed: overpaid if total - freed <= limit else 0.0
+
+
+def _tokens(candidate: Candidate, counter: TokenCounter) -> int:
+    """The tokens of what would leave; the texts have been counted before, so that this is a look-up."""
+    if isinstance(candidate.item, ToolResult):
+        content = candidate.item.content
+        if isinstance(content, str):
+            return counter.text(content)
+        return sum(counter.block(block) for block in content or () if kind(block) not in MEDIA)
+    given = compact_json(candidate.item.input)
+    return counter.text(given) * candidate.chars // max(1, len(given))
