@@ -44,9 +44,10 @@ class Budget:
         target: Share | None = None,
         reserve_output: int | None = None,
     ) -> None:
-        window = _tokens("window", CONTEXT_TOKEN_LIMIT(window), most=None)
-        ratio = COMPACT_THRESHOLD_RATIO() if trigger is None else trigger
-        begins = math.ceil(_share("trigger", ratio, window))
+        name = "window" if window is not None else f"the window ({CONTEXT_TOKEN_LIMIT.name})"
+        window = _tokens(name, CONTEXT_TOKEN_LIMIT(window), most=None)
+        name = "trigger" if trigger is not None else f"the trigger ({COMPACT_THRESHOLD_RATIO.name})"
+        begins = math.ceil(_share(name, COMPACT_THRESHOLD_RATIO() if trigger is None else trigger, window))
         if reserve_output is not None:
             reserve = _tokens("reserve_output", reserve_output, most=window, least=0)
             begins = min(begins, _above(window * _USABLE_OF_WINDOW - reserve))
@@ -74,7 +75,7 @@ def exactly(ratio: float | Decimal) -> Fraction:
 def _share(name: str, value: Share, window: int) -> Fraction:
     if isinstance(value, int):
         return Fraction(_tokens(name, value, most=window))
-    if not isinstance(value, float | Decimal) or not 0 < value <= 1:
+    if not isinstance(value, float | Decimal) or not math.isfinite(value) or not 0 < value <= 1:
         raise SettingsError(f"{name} is {value!r}: neither a whole number of tokens nor a fraction above 0 and up to 1")
     return exactly(value) * window
 

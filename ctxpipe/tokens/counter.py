@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from ..errors import SettingsError
 from ..messages import Block, Message, compact_json
 from . import parts
 from .encoders import Encoder, Function, Tiktoken
@@ -46,6 +47,8 @@ class TokenCounter:
         *,
         memo_bytes: int = MEMO_BYTES,
     ) -> None:
+        if memo_bytes < 0:
+            raise SettingsError(f"memo_bytes is {memo_bytes}; it cannot be negative")
         self._encoder: Encoder = Function(encoding) if callable(encoding) else Tiktoken(encoding)
         self._known: Memo[str, int] = Memo(memo_bytes * 3 // 4)
         self._json: Memo[int, tuple[object, object, str]] = Memo(memo_bytes // 4)
@@ -81,7 +84,7 @@ class TokenCounter:
 
     def message(self, message: Message, /) -> int:
         """The tokens of a message's content; nothing is added for its frame."""
-        return self._sum(parts.content_parts(message["content"], self._as_json))
+        return self._sum(parts.message_parts(message, self._as_json))
 
     def total(
         self, messages: Iterable[Message], *, system: object = None, tools: Iterable[object] | None = None
@@ -97,7 +100,7 @@ class TokenCounter:
 
     async def counts(self, messages: Iterable[Message]) -> list[int]:
         """The tokens of each message; as with `count`, large new text goes to a worker thread in one hop."""
-        contents = [list(parts.content_parts(message["content"], self._as_json)) for message in messages]
+        contents = [list(parts.message_parts(message, self._as_json)) for message in messages]
         tokens = iter(await self._tokens([part for content in contents for part in content]))
         return [sum(next(tokens) for _ in content) for content in contents]
 
@@ -142,7 +145,7 @@ class TokenCounter:
 
     def _parts(self, messages: Iterable[Message], system: object, tools: Iterable[object] | None) -> Iterator[Part]:
         for message in messages:
-            yield from parts.content_parts(message["content"], self._as_json)
+            yield from parts.message_parts(message, self._as_json)
         if system is not None:
             yield from parts.content_parts(system, self._as_json)
         for tool in tools or ():
@@ -186,12 +189,14 @@ class TokenCounter:
     async def _tokens(self, content: Sequence[Part]) -> list[int]:
         found = {part: self._known.get(part) for part in content if isinstance(part, str)}
         new = [text for text, tokens in found.items() if tokens is None]
-        if new and (not self._encoder.ready or sum(map(len, new)) > HOP_CHARS):
-            # One hop for all of it: a hop per text costs more than the text.
-            found.update(await _in_thread(functools.partial(self._learn_all, new)))
-        else:
-            found.update(self._learn_all(new))
-        return [part if isinstance(part, int) else found[part] or 0 for part in content]
+        learn = functools.partial(self._learn_all, new)
+        # One hop for all of it: a hop per text costs more than the text.
+        is_long = new and (not self._encoder.ready or sum(map(len, new)) > HOP_CHARS)
+        learned = await _in_thread(learn) if is_long else learn()
+        return [
+            part if isinstance(part, int) else learned[part] if (tokens := found[part]) is None else tokens
+            for part in content
+        ]
 
     def _learn_all(self, texts: Iterable[str]) -> dict[str, int]:
         return {text: self._learn(text) for text in texts}
@@ -204,7 +209,7 @@ class TokenCounter:
         if entry is not None and entry[0] is value and entry[1] == value:
             return entry[2]
         text = compact_json(value)
-        self._json.put(id(value), (value, copy.deepcopy(value), text), 4 * len(text) + _ENTRY_BYTES)
+        self._json.put(id(value), (value, copy.deepcopy(value), text), 3 * sys.getsizeof(text) + _ENTRY_BYTES)
         return text
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
+from ..errors import SettingsError
 from . import cuts, vocabulary
 
 if TYPE_CHECKING:
@@ -48,11 +48,13 @@ class Tiktoken:
     """A BPE encoding: one that ships with the package, by name, or any ``tiktoken.Encoding``."""
 
     def __init__(self, encoding: str | tiktoken.Encoding) -> None:
+        if not isinstance(encoding, str) and not hasattr(encoding, "decode_bytes"):
+            raise SettingsError(f"{encoding!r} is no encoding: give a name, a tiktoken.Encoding or a function")
         self._shipped = isinstance(encoding, str)
         self._name = vocabulary.check_name(encoding) if isinstance(encoding, str) else encoding.name
         self._given = None if isinstance(encoding, str) else encoding
+        self._periods: dict[str, int] = {}
         self.encoded_chars = 0
-        """Characters given to tiktoken so far: what the memo and the ledger keep low."""
 
     def __repr__(self) -> str:
         return repr(self._name)
@@ -90,10 +92,11 @@ class Tiktoken:
         short, dropped = cuts.squeeze(segment)
         return self._count(short) + sum(n * self._period(blank) for blank, n in dropped.items())
 
-    @functools.cache  # noqa: B019
     def _period(self, blank: str) -> int:
-        longer, shorter = cuts.period_texts(blank)
-        return self._count(longer) - self._count(shorter)
+        if blank not in self._periods:
+            longer, shorter = cuts.period_texts(blank)
+            self._periods[blank] = self._count(longer) - self._count(shorter)
+        return self._periods[blank]
 
     def _count(self, text: str) -> int:
         return len(self._ids(text))
@@ -159,11 +162,17 @@ class Function:
         return math.inf
 
     def steps(self, text: str) -> Iterator[int]:
-        self.encoded_chars += len(text)
-        yield self._function(text)
+        yield self._count(text)
 
     def head(self, text: str, limit: int) -> str:
-        return longest_prefix(text, limit, self._function)
+        return longest_prefix(text, limit, self._count)
+
+    def _count(self, text: str) -> int:
+        self.encoded_chars += len(text)
+        tokens = self._function(text)
+        if not isinstance(tokens, int):
+            raise SettingsError(f"the counter {self!r} answers with {type(tokens).__name__}, not a number of tokens")
+        return tokens
 
 
 def longest_prefix(text: str, limit: int, count: Callable[[str], int]) -> str:

@@ -40,8 +40,9 @@ class Ledger:
     def __init__(self, counter: Counting | None = None) -> None:
         self.counter: TokenCounter = as_counter(counter)
         self._seen: list[Message] = []
-        self._sums: list[int] = [0]
+        self._sums: list[int] = [0]  # never changed in place: `prefix_sums` hands it out
         self._tail: object = None
+        self._sure = 0
         self._rates: dict[str | None, Rate] = {}
         self._model: str | None = None
 
@@ -49,14 +50,12 @@ class Ledger:
 
     @property
     def counted(self) -> int:
-        """How many messages, from the first on, the totals cover."""
-        return len(self._seen)
+        """How many messages of the last call, from the first on, still stand: fewer after a `rewind`."""
+        return self._sure
 
     def rewind(self, known: int) -> None:
-        """Forget all but the first *known* messages: behind them the context has changed."""
-        if known < len(self._seen):
-            del self._seen[known:], self._sums[known + 1 :]
-            self._tail = _content(self._seen[-1]) if self._seen else None
+        """Vouch for the first *known* messages only: behind them the context has changed."""
+        self._sure = min(self._sure, known)
 
     async def total(self, messages: Sequence[Message], *, known: int | None = None) -> int:
         """The raw tokens of *messages*.
@@ -64,37 +63,41 @@ class Ledger:
         With *known* the caller vouches that the first so many messages equal those of the last call; without, they
         are compared.
         """
-        now = messages if isinstance(messages, list) else list(messages)
-        same = self._agreeing(now, known)
-        if same < len(now):
-            await self._count(list(now), same)
-        return self._sums[len(now)]
+        return (await self.prefix_sums(messages, known=known))[-1]
 
     async def prefix_sums(self, messages: Sequence[Message], *, known: int | None = None) -> Sequence[int]:
         """The raw tokens of the first 0, 1, 2, … messages: one entry more than there are messages. Read it only."""
-        await self.total(messages, known=known)
-        sums = self._sums
-        return sums if len(sums) == len(messages) + 1 else sums[: len(messages) + 1]
+        now = messages if isinstance(messages, list) else list(messages)
+        same = self._agreeing(now, known)
+        if same == len(now) == len(self._seen):
+            self._sure = same
+            return self._sums
+        return await self._counted(list(now), same)
 
     def _agreeing(self, messages: list[Message], known: int | None) -> int:
         """How many messages, from the first on, are those counted already."""
         if self._seen and _content(self._seen[-1]) != self._tail:
-            # Agents append results to the last message in place.
-            self._seen, self._sums = self._seen[:-1], self._sums[:-1]
-            self._tail = _content(self._seen[-1]) if self._seen else None
+            self._forget_last()  # agents append results to the last message in place
         sure = min(known or 0, len(self._seen), len(messages))
         return sure + _common(messages[sure:], self._seen[sure:])
 
-    async def _count(self, messages: list[Message], same: int) -> None:
-        rest = self._seen[same:]
-        kept = _common(messages[: same - 1 if same else None : -1], rest[::-1])
-        end = len(messages) - kept
-        counts = await self.counter.counts(messages[same:end])
-        sums = [*self._sums[:same], *itertools.accumulate(counts, initial=self._sums[same])]
+    def _forget_last(self) -> None:
+        self._seen, self._sums = self._seen[:-1], self._sums[:-1]
+        self._tail = _content(self._seen[-1]) if self._seen else None
+        self.rewind(len(self._seen))
+
+    async def _counted(self, messages: list[Message], same: int) -> Sequence[int]:
+        """The sums of *messages*, of which the first *same* and whatever agrees at the end are known."""
+        before = self._sums
+        kept = _common(messages[same:][::-1], self._seen[same:][::-1])
+        counts = await self.counter.counts(messages[same : len(messages) - kept])
+        sums = [*before[:same], *itertools.accumulate(counts, initial=before[same])]
         if kept:
-            shift = sums[-1] - self._sums[-kept - 1]
-            sums += [tokens + shift for tokens in self._sums[-kept:]]
-        self._seen, self._sums, self._tail = messages, sums, _content(messages[-1])
+            shift = sums[-1] - before[-kept - 1]
+            sums += [tokens + shift for tokens in before[-kept:]]
+        self._seen, self._sums, self._sure = messages, sums, len(messages)
+        self._tail = _content(messages[-1]) if messages else None
+        return sums
 
     # Calibration ---------------------------------------------------------------------------------------------
 
@@ -111,6 +114,10 @@ class Ledger:
         """What the API will bill for *messages*, of *raw* tokens with the overhead of system prompt and tools."""
         return self._rate.of(raw)
 
+    def expect(self, model: str) -> None:
+        """The next request goes to *model*: its own factor holds, or 1.5 while none was measured."""
+        self._model = model
+
     def observe(
         self, usage: object, messages: Sequence[Message], *, overhead: int = 0, model: str | None = None
     ) -> None:
@@ -125,9 +132,8 @@ class Ledger:
 
     def _raw(self, messages: Sequence[Message]) -> int:
         now = list(messages)
-        if self._agreeing(now, None) == len(now):
-            return self._sums[len(now)]
-        return self.counter.total(now)
+        same = self._agreeing(now, None)
+        return self._sums[same] + self.counter.total(now[same:])
 
 
 _INPUT = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
@@ -139,8 +145,8 @@ def _billed(usage: object, name: str) -> int:
 
 
 def _content(message: Message) -> object:
-    content = message["content"]
-    return content if isinstance(content, str) else list(content)
+    content = field(message, "content")
+    return list(content) if isinstance(content, list) else content
 
 
 def _common(ours: Sequence[Message], theirs: Sequence[Message]) -> int:

@@ -42,8 +42,10 @@ class Memo(Generic[K, V]):
 
     def put(self, key: K, value: V, size: int) -> None:
         """Remember *value*; what is larger than half the limit is not kept."""
-        if size > self._half or key in self._young:
+        if size > self._half:
             return
+        if key in self._young:
+            self._young_bytes -= self._young.pop(key)[1]
         if self._young_bytes + size > self._half:
             self._old, self._young = self._young, {}
             self._old_bytes, self._young_bytes = self._young_bytes, 0

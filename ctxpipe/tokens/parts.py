@@ -12,7 +12,7 @@ from typing import TypeAlias
 from ..messages import Block, Message, as_dict, compact_json, field, kind
 from . import media
 
-__all__ = ["Part", "block_parts", "message_parts", "system_parts", "tool_parts"]
+__all__ = ["Part", "block_parts", "content_parts", "message_parts"]
 
 Part: TypeAlias = str | int
 """A text whose tokens count, or a number of tokens."""
@@ -24,7 +24,7 @@ _ENCODED = re.compile(r"(?:data:[\w.+/-]+;base64,)?[A-Za-z0-9+/_\-\r\n]{512,}={0
 
 
 def message_parts(message: Message, as_json: AsJson) -> Iterator[Part]:
-    return content_parts(message["content"], as_json)
+    return content_parts(field(message, "content"), as_json)
 
 
 def content_parts(content: object, as_json: AsJson) -> Iterator[Part]:
@@ -42,16 +42,6 @@ def block_parts(block: Block, as_json: AsJson) -> Iterable[Part]:
     """The parts of one block. Source: UP-1 to UP-3, A-05, A-30."""
     read = _READERS.get(kind(block))
     return read(block, as_json) if read else _unknown(block)
-
-
-def system_parts(system: object, as_json: AsJson) -> Iterator[Part]:
-    return content_parts(system, as_json)
-
-
-def tool_parts(tools: Iterable[object], as_json: AsJson) -> Iterator[Part]:
-    """Each definition as JSON: its name, description and schema."""
-    for tool in tools:
-        yield as_json(tool)
 
 
 def _text(block: Block, _: AsJson) -> Iterable[Part]:

@@ -8,7 +8,6 @@ import itertools
 import threading
 import types
 from dataclasses import dataclass
-from importlib import resources
 from typing import TYPE_CHECKING
 
 from ..errors import SettingsError, VocabularyError
@@ -99,6 +98,8 @@ def _build(name: str) -> tiktoken.Encoding:
 
 
 def _read(name: str) -> bytes:
+    from importlib import resources
+
     path = resources.files("ctxpipe") / "vocab" / f"{name}.bin"
     try:
         packed = path.read_bytes()
