@@ -1,86 +1,26 @@
-"""Run the stages over a turn, in order: guard, time and report each."""
+"""Stages in order, run once per turn: what a user builds and calls."""
 
 from __future__ import annotations
 
-import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cache
-from time import perf_counter
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Literal, Self
+from weakref import WeakValueDictionary
 
-from .edits.offload import rewritten_before
-from .edits.repair import repair
-from .edits.thinking import Place, changed_place, drop_block, follows, strip
 from .errors import SettingsError
-from .messages import THINKING, CacheMarks, blocks, check, common_prefix, ensure_messages, kind
-from .reports import Outcome, Result, StageReport
-from .stage import Change, Intent, PlannedStage, Proposal, Rewindable, Skip, Stage, Turn
-from .tokens import Budget, Ledger, TokenCounter, as_counter
+from .runner import Record, Request, Runner, Thinking, Veto
+from .session import CACHE_SECONDS, Session
+from .tokens import Budget, TokenCounter, as_counter
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span, Tracer
+    from .journal import JournalStorage
+    from .messages import Message
+    from .reports import Result, StageReport
+    from .stage import Stage
 
-    from .messages import Message, Problem
-    from .reports import Detail
-
-__all__ = ["ContextPipeline", "Record", "Request", "Step", "Thinking", "Veto"]
-
-logger = logging.getLogger("ctxpipe")
-
-Veto: TypeAlias = Callable[[Turn, Change], bool | str]
-"""Looks at a proposal before it counts; True, or a sentence that says why, refuses it."""
-
-Thinking: TypeAlias = Literal["keep", "strip", "protect"]
-"""What becomes of thinking blocks behind a rewritten message, which newer models refuse."""
-
-_LEVELS = {Outcome.FAILED: logging.WARNING, Outcome.REFUSED: logging.WARNING, Outcome.SKIPPED: logging.DEBUG}
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A change that counted: the context before and after it, and what the stage tells about it."""
-
-    before: Sequence[Message]
-    after: Sequence[Message]
-    detail: Detail | None
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What of a model request matters here, beside the messages."""
-
-    system: object = None
-    tools: Iterable[object] | None = None
-    options: Mapping[str, object] = field(default_factory=dict)
-    force: bool = False
-    cold: bool = False
-
-
-@dataclass(slots=True)
-class Record:
-    """What is remembered about one conversation, for speed and for breakers: never what decides an outcome."""
-
-    ledger: Ledger
-    memories: list[dict[object, object]]
-    context: list[Message] = field(default_factory=list)  # as the last run returned it
-    marks: CacheMarks = field(default_factory=CacheMarks)
-    overhead: tuple[object, object, int] = (None, None, 0)
-    unbound: tuple[Place, int] | None = None  # thinking from this place up to this message has lost its bond
-    steps: list[Step] = field(default_factory=list)  # of the last run
-    busy: bool = False
-
-    def rewind(self, known: int) -> None:
-        """Tell every record that the context has changed behind the first *known* messages."""
-        self.ledger.rewind(known)
-        self.marks.rewind(known)
-        del self.context[known:]
-        for memory in self.memories:
-            for record in memory.values():
-                if isinstance(record, Rewindable):
-                    record.rewind(known)
+__all__ = ["ContextPipeline"]
 
 
 class ContextPipeline:
@@ -115,29 +55,35 @@ class ContextPipeline:
             raise SettingsError(f"thinking is {thinking!r}, not 'keep', 'strip' or 'protect'")
         if max_sessions < 1:
             raise SettingsError(f"max_sessions is {max_sessions}; at least 1 is needed")
-        self.budget = budget if budget is not None else Budget()
-        self.counter = as_counter(counter)
-        self._stages: list[Stage] = []
-        self._on_report = on_report
-        self._veto = veto
-        self._on_error = on_error
-        self._thinking = thinking
+        self._runner = Runner(
+            budget if budget is not None else Budget(), as_counter(counter), on_report, veto, on_error, thinking
+        )
         self._max_sessions = max_sessions
         self._records: OrderedDict[str, Record] = OrderedDict()
+        self._sessions: WeakValueDictionary[str, Session] = WeakValueDictionary()
         for stage in stages:
             self.use(stage)
 
     @property
+    def budget(self) -> Budget:
+        """When the context is too long, and what to bring it down to."""
+        return self._runner.budget
+
+    @property
+    def counter(self) -> TokenCounter:
+        """The one counter behind every decision."""
+        return self._runner.counter
+
+    @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages, in the order in which they run."""
-        return tuple(self._stages)
+        return tuple(self._runner.stages)
 
     def use(self, stage: Stage) -> Self:
         """Add *stage* behind the ones already here. Raises SettingsError when it is not callable."""
         if not callable(stage):
             raise SettingsError(f"a stage is an async callable (turn) -> proposal, and {stage!r} is not callable")
-        self._stages.append(stage)
-        self._records.clear()  # what was remembered belongs to the former stages
+        self._runner.stages.append(stage)
         return self
 
     async def run(
@@ -161,7 +107,7 @@ class ContextPipeline:
         Raises InvalidHistory when *messages* has not the shape of messages, before anything is written.
         """
         with self._claimed(session_id) as record:
-            return await self.step(messages, session_id, record, Request(system, tools, request or {}, force))
+            return await self._runner.run(messages, session_id, record, Request(system, tools, request or {}, force))
 
     async def plan(
         self,
@@ -177,158 +123,41 @@ class ContextPipeline:
         The reports say which stage would act on what; one that cannot know its outcome beforehand says so, and the
         stages behind it are judged on the context without it. ``result.messages`` is the context as far as known.
         """
-        record = self.new_record()
-        ensure_messages(messages)
-        overhead = await self._overhead(record, system, tools)
-        turn = Turn(repair(messages), session_id, force, self.budget, record.ledger, overhead)
-        reports = []
-        for stage in self._stages:
-            started = perf_counter()
-            plan = await _plan(stage, turn)
-            reports.append(_planned(stage, turn, plan, perf_counter() - started))
-            if isinstance(plan, Change):
-                turn = replace(turn, messages=plan.messages)
-        return Result(list(turn.messages), tuple(reports), tuple(check(messages)))
+        return await self._runner.plan(messages, session_id, Request(system, tools, {}, force))
 
     def observe(self, usage: object, messages: Sequence[Message], *, session_id: str, model: str | None = None) -> None:
         """Calibrate the session's estimates with the *usage* that the API reported for *messages*."""
         with self._claimed(session_id) as record:
             record.ledger.observe(usage, messages, overhead=record.overhead[2], model=model)
 
-    # One run ------------------------------------------------------------------------------------------------------
+    def session(
+        self,
+        session_id: str,
+        *,
+        journal: JournalStorage | None = None,
+        verify: bool = False,
+        cache_seconds: float = CACHE_SECONDS,
+        clock: Callable[[], float] = time.time,
+    ) -> Session:
+        """The conversation *session_id*: it remembers which context a history has become. See `Session`.
 
-    async def step(self, given: list[Message], session_id: str, record: Record, request: Request) -> Result:
-        """One run with the memory of *record*, which must be in no other run. For `Session`; use `run`."""
-        with _span("ctxpipe.run", session_id):
-            messages, problems = self._sound(given, record)
-            overhead = await self._overhead(record, request.system, request.tools)
-            turn = Turn(
-                messages,
-                session_id,
-                request.force,
-                self.budget,
-                record.ledger,
-                overhead,
-                tracked=True,
-                protected=_behind_thinking(messages) if self._thinking == "protect" else 0,
-                cold=request.cold,
+        The same object as long as one is in use. With *journal* what it knows survives the process; with *verify* edits
+        inside messages handed in before are noticed too. *cache_seconds* is how long the provider's prompt cache keeps.
+        """
+        session = self._sessions.get(session_id)
+        if session is None:
+            session = Session(
+                self._runner, session_id, journal=journal, verify=verify, cache_seconds=cache_seconds, clock=clock
             )
-            turn, reports = await self._staged(turn, record)
-            context = turn.messages if isinstance(turn.messages, list) else list(turn.messages)
-            options, context = self._bound(messages, context, record, request)
-            if problems:
-                context = _recorded(record, context, repair(context))
-            record.context += context[len(record.context) :]
-            return Result(context, tuple(reports), problems, options)
-
-    def _sound(self, given: list[Message], record: Record) -> tuple[list[Message], tuple[Problem, ...]]:
-        """*given* mended, and what was broken. Only what is new since the last run is looked at."""
-        known = common_prefix(record.context, given)
-        record.rewind(known)
-        ensure_messages(given, known)
-        if not record.context and (place := rewritten_before(given)) is not None:
-            record.unbound = place, len(given)
-        problems = (*check(given, max(0, known - 1)), *record.marks.problems(given))
-        # What cannot be encoded stays for now: the stages store it as it is.
-        mended = repair(given, encoding=False) if problems else given
-        return _recorded(record, given, mended), tuple(dict.fromkeys(problems))
-
-    async def _staged(self, turn: Turn, record: Record) -> tuple[Turn, list[StageReport]]:
-        record.steps.clear()
-        reports: list[StageReport] = []
-        for stage, memory in zip(self._stages, record.memories, strict=True):
-            change, report = await self._step(stage, replace(turn, memory=memory))
-            reports.append(report)
-            if change is not None:
-                record.steps.append(Step(turn.messages, change.messages, change.detail))
-                record.rewind(report.first_changed_index or 0)
-                turn = replace(turn, messages=change.messages)
-        return turn, reports
-
-    def _bound(
-        self, before: Sequence[Message], context: list[Message], record: Record, request: Request
-    ) -> tuple[Mapping[str, object], list[Message]]:
-        """What the request needs because thinking has lost its bond to rewritten text, and the context to send."""
-        place = changed_place(before, context) if record.steps else None
-        if place is not None:
-            first = min(place, record.unbound[0]) if record.unbound else place
-            record.unbound = first, len(context)
-        if record.unbound is None or not follows(context[: record.unbound[1]], record.unbound[0]):
-            return {}, context
-        if self._thinking == "strip":
-            context = _recorded(record, context, strip(context, record.unbound[0]))
-            if not follows(context[: record.unbound[1]], record.unbound[0]):
-                return {}, context
-        return drop_block(request.options), context
-
-    async def _step(self, stage: Stage, turn: Turn) -> tuple[Change | None, StageReport]:
-        """Ask one stage, and report on it; the change is None unless it counts."""
-        started = perf_counter()
-        change: Change | None = None
-        with _span(f"ctxpipe.{_name(stage)}", turn.session_id) as span:
-            try:
-                proposal = await stage(turn)
-                change, report = await self._judged(stage, turn, proposal)
-            except Exception as error:  # noqa: BLE001  the turn goes on without this stage; cancellation is no Exception
-                report = StageReport(_name(stage), turn.session_id, Outcome.FAILED, 0.0, str(error), error=error)
-            report = replace(report, seconds=perf_counter() - started)
-            span.set_attribute("ctxpipe.outcome", report.outcome.value)
-        self._tell(report)
-        if report.error is not None and self._on_error == "raise":
-            raise report.error
-        return change, report
-
-    async def _judged(self, stage: Stage, turn: Turn, proposal: Proposal) -> tuple[Change | None, StageReport]:
-        report = StageReport(_name(stage), turn.session_id, Outcome.SKIPPED, 0.0)
-        if not isinstance(proposal, Change):
-            reason, detail = (proposal.reason, proposal.detail) if isinstance(proposal, Skip) else ("", None)
-            return None, replace(report, reason=reason, detail=detail)
-        first = _first_difference(turn.messages, proposal.messages)
-        if first == len(turn.messages) == len(proposal.messages):
-            return None, replace(report, reason="the proposal changes nothing", detail=proposal.detail)
-        refusal = await self._refusal(turn, proposal, first)
-        if refusal:
-            return None, replace(report, outcome=Outcome.REFUSED, reason=refusal, detail=proposal.detail)
-        return proposal, replace(
-            report,
-            outcome=Outcome.CHANGED,
-            detail=proposal.detail,
-            tokens_saved=proposal.tokens_saved,
-            first_changed_index=first,
-        )
-
-    async def _refusal(self, turn: Turn, change: Change, first: int) -> str:
-        """Why *change* must not count, "" when it may."""
-        ensure_messages(change.messages, first)
-        problems = check(change.messages, max(0, first - 1), encoding=False)
-        if problems:
-            return f"it would break a rule of the Messages API: {problems[0]}"
-        if turn.protected and first < turn.protected and _behind_thinking(change.messages) > first:
-            return "it would rewrite a message before kept thinking, which is protected"
-        if not change.may_grow and not await _shrinks(turn, change, first):
-            return "it would not save a single token"
-        verdict = self._veto(turn, change) if self._veto else False
-        return verdict if isinstance(verdict, str) else "vetoed" if verdict else ""
-
-    def _tell(self, report: StageReport) -> None:
-        level = _LEVELS.get(report.outcome, logging.INFO)
-        if logger.isEnabledFor(level):
-            logger.log(level, "%s", report, exc_info=report.error)
-        if self._on_report is None:
-            return
-        try:
-            self._on_report(report)
-        except Exception:
-            logger.exception("on_report failed; the turn goes on")
-
-    # Sessions -----------------------------------------------------------------------------------------------------
+            self._sessions[session_id] = session
+        return session
 
     @contextmanager
     def _claimed(self, session_id: str) -> Iterator[Record]:
         """What is remembered about the session; a second run at the same time starts without memory."""
         record = self._records.get(session_id)
         if record is None or record.busy:
-            record = self.new_record()
+            record = self._runner.new_record()
             self._records.setdefault(session_id, record)
         self._records.move_to_end(session_id)
         while len(self._records) > self._max_sessions:
@@ -338,77 +167,3 @@ class ContextPipeline:
             yield record
         finally:
             record.busy = False
-
-    def new_record(self) -> Record:
-        """An empty memory for one conversation. For `Session`."""
-        return Record(Ledger(self.counter), [{} for _ in self._stages])
-
-    async def _overhead(self, record: Record, system: object, tools: Iterable[object] | None) -> int:
-        """Raw tokens of the system prompt and the tools, counted once as long as they stay the same (A-64)."""
-        if record.overhead[:2] != (system, tools):
-            record.overhead = (system, tools, await self.counter.count([], system=system, tools=tools))
-        return record.overhead[2]
-
-
-def _first_difference(before: Sequence[Message], after: Sequence[Message]) -> int:
-    """The first index at which the lists differ; their length when they are the same."""
-    if before is after:
-        return len(before)
-    pairs = enumerate(zip(before, after, strict=False))
-    return next((i for i, (old, new) in pairs if old is not new and old != new), min(len(before), len(after)))
-
-
-def _recorded(record: Record, before: list[Message], after: list[Message]) -> list[Message]:
-    """*after*, once *record* knows from where on it differs."""
-    record.rewind(_first_difference(before, after))
-    return after
-
-
-def _behind_thinking(messages: Sequence[Message]) -> int:
-    """The index behind the last message that carries thinking, 0 when none does."""
-    indices = range(len(messages) - 1, -1, -1)
-    return next((i + 1 for i in indices if any(kind(block) in THINKING for block in blocks(messages[i]))), 0)
-
-
-async def _shrinks(turn: Turn, change: Change, first: int) -> bool:
-    """Whether the change saves tokens. Only what changed is looked at, and of the old text no more than is needed."""
-    before, after = list(turn.messages[first:]), change.messages[first:]
-    if len(before) == len(after):
-        pairs = [(old, new) for old, new in zip(before, after, strict=True) if old is not new]
-        before, after = [old for old, _ in pairs], [new for _, new in pairs]
-    return turn.counter.over(before, await turn.counter.count(after))
-
-
-async def _plan(stage: Stage, turn: Turn) -> Change | Skip | Intent | None:
-    planned: object = stage
-    if isinstance(planned, PlannedStage):
-        return await planned.plan(turn)
-    return Intent("it cannot say beforehand: it has no plan of its own")
-
-
-def _planned(stage: Stage, turn: Turn, plan: Change | Skip | Intent | None, seconds: float) -> StageReport:
-    report = StageReport(_name(stage), turn.session_id, Outcome.SKIPPED, seconds)
-    if isinstance(plan, Change):
-        first = _first_difference(turn.messages, plan.messages)
-        return replace(report, outcome=Outcome.PLANNED, detail=plan.detail, first_changed_index=first)
-    if isinstance(plan, Intent):
-        return replace(report, outcome=Outcome.PLANNED, reason=plan.reason)
-    return replace(report, reason=plan.reason, detail=plan.detail) if plan else report
-
-
-def _name(stage: Stage) -> str:
-    return getattr(stage, "__name__", None) or type(stage).__name__
-
-
-@cache
-def _tracer() -> Tracer:
-    from opentelemetry import trace
-
-    return trace.get_tracer("ctxpipe")
-
-
-@contextmanager
-def _span(name: str, session_id: str) -> Iterator[Span]:
-    """An OpenTelemetry span; it does nothing as long as no SDK is configured."""
-    with _tracer().start_as_current_span(name, attributes={"ctxpipe.session_id": session_id}) as span:
-        yield span

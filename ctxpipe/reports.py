@@ -107,13 +107,16 @@ class Result:
     """The context to send, and how it came to be.
 
     *repaired* lists what was broken in the history and is mended in *messages*. *request_options* are further
-    arguments that the request needs; pass them on as keywords.
+    arguments that the request needs; pass them on as keywords. From a session, *covered* says how many messages of
+    the history are in it, and *notices* what a user should know about the history or the journal.
     """
 
     messages: list[Message]
     reports: tuple[StageReport, ...] = ()
     repaired: tuple[Problem, ...] = ()
     request_options: Mapping[str, object] = field(default_factory=dict)
+    covered: int = 0
+    notices: tuple[str, ...] = ()
 
     @property
     def changed(self) -> bool:

@@ -217,7 +217,7 @@ class LocalStorage:
 
     def _records(self, folder: str) -> list[str]:
         where = os.path.join(self.root, folder)
-        with suppress(FileNotFoundError), _translated("cannot list", where):
+        with _translated("cannot list", where), suppress(FileNotFoundError):
             found = [entry for entry in os.scandir(where) if _is_record(entry.name)]
             return [entry.path for entry in sorted(found, key=lambda e: (e.stat().st_mtime_ns, e.name))]
         return []

@@ -1,0 +1,320 @@
+"""Run the stages over a turn, in order: guard, time and report each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from time import perf_counter
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from .edits.offload import rewritten_before
+from .edits.repair import repair
+from .edits.thinking import Place, changed_place, drop_block, follows, strip
+from .messages import THINKING, CacheMarks, blocks, check, common_prefix, ensure_messages, kind
+from .reports import Outcome, Result, StageReport
+from .stage import Change, Intent, PlannedStage, Proposal, Rewindable, Skip, Stage, Turn
+from .tokens import Budget, Ledger, TokenCounter
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer
+
+    from .messages import Message, Problem
+    from .reports import Detail
+
+__all__ = ["Record", "Request", "Runner", "Step", "Thinking", "Veto"]
+
+logger = logging.getLogger("ctxpipe")
+
+
+Veto: TypeAlias = Callable[[Turn, Change], bool | str]
+"""Looks at a proposal before it counts; True, or a sentence that says why, refuses it."""
+
+Thinking: TypeAlias = Literal["keep", "strip", "protect"]
+"""What becomes of thinking blocks behind a rewritten message, which newer models refuse."""
+
+
+_LEVELS = {Outcome.FAILED: logging.WARNING, Outcome.REFUSED: logging.WARNING, Outcome.SKIPPED: logging.DEBUG}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A change that counted: the context before and after it, and what the stage tells about it."""
+
+    before: Sequence[Message]
+    after: Sequence[Message]
+    detail: Detail | None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What of a model request matters here, beside the messages."""
+
+    system: object = None
+    tools: Iterable[object] | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
+    force: bool = False
+    cold: bool = False
+
+
+@dataclass(slots=True)
+class Record:
+    """What is remembered about one conversation, for speed and for breakers: never what decides an outcome."""
+
+    ledger: Ledger
+    memories: dict[int, dict[object, object]] = field(default_factory=dict)  # by the stage's place
+    context: list[Message] = field(default_factory=list)  # as the last run returned it
+    marks: CacheMarks = field(default_factory=CacheMarks)
+    overhead: tuple[object, object, int] = (None, None, 0)
+    unbound: tuple[Place, int] | None = None  # thinking from this place up to this message has lost its bond
+    steps: list[Step] = field(default_factory=list)  # of the last run
+    busy: bool = False
+
+    def rewind(self, known: int) -> None:
+        """Tell every record that the context has changed behind the first *known* messages."""
+        self.ledger.rewind(known)
+        self.marks.rewind(known)
+        del self.context[known:]
+        for memory in self.memories.values():
+            for record in memory.values():
+                if isinstance(record, Rewindable):
+                    record.rewind(known)
+
+
+@dataclass(slots=True)
+class Runner:
+    """The stages and all that guards them; what is remembered about a conversation comes in as a `Record`."""
+
+    budget: Budget
+    counter: TokenCounter
+    on_report: Callable[[StageReport], object] | None = None
+    veto: Veto | None = None
+    on_error: Literal["skip", "raise"] = "skip"
+    thinking: Thinking = "keep"
+    stages: list[Stage] = field(default_factory=list)
+
+    def new_record(self) -> Record:
+        """An empty memory for one conversation."""
+        return Record(Ledger(self.counter))
+
+    async def run(
+        self, given: list[Message], session_id: str, record: Record, request: Request, known: int | None = None
+    ) -> Result:
+        """Shape *given* with the memory of *record*, which must be in no other run.
+
+        The caller vouches that the first *known* messages are those of the last run; None: they are compared.
+        """
+        with _span("ctxpipe.run", session_id):
+            record.steps.clear()
+            messages, problems = self._sound(given, record, known)
+            overhead = await self._overhead(record, request.system, request.tools)
+            turn = Turn(
+                messages,
+                session_id,
+                request.force,
+                self.budget,
+                record.ledger,
+                overhead,
+                tracked=True,
+                protected=_behind_thinking(messages) if self.thinking == "protect" else 0,
+                cold=request.cold,
+            )
+            turn, reports = await self._staged(turn, record)
+            context = turn.messages if isinstance(turn.messages, list) else list(turn.messages)
+            options, context = self._bound(messages, context, record, request)
+            if problems:
+                context = _recorded(record, context, repair(context))
+            record.context += context[len(record.context) :]
+            return Result(context, tuple(reports), problems, options)
+
+    def _sound(
+        self, given: list[Message], record: Record, known: int | None
+    ) -> tuple[list[Message], tuple[Problem, ...]]:
+        """*given* mended, and what was broken. Only what is new since the last run is looked at."""
+        if known is None:
+            known = common_prefix(record.context, given)
+        record.rewind(known)
+        ensure_messages(given, known)
+        if not record.context and (place := rewritten_before(given)) is not None:
+            record.unbound = place, len(given)
+        problems = (*check(given, max(0, known - 1)), *record.marks.problems(given))
+        # What cannot be encoded stays for now: the stages store it as it is.
+        mended = repair(given, encoding=False) if problems else given
+        return _recorded(record, given, mended), tuple(dict.fromkeys(problems))
+
+    async def _staged(self, turn: Turn, record: Record) -> tuple[Turn, list[StageReport]]:
+        reports: list[StageReport] = []
+        for place, stage in enumerate(tuple(self.stages)):
+            memory = record.memories.setdefault(place, {})
+            change, report = await self._step(stage, replace(turn, memory=memory))
+            reports.append(report)
+            if change is not None:
+                record.steps.append(Step(turn.messages, change.messages, change.detail))
+                record.rewind(report.first_changed_index or 0)
+                turn = replace(turn, messages=change.messages)
+        return turn, reports
+
+    def _bound(
+        self, before: Sequence[Message], context: list[Message], record: Record, request: Request
+    ) -> tuple[Mapping[str, object], list[Message]]:
+        """What the request needs because thinking has lost its bond to rewritten text, and the context to send."""
+        place = changed_place(before, context) if context is not before else None
+        if place is not None:
+            first = min(place, record.unbound[0]) if record.unbound else place
+            record.unbound = first, len(context)
+        if record.unbound is None or not follows(context[: record.unbound[1]], record.unbound[0]):
+            return {}, context
+        if self.thinking == "strip":
+            context = _recorded(record, context, strip(context, record.unbound[0]))
+            if not follows(context[: record.unbound[1]], record.unbound[0]):
+                return {}, context
+        return drop_block(request.options), context
+
+    async def _step(self, stage: Stage, turn: Turn) -> tuple[Change | None, StageReport]:
+        """Ask one stage, and report on it; the change is None unless it counts."""
+        started = perf_counter()
+        change: Change | None = None
+        with _span(f"ctxpipe.{_name(stage)}", turn.session_id) as span:
+            try:
+                proposal = await stage(turn)
+                change, report = await self._judged(stage, turn, proposal)
+            except Exception as error:  # noqa: BLE001  the turn goes on without this stage; cancellation is no Exception
+                report = StageReport(_name(stage), turn.session_id, Outcome.FAILED, 0.0, str(error), error=error)
+            report = replace(report, seconds=perf_counter() - started)
+            span.set_attribute("ctxpipe.outcome", report.outcome.value)
+        self._tell(report)
+        if report.error is not None and self.on_error == "raise":
+            raise report.error
+        return change, report
+
+    async def _judged(self, stage: Stage, turn: Turn, proposal: Proposal) -> tuple[Change | None, StageReport]:
+        report = StageReport(_name(stage), turn.session_id, Outcome.SKIPPED, 0.0)
+        if not isinstance(proposal, Change):
+            reason, detail = (proposal.reason, proposal.detail) if isinstance(proposal, Skip) else ("", None)
+            return None, replace(report, reason=reason, detail=detail)
+        first = _first_difference(turn.messages, proposal.messages)
+        if first == len(turn.messages) == len(proposal.messages):
+            return None, replace(report, reason="the proposal changes nothing", detail=proposal.detail)
+        refusal = await self._refusal(turn, proposal, first)
+        if refusal:
+            return None, replace(report, outcome=Outcome.REFUSED, reason=refusal, detail=proposal.detail)
+        return proposal, replace(
+            report,
+            outcome=Outcome.CHANGED,
+            detail=proposal.detail,
+            tokens_saved=proposal.tokens_saved,
+            first_changed_index=first,
+        )
+
+    async def _refusal(self, turn: Turn, change: Change, first: int) -> str:
+        """Why *change* must not count, "" when it may."""
+        ensure_messages(change.messages, first)
+        problems = check(change.messages, max(0, first - 1), encoding=False)
+        if problems:
+            return f"it would break a rule of the Messages API: {problems[0]}"
+        if turn.protected and first < turn.protected and _behind_thinking(change.messages) > first:
+            return "it would rewrite a message before kept thinking, which is protected"
+        if not change.may_grow and not await _shrinks(turn, change, first):
+            return "it would not save a single token"
+        verdict = self.veto(turn, change) if self.veto else False
+        return verdict if isinstance(verdict, str) else "vetoed" if verdict else ""
+
+    def _tell(self, report: StageReport) -> None:
+        level = _LEVELS.get(report.outcome, logging.INFO)
+        if logger.isEnabledFor(level):
+            logger.log(level, "%s", report, exc_info=report.error)
+        if self.on_report is None:
+            return
+        try:
+            self.on_report(report)
+        except Exception:
+            logger.exception("on_report failed; the turn goes on")
+
+    async def plan(self, messages: list[Message], session_id: str, request: Request) -> Result:
+        """What `run` would do, with no write and no model call."""
+        record = self.new_record()
+        ensure_messages(messages)
+        overhead = await self._overhead(record, request.system, request.tools)
+        turn = Turn(repair(messages), session_id, request.force, self.budget, record.ledger, overhead)
+        reports = []
+        for stage in self.stages:
+            started = perf_counter()
+            plan = await _plan(stage, turn)
+            reports.append(_planned(stage, turn, plan, perf_counter() - started))
+            if isinstance(plan, Change):
+                turn = replace(turn, messages=plan.messages)
+        return Result(list(turn.messages), tuple(reports), tuple(check(messages)))
+
+    async def _overhead(self, record: Record, system: object, tools: Iterable[object] | None) -> int:
+        """Raw tokens of the system prompt and the tools, counted once as long as they stay the same (A-64)."""
+        if record.overhead[:2] != (system, tools):
+            record.overhead = (system, tools, await self.counter.count([], system=system, tools=tools))
+        return record.overhead[2]
+
+
+def _first_difference(before: Sequence[Message], after: Sequence[Message]) -> int:
+    """The first index at which the lists differ; their length when they are the same."""
+    if before is after:
+        return len(before)
+    pairs = enumerate(zip(before, after, strict=False))
+    return next((i for i, (old, new) in pairs if old is not new and old != new), min(len(before), len(after)))
+
+
+def _recorded(record: Record, before: list[Message], after: list[Message]) -> list[Message]:
+    """*after*, once *record* knows from where on it differs."""
+    if after is not before:
+        record.steps.append(Step(before, after, None))
+        record.rewind(_first_difference(before, after))
+    return after
+
+
+def _behind_thinking(messages: Sequence[Message]) -> int:
+    """The index behind the last message that carries thinking, 0 when none does."""
+    indices = range(len(messages) - 1, -1, -1)
+    return next((i + 1 for i in indices if any(kind(block) in THINKING for block in blocks(messages[i]))), 0)
+
+
+async def _shrinks(turn: Turn, change: Change, first: int) -> bool:
+    """Whether the change saves tokens. Only what changed is looked at, and of the old text no more than is needed."""
+    before, after = list(turn.messages[first:]), change.messages[first:]
+    if len(before) == len(after):
+        pairs = [(old, new) for old, new in zip(before, after, strict=True) if old is not new]
+        before, after = [old for old, _ in pairs], [new for _, new in pairs]
+    return turn.counter.over(before, await turn.counter.count(after))
+
+
+async def _plan(stage: Stage, turn: Turn) -> Change | Skip | Intent | None:
+    planned: object = stage
+    if isinstance(planned, PlannedStage):
+        return await planned.plan(turn)
+    return Intent("it cannot say beforehand: it has no plan of its own")
+
+
+def _planned(stage: Stage, turn: Turn, plan: Change | Skip | Intent | None, seconds: float) -> StageReport:
+    report = StageReport(_name(stage), turn.session_id, Outcome.SKIPPED, seconds)
+    if isinstance(plan, Change):
+        first = _first_difference(turn.messages, plan.messages)
+        return replace(report, outcome=Outcome.PLANNED, detail=plan.detail, first_changed_index=first)
+    if isinstance(plan, Intent):
+        return replace(report, outcome=Outcome.PLANNED, reason=plan.reason)
+    return replace(report, reason=plan.reason, detail=plan.detail) if plan else report
+
+
+def _name(stage: Stage) -> str:
+    return getattr(stage, "__name__", None) or type(stage).__name__
+
+
+@cache
+def _tracer() -> Tracer:
+    from opentelemetry import trace
+
+    return trace.get_tracer("ctxpipe")
+
+
+@contextmanager
+def _span(name: str, session_id: str) -> Iterator[Span]:
+    """An OpenTelemetry span; it does nothing as long as no SDK is configured."""
+    with _tracer().start_as_current_span(name, attributes={"ctxpipe.session_id": session_id}) as span:
+        yield span
