@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,8 +51,10 @@ Block: TypeAlias = object
 
 THINKING = frozenset({"thinking", "redacted_thinking"})
 MEDIA = frozenset({"image", "document"})
+SPOKEN = frozenset({"text", "thinking"})  # blocks that hold their text under the name of their type
 ROLES = frozenset({"user", "assistant", "system"})
 MAX_CACHE_MARKS = 4
+SURROGATE = "a lone surrogate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +170,12 @@ def pending_calls(messages: Sequence[Message]) -> list[ToolCall]:
 
 def split_system(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
     """The head (leading system messages) and everything after it. Source: CR-1, CR-2, A-29."""
-    body = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
+    body = _head_length(messages)
     return list(messages[:body]), list(messages[body:])
+
+
+def _head_length(messages: Sequence[Message]) -> int:
+    return next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
 
 
 def as_dict(block: Block) -> dict[str, Any]:
@@ -218,17 +225,17 @@ def rewrite(
     for index in {place[0] for place in updates}:
         message = messages[index]
         content = [
-            {**_copied(block, without=key), key: updates[index, place]}
-            if (index, place) in updates
-            else copy.deepcopy(block)
+            _with(block, key, updates[index, place]) if (index, place) in updates else copy.deepcopy(block)
             for place, block in enumerate(blocks(message))
         ]
-        edited[index] = cast("Message", {**_copied(message, without="content"), "content": content})
+        edited[index] = cast("Message", _with(message, "content", content))
     return edited
 
 
-def _copied(block: Block, without: str) -> dict[str, Any]:
-    return {key: copy.deepcopy(value) for key, value in as_dict(block).items() if key != without}
+def _with(block: Block, key: str, value: object) -> dict[str, Any]:
+    """A deep copy of *block* with another *value* under *key*, in the same order: equal bytes stay equal."""
+    plain = as_dict(block)
+    return {name: value if name == key else copy.deepcopy(held) for name, held in plain.items()} | {key: value}
 
 
 # Rules -------------------------------------------------------------------------------------------------------
@@ -259,7 +266,7 @@ def _ensure_message(index: int, message: object) -> None:
     for key in ("role", "content"):
         if key not in message:
             raise InvalidHistory(f"message {index} has no {key}")
-    if message["role"] not in ROLES:
+    if not isinstance(message["role"], str) or message["role"] not in ROLES:
         raise InvalidHistory(f"message {index} has the role {message['role']!r}, not one of {sorted(ROLES)}")
     content = message["content"]
     if isinstance(content, str):
@@ -267,8 +274,24 @@ def _ensure_message(index: int, message: object) -> None:
     if not isinstance(content, list | tuple):
         raise InvalidHistory(f"message {index} has {type(content).__name__} as content, not text or a list of blocks")
     for place, block in enumerate(content):
-        if not (isinstance(block, Mapping) or hasattr(block, "model_dump")):
-            raise InvalidHistory(f"block {place} of message {index} is {type(block).__name__}, not a mapping")
+        fault = _block_fault(block)
+        if fault:
+            raise InvalidHistory(f"block {place} of message {index} {fault}")
+
+
+def _block_fault(block: object) -> str:
+    """What keeps *block* from being read as a content block, "" when nothing does."""
+    if not (isinstance(block, Mapping) or hasattr(block, "model_dump")):
+        return f"is {type(block).__name__}, not a mapping"
+    name = kind(block)
+    if name in SPOKEN and not isinstance(field(block, name), str | None):
+        return f"has {type(field(block, name)).__name__} as {name}, not text"
+    content = field(block, "content") if name == "tool_result" else None
+    if content is None or isinstance(content, str):
+        return ""
+    if not isinstance(content, list | tuple):
+        return f"is a tool_result with {type(content).__name__} as content, not text or a list of blocks"
+    return next((f"holds a block that {fault}" for fault in map(_block_fault, content) if fault), "")
 
 
 def check(messages: Sequence[Message], start: int = 0, *, encoding: bool = True) -> list[Problem]:
@@ -277,11 +300,14 @@ def check(messages: Sequence[Message], start: int = 0, *, encoding: bool = True)
     A call still waiting for its result, in the last message, is no problem; without *encoding* lone surrogates are
     none either (the stages still want to store them as they are). Source: promise 2 of the design, R1, R8.
     """
-    head = len(split_system(messages)[0]) if start == 0 else 0
+    head = _head_length(messages)
     found: list[Problem] = []
-    if start == 0 and head < len(messages) and messages[head]["role"] != "user":
+    if start <= head < len(messages) and messages[head]["role"] != "user":
         found.append(Problem(head, "the first message is not the user's"))
-    for index in range(max(start, head), len(messages)):
+    for index in range(start, len(messages)):
+        if index < head:  # the head stays as it is, as long as it can be sent at all
+            found += [Problem(index, SURROGATE)] if encoding and not _is_sound(messages[index]["content"]) else []
+            continue
         found += [Problem(index, text) for text in _message_problems(messages[index], encoding)]
         found += [Problem(index, text) for text in _pairing_problems(messages, index)]
     return found if start else found + CacheMarks().problems(messages)
@@ -304,14 +330,24 @@ class CacheMarks:
         if self._extended(messages) > MAX_CACHE_MARKS:
             self.rewind(0)  # marks are often moved in place from turn to turn: only a fresh count can tell
             if self._extended(messages) > MAX_CACHE_MARKS:
-                return [Problem(len(messages) - 1, f"more than {MAX_CACHE_MARKS} cache_control marks")]
+                first = bisect_right(self._sums, 0) - 1
+                return [Problem(first, f"the first of more than {MAX_CACHE_MARKS} cache_control marks")]
         return []
 
     def _extended(self, messages: Sequence[Message]) -> int:
         for index in range(len(self._sums) - 1, len(messages)):
-            marks = sum(1 for block in blocks(messages[index]) if field(block, "cache_control"))
-            self._sums.append(self._sums[-1] + marks)
+            self._sums.append(self._sums[-1] + sum(1 for _ in cache_marks(messages[index])))
         return self._sums[-1]
+
+
+def cache_marks(message: Message) -> Iterator[tuple[int, int | None]]:
+    """Where *message* is marked for the cache: the block's index, and the inner one where a tool result holds it."""
+    for place, block in enumerate(blocks(message)):
+        content = field(block, "content") if kind(block) == "tool_result" else None
+        if isinstance(content, list | tuple):
+            yield from ((place, inner) for inner, held in enumerate(content) if field(held, "cache_control"))
+        if field(block, "cache_control"):
+            yield place, None
 
 
 def is_blank(text: object) -> bool:
@@ -325,14 +361,14 @@ def _message_problems(message: Message, encoding: bool) -> Iterator[str]:
         yield "it is empty"
     elif isinstance(content, str):
         if encoding and not is_encodable(content):
-            yield "a lone surrogate"
+            yield SURROGATE
     else:
         yield from _order_problems(role, [kind(block) for block in blocks(message)])
         for block in blocks(message):
             if kind(block) == "text" and is_blank(field(block, "text")):
                 yield "an empty text block"
             if encoding and kind(block) not in THINKING and not _is_sound(block):
-                yield "a lone surrogate"
+                yield SURROGATE
 
 
 def _order_problems(role: str, kinds: Sequence[str]) -> Iterator[str]:
@@ -344,6 +380,8 @@ def _order_problems(role: str, kinds: Sequence[str]) -> Iterator[str]:
         yield "a tool_result after another block"
     if role == "assistant" and kinds[-1] in THINKING:
         yield "it ends in a thinking block"
+    if role != "assistant" and not THINKING.isdisjoint(kinds):
+        yield f"a thinking block in a {role} message"
 
 
 def _pairing_problems(messages: Sequence[Message], index: int) -> Iterator[str]:
@@ -385,8 +423,8 @@ def _is_sound(value: object) -> bool:
     if isinstance(value, str):
         return is_encodable(value)
     if isinstance(value, Mapping):
-        return all(_is_sound(item) for item in value.values())
+        return all(_is_sound(key) and _is_sound(item) for key, item in value.items())
     if isinstance(value, list | tuple):
-        return all(_is_sound(item) for item in value)
-    fields = getattr(value, "__dict__", None)  # an SDK model keeps its fields there
-    return fields is None or all(_is_sound(item) for item in fields.values())
+        return all(map(_is_sound, value))
+    # An SDK model keeps its fields in the one, and those that it does not know in the other.
+    return all(_is_sound(getattr(value, name, None) or {}) for name in ("__dict__", "__pydantic_extra__"))
