@@ -6,7 +6,8 @@ exchange keeps its very objects; a broken one is built anew. Source: promise 2 o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, cast
 
 from ..messages import (
@@ -14,6 +15,7 @@ from ..messages import (
     THINKING,
     as_dict,
     blocks,
+    cache_marks,
     check,
     field,
     is_blank,
@@ -30,6 +32,12 @@ __all__ = ["INTERRUPTED", "repair", "without_surrogates"]
 INTERRUPTED = "[No result: this tool call was interrupted. It may or may not have taken effect.]"
 OPENING = "[The conversation begins here.]"
 DROPPED = "[Nothing of this message could be kept.]"
+_SPEAKERS = {
+    "tool_use": "assistant",
+    "thinking": "assistant",
+    "redacted_thinking": "assistant",
+    "tool_result": "user",
+}
 
 
 def repair(messages: list[Message], start: int = 0, *, encoding: bool = True) -> list[Message]:
@@ -173,7 +181,7 @@ def _belongs(block: Block, role: str) -> bool:
     name = kind(block)
     if name == "text":
         return not is_blank(field(block, "text"))
-    return {"tool_use": role == "assistant", "tool_result": role == "user"}.get(name, True)
+    return role == _SPEAKERS.get(name, role)
 
 
 def _mended_value(value: Any) -> Any:
@@ -189,25 +197,28 @@ def _mended_value(value: Any) -> Any:
         return value
     plain = value if isinstance(value, Mapping) else as_dict(value)
     pairs = {_mended_value(key): _mended_value(item) for key, item in plain.items()}
-    return value if all(pairs.get(key) is item for key, item in plain.items()) else pairs
+    return value if all(key in pairs and pairs[key] is item for key, item in plain.items()) else pairs
 
 
 def _fewer_marks(messages: list[Message]) -> list[Message]:
     """At most four cache_control marks: the last ones, which cover the most."""
-    marked = [
-        (index, place)
-        for index, message in enumerate(messages)
-        for place, block in enumerate(blocks(message))
-        if field(block, "cache_control")
-    ]
-    surplus = set(marked[: max(0, len(marked) - MAX_CACHE_MARKS)])
-    return [_unmarked(message, {p for i, p in surplus if i == index}) for index, message in enumerate(messages)]
+    marked = [(index, mark) for index, message in enumerate(messages) for mark in cache_marks(message)]
+    surplus: dict[int, set[tuple[int, int | None]]] = {}
+    for index, mark in marked[: max(0, len(marked) - MAX_CACHE_MARKS)]:
+        surplus.setdefault(index, set()).add(mark)
+    return [_unmarked(message, surplus.get(index, set())) for index, message in enumerate(messages)]
 
 
-def _unmarked(message: Message, places: Iterable[int]) -> Message:
-    if not places:
+def _unmarked(message: Message, marks: AbstractSet[tuple[int, int | None]]) -> Message:
+    if not marks:
         return message
     content: list[Any] = list(blocks(message))
-    for place in places:
-        content[place] = {key: value for key, value in as_dict(content[place]).items() if key != "cache_control"}
+    for place, inner in marks:
+        block = as_dict(content[place])
+        if inner is None:
+            block.pop("cache_control")
+        else:
+            held = block["content"] = list(block["content"])
+            held[inner] = {key: value for key, value in as_dict(held[inner]).items() if key != "cache_control"}
+        content[place] = block
     return cast("Message", {**message, "content": content})

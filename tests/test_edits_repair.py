@@ -1,0 +1,373 @@
+"""Broken histories are mended, sound ones left alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+from anthropic.types import TextBlock, ToolUseBlock
+from histories import (
+    assistant,
+    broken_histories,
+    conversation,
+    histories,
+    step,
+    system,
+    text,
+    thinking,
+    tool_result,
+    tool_use,
+    user,
+)
+from hypothesis import given
+
+from ctxpipe import check, repair
+from ctxpipe.edits.repair import DROPPED, INTERRUPTED, OPENING, without_surrogates
+from ctxpipe.messages import THINKING, Message, as_dict, blocks, kind
+
+INTERRUPTION = tool_result("a", INTERRUPTED, is_error=True)
+
+
+def marked(words: str = "hi") -> dict[str, Any]:
+    return {**text(words), "cache_control": {"type": "ephemeral"}}
+
+
+def content(messages: list[Message], index: int) -> list[Any]:
+    return list(blocks(messages[index]))
+
+
+def thoughts(messages: list[Message]) -> Iterator[str]:
+    """Every run of thinking that opens a message, byte for byte."""
+    for message in messages:
+        said = [as_dict(block) for block in blocks(message) if kind(block) in THINKING]
+        if said:
+            yield json.dumps(said)
+
+
+# Nothing to mend ----------------------------------------------------------------------------------------------
+
+
+@given(histories(repeat_ids=True))
+def test_a_sound_history_comes_back_as_the_same_object(history: list[Message]) -> None:
+    assert repair(history) is history
+
+
+def test_an_empty_history_comes_back_as_the_same_object() -> None:
+    empty: list[Message] = []
+
+    assert repair(empty) is empty
+
+
+def test_calls_that_still_wait_for_their_results_are_left_alone() -> None:
+    history = conversation(user("go"), assistant(tool_use("a"), tool_use("b")))
+
+    assert repair(history) is history
+
+
+def test_neighbours_of_the_same_role_are_left_alone_where_nothing_is_broken() -> None:
+    history = conversation(user("go"), user("please"), step("a"), assistant("one"), assistant("two"))
+
+    assert repair(history) is history
+
+
+# Calls and results --------------------------------------------------------------------------------------------
+
+
+def test_an_orphan_result_goes() -> None:
+    history = conversation(user("go"), assistant("ok"), user(tool_result("a"), text("and?")))
+
+    assert repair(history) == conversation(user("go"), assistant("ok"), user(text("and?")))
+
+
+def test_a_reply_of_which_nothing_is_left_leaves_a_sentence_so_that_the_user_still_speaks_last() -> None:
+    history = conversation(user("go"), assistant("ok"), user(tool_result("a")))
+
+    assert repair(history) == conversation(user("go"), assistant("ok"), user(DROPPED))
+
+
+def test_a_call_without_a_result_gets_an_honest_error() -> None:
+    history = conversation(user("go"), assistant(tool_use("a")), user("never mind"), assistant("ok"), user("so?"))
+
+    mended = repair(history)
+
+    assert mended[2] == user(INTERRUPTION, text("never mind"))
+    assert INTERRUPTION["is_error"]
+    assert [mended[i] is history[i] for i in (0, 1, 3, 4)] == [True] * 4
+
+
+def test_only_the_unanswered_call_of_a_batch_gets_an_error() -> None:
+    history = conversation(user("go"), assistant(tool_use("a"), tool_use("b")), user(tool_result("b", "found")))
+
+    assert content(repair(history), 2) == [INTERRUPTION, tool_result("b", "found")]
+
+
+def test_a_call_cut_off_by_the_next_assistant_message_is_answered_in_between() -> None:
+    history = conversation(user("go"), assistant(thinking(), tool_use("a")), assistant(thinking("so"), text("done")))
+
+    assert repair(history) == conversation(history[0], history[1], user(INTERRUPTION), history[2])
+
+
+def test_the_last_calls_still_wait_even_where_an_earlier_message_is_broken() -> None:
+    history = conversation(user("go"), assistant(""), assistant(tool_use("a")))
+
+    assert repair(history) == conversation(user("go"), assistant(tool_use("a")))
+
+
+def test_a_result_that_came_a_message_late_moves_behind_its_call() -> None:
+    history = conversation(user("go"), assistant(tool_use("a")), user("wait"), user(tool_result("a", "found")))
+
+    assert repair(history) == conversation(
+        user("go"), assistant(tool_use("a")), user(tool_result("a", "found"), text("wait"))
+    )
+
+
+def test_results_move_before_what_the_user_says_beside_them() -> None:
+    history = conversation(user("go"), assistant(tool_use("a")), user(text("here"), tool_result("a")))
+
+    assert content(repair(history), 2) == [tool_result("a"), text("here")]
+
+
+def test_a_second_result_for_one_call_goes() -> None:
+    history = conversation(
+        user("go"), assistant(tool_use("a")), user(tool_result("a", "first"), tool_result("a", "again"))
+    )
+
+    assert content(repair(history), 2) == [tool_result("a", "first")]
+
+
+def test_results_with_the_same_id_answer_calls_with_the_same_id_in_order() -> None:
+    history = conversation(
+        user("go"),
+        assistant(tool_use("a"), tool_use("a")),
+        user(text("x"), tool_result("a", "first"), tool_result("a", "second")),
+    )
+
+    assert content(repair(history), 2) == [tool_result("a", "first"), tool_result("a", "second"), text("x")]
+
+
+def test_a_call_in_a_user_message_and_a_result_in_an_assistant_message_go() -> None:
+    history = conversation(user(text("go"), tool_use("a")), assistant(text("ok"), tool_result("a")), user("so?"))
+
+    assert repair(history) == conversation(user(text("go")), assistant(text("ok")), user("so?"))
+
+
+def test_calls_and_results_are_mended_in_sdk_objects_too() -> None:
+    made = ToolUseBlock(type="tool_use", id="a", name="bash", input={})
+    reply = cast("Message", {"role": "assistant", "content": [TextBlock(type="text", text="look"), made]})
+
+    mended = repair([user("go"), reply, user("stop")])
+
+    assert mended[1] is reply
+    assert mended[2] == user(INTERRUPTION, text("stop"))
+
+
+# Single messages ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nothing", [user(), user(text("")), user(text(" \n")), user("")])
+def test_an_empty_message_goes(nothing: Message) -> None:
+    history = conversation(user("go"), nothing, assistant("ok"))
+
+    assert repair(history) == conversation(user("go"), assistant("ok"))
+
+
+def test_an_empty_block_goes_and_its_neighbours_stay() -> None:
+    history = conversation(user("go"), assistant(text("look"), text(""), tool_use("a")), user(tool_result("a")))
+
+    assert repair(history)[1] == assistant(text("look"), tool_use("a"))
+
+
+def test_an_empty_text_inside_a_tool_result_is_the_tools_business() -> None:
+    history = conversation(user("go"), assistant(tool_use("a")), user(tool_result("a", [text("")])))
+
+    assert repair(history) is history
+
+
+def test_neighbours_that_had_to_be_mended_are_merged() -> None:
+    history = conversation(user("go"), assistant("one"), assistant(text("two"), tool_use("a")), user("so?"))
+
+    assert repair(history) == conversation(
+        user("go"), assistant(text("one"), text("two"), tool_use("a")), user(INTERRUPTION, text("so?"))
+    )
+
+
+def test_a_history_that_begins_with_the_assistant_gets_an_opening() -> None:
+    history = conversation(system("be"), assistant("hi"), user("go"))
+
+    assert repair(history) == conversation(system("be"), user(OPENING), assistant("hi"), user("go"))
+
+
+def test_a_history_of_nothing_but_rubble_does_not_become_invalid() -> None:
+    assert repair([assistant("")]) == []
+    assert repair([system("be"), user(text(" "))]) == [system("be"), user(DROPPED)]
+
+
+# Thinking -----------------------------------------------------------------------------------------------------
+
+
+def test_thinking_at_the_end_of_a_message_goes() -> None:
+    history = conversation(user("go"), assistant(thinking("a"), text("ok"), thinking("b")), user("so?"))
+
+    assert repair(history)[1] == assistant(thinking("a"), text("ok"))
+
+
+def test_assistant_messages_that_think_are_never_joined() -> None:
+    history = conversation(
+        user("go"), assistant(text("one"), text("")), assistant(thinking("a"), text("two")), user("so?")
+    )
+
+    assert repair(history) == conversation(
+        user("go"), assistant(text("one")), assistant(thinking("a"), text("two")), user("so?")
+    )
+
+
+def test_thinking_in_a_message_that_is_not_the_assistants_goes() -> None:
+    assert repair([user(thinking(), text("go"))]) == [user(text("go"))]
+
+
+@given(broken_histories())
+def test_thinking_that_is_kept_keeps_its_bytes_and_its_place(history: list[Message]) -> None:
+    before = list(thoughts(history))
+
+    for mended in repair(history):
+        said = [as_dict(block) for block in blocks(mended) if kind(block) in THINKING]
+        if said:
+            # From one message, not pieced together; a part of it only where thinking stood at the end.
+            assert any(json.dumps(said)[1:-1] in earlier for earlier in before)
+
+
+# Encoding -----------------------------------------------------------------------------------------------------
+
+
+def test_lone_surrogates_are_replaced_wherever_they_stand() -> None:
+    history = conversation(
+        system("x\ud83d"),
+        user("go \udc00 on 🙂"),
+        assistant(text("\ud83d"), tool_use("a", "bash", {"args": ["\ud83d\ude00", {"k\ud83d": "\udfff"}]})),
+        user(tool_result("a", [text("é\ud83d")])),
+    )
+
+    assert repair(history) == conversation(
+        system("x\ufffd"),
+        user("go \ufffd on 🙂"),
+        assistant(text("\ufffd"), tool_use("a", "bash", {"args": ["😀", {"k\ufffd": "\ufffd"}]})),
+        user(tool_result("a", [text("é\ufffd")])),
+    )
+
+
+def test_a_key_that_cannot_be_encoded_is_mended_although_it_holds_nothing() -> None:
+    history = conversation(user("go"), assistant(tool_use("a", "bash", {"\ud83d": None})))
+
+    assert repair(history) == conversation(user("go"), assistant(tool_use("a", "bash", {"\ufffd": None})))
+
+
+def test_lone_surrogates_in_sdk_objects_are_replaced() -> None:
+    reply = cast("Message", {"role": "assistant", "content": [TextBlock(type="text", text="\ud83d", citations=None)]})
+
+    assert content(repair([user("go"), reply]), 1) == [{"type": "text", "text": "\ufffd", "citations": None}]
+
+
+def test_without_encoding_lone_surrogates_stay_and_everything_else_is_mended() -> None:
+    history = conversation(user("\ud83d"), assistant(text(""), text("ok")), user("\udc00"))
+
+    assert repair(history, encoding=False) == conversation(user("\ud83d"), assistant(text("ok")), user("\udc00"))
+
+
+@pytest.mark.parametrize(
+    ("given_text", "expected"),
+    [
+        ("plain", "plain"),
+        ("漢🙂", "漢🙂"),
+        ("\ud83d", "\ufffd"),
+        ("a\udc00b", "a\ufffdb"),
+        ("\ud83d\ude00", "😀"),
+        ("\ude00\ud83d", "\ufffd\ufffd"),
+        ("\ufeffBOM\r\n\0", "\ufeffBOM\r\n\0"),
+    ],
+)
+def test_a_text_without_surrogates_keeps_all_other_characters(given_text: str, expected: str) -> None:
+    assert without_surrogates(given_text) == expected
+
+
+def test_a_text_that_can_be_sent_is_the_same_object() -> None:
+    words = "漢🙂" * 3
+
+    assert without_surrogates(words) is words
+
+
+# Marks for the cache ------------------------------------------------------------------------------------------
+
+
+def test_of_too_many_marks_the_last_four_stay() -> None:
+    history = conversation(user(marked("a"), marked("b")), assistant("ok"), user(*[marked() for _ in range(3)]))
+
+    mended = repair(history)
+
+    assert mended == conversation(user(text("a"), marked("b")), assistant("ok"), history[2])
+    assert mended[2] is history[2]
+
+
+def test_marks_inside_a_tool_result_are_counted_and_taken_away_too() -> None:
+    history = conversation(
+        user("go"),
+        assistant(tool_use("a")),
+        user({**tool_result("a", [marked("x"), marked("y")]), "cache_control": {"type": "ephemeral"}}),
+        assistant("ok"),
+        user(marked(), marked(), marked()),
+    )
+
+    mended = repair(history)
+
+    assert check(mended) == []
+    assert content(mended, 2) == [{**tool_result("a", [text("x"), text("y")]), "cache_control": {"type": "ephemeral"}}]
+    assert mended[4] is history[4]
+
+
+# Whatever comes -----------------------------------------------------------------------------------------------
+
+
+@given(broken_histories())
+def test_what_was_mended_breaks_no_rule(history: list[Message]) -> None:
+    assert check(repair(history)) == []
+
+
+@given(broken_histories())
+def test_mending_twice_changes_nothing_more(history: list[Message]) -> None:
+    mended = repair(history)
+
+    assert repair(mended) is mended
+
+
+@given(broken_histories())
+def test_mending_never_modifies_its_input(history: list[Message]) -> None:
+    before = copy.deepcopy(history)
+
+    repair(history)
+
+    assert history == before
+
+
+@given(broken_histories())
+def test_mending_keeps_the_head_and_ends_in_the_user_when_the_input_did(history: list[Message]) -> None:
+    mended = repair(history, encoding=False)
+    heads = [m for m in history if m["role"] == "system"]
+
+    assert [m for m in mended if m["role"] == "system"] == heads
+    if history and history[-1]["role"] == "user" and mended:
+        assert mended[-1]["role"] == "user"
+
+
+@given(broken_histories())
+def test_mending_loses_no_words_and_no_result_that_answers_a_call(history: list[Message]) -> None:
+    def words(messages: list[Message]) -> set[str]:
+        return {
+            said["text"].strip()
+            for message in messages
+            for said in [as_dict(b) for b in blocks(message)] or [{"type": "text", "text": message["content"]}]
+            if said["type"] == "text" and isinstance(said["text"], str)
+        }
+
+    assert words(history) - words(repair(history, encoding=False)) <= {""}

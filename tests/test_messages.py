@@ -1,0 +1,461 @@
+"""The vocabulary: what can be read of a message, how it is rewritten, and which rules it must keep."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any, cast
+
+import pytest
+from anthropic.types import RedactedThinkingBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from histories import (
+    assistant,
+    broken_histories,
+    conversation,
+    histories,
+    step,
+    system,
+    text,
+    thinking,
+    tool_result,
+    user,
+)
+from histories import tool_use as call
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxpipe import InvalidHistory, check, split_system
+from ctxpipe.messages import (
+    CacheMarks,
+    Message,
+    Problem,
+    as_dict,
+    blocks,
+    compact_json,
+    ensure_messages,
+    field,
+    kind,
+    pending_calls,
+    rewrite,
+    texts,
+    tool_calls,
+    tool_results,
+    user_texts,
+)
+
+SURROGATE = "half a pair \ud83d"
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"}}
+
+
+def told(messages: list[Message], **options: bool) -> list[str]:
+    """The problems that `check` finds, as text."""
+    return [str(problem) for problem in check(messages, **options)]
+
+
+def marked(words: str = "hi") -> dict[str, Any]:
+    return {**text(words), "cache_control": {"type": "ephemeral"}}
+
+
+def sdk_reply(*content: object) -> Message:
+    """An assistant message as people append it: ``{"role": ..., "content": reply.content}``."""
+    return cast("Message", {"role": "assistant", "content": list(content)})
+
+
+# Reading ------------------------------------------------------------------------------------------------------
+
+
+def test_a_field_is_read_from_a_mapping_and_from_an_sdk_object_alike() -> None:
+    block = ToolUseBlock(type="tool_use", id="t1", name="bash", input={"command": "ls"})
+
+    assert field(block, "name") == field(call("t1"), "name") == "bash"
+    assert field(block, "missing", 7) == field({}, "missing", 7) == 7
+
+
+def test_a_block_without_a_type_is_of_no_kind() -> None:
+    assert kind({}) == ""
+
+
+def test_bare_text_has_no_blocks_but_says_something() -> None:
+    assert list(blocks(user("hi"))) == []
+    assert list(texts(user("hi"))) == ["hi"]
+
+
+def test_the_texts_of_a_message_leave_out_calls_results_and_thinking() -> None:
+    assert list(texts(assistant(thinking(), text("look"), call("t1")))) == ["look"]
+    assert list(texts(user(tool_result("t1", "found"), text("and?")))) == ["and?"]
+
+
+def test_what_the_user_wrote_has_neither_tool_results_nor_blanks_nor_the_assistants_words() -> None:
+    history = conversation(user("go"), assistant("ok"), user(tool_result("t1", "x"), text(" "), text("more")))
+
+    assert list(user_texts(history)) == [(0, "go"), (2, "more")]
+
+
+def test_tool_calls_come_in_order_with_their_places() -> None:
+    history = conversation(user("go"), assistant(text("two"), call("a"), call("b", "grep", {"pattern": "x"})))
+
+    found = list(tool_calls(history))
+
+    assert [(c.place, c.id, c.name, c.input) for c in found] == [
+        ((1, 1), "a", "bash", {}),
+        ((1, 2), "b", "grep", {"pattern": "x"}),
+    ]
+
+
+def test_tool_results_come_in_order_with_their_places() -> None:
+    history = conversation(user("go"), assistant(call("a"), call("b")), user(tool_result("b"), tool_result("a", None)))
+
+    assert [(r.place, r.tool_use_id, r.content, r.is_error) for r in tool_results(history)] == [
+        ((2, 0), "b", "done", False),
+        ((2, 1), "a", None, False),
+    ]
+
+
+def test_a_failed_result_is_known_as_an_error() -> None:
+    assert next(tool_results([user(tool_result("a", "no", is_error=True))])).is_error
+
+
+def test_calls_and_results_can_be_looked_for_in_a_part_of_the_history() -> None:
+    history = conversation(user("go"), step("a"), step("b"), step("c"))
+
+    assert [c.id for c in tool_calls(history, 3, 5)] == ["b"]
+    assert [r.tool_use_id for r in tool_results(history, 5)] == ["c"]
+
+
+def test_the_input_of_a_call_that_is_no_mapping_reads_as_empty() -> None:
+    odd = assistant({"type": "tool_use", "id": "a", "name": "bash", "input": "ls"})
+
+    assert next(tool_calls([odd])).input == {}
+
+
+def test_calls_are_read_from_sdk_objects() -> None:
+    reply = sdk_reply(ToolUseBlock(type="tool_use", id="t1", name="bash", input={"command": "ls"}))
+
+    assert [(c.id, c.name, c.input) for c in tool_calls([reply])] == [("t1", "bash", {"command": "ls"})]
+
+
+def test_only_the_calls_of_the_last_message_are_pending() -> None:
+    history = conversation(user("go"), step("a"))
+
+    assert pending_calls(history) == []
+    assert [c.id for c in pending_calls([*history, assistant(call("b"), call("c"))])] == ["b", "c"]
+    assert pending_calls([]) == []
+
+
+def test_the_head_is_the_leading_run_of_system_messages() -> None:
+    one, two, later = system("one"), system("two"), system("later")
+    history = conversation(one, two, user("go"), later)
+
+    assert split_system(history) == ([one, two], [history[2], later])
+    assert split_system([]) == ([], [])
+    assert split_system([one]) == ([one], [])
+    assert split_system([user("go")]) == ([], [user("go")])
+
+
+def test_an_sdk_object_becomes_the_dict_that_would_be_sent() -> None:
+    block = ToolUseBlock(type="tool_use", id="t1", name="bash", input={"command": "ls"})
+
+    assert as_dict(block) == call("t1", "bash", {"command": "ls"})
+
+
+def test_something_that_is_no_block_has_no_dict() -> None:
+    with pytest.raises(InvalidHistory, match="is set, neither a mapping"):
+        as_dict({1, 2})
+
+
+def test_compact_json_has_no_blanks_keeps_the_order_and_leaves_other_scripts_readable() -> None:
+    assert compact_json({"b": [1, "é漢🙂"], "a": None}) == '{"b":[1,"é漢🙂"],"a":null}'
+    assert json.loads(compact_json([TextBlock(type="text", text="hi", citations=None)])) == [
+        {"type": "text", "text": "hi", "citations": None}
+    ]
+
+
+# Rewriting ----------------------------------------------------------------------------------------------------
+
+
+def test_rewriting_replaces_one_key_and_keeps_all_others() -> None:
+    block = {**tool_result("a", "long", is_error=True), "cache_control": {"type": "ephemeral"}, "future": [1]}
+    history = conversation(user("go"), assistant(call("a")), user(block))
+
+    edited = rewrite(history, {(2, 0): "short"})
+
+    assert list(blocks(edited[2])) == [{**block, "content": "short"}]
+
+
+def test_rewriting_leaves_the_input_and_every_other_message_alone() -> None:
+    history = conversation(user("go"), step("a"), step("b"))
+    before = copy.deepcopy(history)
+
+    edited = rewrite(history, {(2, 0): "short"})
+
+    assert history == before
+    assert [new is old for new, old in zip(edited, history, strict=True)] == [True, True, False, True, True]
+
+
+def test_a_rewritten_message_shares_nothing_that_could_be_edited() -> None:
+    history = conversation(user("go"), assistant(call("a")), user(tool_result("a"), {"type": "new", "of": [1]}))
+
+    edited = rewrite(history, {(2, 0): "short"})
+    cast("Any", edited[2]["content"])[1]["of"].append(2)
+
+    assert cast("Any", history[2]["content"])[1]["of"] == [1]
+
+
+def test_another_key_than_the_content_can_be_rewritten() -> None:
+    history = [assistant(text("I write"), call("a", "write_file", {"path": "x", "content": "long"}))]
+
+    edited = rewrite(history, {(0, 1): {"path": "x", "content": "short"}}, key="input")
+
+    assert list(blocks(edited[0])) == [
+        text("I write"),
+        call("a", "write_file", {"path": "x", "content": "short"}),
+    ]
+
+
+def test_an_sdk_object_is_rewritten_as_a_dict_and_its_neighbours_stay_objects() -> None:
+    said = TextBlock(type="text", text="I write", citations=None)
+    made = ToolUseBlock(type="tool_use", id="a", name="write_file", input={"content": "long"})
+
+    edited = rewrite([sdk_reply(said, made)], {(0, 1): {"content": "short"}}, key="input")
+
+    assert list(blocks(edited[0])) == [said, call("a", "write_file", {"content": "short"})]
+    assert made.input == {"content": "long"}
+
+
+@given(histories(repeat_ids=True), st.data())
+def test_rewriting_touches_the_given_places_and_nothing_else(history: list[Message], data: st.DataObject) -> None:
+    places = [result.place for result in tool_results(history)]
+    chosen = data.draw(st.sets(st.sampled_from(places))) if places else set()
+    before = copy.deepcopy(history)
+
+    edited = rewrite(history, dict.fromkeys(chosen, "new"))
+
+    assert history == before
+    assert {r.place for r in tool_results(edited) if r.content == "new"} == chosen
+    for index, (new, old) in enumerate(zip(edited, history, strict=True)):
+        assert (new is old) == (index not in {place[0] for place in chosen})
+
+
+# The shape ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        (None, "a list of messages, not NoneType"),
+        ({"role": "user"}, "a list of messages, not dict"),
+        ("hi", "a list of messages, not str"),
+        ((user("hi"),), "a list of messages, not tuple"),
+        ([user("hi"), "there"], "message 1 is str, not a mapping"),
+        ([None], "message 0 is NoneType"),
+        ([{"content": "hi"}], "message 0 has no role"),
+        ([user("hi"), {"role": "assistant"}], "message 1 has no content"),
+        ([{"role": "tool", "content": "hi"}], "message 0 has the role 'tool'"),
+        ([{"role": ["user"], "content": "hi"}], r"message 0 has the role \['user'\]"),
+        ([{"role": "user", "content": None}], "message 0 has NoneType as content"),
+        ([{"role": "user", "content": 5}], "message 0 has int as content"),
+        ([{"role": "user", "content": text("hi")}], "message 0 has dict as content"),
+        ([{"role": "user", "content": [text("hi"), "there"]}], "block 1 of message 0 is str, not a mapping"),
+        ([user("hi"), {"role": "user", "content": [None]}], "block 0 of message 1 is NoneType"),
+        ([user({"type": "text", "text": 5})], "block 0 of message 0 has int as text"),
+        ([assistant({"type": "thinking", "thinking": ["hm"]})], "block 0 of message 0 has list as thinking"),
+        ([user({**tool_result("a"), "content": 5})], "block 0 of message 0 is a tool_result with int as content"),
+        ([user({**tool_result("a"), "content": text("x")})], "block 0 of message 0 is a tool_result with dict"),
+        ([user(tool_result("a", ["x"]))], "block 0 of message 0 holds a block that is str, not a mapping"),
+        ([user(tool_result("a", [{"type": "text", "text": 1}]))], "block 0 of message 0 holds a block that has int"),
+    ],
+)
+def test_what_has_not_the_shape_of_messages_is_refused_by_index(messages: object, words: str) -> None:
+    with pytest.raises(InvalidHistory, match=words):
+        ensure_messages(messages)
+
+
+def test_a_history_known_in_part_is_looked_at_from_there_on() -> None:
+    ensure_messages(["not a message", user("hi")], 1)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        user("hi"),
+        {"role": "user", "content": ()},
+        {"role": "user", "content": (text("hi"),)},
+        {"role": "user", "content": [], "extra": 1},
+        user({"no": "type"}),
+        user({"type": "from the future", "what": {"ever": [1]}}),
+        user({"type": "text"}),
+        user(tool_result("a", None)),
+        user(tool_result("a", [text("x"), IMAGE])),
+        sdk_reply(TextBlock(type="text", text="hi"), ToolUseBlock(type="tool_use", id="a", name="b", input={})),
+    ],
+)
+def test_everything_that_can_be_read_has_the_shape_of_a_message(message: Message) -> None:
+    ensure_messages([message])
+
+
+@given(histories(), broken_histories())
+def test_histories_sound_or_broken_have_the_shape_of_messages(sound: list[Message], broken: list[Message]) -> None:
+    ensure_messages(sound)
+    ensure_messages(broken)
+
+
+def test_an_invalid_history_is_a_value_error_too() -> None:
+    assert issubclass(InvalidHistory, ValueError)
+
+
+# The rules ----------------------------------------------------------------------------------------------------
+
+
+def test_a_sound_conversation_has_no_problem() -> None:
+    assert told(conversation(system("be"), user("go"), step("a", say="look", think="hm"), assistant("done"))) == []
+    assert told([]) == []
+    assert told([system("be")]) == []
+
+
+def test_neighbours_of_the_same_role_are_no_problem() -> None:
+    assert told(conversation(user("go"), user("please"), assistant("ok"), assistant("done"))) == []
+
+
+def test_calls_of_the_last_message_may_wait_for_their_results() -> None:
+    assert told(conversation(user("go"), assistant(call("a"), call("b")))) == []
+
+
+@pytest.mark.parametrize(
+    ("history", "expected"),
+    [
+        ([assistant("hi")], ["message 0: the first message is not the user's"]),
+        ([system("be"), assistant("hi")], ["message 1: the first message is not the user's"]),
+        ([user("go"), assistant("")], ["message 1: it is empty"]),
+        ([user("go"), assistant(" \n")], ["message 1: it is empty"]),
+        ([user()], ["message 0: it is empty"]),
+        ([user("go"), system("")], ["message 1: it is empty"]),
+        ([user(text("go"), text(" "))], ["message 0: an empty text block"]),
+        ([user({"type": "text", "text": None})], ["message 0: an empty text block"]),
+        ([user(SURROGATE)], ["message 0: a lone surrogate"]),
+        ([system(SURROGATE), user("go")], ["message 0: a lone surrogate"]),
+        ([user(text(SURROGATE), text("go"))], ["message 0: a lone surrogate"]),
+        ([user({"type": "new", SURROGATE: None})], ["message 0: a lone surrogate"]),
+        (
+            [user("go"), assistant(thinking(), text("x"), thinking())],
+            ["message 1: it ends in a thinking block"],
+        ),
+        ([user(thinking(), text("go"))], ["message 0: a thinking block in a user message"]),
+        (
+            [user(call("a"))],
+            ["message 0: a tool_use in a user message"],
+        ),
+        (
+            [user("go"), assistant(tool_result("a"))],
+            [
+                "message 1: a tool_result in a assistant message",
+                "message 1: the tool_result 'a' has no tool_use in the message before",
+            ],
+        ),
+        (
+            [user("go"), assistant(call("a")), user(text("first"), tool_result("a"))],
+            ["message 2: a tool_result after another block"],
+        ),
+        (
+            [user("go"), assistant(call("a"), call("b")), user(tool_result("a"))],
+            ["message 1: the tool_use 'b' has no tool_result in the next message"],
+        ),
+        (
+            [user("go"), assistant(call("a")), assistant("so"), user(tool_result("a"))],
+            [
+                "message 1: the tool_use 'a' has no tool_result in the next message",
+                "message 3: the tool_result 'a' has no tool_use in the message before",
+            ],
+        ),
+        ([user(tool_result("a"))], ["message 0: the tool_result 'a' has no tool_use in the message before"]),
+        (
+            [user("go"), assistant(call("a")), user(tool_result("a"), tool_result("a"))],
+            ["message 2: the tool_result 'a' has no tool_use in the message before"],
+        ),
+        (
+            [user(marked()), assistant("ok"), user(*[marked() for _ in range(4)])],
+            ["message 0: the first of more than 4 cache_control marks"],
+        ),
+        (
+            [
+                user("go"),
+                assistant({**call("a"), "cache_control": {"type": "ephemeral"}}),
+                user(tool_result("a", [marked() for _ in range(4)])),
+            ],
+            ["message 1: the first of more than 4 cache_control marks"],
+        ),
+    ],
+)
+def test_each_broken_rule_is_told_with_its_message(history: list[Message], expected: list[str]) -> None:
+    assert told(history) == expected
+
+
+def test_four_marks_for_the_cache_are_allowed() -> None:
+    assert told([user(*[marked() for _ in range(4)])]) == []
+
+
+def test_lone_surrogates_can_be_left_for_later() -> None:
+    assert told([user(SURROGATE), assistant(text(SURROGATE)), user("ok")], encoding=False) == []
+
+
+def test_lone_surrogates_in_thinking_stay_because_thinking_is_never_changed() -> None:
+    assert told([user("go"), assistant(thinking(SURROGATE), text("ok"))]) == []
+
+
+def test_lone_surrogates_are_found_inside_the_input_of_a_call_and_in_sdk_objects() -> None:
+    deep = call("a", "bash", {"args": [{"at": SURROGATE}]})
+    known = TextBlock(type="text", text=SURROGATE)
+    unknown = TextBlock.model_validate({"type": "text", "text": "ok", "future": {"said": SURROGATE}})
+
+    for block in (deep, known, unknown):
+        assert told([user("go"), sdk_reply(block)]) == ["message 1: a lone surrogate"]
+
+
+def test_the_thinking_of_sdk_objects_is_known_as_thinking() -> None:
+    thought = ThinkingBlock(type="thinking", thinking="hm", signature="s")
+    hidden = RedactedThinkingBlock(type="redacted_thinking", data="x")
+
+    assert told([user("go"), sdk_reply(hidden, thought)]) == ["message 1: it ends in a thinking block"]
+
+
+@given(broken_histories(), st.data())
+def test_problems_from_a_message_on_are_those_of_the_whole_from_there_on(
+    history: list[Message], data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, len(history)))
+
+    assert [p for p in check(history, start) if "cache" not in p.text and p.index >= start] == [
+        p for p in check(history) if "cache" not in p.text and p.index >= start
+    ]
+
+
+def test_a_problem_reads_as_a_sentence() -> None:
+    assert str(Problem(3, "it is empty")) == "message 3: it is empty"
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=12))
+def test_marks_counted_from_turn_to_turn_are_those_counted_afresh(turns: list[tuple[int, bool]]) -> None:
+    counted, history = CacheMarks(), list[Message]()
+    for marks, again in turns:
+        if again and history:
+            counted.rewind(len(history) - 1)
+            del history[-1]
+        history.append(user(text("x"), *[marked() for _ in range(marks)]))
+
+        assert counted.problems(history) == CacheMarks().problems(history)
+
+
+def test_marks_that_move_along_in_place_never_add_up() -> None:
+    counted, history = CacheMarks(), list[Message]()
+    for _ in range(20):
+        for message in history:
+            for block in blocks(message):
+                cast("Any", block).pop("cache_control", None)
+        history.append(user(marked()))
+
+        assert counted.problems(history) == []
+
+
+def test_a_message_survives_json() -> None:
+    history = conversation(system("be"), user("go"), step("a", say="look"), assistant("done"))
+
+    assert check(json.loads(json.dumps(history))) == []
