@@ -63,7 +63,7 @@ class Truncated:
 
     tokens_before: int
     tokens_after: int
-    filtered: int = 0  # tool_use and tool_result blocks removed
+    filtered: int = 0  # tool calls removed, each with its result
     folded: int = 0  # file views reduced to their names
     deleted: int = 0  # messages deleted
     archive: str | None = None

@@ -155,8 +155,12 @@ class Ground:
     movable: range
 
 
-def ground(messages: Sequence[Message], middle: range, *, strict: bool = False) -> Ground:
-    """The ground around *middle*; with *strict* no message outside it is touched, not even merged with."""
+def ground(messages: Sequence[Message], middle: range, *, protected: int = 0, strict: bool = False) -> Ground:
+    """The ground around *middle*, as far as it lies behind the first *protected* messages.
+
+    With *strict* no message outside it is touched, not even merged with.
+    """
+    middle = range(max(middle.start, protected), middle.stop) if middle.stop > protected else range(0)
     stay = frozenset(range(len(messages))) - frozenset(middle) if strict else frozenset[int]()
     return Ground(middle, stay, range(middle.start, min(middle.stop, open_loop(messages))))
 
@@ -390,7 +394,9 @@ def _marked(parts: list[Part], marker: str) -> list[Part]:
 # Reports ------------------------------------------------------------------------------------------------------
 
 
-def held(messages: Sequence[Message], parts: Sequence[Part], sizes: Sequence[int], middle: range, overhead: int) -> str:
+def held(
+    messages: Sequence[Message], parts: Sequence[Part], sizes: Sequence[int], ground: Ground, overhead: int
+) -> str:
     """What holds the tokens that could not be removed, the largest share first.
 
     *parts* are what is left of *messages*, *sizes* their tokens.
@@ -398,7 +404,7 @@ def held(messages: Sequence[Message], parts: Sequence[Part], sizes: Sequence[int
     first, last = len(split_system(messages)[0]), last_turn(messages)
     shares = {"the system prompt and the tools": overhead}
     for part, tokens in zip(parts, sizes, strict=True):
-        name = _place(part.index, first, last, middle)
+        name = _place(part.index, first, last, ground.middle)
         shares[name] = shares.get(name, 0) + tokens
     largest = sorted(shares.items(), key=lambda share: -share[1])
     return ", ".join(f"{tokens:,} tokens in {name}" for name, tokens in largest if tokens)
