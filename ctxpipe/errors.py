@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["CtxpipeError", "InvalidHistory", "SettingsError", "StorageError", "SummaryFailed", "VocabularyError"]
+__all__ = [
+    "CtxpipeError",
+    "InvalidHistory",
+    "SettingsError",
+    "StorageError",
+    "SummaryFailed",
+    "TranscriptError",
+    "VocabularyError",
+]
 
 
 class CtxpipeError(Exception):
@@ -23,6 +31,10 @@ class StorageError(CtxpipeError, OSError):
 
 class SummaryFailed(CtxpipeError):
     """The summariser gave up; the history stays as it was."""
+
+
+class TranscriptError(CtxpipeError, ValueError):
+    """A recorded conversation cannot be read; the text names the file and the line."""
 
 
 class VocabularyError(CtxpipeError, OSError):

@@ -1,0 +1,89 @@
+"""Session files of Claude Code: one line for each block of a reply, and much beside the conversation itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from ..messages import Block, Message, blocks, kind
+from .records import Entry, Record, as_message, counts, seconds
+
+__all__ = ["entries", "is_session_line"]
+
+ROLES = ("user", "assistant")
+
+
+def is_session_line(value: Mapping[str, Any]) -> bool:
+    """Whether *value* is a line of a session file that holds a message."""
+    return value.get("type") in ROLES and isinstance(value.get("message"), Mapping)
+
+
+def entries(records: Iterable[Record]) -> tuple[list[Entry], Mapping[str, int]]:
+    """The messages of the main conversation, and what was left out of it, by kind.
+
+    The lines of one reply become one message, its tools' results one message behind it. Left out are the talks of
+    subagents, summaries of earlier compactions (what they summarise stands above them), what only the user saw, and
+    records that are no messages.
+    """
+    found: list[Entry] = []
+    dropped: Counter[str] = Counter()
+    replies: dict[str, int] = {}  # by the reply's id
+    seen: set[object] = set()
+    for record in records:
+        line = record.fields
+        reason = _reason(line, seen)
+        if reason:
+            dropped[reason] += 1
+            continue
+        seen.add(line.get("uuid"))
+        entry = _entry(line, record.place)
+        reply = str(line["message"].get("id") or "")
+        at = replies.get(reply) if reply else None
+        if at is not None and all(_is_results(later.message) for later in found[at + 1 :]):
+            found[at] = _joined(found[at], entry)
+        elif found and entry.message["role"] == "user" == found[-1].message["role"]:
+            found[-1] = _joined(found[-1], entry)
+        else:
+            replies[reply] = len(found)
+            found.append(entry)
+    return found, dropped
+
+
+def _reason(line: Mapping[str, Any], seen: set[object]) -> str:
+    """Why *line* is no part of the conversation; "" when it is."""
+    if not is_session_line(line):
+        return "not a message"
+    if line.get("isSidechain"):
+        return "of a subagent"
+    if line.get("isCompactSummary"):
+        return "summary of a compaction"
+    if line.get("isVisibleInTranscriptOnly") or line.get("isApiErrorMessage") or _model(line) == "<synthetic>":
+        return "shown to the user only"
+    return "repeated" if line.get("uuid") is not None and line["uuid"] in seen else ""
+
+
+def _model(line: Mapping[str, Any]) -> str:
+    return str(line["message"].get("model") or "")
+
+
+def _entry(line: Mapping[str, Any], place: str) -> Entry:
+    message = as_message(line["message"], place)
+    return Entry(message, seconds(line.get("timestamp")), counts(line["message"].get("usage")), _model(line))
+
+
+def _joined(first: Entry, second: Entry) -> Entry:
+    """Both as one message, tool results in front; of a reply's bills the last one is complete."""
+    content = sorted([*_content(first.message), *_content(second.message)], key=lambda b: kind(b) != "tool_result")
+    message = cast("Message", {"role": first.message["role"], "content": content})
+    return replace(first, message=message, usage=second.usage or first.usage)
+
+
+def _content(message: Message) -> list[Block]:
+    content = message["content"]
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(blocks(message))
+
+
+def _is_results(message: Message) -> bool:
+    return bool(blocks(message)) and all(kind(block) == "tool_result" for block in blocks(message))

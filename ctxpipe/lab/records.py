@@ -1,0 +1,62 @@
+"""What stands between the lines of a file and the messages of a transcript."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, cast
+
+from ..errors import InvalidHistory
+from ..messages import Message, ensure_messages
+
+__all__ = ["Entry", "Record", "as_message", "counts", "seconds"]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One JSON value of a file, and the *place* at which it stands there: "line 3"."""
+
+    place: str
+    value: object
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """The record's fields. Raises InvalidHistory, naming the place, when it is no object."""
+        if not isinstance(self.value, Mapping):
+            raise InvalidHistory(f"{self.place}: {type(self.value).__name__} instead of an object")
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A message, and what the file tells about it: its time, the reply's bill and model."""
+
+    message: Message
+    seconds: float | None = None
+    usage: Mapping[str, object] | None = None
+    model: str = ""
+
+
+def as_message(fields: Mapping[str, Any], place: str) -> Message:
+    """Role and content of *fields* as a message. Raises InvalidHistory, naming the place, when it is none."""
+    try:
+        ensure_messages([fields])
+    except InvalidHistory as error:
+        raise InvalidHistory(f"{place}: {str(error).removeprefix('message 0 ')}") from error
+    return cast("Message", {"role": fields["role"], "content": fields["content"]})
+
+
+def seconds(time: object) -> float | None:
+    """A time stamp, in ISO form or as a number, in seconds since 1970; None for anything else."""
+    if isinstance(time, int | float):
+        return time / 1000 if time > 1e11 else float(time)  # JavaScript counts milliseconds
+    try:
+        return datetime.fromisoformat(time).timestamp() if isinstance(time, str) else None
+    except ValueError:
+        return None
+
+
+def counts(fields: object) -> Mapping[str, object] | None:
+    """A reply's usage, where it is one."""
+    return fields if isinstance(fields, Mapping) else None
