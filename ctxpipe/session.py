@@ -308,5 +308,9 @@ class _Observed:
 
 def is_too_long(error: Exception) -> bool:
     """Whether the API has refused a request because its prompt is longer than the model's window."""
-    status = getattr(error, "status_code", None)
-    return status == 413 or (status == 400 and "too long" in str(error))
+    return is_too_long_text(getattr(error, "status_code", None), str(error))
+
+
+def is_too_long_text(status: int | None, text: str) -> bool:
+    """Whether an answer with this *status* and *text* says that the prompt is too long."""
+    return status == 413 or (status == 400 and "too long" in text)
