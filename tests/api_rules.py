@@ -1,0 +1,97 @@
+"""What the Messages API demands of a conversation, told a second time.
+
+Written without ctxpipe on purpose, so that a mistake in its own checks cannot hide in the tests too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+__all__ = ["faults"]
+
+THOUGHTS = ("thinking", "redacted_thinking")
+
+
+def faults(
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    alternate: bool = False,
+    end_user: bool = False,
+    pending_ok: bool = True,
+) -> list[str]:
+    """What the API would refuse, as sentences; empty for a sound conversation.
+
+    With *alternate* the roles must alternate strictly behind the head, with *end_user* the user must speak last;
+    without *pending_ok* even the last calls need their results.
+    """
+    body = list(messages)
+    while body and body[0]["role"] == "system":
+        del body[0]
+    found = [f"message {i}: {fault}" for i, message in enumerate(body) for fault in _faults_within(message)]
+    found += [f"message {i}: {fault}" for i in range(len(body)) for fault in _faults_between(body, i, pending_ok)]
+    if body and body[0]["role"] != "user":
+        found.append("the first message is not the user's")
+    if alternate:
+        pairs = enumerate(pairwise(body), 1)
+        found += [f"message {i}: same role as before" for i, (a, b) in pairs if a["role"] == b["role"]]
+    if end_user and body and body[-1]["role"] != "user":
+        found.append("the last message is not the user's")
+    return found
+
+
+def parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The blocks of a message as dicts, bare text as a text block."""
+    content = message["content"]
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [dict(part) if isinstance(part, Mapping) else part.model_dump() for part in content]
+
+
+def ids(message: Mapping[str, Any], kind: str) -> list[str]:
+    """The ids of the calls (tool_use), or of the calls that are answered (tool_result)."""
+    key = "id" if kind == "tool_use" else "tool_use_id"
+    return [part[key] for part in parts(message) if part["type"] == kind]
+
+
+def _faults_within(message: Mapping[str, Any]) -> Iterator[str]:
+    held = parts(message)
+    kinds = [part.get("type") for part in held]
+    if not held:
+        yield "nothing in it"
+    if any(part["type"] == "text" and not part["text"].strip() for part in held):
+        yield "a blank text"
+    if message["role"] != "assistant" and {"tool_use", *THOUGHTS} & set(kinds):
+        yield f"a {message['role']} message cannot call or think"
+    if message["role"] != "user" and "tool_result" in kinds:
+        yield f"a {message['role']} message cannot answer a call"
+    if message["role"] == "assistant" and kinds and kinds[-1] in THOUGHTS:
+        yield "thinking stands last"
+    results = [place for place, kind in enumerate(kinds) if kind == "tool_result"]
+    if results != list(range(len(results))):
+        yield "a result stands behind something else"
+    if not _encodable(message["content"]):
+        yield "a lone surrogate"
+
+
+def _faults_between(body: Sequence[Mapping[str, Any]], index: int, pending_ok: bool) -> Iterator[str]:
+    last = index == len(body) - 1
+    calls = ids(body[index], "tool_use")
+    answers = [] if last else ids(body[index + 1], "tool_result")
+    if not (last and pending_ok) and sorted(calls) != sorted(answers) and calls:
+        yield f"calls {sorted(calls)}, but the answers behind it are for {sorted(answers)}"
+    asked = ids(body[index - 1], "tool_use") if index else []
+    for orphan in set(ids(body[index], "tool_result")) - set(asked):
+        yield f"an answer to {orphan!r}, which nobody called"
+
+
+def _encodable(value: object) -> bool:
+    if isinstance(value, str):
+        return not any("\ud800" <= character <= "\udfff" for character in value) if not value.isascii() else True
+    if isinstance(value, Mapping):
+        signed = value.get("type") in THOUGHTS  # what is signed may not be touched, whatever it holds
+        return signed or all(_encodable(key) and _encodable(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_encodable, value))
+    return True
