@@ -1,0 +1,557 @@
+"""One counter: exact, never raising on text, each distinct text encoded once, off the loop when there is much of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import stock
+import tiktoken
+from histories import assistant, conversation, histories, step, system, tool_result, tool_use, user
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxpipe.errors import SettingsError
+from ctxpipe.messages import Message, compact_json
+from ctxpipe.tokens import TokenCounter, as_counter
+
+NAMES = ["cl100k_base", "o200k_base"]
+each_encoding = pytest.mark.parametrize("name", NAMES)
+
+WORDS = [
+    *(
+        "the ",
+        "café",
+        "naïve ",
+        "it's",
+        "DON'T",
+        "中文字符",
+        "日本語",
+        "한국어 ",
+        "ไทย",
+        "नमस्ते",
+        "العربية ",
+        "Привет, ",
+    ),
+    *(
+        "😀",
+        "👨‍👩‍👧",
+        "🏳️‍🌈",
+        "\ud800",
+        "\udfff",
+        "\ud83d\ude00",
+        "\x00",
+        "\x07",
+        "\x1b[31m",
+        "\x7f",
+        "\ufeff",
+        "\u200b",
+        "\u0301",
+    ),
+    *(" ", "   ", "\t", "\n", "\r\n", "\n\n\n", "\u00a0", "\u3000", "\u2028", "    ", "1", "1234567", "3.14", "²", "٣"),
+    *("<|endoftext|>", "<|fim_prefix|>", "def f(x):\n", "return ", "/* */", "//", "{}", '"', "\\", "=" * 40, "-" * 9),
+]
+
+
+# Exact -------------------------------------------------------------------------------------------------------
+
+
+@each_encoding
+def test_20_000_random_strings_count_as_in_stock_tiktoken(name: str) -> None:
+    chance, ours, theirs = random.Random(20), TokenCounter(name), stock.encoding(name)
+    any_character = [*map(chr, range(0x250)), *map(chr, range(0x3000, 0x3100)), *map(chr, range(0x1F600, 0x1F640))]
+    for _ in range(20_000):
+        text = "".join(chance.choices(chance.choice([WORDS, any_character]), k=chance.randint(0, 30)))
+
+        assert ours.text(text) == len(theirs.encode(text, disallowed_special=())), ascii(text)
+
+
+@each_encoding
+@pytest.mark.shared
+def test_every_text_of_every_transcript_counts_as_in_stock_tiktoken(name: str, shared: Path) -> None:
+    ours, theirs = TokenCounter(name), stock.encoding(name)
+    texts = {text for file in (shared / "transcripts").glob("*.jsonl") for text in strings(file)}
+
+    assert len(texts) > 10_000
+    for text in texts:
+        assert ours.text(text) == len(theirs.encode(text, disallowed_special=()))
+
+
+def strings(file: Path) -> list[str]:
+    """Every string in the messages of a transcript, at any depth, but for encoded data."""
+    found: list[str] = []
+
+    def collect(value: Any) -> None:
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, list):
+            for item in value:
+                collect(item)
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                if key not in ("data", "signature"):
+                    collect(item)
+
+    for line in file.read_text(encoding="utf-8").splitlines():
+        collect(json.loads(line).get("content"))
+    return found
+
+
+@each_encoding
+def test_a_text_so_long_that_it_is_counted_in_parts_counts_as_a_whole(name: str) -> None:
+    chance = random.Random(3)
+    lines = [
+        "    if x == 12:\n",
+        "\n",
+        "日志 2026-11-20：完成。\n",
+        "'s",
+        "aGVsbG8gd29ybGQ",
+        " " * 3000,
+        "\t" * 2000,
+        "…" * 50,
+    ]
+    text = "".join(chance.choices(lines, k=2_000))
+
+    assert len(text) > 10 * 32_768
+    assert TokenCounter(name).text(text) == stock.count(name, text)
+
+
+@given(st.text(st.characters()))
+def test_no_text_makes_it_raise(text: str) -> None:
+    assert 0 <= TokenCounter().text(text) <= len(text.encode(errors="surrogatepass"))
+
+
+@each_encoding
+def test_text_that_looks_like_a_special_token_is_text(name: str) -> None:
+    assert TokenCounter(name).text("<|endoftext|>") > 5
+
+
+@each_encoding
+@pytest.mark.parametrize("end", ["", "x", "\n"])
+def test_ten_million_blanks_are_counted(name: str, end: str) -> None:
+    rest = stock.count(name, " " * 9_984 + end)  # 128 blanks are one token, as shown for shorter runs
+
+    assert TokenCounter(name).text(" " * 10_000_000 + end) == rest + (10_000_000 - 9_984) // 128
+
+
+@each_encoding
+def test_where_tiktoken_gives_up_a_text_without_a_cut_is_still_counted(name: str) -> None:
+    hopeless = " \u00a0" * 600_000 + "x"
+    with pytest.raises(ValueError, match="Max stack size"):
+        stock.count(name, hopeless)
+
+    half = stock.count(name, " \u00a0" * 300_000)
+
+    assert TokenCounter(name).text(hopeless) == pytest.approx(2 * half, rel=0.001)
+
+
+def test_an_error_of_an_encoding_that_no_cut_can_mend_comes_through() -> None:
+    class Broken(tiktoken.Encoding):
+        def encode(self, *_: Any, **__: Any) -> list[int]:
+            raise ValueError("always")
+
+    broken = stock.encoding("cl100k_base")
+    mine = Broken(
+        "broken",
+        pat_str=broken._pat_str,
+        mergeable_ranks={bytes([i]): i for i in range(256)},
+        special_tokens={},
+    )
+
+    with pytest.raises(ValueError, match="always"):
+        TokenCounter(mine).text("hello")
+
+
+def test_lone_surrogates_count_like_the_replacement_character() -> None:
+    assert TokenCounter().text("a\ud800b") == TokenCounter().text("a\ufffdb")
+
+
+# Which tokenizer ---------------------------------------------------------------------------------------------
+
+
+def test_an_encoding_that_does_not_ship_may_be_passed_in() -> None:
+    letters = tiktoken.Encoding(
+        "bytes", pat_str=r"(?s).", mergeable_ranks={bytes([i]): i for i in range(256)}, special_tokens={}
+    )
+
+    mine = TokenCounter(letters)
+
+    assert mine.text("hello é" * 20_000) == 8 * 20_000
+    assert mine.head("hello", 3) == "hel"
+    assert mine.over("hello", 4)
+    assert not mine.over("hello", 5)
+
+
+async def test_a_function_of_the_users_own_works_everywhere() -> None:
+    words = TokenCounter(lambda text: len(text.split()))
+    history = conversation(user("one two"), step("t1", "bash", {"command": "ls"}, "three four five"))
+
+    assert words.text("one two three") == 3
+    assert words.total(history) == await words.count(history) == 2 + 1 + 1 + 1 + 3
+    assert await words.texts(["a b", "c " * 50_000]) == [2, 50_000]
+    assert words.over(history, 7)
+    assert not words.over(history, 8)
+    assert words.head("one two three four", 2) == "one two "
+
+
+def test_a_function_may_count_more_tokens_than_there_are_bytes() -> None:
+    assert TokenCounter(lambda _: 1_000_000).over("short", 999_999)
+
+
+@pytest.mark.parametrize("nonsense", [None, 7, b"cl100k_base"])
+def test_what_is_no_encoding_is_refused(nonsense: Any) -> None:
+    with pytest.raises(SettingsError, match="is no encoding"):
+        TokenCounter(nonsense)
+
+
+def test_a_function_that_answers_with_tokens_instead_of_their_number_is_refused() -> None:
+    with pytest.raises(SettingsError, match="answers with list"):
+        TokenCounter(stock.encoding("cl100k_base").encode).text("hello")  # type: ignore[arg-type]
+
+
+def test_a_negative_memory_is_refused() -> None:
+    with pytest.raises(SettingsError, match="memo_bytes"):
+        TokenCounter(memo_bytes=-1)
+
+
+def test_no_counter_means_one_that_all_share() -> None:
+    assert as_counter(None) is as_counter(None)
+
+
+def test_a_counter_stays_itself_and_a_function_becomes_one() -> None:
+    mine = TokenCounter()
+
+    assert as_counter(mine) is mine
+    assert as_counter(len).text("four") == 4
+
+
+def test_a_counter_says_what_it_counts_with() -> None:
+    assert repr(TokenCounter("o200k_base")) == "TokenCounter('o200k_base')"
+    assert "len" in repr(TokenCounter(len))
+
+
+# Each text once ----------------------------------------------------------------------------------------------
+
+
+def test_each_distinct_text_is_encoded_once() -> None:
+    ours = TokenCounter()
+    history = conversation(user("hello"), step("t1", "bash", {"command": "ls"}, "a.py b.py"), user("hello"))
+    texts = ["hello", "t1", "bash", '{"command":"ls"}', "a.py b.py"]
+
+    for _ in range(5):
+        ours.total(history)
+
+    assert ours.encoded_chars == sum(map(len, texts))
+
+
+def test_a_history_that_was_rebuilt_from_json_is_not_encoded_again() -> None:
+    ours, history = TokenCounter(), conversation(user("hello"), step("t1", "bash", {"command": ["ls", "-l"]}, "a.py"))
+    first, encoded = ours.total(history), ours.encoded_chars
+
+    assert ours.total(json.loads(json.dumps(history))) == first
+    assert ours.encoded_chars == encoded
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda given: given.update(command="rm -rf everything there is"),
+        lambda given: given["options"].append("a rather long option"),
+        lambda given: given.pop("options"),
+    ],
+)
+def test_an_edited_tool_input_is_counted_anew(edit: Any) -> None:
+    given_input: dict[str, Any] = {"command": "ls", "options": ["-l"]}
+    block, ours = {**tool_use("t1", "bash"), "input": given_input}, TokenCounter()
+    ours.block(block)
+
+    edit(given_input)
+
+    assert ours.block(block) == sum(map(ours.text, ("t1", "bash", compact_json(given_input))))
+
+
+def test_an_edited_message_is_counted_anew() -> None:
+    ours, message = TokenCounter(), user("hello")
+    ours.message(message)
+
+    message["content"] = "hello there, world"
+
+    assert ours.message(message) == ours.text("hello there, world")
+
+
+async def test_the_memory_stays_within_its_bytes() -> None:
+    ours = TokenCounter(memo_bytes=100_000)
+    for index in range(5_000):
+        ours.message(assistant(f"message {index} " * 5, tool_use(f"t{index}", "bash", {"command": f"ls {index}"})))
+
+        assert ours.memo_bytes <= 100_000
+    assert ours.memo_bytes > 30_000
+
+
+def test_what_was_used_last_is_remembered() -> None:
+    ours = TokenCounter(memo_bytes=100_000)
+    for index in range(5_000):
+        ours.text("kept in use")
+        ours.text(f"message {index}")
+    encoded = ours.encoded_chars
+
+    ours.text("kept in use")
+
+    assert ours.encoded_chars == encoded
+
+
+def test_without_memory_everything_is_still_counted() -> None:
+    ours = TokenCounter(memo_bytes=0)
+
+    assert ours.total(conversation(user("hello world"), step("t1", "bash", {}, "done"))) > 4
+    assert ours.memo_bytes == 0
+
+
+# Off the loop ------------------------------------------------------------------------------------------------
+
+
+@given(histories())
+async def test_counting_off_the_loop_gives_the_same_number(history: list[Message]) -> None:
+    ours = TokenCounter()
+
+    assert await ours.count(history) == ours.total(history)
+    assert await ours.counts(history) == [ours.message(message) for message in history]
+
+
+class Threads:
+    """A counter's function that notes in which thread it ran."""
+
+    def __init__(self) -> None:
+        self.seen: list[threading.Thread] = []
+
+    def __call__(self, text: str) -> int:
+        self.seen.append(threading.current_thread())
+        return len(text)
+
+
+async def test_much_new_text_goes_to_one_worker_thread() -> None:
+    threads = Threads()
+
+    await TokenCounter(threads).texts([f"{number} " * 1_000 for number in range(40)])
+
+    assert len(threads.seen) == 40
+    assert set(threads.seen) != {threading.current_thread()}
+    assert len(set(threads.seen)) == 1
+
+
+async def test_little_new_text_stays_on_the_loop() -> None:
+    threads = Threads()
+
+    await TokenCounter(threads).texts(["short"] * 40)
+
+    assert threads.seen == [threading.current_thread()]
+
+
+async def test_known_text_needs_no_thread_however_long() -> None:
+    threads = Threads()
+    ours, text = TokenCounter(threads), "long " * 50_000
+    await ours.texts([text])
+    threads.seen.clear()
+
+    assert await ours.texts([text, text]) == [len(text)] * 2
+    assert threads.seen == []
+
+
+async def test_an_encoding_that_is_not_loaded_is_loaded_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def load(name: str) -> tiktoken.Encoding:
+        threads.append(threading.current_thread())
+        return stock.encoding(name)
+
+    monkeypatch.setattr("ctxpipe.tokens.vocabulary.load", load)
+    await TokenCounter().count([user("hello")])
+    await TokenCounter().warm()
+
+    assert len(threads) == 2
+    assert threading.current_thread() not in threads
+
+
+async def test_a_warm_counter_loads_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = TokenCounter()
+    await ours.warm()
+    monkeypatch.delattr("ctxpipe.tokens.vocabulary.load")
+
+    await ours.warm()
+
+    assert ours.text("hello") == 1
+
+
+async def test_a_cancelled_turn_does_not_wait_for_a_count() -> None:
+    started, finish = threading.Event(), threading.Event()
+
+    def slow(text: str) -> int:
+        started.set()
+        finish.wait(10)
+        return len(text)
+
+    with anyio.move_on_after(0.05) as scope:
+        await TokenCounter(slow).texts(["x" * 50_000])
+    was_running = started.is_set() and not finish.is_set()
+    finish.set()
+
+    assert scope.cancelled_caught
+    assert was_running
+
+
+# Questions that need no full count ---------------------------------------------------------------------------
+
+
+@given(histories(), st.integers(-1, 400))
+def test_over_is_what_the_full_count_says(history: list[Message], limit: int) -> None:
+    assert TokenCounter().over(history, limit) == (TokenCounter().total(history) > limit)
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=40).map("".join), st.integers(-1, 60))
+def test_over_is_what_the_full_count_says_for_a_text(text: str, limit: int) -> None:
+    assert TokenCounter().over(text, limit) == (TokenCounter().text(text) > limit)
+
+
+def test_system_prompt_and_tools_count_for_over() -> None:
+    ours, tools = TokenCounter(), [{"name": "bash", "description": "runs a command", "input_schema": {}}]
+    total = ours.total([user("hello")], system="be brief", tools=tools)
+
+    assert not ours.over([user("hello")], total, system="be brief", tools=tools)
+    assert ours.over([user("hello")], total - 1, system="be brief", tools=tools)
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "expected"),
+    [("short", 5, False), ("é" * 5, 10, False), ("", 0, False), ("x" * 1_290, 10, True), ("x", -1, True)],
+)
+def test_what_the_bounds_decide_loads_no_encoding(
+    text: str, limit: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("ctxpipe.tokens.vocabulary.load")
+    ours = TokenCounter()
+
+    assert ours.over(text, limit) is expected
+    assert ours.over([user(text)], limit) is expected
+
+
+def test_a_text_that_surely_fits_is_its_own_head_and_loads_no_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("ctxpipe.tokens.vocabulary.load")
+
+    assert TokenCounter().head("short", 5) == "short"
+
+
+def test_over_stops_early() -> None:
+    ours, text = TokenCounter(), "some line of text\n" * 100_000
+
+    assert ours.over(text, 5_000)
+    assert ours.encoded_chars < 100_000
+
+
+def test_over_stops_at_the_message_that_decides() -> None:
+    ours = TokenCounter()
+    history = [user(f"message {index}: {'words ' * 2_000}") for index in range(100)]
+
+    assert ours.over(history, 6_000)
+    assert ours.encoded_chars < 6 * 13_000
+
+
+def test_head_stops_early() -> None:
+    ours, text = TokenCounter(), "some line of text\n" * 100_000
+
+    assert ours.text(ours.head(text, 5_000)) == 5_000
+    assert ours.encoded_chars < 300_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(text=st.lists(st.sampled_from(WORDS), max_size=60).map("".join), limit=st.integers(-1, 60))
+def test_head_is_a_prefix_within_the_limit_and_the_whole_text_where_it_fits(name: str, text: str, limit: int) -> None:
+    ours = TokenCounter(name)
+
+    head = ours.head(text, limit)
+
+    assert text.startswith(head)
+    assert ours.text(head) <= max(0, limit)
+    if ours.text(text) <= limit:
+        assert head == text
+
+
+@pytest.mark.parametrize(
+    "text", ["word " * 30_000, "中文。" * 30_000, "x1" * 60_000, "a" * 90_000, " " * 300_000, "-" * 200_000]
+)
+def test_head_leaves_little_of_the_limit_unused(text: str) -> None:
+    ours = TokenCounter()
+
+    assert 1_990 <= ours.text(ours.head(text, 2_000)) <= 2_000
+
+
+def test_head_splits_no_character() -> None:
+    assert "\ufffd" not in TokenCounter().head("👨‍👩‍👧" * 50, 20)
+
+
+# Messages ----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_counts_nothing() -> None:
+    assert TokenCounter().total([]) == TokenCounter().total([user(""), user()]) == 0
+
+
+@given(histories())
+def test_a_history_counts_as_its_messages_and_a_message_as_its_blocks(history: list[Message]) -> None:
+    ours = TokenCounter()
+
+    assert ours.total(history) == sum(map(ours.message, history))
+    for message in history:
+        if isinstance(message["content"], list):
+            assert ours.message(message) == sum(map(ours.block, message["content"]))
+
+
+def test_counting_changes_no_message() -> None:
+    history = conversation(system("be"), user("hello"), step("t1", "bash", {"a": [1]}, "done"))
+    before = json.dumps(history)
+
+    TokenCounter().total(history)
+
+    assert json.dumps(history) == before
+
+
+async def test_system_prompt_and_tools_count_once_when_given() -> None:
+    ours, tools = (
+        TokenCounter(),
+        [{"name": "bash", "description": "runs a command", "input_schema": {"type": "object"}}],
+    )
+    expected = ours.text("hello") + ours.text("be brief") + ours.text(compact_json(tools[0]))
+
+    assert ours.total([user("hello")], system="be brief", tools=tools) == expected
+    assert await ours.count([user("hello")], system=[{"type": "text", "text": "be brief"}], tools=tools) == expected
+
+
+def test_the_bounds_are_sound() -> None:
+    encoder = TokenCounter()._encoder
+    for text in ["", "x", " " * 1_000, "é" * 9, "\ud83d\ude00", "\ud800", "中文", *WORDS]:
+        assert encoder.at_least(text) <= stock.count("cl100k_base", text) <= encoder.at_most(text)
+    assert TokenCounter(len)._encoder.at_most("x") == math.inf
+
+
+def test_a_reply_of_the_sdk_counts_like_its_plain_form() -> None:
+    from anthropic.types import TextBlock, ToolUseBlock
+
+    plain = assistant("hello", tool_use("t1", "bash", {"command": "ls"}))
+    objects: Any = [
+        TextBlock(type="text", text="hello"),
+        ToolUseBlock(type="tool_use", id="t1", name="bash", input={"command": "ls"}),
+    ]
+
+    assert TokenCounter().message({"role": "assistant", "content": objects}) == TokenCounter().message(plain)
+
+
+def test_results_of_many_tools_count_each() -> None:
+    ours = TokenCounter()
+    message = user(*(tool_result(f"t{index}", f"result {index}") for index in range(5)))
+
+    assert ours.message(message) == sum(ours.text(f"result {index}") for index in range(5))
