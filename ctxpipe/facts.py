@@ -46,7 +46,7 @@ _SOURCE_FILE = re.compile(
     r"sh|bash|zsh|ps1|bat|proto|tf|tpl|patch|diff|diff|env|png|jpg|svg|pdf|parquet|db|sqlite|zip|gz|tar|whl)",
     re.IGNORECASE,
 )
-_ROOTED = re.compile(r"(?:~?/|\.\.?/)[\w@+~.-]+(?:/[\w@+~.-]+)*/?")
+_ROOTED = re.compile(r"(?:~?/|\.\.?/)[\w@+~-][\w@+~.-]+(?:/[\w@+~.-]+)*/?")
 _NOWHERE = ("/dev/", "/proc/self")
 
 _IDENTIFIER = re.compile(
@@ -60,7 +60,10 @@ _IDENTIFIER = re.compile(
     r")(?![\w/-])"
 )
 _NO_IDENTIFIER = re.compile(r"(?:UTF|SHA|ISO|RFC|HTTP|BASE|MD|AES|CVE)-?\d+(?:-\d+)?$")
-_FAILURE = re.compile(r"\b(?:exit(?:ed)?(?: with)?(?: code| status)?:? ?[1-9]\d*|Traceback \(most recent call last\))")
+_FAILURE = re.compile(
+    r"\b(?:exit(?:ed)?(?: with)?(?: code| status)?:? ?[1-9]\d*|[1-9]\d* fail(?:ed|ing)\b|"
+    r"Traceback \(most recent call last\))"
+)
 
 
 @dataclass(frozen=True, slots=True)

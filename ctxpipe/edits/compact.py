@@ -22,6 +22,7 @@ from ..compacted import (
     SUMMARY,
     own_words,
     restored_path,
+    safe_summary,
     summary_body,
     summary_extras,
     text_of,
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
     from ..messages import Message
 
 __all__ = [
+    "Draft",
     "Evidence",
     "Room",
     "assemble",
     "closing_text",
+    "drafted",
     "evidence_block",
     "extract_commands",
     "gathered",
@@ -322,6 +325,47 @@ def _missing_media(message: Message, archive: str) -> str:
     found = [kind(block) for block in blocks(message) if kind(block) in MEDIA]
     where = f" It is in {archive}." if archive else ""
     return "".join(f"\n\n[The {name} of this message is not shown here.{where}]" for name in found)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a new context is made of; how much of the evidence and of the files stands in it is still to be decided."""
+
+    head: Sequence[Message]
+    summary: str
+    evidence: Evidence
+    kept: Sequence[Message] = ()
+    closing: str = ""
+
+    def messages(self, block: str, files: Sequence[Message] = (), folded: Sequence[str] = ()) -> list[Message]:
+        """The context with the evidence *block*, the restored *files* and, behind the summary, the *folded* ones."""
+        found = "".join(f"\n\n{text}" for text in folded)
+        messages = [*assemble(self.head, self.summary + block + found, files), *self.kept]
+        return [*messages, _user(self.closing)] if self.closing else messages
+
+
+def drafted(
+    head: Sequence[Message],
+    rest: Sequence[Message],
+    summary: str,
+    *,
+    archive: str = "",
+    notes: Sequence[str] = (),
+    pin: Callable[[Message], bool] | None = None,
+    max_request_chars: int = 20_000,
+) -> Draft:
+    """The new context for *head* and *rest*. The last request stands once: at the end, where the history ends there."""
+    evidence = gathered(rest)
+    closing = closing_text(rest, evidence.requests, max_request_chars, archive)
+    archives = [*evidence.archives, *([archive] if archive else [])]
+    requests = evidence.requests[:-1] if closing else evidence.requests
+    return Draft(
+        head,
+        safe_summary(summary) + reminder(extract_commands(rest)),
+        replace(evidence, archives=archives, requests=requests, notes=notes),
+        kept_messages(rest, pin) if pin else (),
+        closing,
+    )
 
 
 # Pinned ------------------------------------------------------------------------------------------------------------

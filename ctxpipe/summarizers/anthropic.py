@@ -63,8 +63,13 @@ class AnthropicSummarizer:
         if self.mode == "inline" and not self.model:
             raise SettingsError("mode 'inline' reads the agent's prompt cache, so it needs the agent's model")
 
+    @property
+    def available(self) -> bool:
+        """Whether there is a client, or the environment holds credentials for one."""
+        return self.client is not None or any(map(os.environ.get, _KEYS))
+
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
-        if self.client is None and not any(map(os.environ.get, _KEYS)):
+        if not self.available:
             return await ExtractiveSummarizer(self.max_words)(messages)
         reply = await (self._ask_inline(messages) if self.mode == "inline" else self._ask_transcript(messages))
         usage = reply.usage
@@ -86,10 +91,11 @@ class AnthropicSummarizer:
         # another tool_choice would miss its cache.
         request = {"role": "user", "content": instructions(self.max_words, self.focus)}
         same = {"system": self.system, "tools": list(self.tools)}
+        body = {**self.request_options, **{key: value for key, value in same.items() if value}}
         try:
-            return await self._send(
-                {**self.request_options, **{k: v for k, v in same.items() if v}, "messages": [*messages, request]}
-            )
+            return await self._send({**body, "messages": [*messages, request]})
+        except UnicodeEncodeError:  # a lone surrogate, which the transcript replaces
+            return await self._ask_transcript(messages)
         except Exception as error:
             if not is_too_long(error):
                 raise

@@ -11,7 +11,7 @@ from anyio import to_thread
 
 from ..compacted import ACKNOWLEDGED, summary_body, text_of
 from ..facts import result_text, shortened
-from ..messages import MEDIA, THINKING, blocks, compact_json, field, kind
+from ..messages import MEDIA, THINKING, blocks, compact_json, field, is_encodable, kind
 from ..settings import SUMMARY_MAX_WORDS, SUMMARY_MODEL, setting
 from ..tokens import Counting, as_counter, conservative
 from .protocol import PromptTooLong, Summary
@@ -88,7 +88,9 @@ def transcript(messages: Sequence[Message], max_block_chars: int) -> str:
 
     Our own tags are escaped wherever they occur in the conversation, thinking and media data are left out (R6d, R22).
     """
-    return "\n".join(_rendered(message, max_block_chars) for message in messages)
+    text = "\n".join(_rendered(message, max_block_chars) for message in messages)
+    # No client can send a lone surrogate.
+    return text if is_encodable(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _rendered(message: Message, limit: int) -> str:

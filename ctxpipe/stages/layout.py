@@ -1,0 +1,122 @@
+"""How much of the files and of the evidence stands behind a summary: as much as the target allows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from anyio import to_thread
+
+from ..edits.compact import Draft, Room, evidence_block
+from ..errors import StorageError
+
+if TYPE_CHECKING:
+    from ..messages import Message
+    from ..stage import Turn
+    from ..storage import Archive
+    from .restore import RestoredFile, RestoredFiles
+
+__all__ = ["FileFolder", "Layout", "fitted", "folded_texts", "indexed", "what_holds"]
+
+logger = logging.getLogger("ctxpipe")
+
+PATHS_INDEX = "compact-paths.txt"
+
+Fold: TypeAlias = "Callable[[Sequence[RestoredFile]], Awaitable[Mapping[str, str]]]"
+"""From files to what they come down to, by path."""
+
+
+class FileFolder(Protocol):
+    async def fold(self, files: Sequence[tuple[str, str]], /) -> Sequence[str | None]:
+        """What each (path, source text) comes down to, as a text to stand behind a summary; None where nothing can."""
+        ...
+
+
+async def folded_texts(files: Sequence[RestoredFile], folder: FileFolder | None = None) -> dict[str, str]:
+    """What the files that found no room come down to, by path; *folder* defaults to the names they define (A-48)."""
+    if not files:
+        return {}
+    if folder is None:
+        from .fold import Folder
+
+        folder = Folder()
+    texts = await folder.fold([(file.path, file.text) for file in files])
+    return {file.path: text for file, text in zip(files, texts, strict=True) if text}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A context to propose: which *files* stand in it whole, which *folded*, how many tokens the evidence may take.
+
+    *left_out* are the paths for which the evidence has no room.
+    """
+
+    files: Sequence[RestoredFile]
+    folded: Mapping[str, str]
+    evidence_tokens: int
+    messages: list[Message] = field(default_factory=list)
+    left_out: Sequence[str] = ()
+
+
+async def fitted(
+    turn: Turn, draft: Draft, restored: RestoredFiles, evidence_tokens: int, fold: Fold | None
+) -> tuple[Layout, int]:
+    """The richest layout that meets the target, the leanest where none does; and its raw tokens. Source: A-44, R2f."""
+    layout, raw = Layout((), {}, 0), 0
+    async for planned in _from_rich_to_lean(restored, evidence_tokens, fold):
+        layout = await laid_out(turn, draft, planned)
+        raw = await turn.counter.count(layout.messages)
+        if turn.ledger.estimate(raw + turn.overhead, layout.messages) <= turn.budget.target:
+            break
+    return layout, raw
+
+
+async def _from_rich_to_lean(restored: RestoredFiles, evidence_tokens: int, fold: Fold | None) -> AsyncIterator[Layout]:
+    """Restored files give way first, the one read longest ago before the others, then the evidence."""
+    folded = await fold(restored.unfit) if fold else {}
+    for number in range(len(restored.files), -1, -1):
+        files = restored.files[:number]
+        if fold and number == len(restored.files) - 1:
+            folded = await fold([*restored.files, *restored.unfit])
+        whole = {file.path for file in files}
+        yield Layout(files, {path: text for path, text in folded.items() if path not in whole}, evidence_tokens)
+    for tokens in (evidence_tokens, evidence_tokens // 4, 0):
+        yield Layout((), {}, tokens)
+
+
+async def laid_out(turn: Turn, draft: Draft, layout: Layout) -> Layout:
+    """*layout* with its messages."""
+    room = Room.of(layout.evidence_tokens)
+    block, left_out = await to_thread.run_sync(evidence_block, draft.evidence, room, turn.counter.text)
+    files = [file.message for file in layout.files]
+    return replace(layout, messages=draft.messages(block, files, list(layout.folded.values())), left_out=left_out)
+
+
+async def indexed(turn: Turn, draft: Draft, layout: Layout, archive: Archive | None) -> tuple[Layout, str]:
+    """*layout* with the place named where the paths are listed that found no room in it; and what went wrong."""
+    if not layout.left_out or archive is None:
+        return layout, ""
+    try:
+        index = await archive.append(turn.session_id, PATHS_INDEX, "\n".join([*layout.left_out, ""]))
+    except StorageError as error:
+        logger.exception("the paths without room are not listed")
+        return layout, f"{len(layout.left_out)} paths are not listed: {error}"
+    return await laid_out(turn, replace(draft, evidence=replace(draft.evidence, index=index)), layout), ""
+
+
+async def what_holds(turn: Turn, draft: Draft, layout: Layout) -> str:
+    """What the context is made of, the largest part first."""
+    summary = layout.messages[len(draft.head)]
+    closing = layout.messages[-1:] if draft.closing else []
+    parts = {
+        "system prompt and tools": turn.overhead,
+        "system messages": await turn.counter.count(draft.head),
+        "summary and evidence": await turn.counter.count([summary]),
+        "restored files": await turn.counter.count(file.message for file in layout.files),
+        "pinned messages": await turn.counter.count(draft.kept),
+        "the request at the end": await turn.counter.count(closing),
+    }
+    largest = sorted(parts.items(), key=lambda part: -part[1])
+    return ", ".join(f"{name} {tokens}" for name, tokens in largest if tokens)

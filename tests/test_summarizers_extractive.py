@@ -1,0 +1,142 @@
+"""A summary without a model."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from ctxpipe.compacted import ACKNOWLEDGED, SUMMARY
+from ctxpipe.messages import Message, is_blank
+from ctxpipe.summarizers import ExtractiveSummarizer, Summary
+from tests.histories import assistant, chat, conversation, histories, step, tool_result, tool_use, user, view
+
+HISTORY = conversation(
+    user("Fix the login bug.\nNever touch the tests."),
+    view("t1", "src/login.py", "def login(): ..."),
+    step("t2", "bash", {"command": "pytest -q"}, "E   KeyError: 'user'\n1 failed", say="The problem is a missing key."),
+    step("t3", "edit_file", {"path": "src/login.py", "old": "a", "new": "b"}, "ok"),
+    [assistant(tool_use("t4", "bash", {"command": "make lint"})), user(tool_result("t4", "no rule", is_error=True))],
+    step("t5", "bash", {"command": "make lint"}, "all fine"),
+    step("t6", "update_plan", {"plan": ["fix", "release"]}, "noted"),
+    assistant("Next I will release it."),
+    user("Good, go on."),
+)
+
+
+def section(text: str, name: str) -> str:
+    return text.partition(f"## {name}\n")[2].partition("\n\n## ")[0]
+
+
+def test_the_five_headings_stand_in_order() -> None:
+    text = ExtractiveSummarizer().summarise(HISTORY)
+
+    names = ["Goals & Decisions", "File Operations", "Tool Calls", "Task Status", "Errors & Resolutions"]
+    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == names
+
+
+def test_requests_stand_in_the_users_words_and_decisions_in_the_agents() -> None:
+    goals = section(ExtractiveSummarizer().summarise(HISTORY), "Goals & Decisions")
+
+    assert "- The user: Fix the login bug.\n  Never touch the tests." in goals
+    assert "- The user: Good, go on." in goals
+    assert "- The agent: The problem is a missing key." in goals
+
+
+def test_files_commands_and_errors_are_told_with_what_became_of_them() -> None:
+    text = ExtractiveSummarizer().summarise(HISTORY)
+
+    assert "- wrote src/login.py" in section(text, "File Operations")
+    calls = section(text, "Tool Calls")
+    assert "- bash `pytest -q` → failed: 1 failed" in calls
+    assert "bash ×3" in calls
+    errors = section(text, "Errors & Resolutions")
+    assert "- bash `pytest -q`: 1 failed (still failing)" in errors
+    assert "- bash `make lint`: no rule (worked later)" in errors
+
+
+def test_the_plan_the_last_actions_and_the_last_words_are_the_status() -> None:
+    status = section(ExtractiveSummarizer().summarise(HISTORY), "Task Status")
+
+    assert '{"plan":["fix","release"]}' in status
+    assert "- recently done: bash `make lint`: done" in status
+    assert "- the agent said last: Next I will release it." in status
+
+
+def test_results_that_the_model_has_not_seen_yet_stand_in_the_status() -> None:
+    history = [*HISTORY, *step("t9", "bash", {"command": "deploy"}, "deployed as v7")]
+
+    assert "- result just received: deployed as v7" in section(ExtractiveSummarizer().summarise(history), "Task Status")
+
+
+def test_a_chinese_conversation_has_its_decisions_too() -> None:
+    text = ExtractiveSummarizer().summarise(
+        [user("做一个网站"), assistant("我决定改用静态网站,因为这样更简单,也更容易维护和部署。")]
+    )
+
+    assert "我决定改用静态网站" in section(text, "Goals & Decisions")
+
+
+def test_an_earlier_summary_is_carried_on_under_the_same_headings_and_not_repeated() -> None:
+    first = ExtractiveSummarizer().summarise(HISTORY)
+    later = [user(SUMMARY + first), assistant(ACKNOWLEDGED), *step("t9", "bash", {"command": "tag v2"}, "tagged")]
+
+    second = ExtractiveSummarizer().summarise(later)
+
+    assert second.count("Never touch the tests.") == 1
+    assert "- bash `pytest -q` → failed: 1 failed" in section(second, "Tool Calls")
+    assert "- bash `tag v2` → ok: tagged" in section(second, "Tool Calls")
+    assert "Next I will release it." not in section(second, "Task Status")  # that was the status then
+    assert second.count("Calls since the last summary") == 1
+
+
+def test_a_models_summary_without_headings_is_carried_on_as_well() -> None:
+    later = [user(f"{SUMMARY}The user wants a blue button."), assistant(ACKNOWLEDGED), user("and a red one")]
+
+    goals = section(ExtractiveSummarizer().summarise(later), "Goals & Decisions")
+
+    assert "The user wants a blue button." in goals
+    assert "and a red one" in goals
+
+
+def test_twenty_summaries_of_summaries_do_not_grow() -> None:
+    summarise = ExtractiveSummarizer().summarise
+    text = summarise(HISTORY)
+    for number in range(20):
+        work = step(f"u{number}", "bash", {"command": f"make target-{number}"}, f"built {number} " * 30)
+        text = summarise([user(SUMMARY + text), assistant(ACKNOWLEDGED), *work, user(f"Request {number}. " * 20)])
+
+    assert len(text.split()) <= 1200
+    assert "Fix the login bug." in text  # the first request always stands
+    assert "Request 19." in text
+    assert "make target-19" in text
+
+
+@pytest.mark.parametrize("words", [100, 400, 1200])
+def test_the_word_limit_bounds_the_text(words: int) -> None:
+    history = conversation(
+        chat(300, words=40), *(step(f"t{n}", "bash", {"command": f"run {n}"}, "output " * 20) for n in range(300))
+    )
+
+    assert len(ExtractiveSummarizer(words).summarise(history).split()) <= words
+
+
+def test_brief_leaves_requests_and_files_to_the_evidence() -> None:
+    text = ExtractiveSummarizer(brief=True).summarise(HISTORY)
+
+    assert "The user:" not in text
+    assert "src/login.py" not in section(text, "File Operations")
+    assert "pytest -q" in text
+
+
+async def test_it_is_a_summariser_that_names_itself() -> None:
+    summary = await ExtractiveSummarizer()(HISTORY)
+
+    assert summary == Summary(ExtractiveSummarizer().summarise(HISTORY), writer="ExtractiveSummarizer")
+
+
+@given(histories(repeat_ids=True))
+def test_every_history_has_a_summary_and_always_the_same(history: list[Message]) -> None:
+    text = ExtractiveSummarizer().summarise(history)
+
+    assert not is_blank(text)
+    assert text == ExtractiveSummarizer().summarise(list(history))

@@ -1,0 +1,315 @@
+"""The one retry layer: what is tried again, how long it waits, and when it gives up."""
+
+from __future__ import annotations
+
+import email.utils
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import anyio
+import pytest
+
+from ctxpipe.compacted import ACKNOWLEDGED, SUMMARY, own_words, summary_body
+from ctxpipe.errors import InvalidHistory, SettingsError, SummaryFailed
+from ctxpipe.messages import Message, pending_calls, tool_results
+from ctxpipe.summarizers import PromptTooLong, Retry, Summarizer, Summary, summarised
+from tests.histories import chat, conversation, step, user
+
+HISTORY = chat(6)
+
+
+@dataclass
+class Time:
+    """A clock that only sleeping moves."""
+
+    now: float = 0.0
+    waits: list[float] = field(default_factory=list)
+
+    async def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now += seconds
+
+    def retry(self, **settings: float) -> Retry:
+        return Retry(sleep=self.sleep, clock=lambda: self.now, **settings)  # type: ignore[arg-type]
+
+
+@dataclass
+class Scripted:
+    """A summariser that answers, or raises, what it was told, the last thing for ever."""
+
+    script: list[object]
+    seen: list[list[Message]] = field(default_factory=list)
+
+    async def __call__(self, messages: Sequence[Message], /) -> Summary:
+        self.seen.append(list(messages))
+        reply = self.script[min(len(self.seen), len(self.script)) - 1]
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply if isinstance(reply, Summary) else Summary(str(reply))
+
+
+class ApiError(Exception):
+    def __init__(self, status: int, text: str = "no", headers: dict[str, str] | None = None) -> None:
+        super().__init__(text)
+        self.status_code = status
+        self.response = type("Response", (), {"headers": headers or {}})()
+
+
+async def failure_of(summarize: Summarizer, retry: Retry, messages: Sequence[Message] = HISTORY) -> SummaryFailed:
+    with pytest.raises(SummaryFailed) as caught:
+        await summarised(summarize, messages, retry)
+    return caught.value
+
+
+async def test_the_first_answer_is_taken_without_waiting() -> None:
+    clock, summarize = Time(), Scripted(["all"])
+
+    assert await summarised(summarize, HISTORY, clock.retry()) == Summary("all", attempts=1)
+    assert summarize.seen == [HISTORY]
+    assert clock.waits == []
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        *(ApiError(status) for status in (408, 409, 429, 500, 502, 529)),
+        *(ConnectionResetError("gone"), TimeoutError(), RuntimeError("odd"), SummaryFailed("refused")),
+        *("", "  \n "),
+    ],
+    ids=repr,
+)
+async def test_every_failure_is_worth_another_try_a_blank_answer_too(failure: object) -> None:
+    clock, summarize = Time(), Scripted([failure, failure, "late"])
+
+    summary = await summarised(summarize, HISTORY, clock.retry())
+
+    assert (summary.text, summary.attempts) == ("late", 3)
+    assert len(clock.waits) == 2
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [*(ApiError(status) for status in (400, 401, 403, 404)), InvalidHistory("message 3"), SettingsError("model")],
+    ids=repr,
+)
+async def test_what_can_never_succeed_is_asked_once(failure: Exception) -> None:
+    clock, summarize = Time(), Scripted([failure])
+
+    error = await failure_of(summarize, clock.retry())
+
+    assert error.__cause__ is failure
+    assert len(summarize.seen) == 1
+    assert clock.waits == []
+
+
+async def test_after_the_last_attempt_the_last_failure_is_the_cause() -> None:
+    failures = [RuntimeError("1"), RuntimeError("2"), RuntimeError("3")]
+    summarize = Scripted([*failures])
+
+    error = await failure_of(summarize, Time().retry())
+
+    assert error.__cause__ is failures[-1]
+    assert str(error) == "no summary after 3 attempts: RuntimeError: 3"
+
+
+@pytest.mark.parametrize(("retries", "calls"), [(0, 1), (1, 2), (5, 6)])
+async def test_the_number_of_retries_is_a_setting(retries: int, calls: int) -> None:
+    summarize = Scripted([RuntimeError()])
+
+    await failure_of(summarize, Time().retry(max_retries=retries))
+
+    assert len(summarize.seen) == calls
+
+
+async def test_the_environment_sets_the_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPACT_MAX_RETRIES", "4")
+
+    assert Retry().max_retries == 4
+
+
+async def test_waits_grow_exponentially_up_to_a_limit_with_jitter() -> None:
+    clock = Time()
+
+    await failure_of(Scripted([RuntimeError()]), clock.retry(max_retries=7, total_seconds=1e6))
+
+    assert len(clock.waits) == 7
+    for attempt, wait in enumerate(clock.waits):
+        assert min(20.0, 2.0**attempt) <= wait <= min(20.0, 2.0**attempt + 1)
+
+
+@pytest.mark.parametrize(
+    ("headers", "wait"),
+    [({"retry-after": "7"}, 7.0), ({"retry-after-ms": "1500", "retry-after": "9"}, 1.5), ({"retry-after": "-3"}, 0.0)],
+)
+async def test_the_servers_retry_after_is_honoured(headers: dict[str, str], wait: float) -> None:
+    clock = Time()
+
+    await summarised(Scripted([ApiError(429, headers=headers), "ok"]), HISTORY, clock.retry())
+
+    assert clock.waits == [wait]
+
+
+async def test_a_retry_after_may_be_a_date() -> None:
+    clock = Time()
+    soon = email.utils.formatdate(time.time() + 60, usegmt=True)
+
+    await summarised(Scripted([ApiError(503, headers={"retry-after": soon}), "ok"]), HISTORY, clock.retry())
+
+    assert 50 < clock.waits[0] <= 60
+
+
+async def test_a_retry_after_beyond_what_is_left_fails_at_once() -> None:
+    clock, summarize = Time(), Scripted([ApiError(429, headers={"retry-after": "121"}), "never"])
+
+    await failure_of(summarize, clock.retry())
+
+    assert len(summarize.seen) == 1
+    assert clock.waits == []
+
+
+async def test_all_attempts_together_have_a_deadline() -> None:
+    clock, summarize = Time(), Scripted([ApiError(429, headers={"retry-after": "50"})])
+
+    await failure_of(summarize, clock.retry(max_retries=99))
+
+    assert len(summarize.seen) == 3  # at 0, 50 and 100 seconds; the next would begin at 150
+    assert sum(clock.waits) <= 120
+
+
+async def test_an_attempt_that_hangs_is_given_up_and_counts_as_a_failure() -> None:
+    calls = []
+
+    async def hang(_messages: Sequence[Message], /) -> Summary:
+        calls.append(1)
+        if len(calls) < 3:
+            await anyio.sleep_forever()
+        return Summary("third time")
+
+    summary = await summarised(hang, HISTORY, Time().retry(attempt_seconds=0.02))
+
+    assert (summary.text, summary.attempts) == ("third time", 3)
+
+
+async def test_an_attempt_never_outlasts_what_is_left_of_all() -> None:
+    clock = Time()
+
+    async def hang(_messages: Sequence[Message], /) -> Summary:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    error = await failure_of(hang, clock.retry(attempt_seconds=30, total_seconds=0.02, max_retries=0))
+
+    assert isinstance(error.__cause__, TimeoutError)
+
+
+@pytest.mark.parametrize("when", ["attempt", "wait"])
+async def test_cancellation_passes_at_once(when: str) -> None:
+    attempts = 0
+    began = anyio.Event()
+
+    async def summarize(_messages: Sequence[Message], /) -> Summary:
+        nonlocal attempts
+        attempts += 1
+        if when == "wait":
+            raise RuntimeError
+        began.set()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def sleep(_seconds: float) -> None:
+        began.set()
+        await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(summarised, summarize, HISTORY, Retry(sleep=sleep))
+        await began.wait()
+        group.cancel_scope.cancel()
+
+    assert attempts == 1
+
+
+# Too long ----------------------------------------------------------------------------------------------------------
+
+
+def at_most(limit: int) -> Callable[[Sequence[Message]], bool]:
+    return lambda messages: sum(1 for message in messages if summary_body(message) is None) <= limit
+
+
+@dataclass
+class Narrow:
+    """Takes only so many messages; says which it has seen."""
+
+    fits: Callable[[Sequence[Message]], bool]
+    refusal: Exception
+    seen: list[list[Message]] = field(default_factory=list)
+
+    async def __call__(self, messages: Sequence[Message], /) -> Summary:
+        if not self.fits(messages):
+            raise self.refusal
+        self.seen.append(list(messages))
+        return Summary(f"summary {len(self.seen)}", input_tokens=10, output_tokens=1)
+
+
+async def test_a_history_that_is_too_long_is_summarised_in_parts_each_folding_the_last_one_in() -> None:
+    history, summarize = chat(16), Narrow(at_most(5), PromptTooLong("16 messages"))
+
+    summary = await summarised(summarize, history, Time().retry())
+
+    assert len(summarize.seen) == 4
+    assert summary == Summary("summary 4", input_tokens=40, output_tokens=4, attempts=4)
+    assert [words for part in summarize.seen for words in map(own_words, part) if words] == [
+        message["content"] for message in history if message["role"] == "user"
+    ]
+    for number, part in enumerate(summarize.seen[1:], 1):
+        assert part[0]["content"] == f"{SUMMARY}summary {number}"
+        assert part[1]["content"] == ACKNOWLEDGED
+
+
+async def test_a_call_and_its_results_stay_in_one_part() -> None:
+    history = conversation(user("go"), *(step(f"t{n}", "bash", {"command": "x" * n}, "y" * 50 * n) for n in range(12)))
+    summarize = Narrow(at_most(7), PromptTooLong("too many"))
+
+    await summarised(summarize, history, Time().retry())
+
+    assert len(summarize.seen) > 2
+    assert not any(map(pending_calls, summarize.seen))
+    for part in summarize.seen[1:]:
+        assert not any(tool_results(part[2:3]))  # behind the earlier summary and its acknowledgement
+
+
+async def test_how_often_the_api_may_find_the_parts_too_long_is_bounded() -> None:
+    calls = 0
+
+    async def refuse(_messages: Sequence[Message], /) -> Summary:
+        nonlocal calls
+        calls += 1
+        raise ApiError(400, "prompt is too long")
+
+    error = await failure_of(refuse, Time().retry(), chat(64))
+
+    assert calls == 5
+    assert "cannot be cut" in str(error)
+
+
+async def test_a_single_message_that_does_not_fit_is_a_failure() -> None:
+    error = await failure_of(Narrow(at_most(0), PromptTooLong("one")), Time().retry(), chat(1))
+
+    assert isinstance(error.__cause__, PromptTooLong)
+
+
+async def test_another_summariser_may_take_over_what_is_too_long() -> None:
+    other = Scripted(["by the other"])
+    first = Scripted([PromptTooLong("too long for me", refused=True, instead=other)])
+
+    summary = await summarised(first, HISTORY, Time().retry())
+
+    assert summary.text == "by the other"
+    assert other.seen == [HISTORY]
+    assert len(first.seen) == 1
+
+
+@pytest.mark.parametrize("settings", [{"max_retries": -1}, {"attempt_seconds": 0}, {"total_seconds": -1.0}])
+def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(SettingsError):
+        Retry(**settings)  # type: ignore[arg-type]
