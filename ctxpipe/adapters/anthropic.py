@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..edits.breakpoints import with_breakpoints
 from ..errors import SettingsError
@@ -38,6 +38,7 @@ def ctxpipe_middleware(
     session_id: str | Callable[[Mapping[str, Any]], str],
     journal: JournalStorage | None = None,
     cache_breakpoints: int = 0,
+    threads: Literal["decline", "pass"] = "decline",
 ) -> Callable[[APIRequest, AsyncCallNext], Awaitable[AsyncAPIResponse[Any]]]:
     """A middleware for ``anthropic.AsyncAnthropic`` that sends the context instead of the history.
 
@@ -47,11 +48,16 @@ def ctxpipe_middleware(
     those that the request leaves free, where they pay. Where nothing is to do, the request goes out as it came; an
     error of ours is logged and the original request is sent.
 
+    A context can only be shaped where the client sends it. The SDK's tool runner leaves the history with the server
+    where it can ("message threads") and sends the new messages only; with ``threads="decline"`` such a request is
+    answered with the API's own "cannot be threaded", upon which the runner sends the whole history, now and later.
+    With "pass" requests of a thread go out untouched.
+
     Raises SettingsError when *cache_breakpoints* is not 0 … 4.
     """
     if not 0 <= cache_breakpoints <= MAX_CACHE_MARKS:
         raise SettingsError(f"cache_breakpoints is {cache_breakpoints}; give 0 to {MAX_CACHE_MARKS}")
-    adapter = _Adapter(pipeline, session_id, journal, cache_breakpoints)
+    adapter = _Adapter(pipeline, session_id, journal, cache_breakpoints, threads)
     return adapter.handle
 
 
@@ -62,16 +68,22 @@ class _Adapter:
         session_id: str | Callable[[Mapping[str, Any]], str],
         journal: JournalStorage | None,
         cache_breakpoints: int,
+        threads: Literal["decline", "pass"],
     ) -> None:
         self._pipeline = pipeline
         self._session_id = session_id
         self._journal = journal
         self._cache_breakpoints = cache_breakpoints
+        self._threads = threads
         self._sessions: OrderedDict[str, Session] = OrderedDict()  # the pipeline itself holds them weakly
 
     async def handle(self, request: APIRequest, call_next: AsyncCallNext) -> AsyncAPIResponse[Any]:
         body = request.json
         if request.method.upper() != "POST" or request.url.split("?")[0] != PATH or not isinstance(body, Mapping):
+            return await call_next(request)
+        if body.get("thread"):
+            if self._threads == "decline":
+                raise _cannot_be_threaded(request)
             return await call_next(request)
         try:
             session = self._session(body)
@@ -137,6 +149,22 @@ class _Adapter:
             logger.exception("the context could not be shortened; the API's answer stands")
             return response
         return await call_next(again)
+
+
+def _cannot_be_threaded(request: APIRequest) -> Exception:
+    """The API's own answer to a request that it cannot thread; the SDK knows what to do then."""
+    import httpx2
+    from anthropic import BadRequestError
+
+    text = (
+        "ctxpipe shapes the messages that a client sends, and cannot do so while the server holds them in a thread; "
+        "create the thread with unsupported_request_behavior='continue_unthreaded', or the middleware with "
+        "threads='pass'"
+    )
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["client-side context"]}
+    error = {"type": "invalid_request_error", "message": text, "details": details}
+    answer = httpx2.Response(400, request=httpx2.Request("POST", f"http://ctxpipe.invalid{request.url}"))
+    return BadRequestError(text, response=answer, body={"type": "error", "error": error})
 
 
 async def _observe(session: Session, request: APIRequest, response: AsyncAPIResponse[Any]) -> None:
