@@ -21,6 +21,8 @@ def safe_name(name: str) -> str:
     if _VERBATIM.fullmatch(name) and not _RESERVED.match(name):
         return name
     slug = _UNSAFE.sub("-", name)[:80].strip("-.")
+    if _RESERVED.match(slug):
+        slug = f"id-{slug}"
     return f"{slug or 'id'}-{content_hash(name)}"
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from .errors import SettingsError
+from .settings import is_size
+
 __all__ = ["BATCH", "DIRECT", "Preview", "placeholder", "reference"]
 
 DIRECT = "[Tool result offloaded to file: {}]"  # DO-5
 BATCH = "[Content offloaded to: {}]"  # BO-18
 
-_FORMS = re.compile(r"\[(?:Tool result offloaded to file|Content offloaded to): ([^\[\]\n]+)\]")
-_PREVIEW = re.compile(r"\nPreview, (\d+) of (\d+) characters:\n")
+# A folder's name may hold brackets.
+_FORMS = re.compile(r"\[(?:Tool result offloaded to file|Content offloaded to): ([^\n]+)\]")
+_PREVIEW = re.compile(r"\nPreview, ([0-9]{1,15}) of ([0-9]{1,15}) characters:\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,11 @@ class Preview:
 
     head: int = 400
     tail: int = 200
+
+    def __post_init__(self) -> None:
+        for name, size in (("head", self.head), ("tail", self.tail)):
+            if not is_size(size):
+                raise SettingsError(f"{name} of a Preview is {size!r}; give a whole number of characters, 0 or more")
 
     def of(self, text: str) -> str:
         """The lines that follow the placeholder: head, how much is missing, tail; "" where nothing would be missing.
@@ -31,10 +40,11 @@ class Preview:
             return ""
         tail = text[len(text) - self.tail :]
         shown = self.head + self.tail
-        return (
-            f"\nPreview, {shown} of {len(text)} characters:\n"
-            f"{text[: self.head]}\n[... {missing} characters left out ...]\n{tail}"
-        )
+        return f"\nPreview, {shown} of {len(text)} characters:\n{text[: self.head]}{_gap(missing)}{tail}"
+
+
+def _gap(missing: int) -> str:
+    return f"\n[... {missing} characters left out ...]\n"
 
 
 def placeholder(form: str, where: str, text: str = "", preview: Preview | None = None) -> str:
@@ -66,6 +76,7 @@ def previewed_reference(text: object) -> str | None:
     if head is None:
         return None
     missing = int(head[2]) - int(head[1])
-    # The rest must have exactly the size that the first lines announce.
-    announced = head.end() + int(head[1]) + len(f"\n[... {missing} characters left out ...]\n")
-    return match[1] if missing > 0 and len(text) == announced else None
+    gap = _gap(missing)
+    # The rest must be exactly what the first lines announce.
+    as_announced = len(text) == head.end() + int(head[1]) + len(gap) and gap in text[head.end() :]
+    return match[1] if missing > 0 and as_announced else None

@@ -62,6 +62,11 @@ class Setting(Generic[T]):
         return parsed
 
 
+def is_size(value: object) -> bool:
+    """Whether *value* can be a number of things: whole, and 0 or more."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def setting(source: Setting[T]) -> Any:
     """A dataclass field whose default is read from *source* when the object is built."""
     return field(default_factory=source)

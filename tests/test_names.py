@@ -1,0 +1,103 @@
+"""No id, however hostile, becomes a file name that leads somewhere else or stands for another id."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxpipe.names import content_hash, safe_name, suffixed
+
+HOSTILE = [
+    "../../x",
+    "../../../../etc/passwd",
+    "/etc/x",
+    "a\\b",
+    "a/b",
+    "a\0b",
+    ".",
+    "..",
+    ".hidden",
+    "",
+    " ",
+    "x" * 1500,
+    "漢字",
+    "é",
+    "e\u0301",
+    "🙂",
+    "\ud83d",
+    "CON",
+    "con",
+    "con.txt",
+    "NUL.tar.gz",
+    "nul. ",
+    "aux-",
+    "LPT1",
+    "~",
+    "~root",
+    "$HOME",
+    "a\nb",
+    "functions.Bash:0",
+    "-rf",
+    "a%2fb",
+    "a b",
+    "..\u2215x",
+]
+DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)
+
+
+def is_harmless(name: str) -> bool:
+    return (
+        re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name) is not None
+        and len(name.encode()) <= 120
+        and not DEVICE.match(name)
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["toolu_01AbC", "a", "0", "_x", "-x", "a.b-c_d", "A" * 120, "call_0", "con-1", "console"]
+)
+def test_a_clean_id_is_its_own_file_name(name: str) -> None:
+    assert safe_name(name) == name
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_id_becomes_a_harmless_name(name: str) -> None:
+    assert is_harmless(safe_name(name))
+
+
+def test_hostile_ids_stay_different() -> None:
+    assert len({safe_name(name) for name in HOSTILE}) == len(HOSTILE)
+
+
+def test_an_id_that_had_to_be_changed_is_still_to_be_recognised() -> None:
+    assert re.fullmatch(r"functions\.Bash-0-[0-9a-f]{8}", safe_name("functions.Bash:0"))
+    assert re.fullmatch(r"id-con\.txt-[0-9a-f]{8}", safe_name("con.txt"))
+    assert re.fullmatch(r"id-[0-9a-f]{8}", safe_name(""))
+
+
+@given(st.text(st.characters(), max_size=300) | st.from_regex(r"[A-Za-z0-9._/\\-]{0,130}", fullmatch=True))
+def test_any_id_becomes_a_harmless_name(name: str) -> None:
+    assert is_harmless(safe_name(name))
+
+
+@given(st.lists(st.text(max_size=20) | st.text("./\\ab", max_size=6), unique=True, max_size=20))
+def test_different_ids_stay_different(names: list[str]) -> None:
+    assert len({safe_name(name) for name in names}) == len(names)
+
+
+def test_a_name_is_the_same_in_any_process() -> None:
+    assert safe_name("a/b") == "a-b-c14cddc0"
+
+
+def test_a_suffix_goes_before_the_extension() -> None:
+    assert suffixed("a/b.md", "1") == "a/b-1.md"
+    assert suffixed("b.c.md", "x") == "b.c-x.md"
+    assert suffixed("b", "1") == "b-1"
+
+
+def test_a_text_that_cannot_be_encoded_has_a_hash_of_its_own() -> None:
+    assert content_hash("\ud83d") != content_hash("\ud83e")
+    assert re.fullmatch(r"[0-9a-f]{8}", content_hash("\ud83d"))

@@ -1,0 +1,112 @@
+"""What stands where content was offloaded: written and recognised."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxpipe import Preview, SettingsError
+from ctxpipe.placeholders import BATCH, DIRECT, placeholder, previewed_reference, reference
+
+PATHS = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), min_size=1, max_size=60)
+
+
+# Written ------------------------------------------------------------------------------------------------------
+
+
+def test_the_two_forms_are_those_of_the_requirements() -> None:
+    assert placeholder(DIRECT, "/out/s/t1.md") == "[Tool result offloaded to file: /out/s/t1.md]"
+    assert placeholder(BATCH, "./tool-result-t1.md") == "[Content offloaded to: ./tool-result-t1.md]"
+
+
+def test_a_preview_follows_the_mandated_first_line() -> None:
+    shown = placeholder(DIRECT, "/s/t1.md", "abcdefghij", Preview(head=3, tail=2))
+
+    assert shown == (
+        "[Tool result offloaded to file: /s/t1.md]\n"
+        "Preview, 5 of 10 characters:\n"
+        "abc\n"
+        "[... 5 characters left out ...]\n"
+        "ij"
+    )
+
+
+def test_where_a_preview_would_leave_nothing_out_there_is_none() -> None:
+    assert Preview(head=3, tail=2).of("abcde") == ""
+    assert Preview(head=3, tail=2).of("abcdef") != ""
+
+
+def test_a_preview_may_show_the_head_or_the_tail_alone() -> None:
+    assert "\nabc\n[... 3 characters left out ...]\n" in Preview(head=3, tail=0).of("abcdef")
+    assert Preview(head=0, tail=3).of("abcdef").endswith("]\ndef")
+
+
+@given(st.text(st.characters(), max_size=50), st.integers(0, 20), st.integers(0, 20))
+def test_a_preview_shows_whole_characters_and_says_how_many_are_missing(text: str, head: int, tail: int) -> None:
+    shown = Preview(head, tail).of(text)
+
+    if shown:
+        assert f"[... {len(text) - head - tail} characters left out ...]" in shown
+        assert f"\n{text[:head]}\n[" in shown
+        assert shown.endswith(f"]\n{text[len(text) - tail :]}")
+    else:
+        assert len(text) <= head + tail
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"), [({"head": -1}, "head"), ({"tail": "9"}, "tail"), ({"head": True}, "head")]
+)
+def test_a_preview_of_a_nonsensical_size_is_refused_by_name(settings: dict[str, int], name: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name} of a Preview is"):
+        Preview(**settings)
+
+
+# Recognised ---------------------------------------------------------------------------------------------------
+
+
+@given(PATHS)
+def test_a_bare_placeholder_gives_its_path_back(path: str) -> None:
+    assert reference(placeholder(DIRECT, path)) == path
+    assert reference(placeholder(BATCH, path)) == path
+
+
+def test_a_folder_with_brackets_or_blanks_is_recognised() -> None:
+    assert (
+        reference("[Tool result offloaded to file: /home/me/my [old] work/s/t.md]") == "/home/me/my [old] work/s/t.md"
+    )
+
+
+@given(PATHS, st.text(st.characters(), max_size=80), st.integers(0, 9), st.integers(0, 9))
+def test_a_placeholder_with_a_preview_gives_its_path_back(path: str, text: str, head: int, tail: int) -> None:
+    shown = placeholder(DIRECT, path, text, Preview(head, tail))
+
+    assert reference(shown) == (None if "\n" in shown else path)
+    assert previewed_reference(shown) == (path if "\n" in shown else None)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[Content offloaded to: ]",
+        "[Content offloaded to: a] and more",
+        "so: [Content offloaded to: a]",
+        "[Content offloaded to: a]\n",
+        "[Content offloaded to: a\nb]",
+        "[content offloaded to: a]",
+        "[Tool result offloaded to: a]",
+        None,
+        ["[Content offloaded to: a]"],
+    ],
+)
+def test_other_content_is_no_placeholder(content: object) -> None:
+    assert reference(content) is None
+    assert previewed_reference(content) is None
+
+
+def test_text_that_only_begins_like_a_preview_is_content() -> None:
+    shown = placeholder(DIRECT, "/s/t.md", "x" * 100, Preview(5, 5))
+
+    for forged in (shown + "!", shown[:-1], shown.replace("10 of 100", "10 of 101"), shown.replace("10 of", "100 of")):
+        assert previewed_reference(forged) is None
