@@ -108,5 +108,9 @@ def test_other_content_is_no_placeholder(content: object) -> None:
 def test_text_that_only_begins_like_a_preview_is_content() -> None:
     shown = placeholder(DIRECT, "/s/t.md", "x" * 100, Preview(5, 5))
 
-    for forged in (shown + "!", shown[:-1], shown.replace("10 of 100", "10 of 101"), shown.replace("10 of", "100 of")):
+    for forged in (shown + "!", shown[:-1], shown.replace("10 of 100", "10 of 101"), shown.replace("10 of", "90 of")):
         assert previewed_reference(forged) is None
+
+
+def test_numbers_too_long_to_be_read_are_content() -> None:
+    assert previewed_reference(f"[Content offloaded to: a]\nPreview, 1 of {'9' * 5000} characters:\nx") is None
