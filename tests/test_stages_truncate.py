@@ -1,0 +1,583 @@
+"""Smart truncation, the function and the stage: when it acts, what it leaves, what it reports."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from histories import (
+    assistant,
+    broken_histories,
+    chat,
+    conversation,
+    histories,
+    python_source,
+    said,
+    step,
+    system,
+    text,
+    thinking,
+    tool_result,
+    tool_use,
+    user,
+    view,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxpipe import (
+    BatchOffload,
+    Budget,
+    Change,
+    ContextPipeline,
+    DirectOffload,
+    InvalidHistory,
+    Ledger,
+    LocalStorage,
+    Outcome,
+    SettingsError,
+    Skip,
+    StorageError,
+    TokenCounter,
+    Truncated,
+    Turn,
+    check,
+    count_tokens,
+    repair,
+)
+from ctxpipe.edits.truncate import last_turn
+from ctxpipe.edits.views import COMMON_READING_TOOLS
+from ctxpipe.messages import Message, blocks, kind, split_system, tool_calls, tool_results
+from ctxpipe.stages.archive import load_archive
+from ctxpipe.stages.truncate import SmartTruncate, smart_truncate
+
+CHARS = TokenCounter(len)
+FOLDED = "<system-reminder>\n## File Context: "
+
+
+def long_session(steps: int = 12, chars: int = 400) -> list[Message]:
+    """A task, many tool calls, an answer and the next request."""
+    loop = [step(f"t{n}", result="x" * chars, say=f"step {n}") for n in range(steps)]
+    return conversation(user("the task"), *loop, assistant("so"), user("next"))
+
+
+def turn(messages: list[Message], *, trigger: int = 1000, target: int | None = None, **more: object) -> Turn:
+    """A turn that counts characters, with a rate of 1.5 as before the first usage."""
+    budget = Budget(window=100_000, trigger=trigger, target=target if target is not None else trigger // 2)
+    return Turn(messages, budget=budget, ledger=Ledger(CHARS), **more)  # type: ignore[arg-type]
+
+
+def detail(proposal: Change | Skip) -> Truncated:
+    assert isinstance(proposal.detail, Truncated)
+    return proposal.detail
+
+
+def folded(messages: Sequence[Message]) -> list[int]:
+    return [result.message for result in tool_results(messages) if str(result.content).startswith(FOLDED)]
+
+
+# The function -------------------------------------------------------------------------------------------------
+
+
+async def test_tool_calls_of_the_middle_go_even_below_the_limit_and_all_text_stays() -> None:
+    history = long_session()
+
+    result = await smart_truncate(history, counter=len)
+
+    assert result.detail.filtered == 8
+    assert result.detail.deleted == 0
+    assert said(result.messages) == said(history)
+    assert not result.detail.still_over
+    assert check(result.messages) == []
+
+
+async def test_nothing_to_do_is_the_very_same_list() -> None:
+    for history in (chat(3), chat(10), conversation(user("go"), step("t1")), []):
+        assert (await smart_truncate(history, counter=len)).messages is history
+
+
+async def test_every_file_view_is_folded_also_outside_the_middle() -> None:
+    source = python_source(20)
+    history = conversation(user("go"), *[view(f"v{n}", f"f{n}.py", source) for n in range(6)])
+
+    result = await smart_truncate(history)
+
+    assert result.detail.folded == 6
+    assert folded(result.messages) == [2, 4, 6, 8, 10, 12]
+    content = next(tool_results(result.messages)).content
+    assert isinstance(content, str)
+    assert content.startswith(FOLDED + "f0.py")
+    assert "f19" in content
+    assert "argument" not in content
+
+
+async def test_a_fold_that_is_not_smaller_and_a_text_without_names_stay() -> None:
+    history = conversation(
+        user("go"), view("v1", "a.py", "def f(): 1"), view("v2", "notes.txt", "word " * 99), user("x")
+    )
+
+    result = await smart_truncate(history)
+
+    assert result.detail.folded == 0
+    assert result.messages is history
+
+
+async def test_a_view_keeps_its_other_keys_when_it_is_folded() -> None:
+    marked = {**tool_result("v1", python_source(20)), "cache_control": {"type": "ephemeral"}}
+    history = conversation(user("go"), view("v1", "a.py", "")[0], user(marked), assistant("ok"))
+
+    result = await smart_truncate(history)
+
+    block = blocks(result.messages[2])[0]
+    assert isinstance(block, dict)
+    assert block["cache_control"] == {"type": "ephemeral"}
+    assert block["content"].startswith(FOLDED)
+
+
+async def test_a_view_of_text_blocks_is_folded_and_one_with_a_picture_is_not() -> None:
+    picture = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
+    source = [text(python_source(20))]
+    history = conversation(user("go"), view("v1", "a.py", source), view("v2", "b.py", [*source, picture]), user("x"))
+
+    result = await smart_truncate(history)
+
+    assert folded(result.messages) == [2]
+
+
+async def test_messages_go_only_when_filtering_and_folding_did_not_suffice() -> None:
+    history = long_session()
+    without_calls = count_tokens((await smart_truncate(history, counter=len)).messages, counter=len)
+
+    exactly = await smart_truncate(history, max_tokens=without_calls, counter=len)
+    over = await smart_truncate(history, max_tokens=without_calls - 1, counter=len)
+
+    assert exactly.detail.deleted == 0
+    assert over.detail.deleted >= 1
+    assert over.detail.tokens_after < without_calls
+
+
+async def test_the_system_prompt_and_the_tools_count_where_given() -> None:
+    history = chat(12, words=50)
+    tokens = count_tokens(history, counter=len)
+
+    alone = await smart_truncate(history, max_tokens=tokens, counter=len)
+    with_system = await smart_truncate(history, max_tokens=tokens, system="s" * 100, tools=[{"n": 1}], counter=len)
+
+    assert alone.messages is history
+    assert with_system.detail.deleted
+    assert with_system.detail.tokens_before == tokens + 100 + len('{"n":1}')
+
+
+async def test_still_over_says_what_holds_the_rest() -> None:
+    history = conversation(system("s" * 50), user("u" * 900), chat(6)[1:5], assistant("a" * 300), user("next"))
+
+    result = await smart_truncate(history, max_tokens=100, system="p" * 70, counter=len)
+
+    assert result.detail.still_over
+    assert result.detail.tokens_after == count_tokens(result.messages, system="p" * 70, counter=len)
+    assert result.detail.holds.startswith(
+        "900 tokens in the first request, 300 tokens in what stands behind the middle"
+    )
+    assert "70 tokens in the system prompt and the tools" in result.detail.holds
+    assert "50 tokens in the system messages" in result.detail.holds
+    assert "4 tokens in the last turn" in result.detail.holds
+
+
+async def test_a_marker_is_left_where_messages_went() -> None:
+    result = await smart_truncate(chat(30, words=50), max_tokens=3000, counter=len, marker="[messages were removed]")
+
+    assert sum("[messages were removed]" in words for words in said(result.messages)) == 1
+
+
+async def test_what_is_no_history_is_refused() -> None:
+    with pytest.raises(InvalidHistory, match="message 1 has no content"):
+        await smart_truncate([user("go"), {"role": "user"}])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_tokens": -1}, "max_tokens is -1"),
+        ({"max_tokens": None}, "max_tokens is None"),
+        ({"window": "all"}, "window is 'all'"),
+        ({"middle_start": 0.9, "middle_end": 0.1}, "middle_start and middle_end are 0.9 and 0.1"),
+        ({"archive": "folder"}, "archive is 'folder'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        SmartTruncate(**settings)  # type: ignore[arg-type]
+
+
+async def test_each_distinct_text_is_encoded_once() -> None:
+    history = conversation(
+        user("go"),
+        *[(*step(f"t{n}", result=f"{n} " * 999), *view(f"v{n}", "a.py", python_source(30, n + 2))) for n in range(9)],
+    )
+    counter = TokenCounter()
+    await counter.counts(history)
+    known = counter.encoded_chars
+
+    result = await smart_truncate(history, max_tokens=100, window="covering", counter=counter)
+
+    new = {str(found.content) for found in tool_results(result.messages) if str(found.content).startswith(FOLDED)}
+    assert result.detail.folded == 9
+    # What is new are the folded texts, those that were deleted afterwards included, and nothing else.
+    assert counter.encoded_chars - known <= 9 * max(map(len, new), default=400)
+
+
+@given(broken_histories(), st.integers(0, 3000))
+async def test_no_broken_history_makes_the_function_fail(history: list[Message], max_tokens: int) -> None:
+    before = copy.deepcopy(history)
+
+    result = await smart_truncate(history, max_tokens=max_tokens, counter=CHARS, folder=Nothing())
+
+    assert history == before
+    assert result.detail.tokens_after <= result.detail.tokens_before
+
+
+# When the stage acts ------------------------------------------------------------------------------------------
+
+
+async def test_below_the_trigger_nothing_happens() -> None:
+    history = long_session()
+    tokens = await turn(history).tokens()
+
+    answer = await SmartTruncate()(turn(history, trigger=tokens + 1))
+
+    assert answer == Skip(f"{tokens} tokens, below the trigger of {tokens + 1}")
+
+
+async def test_at_the_trigger_it_acts_and_goes_down_to_its_limit() -> None:
+    history = long_session()
+    tokens = await turn(history).tokens()
+
+    answer = await SmartTruncate(max_tokens=3000)(turn(history, trigger=tokens))
+
+    assert isinstance(answer, Change)
+    assert await turn(answer.messages).tokens() <= 3000
+    assert not detail(answer).still_over
+
+
+async def test_the_limit_is_never_above_the_budgets_target() -> None:
+    history = long_session()
+    given = turn(history, trigger=4000, target=3000)
+
+    answer = await SmartTruncate()(given)
+
+    assert isinstance(answer, Change)
+    assert await turn(answer.messages).tokens() <= 3000
+
+
+async def test_force_opens_the_gate_and_what_is_short_enough_stays() -> None:
+    history = long_session()
+    tokens = await turn(history).tokens()
+
+    forced = await SmartTruncate(max_tokens=3000)(turn(history, trigger=tokens + 1, force=True))
+    short = await SmartTruncate()(turn(chat(3), force=True, trigger=90_000))
+
+    assert isinstance(forced, Change)
+    assert isinstance(short, Skip)
+    assert "within" in short.reason
+
+
+async def test_the_limit_is_in_billed_tokens_once_the_factor_is_known() -> None:
+    history = long_session()
+    given = turn(history, trigger=6000, target=4000)
+    given.ledger.observe({"input_tokens": 2 * await given.raw_tokens()}, history)
+
+    answer = await SmartTruncate()(given)
+
+    assert isinstance(answer, Change)
+    assert detail(answer).tokens_after <= 4000 / 2
+    assert not detail(answer).still_over
+
+
+async def test_when_nothing_can_go_the_skip_says_what_holds_it() -> None:
+    history = conversation(user("u" * 9000), assistant("a"), user("next"))
+
+    answer = await SmartTruncate()(turn(history))
+
+    assert isinstance(answer, Skip)
+    assert "9,000 tokens in the first request" in answer.reason
+    assert detail(answer).still_over
+
+
+# What the stage leaves alone ----------------------------------------------------------------------------------
+
+
+async def test_the_results_that_the_model_has_not_seen_are_never_folded() -> None:
+    history = conversation(user("go"), *[view(f"v{n}", f"f{n}.py", python_source(30)) for n in range(6)])
+
+    answer = await SmartTruncate()(turn(history))
+
+    assert isinstance(answer, Change)
+    assert answer.messages[-1] is history[-1]
+    assert answer.messages[-2] is history[-2]
+    assert detail(answer).folded == 5
+
+
+async def test_a_pointer_to_an_offloaded_view_stays_as_it_is() -> None:
+    pointer = "[Content offloaded to: ./tool-result-v1.md]"
+    history = conversation(user("go"), view("v1", "a.py", pointer), *long_session()[1:])
+
+    answer = await SmartTruncate()(turn(history, target=900))
+
+    assert isinstance(answer, Change)
+    assert answer.messages[2] is history[2]
+
+
+async def test_common_reading_tools_are_known_and_shell_views_by_choice() -> None:
+    source = python_source(40)
+    history = conversation(
+        user("go"),
+        step("r1", "Read", {"file_path": "a.py"}, source),
+        step("s1", "bash", {"command": "cat b.py"}, source),
+        step("t1", result="x" * 900),
+        assistant("so"),
+        user("next"),
+    )
+
+    plain = await SmartTruncate(window="average")(turn(history, target=990))
+    with_shell = await SmartTruncate(shell=True, window="average")(turn(history, target=990))
+
+    assert detail(plain).folded == 1
+    assert detail(with_shell).folded == 2
+
+
+async def test_protected_messages_are_not_rewritten() -> None:
+    history = conversation(user("go"), view("v1", "a.py", python_source(40)), *long_session()[1:])
+
+    answer = await SmartTruncate()(turn(history, protected=9))
+
+    assert isinstance(answer, Change)
+    assert all(new is old for new, old in zip(answer.messages[:9], history[:9], strict=True))
+    assert len(answer.messages) < len(history)
+
+
+async def test_in_a_pipeline_that_protects_thinking_nothing_before_it_changes() -> None:
+    history = [*long_session(4), assistant(thinking(), "hm"), *long_session(8)[3:]]
+    pipeline = ContextPipeline([SmartTruncate()], budget=Budget(4000, 2000), counter=CHARS, thinking="protect")
+
+    result = await pipeline.run(history, session_id="s")
+
+    assert result.changed
+    assert result.messages[:12] == history[:12]
+
+
+# Archive and dry run ------------------------------------------------------------------------------------------
+
+
+async def test_the_raw_messages_that_leave_or_change_are_archived(tmp_path: Path) -> None:
+    history = conversation(user("go"), view("v1", "a.py", python_source(40)), *long_session()[1:])
+
+    answer = await SmartTruncate(LocalStorage(tmp_path))(turn(history, session_id="job"))
+
+    assert isinstance(answer, Change)
+    location = detail(answer).archive
+    assert location is not None
+    assert Path(location).name.startswith("truncate-")
+    assert Path(location).is_relative_to(tmp_path)
+    kept = [message for message in history if any(message is other for other in answer.messages)]
+    assert await load_archive(location) == [message for message in history if message not in kept]
+
+
+async def test_a_plan_is_the_same_decision_with_nothing_written(tmp_path: Path) -> None:
+    history, stage = long_session(), SmartTruncate(LocalStorage(tmp_path))
+
+    plan, skipped = await stage.plan(turn(history)), await stage(turn(history, trigger=90_000))
+
+    assert not list(tmp_path.rglob("*.json"))
+    assert isinstance(skipped, Skip)
+    done = await stage(turn(history))
+    assert isinstance(plan, Change)
+    assert isinstance(done, Change)
+    assert plan.messages == done.messages
+
+
+async def test_without_its_archive_nothing_leaves_unless_that_was_allowed(tmp_path: Path) -> None:
+    (tmp_path / "default").write_text("in the way of the session's folder")
+    storage = LocalStorage(tmp_path)
+
+    with pytest.raises(StorageError):
+        await SmartTruncate(storage)(turn(long_session()))
+    answer = await SmartTruncate(storage, require_archive=False)(turn(long_session()))
+
+    assert isinstance(answer, Change)
+    assert detail(answer).archive is None
+
+
+# In the pipeline ----------------------------------------------------------------------------------------------
+
+
+class Nothing:
+    """Folds nothing: the properties below are about messages, and run without the parser."""
+
+    async def fold(self, files: Sequence[tuple[str, str]], /) -> Sequence[str | None]:
+        return [None] * len(files)
+
+
+def small_pipeline(*stages: object, window: int = 3000) -> ContextPipeline:
+    return ContextPipeline(stages, budget=Budget(window), counter=CHARS, on_error="raise")  # type: ignore[arg-type]
+
+
+def stage_of(window: str, max_tokens: int) -> SmartTruncate:
+    return SmartTruncate(None, max_tokens, window, folder=Nothing(), shell=True)  # type: ignore[arg-type]
+
+
+@given(histories(), st.sampled_from(["average", "covering"]), st.integers(0, 3000))
+async def test_the_stage_keeps_every_history_valid_and_its_ends_untouched(
+    history: list[Message], window: str, max_tokens: int
+) -> None:
+    result = await small_pipeline(stage_of(window, max_tokens)).run(history, session_id="s")
+
+    assert check(result.messages) == []
+    body = split_system(result.messages)[1]
+    assert all(one["role"] != other["role"] for one, other in pairwise(body))
+    assert count_tokens(result.messages, counter=CHARS) <= count_tokens(history, counter=CHARS)
+    head = len(split_system(history)[0])
+    assert result.messages[: head + 1] == history[: head + 1]
+    last = last_turn(history)
+    assert result.messages[last - len(history) :] == history[last:]
+    commands = [words for message in history if message["role"] == "user" for words in said([message])]
+    kept = said(result.messages)
+    assert all(words in kept for words in commands if "<command>" in words)
+
+
+@given(histories(), st.sampled_from(["average", "covering"]), st.integers(0, 3000))
+async def test_a_second_run_changes_nothing_once_the_limit_was_reached(
+    history: list[Message], window: str, max_tokens: int
+) -> None:
+    for force in (False, True):
+        first = await small_pipeline(stage_of(window, max_tokens)).run(history, session_id="s", force=force)
+        report = first.reports[0]
+        if isinstance(report.detail, Truncated) and report.detail.still_over:
+            continue
+        again = await small_pipeline(stage_of(window, max_tokens)).run(first.messages, session_id="s", force=force)
+        assert again.messages is first.messages
+
+
+@given(broken_histories())
+async def test_a_broken_history_is_mended_and_then_truncated(history: list[Message]) -> None:
+    result = await small_pipeline(stage_of("covering", 500)).run(history, session_id="s", force=True)
+
+    assert check(result.messages) == []
+
+
+@given(histories(max_exchanges=4), st.permutations(range(3)))
+async def test_every_order_of_the_stages_gives_a_valid_context(
+    tmp_path_factory: pytest.TempPathFactory, history: list[Message], order: list[int]
+) -> None:
+    storage = LocalStorage(tmp_path_factory.getbasetemp() / "orders")
+    stages = [stage_of("covering", 800), BatchOffload(storage), DirectOffload(storage, min_chars=300)]
+
+    result = await small_pipeline(*[stages[place] for place in order]).run(history, session_id="s", force=True)
+
+    assert check(result.messages) == []
+    assert count_tokens(result.messages, counter=CHARS) <= count_tokens(history, counter=CHARS)
+
+
+async def test_the_report_names_the_first_message_that_changed() -> None:
+    history = chat(40, words=30)
+
+    result = await small_pipeline(stage_of("covering", 1500), window=5000).run(history, session_id="s")
+
+    (report,) = result.reports
+    assert report.outcome is Outcome.CHANGED
+    assert report.first_changed_index is not None
+    assert result.messages[: report.first_changed_index] == history[: report.first_changed_index]
+    assert report.tokens_saved == count_tokens(history, counter=CHARS) - count_tokens(result.messages, counter=CHARS)
+
+
+async def test_the_newest_turn_alone_above_the_budget_is_brought_under_it(tmp_path: Path) -> None:
+    """Four parallel results of 300 kB: cheap stages come first, pairs stay whole, the originals lie on disk (R19)."""
+    words = [str(word) for word in range(10_000)]
+    results = [" ".join(random.Random(n).choices(words, k=62_000)) for n in range(4)]
+    calls = assistant(*[tool_use(f"t{n}") for n in range(4)])
+    history = conversation(*long_session()[:-1], user("all of it"), calls)
+    history.append(user(*[tool_result(f"t{n}", result) for n, result in enumerate(results)]))
+    storage = LocalStorage(tmp_path)
+    pipeline = ContextPipeline([DirectOffload(storage), BatchOffload(storage), SmartTruncate(storage)])
+
+    result = await pipeline.run(history, session_id="s")
+
+    assert all(len(text) > 300_000 for text in results)
+    assert not pipeline.budget.reached(count_tokens(history[:-1]))
+    assert not pipeline.budget.reached(count_tokens(result.messages) * 2)
+    assert check(result.messages) == []
+    assert len(list(tool_calls(result.messages))) == len(list(tool_calls(history)))
+    assert sorted(path.read_text() for path in tmp_path.rglob("t?.md")) == sorted(results)
+    assert result.reports[-1].outcome is Outcome.SKIPPED
+
+
+async def test_a_huge_request_that_nothing_can_shrink_is_reported_and_not_tried_for_ever() -> None:
+    history = conversation(user("word " * 300_000))
+    pipeline = ContextPipeline([SmartTruncate()])
+
+    result = await pipeline.run(history, session_id="s")
+
+    assert result.messages is history
+    (report,) = result.reports
+    assert isinstance(report.detail, Truncated)
+    assert report.detail.still_over
+    assert "in the last turn" in report.reason
+
+
+# Real transcripts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.shared
+async def test_real_transcripts_cut_to_half_a_quarter_and_a_tenth_stay_valid(shared: Path) -> None:
+    counter = TokenCounter()
+    reached = dict.fromkeys((2, 4, 10), 0)
+    files = sorted((shared / "transcripts").glob("*.jsonl"))
+    for file, share in itertools.product(files, reached):
+        history = repair([json.loads(line) for line in file.read_text().splitlines()[1:]])
+        tokens = count_tokens(history, counter=counter)
+
+        result = await smart_truncate(
+            history,
+            max_tokens=tokens // share,
+            window="covering",
+            reading_tools=COMMON_READING_TOOLS,
+            shell=True,
+            counter=counter,
+        )
+
+        assert check(result.messages) == [], file.name
+        assert result.detail.tokens_after == count_tokens(result.messages, counter=counter)
+        assert result.detail.still_over == (result.detail.tokens_after > tokens // share)
+        assert bool(result.detail.holds) == result.detail.still_over
+        texts = said(history)
+        assert [words for words in said(result.messages) if words in texts] == said(result.messages)
+        reached[share] += not result.detail.still_over
+
+    assert len(files) == 46
+    assert reached[2] >= 36
+    assert reached[4] >= 18
+
+
+@pytest.mark.shared
+async def test_the_stage_keeps_real_transcripts_valid_and_their_ends_untouched(shared: Path) -> None:
+    counter = TokenCounter()
+    for file in sorted((shared / "transcripts").glob("*.jsonl")):
+        history = repair([json.loads(line) for line in file.read_text().splitlines()[1:]])
+        tokens = count_tokens(history, counter=counter)
+        pipeline = ContextPipeline([SmartTruncate(shell=True)], budget=Budget(tokens, 0.5, 0.25), counter=counter)
+
+        result = await pipeline.run(history, session_id=file.stem)
+
+        assert check(result.messages) == [], file.name
+        assert all(one["role"] != other["role"] for one, other in pairwise(result.messages)), file.name
+        assert result.messages[0] == history[0], file.name
+        last = last_turn(history)
+        assert result.messages[last - len(history) :] == history[last:], file.name
+        kept = [b for m in result.messages for b in blocks(m) if kind(b) == "thinking"]
+        stood = [b for m in history for b in blocks(m) if kind(b) == "thinking"]
+        assert all(block in stood for block in kept), file.name
