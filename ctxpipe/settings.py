@@ -43,7 +43,8 @@ class Setting(Generic[T]):
     def __call__(self, given: T | float | None = None) -> T:
         """*given*, else the environment's value, else the default.
 
-        Raises SettingsError when a number is needed and it is none; the text names the variable.
+        Raises SettingsError when a number is needed and it is none, and for a whole number below 0; the text names
+        the variable.
         """
         if given is not None:
             return self._number(given, self.name)
@@ -54,11 +55,13 @@ class Setting(Generic[T]):
         kind = type(self.default)
         try:
             # By way of text, so that 0.1 is a tenth exactly (A-08).
-            parsed = kind(value if isinstance(value, kind) else str(value))
+            parsed = kind(value if type(value) is kind else str(value))
         except (ValueError, InvalidOperation) as error:
             raise SettingsError(f"{source} is {value!r}, which is not a number") from error
         if isinstance(parsed, Decimal) and not parsed.is_finite():
             raise SettingsError(f"{source} is {value!r}, which is not a finite number")
+        if isinstance(parsed, int) and parsed < 0:
+            raise SettingsError(f"{source} is {value!r}, which is below 0")
         return parsed
 
 
