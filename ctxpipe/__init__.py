@@ -1,13 +1,15 @@
 """Keep the context of an LLM agent small, cheap and useful: history in, context out."""
 
 from .edits.repair import repair
+from .edits.truncate import truncate_conversation
 from .errors import CtxpipeError, InvalidHistory, SettingsError, StorageError, SummaryFailed, VocabularyError
 from .messages import Message, Problem, ToolCall, ToolResult, check, split_system
 from .pipeline import ContextPipeline
 from .placeholders import Preview
 from .reports import Compacted, Detail, Offloaded, Outcome, Result, StageReport, Truncated
 from .stage import Change, Intent, Skip, Stage, Turn
-from .stages.gates import Gate, RatioGate
+from .stages.compact import Compact, CompactResult, compact_messages, load_archive, restore_files
+from .stages.gates import Gate, RatioGate, RentOrBuyGate
 from .stages.offload import (
     BatchOffload,
     DirectOffload,
@@ -16,6 +18,7 @@ from .stages.offload import (
     offload_tool_result,
     offload_tool_results,
 )
+from .stages.truncate import SmartTruncate, Truncation, smart_truncate
 from .storage import Archive, LocalStorage, Page, TextReader, TextWriter
 from .tokens import Budget, Ledger, TokenCounter, conservative, count_tokens, should_compact
 from .tools import Tool, offload_tools
@@ -27,6 +30,8 @@ __all__ = [
     "BatchOffload",
     "Budget",
     "Change",
+    "Compact",
+    "CompactResult",
     "Compacted",
     "ContextPipeline",
     "CtxpipeError",
@@ -46,9 +51,11 @@ __all__ = [
     "Preview",
     "Problem",
     "RatioGate",
+    "RentOrBuyGate",
     "Result",
     "SettingsError",
     "Skip",
+    "SmartTruncate",
     "Stage",
     "StageReport",
     "StorageError",
@@ -60,15 +67,21 @@ __all__ = [
     "ToolCall",
     "ToolResult",
     "Truncated",
+    "Truncation",
     "Turn",
     "VocabularyError",
     "check",
+    "compact_messages",
     "conservative",
     "count_tokens",
+    "load_archive",
     "offload_tool_result",
     "offload_tool_results",
     "offload_tools",
     "repair",
+    "restore_files",
     "should_compact",
+    "smart_truncate",
     "split_system",
+    "truncate_conversation",
 ]

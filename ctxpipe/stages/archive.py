@@ -7,8 +7,6 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import aiofiles
-
 from ..errors import InvalidHistory, StorageError
 from ..messages import as_dict, ensure_messages, is_encodable
 
@@ -49,6 +47,8 @@ async def load_archive(path: str | os.PathLike[str]) -> list[Message]:
 
     Raises StorageError when there is no such file, InvalidHistory when it holds something else.
     """
+    import aiofiles  # here: it takes as long to import as the rest of this package
+
     try:
         async with aiofiles.open(path, encoding="utf-8") as file:
             text = await file.read()

@@ -11,8 +11,6 @@ from fnmatch import fnmatchcase
 from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
-import aiofiles
-
 from ..errors import SettingsError, StorageError
 
 __all__ = ["FileReader", "FileText", "LocalFiles", "is_secret"]
@@ -79,6 +77,8 @@ class LocalFiles:
         object.__setattr__(self, "root", os.path.abspath(self.root))
 
     async def read(self, path: str, /, max_bytes: int) -> FileText:
+        import aiofiles  # here: it takes as long to import as the rest of this package
+
         real: list[str] = []
 
         def opener(given: str, _flags: int) -> int:
