@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -14,18 +15,41 @@ __all__ = ["Ledger"]
 
 FIRST_FACTOR = Fraction(3, 2)
 LEAST_FACTOR = Fraction(1)
-MOST_FACTOR = Fraction(3)
+MOST_FACTOR = Fraction(9, 4)  # what text of any language was seen to cost at most
+ENOUGH_GROWTH = 1_000  # raw tokens between two bills that tell the price of text from a fixed part
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
-    """What the API bills for raw tokens: *factor* for each, and *fixed* for what is not in sight."""
+class Bill:
+    """What the API billed for a context of *raw* tokens, and *since*: raw and billed where this context began to grow.
 
-    factor: Fraction = FIRST_FACTOR
-    fixed: int = 0
+    The part of the bill that does not grow (a system prompt that the counter was not told of, the API's own
+    instructions for tools) must not make what is appended look dear: its price is what the growth since has cost.
+    """
 
-    def of(self, raw: int) -> int:
-        return -(-raw * self.factor.numerator // self.factor.denominator) + self.fixed
+    raw: int = 0
+    billed: int = 0
+    since: tuple[int, int] = (0, 0)
+
+    @property
+    def factor(self) -> Fraction:
+        return _clamped(self.billed, self.raw) if self.raw else FIRST_FACTOR
+
+    @property
+    def slope(self) -> Fraction:
+        """What a raw token costs that is appended to this context."""
+        grown = self.raw - self.since[0]
+        return _clamped(self.billed - self.since[1], grown) if grown >= ENOUGH_GROWTH else self.factor
+
+    def estimate(self, raw: int) -> int:
+        billed = max(self.billed, self.raw)  # never below the raw count, whatever a proxy reports
+        if raw < self.raw:
+            return math.ceil(Fraction(raw * billed, self.raw))
+        return billed + math.ceil((raw - self.raw) * self.slope)
+
+
+def _clamped(billed: int, raw: int) -> Fraction:
+    return min(MOST_FACTOR, max(LEAST_FACTOR, Fraction(billed, raw)))
 
 
 class Ledger:
@@ -43,7 +67,7 @@ class Ledger:
         self._sums: list[int] = [0]  # never changed in place: `prefix_sums` hands it out
         self._tail: object = None
         self._sure = 0
-        self._rates: dict[str | None, Rate] = {}
+        self._bills: dict[str | None, Bill] = {}
         self._model: str | None = None
 
     # Counting ------------------------------------------------------------------------------------------------
@@ -103,16 +127,20 @@ class Ledger:
 
     @property
     def factor(self) -> float:
-        """Billed tokens per raw token, as far as is known: 1.5 before the first usage."""
-        return float(self._rate.factor)
+        """Billed tokens per raw token, between 1 and 2.25: 1.5 before the first usage of the model in use."""
+        return float(self._bill.factor)
 
     @property
-    def _rate(self) -> Rate:
-        return self._rates.get(self._model, Rate())
+    def _bill(self) -> Bill:
+        return self._bills.get(self._model, _NO_BILL)
 
     def estimate(self, raw: int, messages: Sequence[Message]) -> int:  # noqa: ARG002
-        """What the API will bill for *messages*, of *raw* tokens with the overhead of system prompt and tools."""
-        return self._rate.of(raw)
+        """What the API will bill for *messages*, of *raw* tokens with the overhead of system prompt and tools.
+
+        What was billed last stands, and only what was appended since is estimated; a context that became smaller is
+        estimated by its share. Never less than *raw*.
+        """
+        return self._bill.estimate(raw)
 
     def expect(self, model: str) -> None:
         """The next request goes to *model*: its own factor holds, or 1.5 while none was measured."""
@@ -127,8 +155,8 @@ class Ledger:
         raw = self._raw(messages) + overhead
         if billed <= 0 or raw <= 0:
             return
-        factor = min(MOST_FACTOR, max(LEAST_FACTOR, Fraction(billed, raw)))
-        self._rates[model] = Rate(factor, max(0, billed - Rate(factor).of(raw)))
+        since = self._bill.since if self._bill.raw and raw >= self._bill.raw else (raw, billed)
+        self._bills[model] = Bill(raw, billed, since)
 
     def _raw(self, messages: Sequence[Message]) -> int:
         now = list(messages)
@@ -136,6 +164,7 @@ class Ledger:
         return self._sums[same] + self.counter.total(now[same:])
 
 
+_NO_BILL = Bill()
 _INPUT = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 
 

@@ -1,0 +1,430 @@
+"""A conversation's running totals, whatever its caller does to the list, and what the API's bill says about them."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from histories import assistant, chat, conversation, histories, step, text, tool_result, user
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxpipe.messages import Message
+from ctxpipe.tokens import Budget, Ledger, TokenCounter, conservative
+
+# Totals ------------------------------------------------------------------------------------------------------
+
+
+async def check_totals(ledger: Ledger, messages: list[Message], known: int | None = None) -> None:
+    """The ledger's totals are those of a counter that knows nothing."""
+    counts = map(TokenCounter(ledger.counter.text).message, messages)
+
+    assert list(await ledger.prefix_sums(messages, known=known)) == [0, *itertools.accumulate(counts)]
+
+
+def new(words: str = "something new") -> Message:
+    return user(words)
+
+
+LISTS: dict[str, list[Message]] = {
+    "the same": chat(9),
+    "grown": [*chat(9), new(), new()],
+    "shrunk": chat(4),
+    "empty": [],
+    "another": [new(), new("and more")],
+    "replaced in the middle": [*chat(9)[:4], new(), *chat(9)[5:]],
+    "replaced at the start": [new(), *chat(9)[1:]],
+    "replaced at the end": [*chat(9)[:8], new()],
+    "taken out of the middle": chat(9)[:3] + chat(9)[6:],
+    "put into the middle": [*chat(9)[:3], new(), new(), new(), *chat(9)[3:]],
+    "branched": [*chat(9)[:5], new()],
+    "doubled": chat(9) + chat(9),
+    "changed in two places and grown": [*chat(9)[:2], new(), *chat(9)[3:6], new(), *chat(9)[7:], new()],
+    "a tail of it": chat(9)[4:],
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+async def test_a_list_that_changed_between_two_turns_is_counted_right(name: str) -> None:
+    ledger = Ledger()
+    await check_totals(ledger, chat(9))
+
+    await check_totals(ledger, LISTS[name])
+    await check_totals(ledger, chat(9))
+
+
+@given(st.lists(histories() | st.sampled_from(list(LISTS.values())), max_size=6), st.data())
+async def test_any_sequence_of_lists_is_counted_right(lists: list[list[Message]], data: st.DataObject) -> None:
+    ledger = Ledger(TokenCounter(len))
+    pool = [message for messages in lists for message in messages]
+    for messages in lists:
+        await check_totals(ledger, messages)
+        if pool:
+            await check_totals(ledger, data.draw(st.lists(st.sampled_from(pool), max_size=12)))
+
+
+async def test_a_turn_encodes_only_what_is_new() -> None:
+    ledger, history = Ledger(TokenCounter()), chat(50)
+    await ledger.total(history)
+    encoded = ledger.counter.encoded_chars
+
+    history.append(new("exactly 19 letters."))
+    await ledger.total(history)
+
+    assert ledger.counter.encoded_chars == encoded + 19
+
+
+async def test_an_unchanged_list_hands_out_the_very_same_sums() -> None:
+    ledger, history = Ledger(), chat(5)
+
+    assert await ledger.prefix_sums(history) is await ledger.prefix_sums(list(history))
+
+
+async def test_sums_that_were_handed_out_do_not_move() -> None:
+    ledger, history = Ledger(), chat(5)
+    sums = await ledger.prefix_sums(history)
+    before = list(sums)
+
+    history.append(new())
+    await ledger.total(history)
+    ledger.rewind(2)
+    await ledger.total(history[:1])
+
+    assert sums == before
+
+
+async def test_a_history_rebuilt_from_json_is_known() -> None:
+    counted: list[str] = []
+
+    def count(words: str) -> int:
+        counted.append(words)
+        return len(words)
+
+    ledger = Ledger(TokenCounter(count, memo_bytes=0))
+    total = await ledger.total(chat(20))
+    counted.clear()
+
+    assert await ledger.total(json.loads(json.dumps(chat(20)))) == total
+    assert counted == []
+
+
+async def test_results_appended_in_place_to_the_last_message_are_noticed() -> None:
+    ledger, history = Ledger(), conversation(user("go"), *step("t1", "bash", {}, "done"))
+    await ledger.total(history)
+
+    content: Any = history[-1]["content"]
+    content.append(tool_result("t2", "something new"))
+
+    await check_totals(ledger, history)
+
+
+async def test_a_last_message_whose_text_was_exchanged_in_place_is_noticed() -> None:
+    ledger, history = Ledger(), chat(3)
+    await ledger.total(history)
+
+    history[-1]["content"] = "something new"
+
+    await check_totals(ledger, history)
+
+
+async def test_a_last_message_edited_in_place_and_followed_by_another_is_noticed() -> None:
+    ledger, history = Ledger(), conversation(user("go"), assistant(text("a"), text("b")))
+    await ledger.total(history)
+
+    content: Any = history[-1]["content"]
+    content[0] = text("something new")
+    history.append(new("and more"))
+
+    await check_totals(ledger, history)
+
+
+async def test_what_the_caller_vouches_for_is_not_compared() -> None:
+    ledger, history = Ledger(), chat(5)
+    total = await ledger.total(history)
+
+    class Untouchable(dict[str, Any]):
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError("compared")
+
+        __hash__ = None
+
+    vouched: list[Any] = [*(Untouchable(message) for message in history), new()]
+
+    assert await ledger.total(vouched, known=5) == total + ledger.counter.message(new())
+
+
+async def test_vouching_for_more_than_was_ever_seen_counts_the_rest() -> None:
+    await check_totals(Ledger(), chat(5), known=5)
+
+
+async def test_after_a_rewind_fewer_messages_stand_and_the_rest_is_compared_again() -> None:
+    ledger, history = Ledger(), chat(9)
+    await ledger.total(history)
+    assert ledger.counted == 9
+
+    ledger.rewind(4)
+    assert ledger.counted == 4
+
+    await check_totals(ledger, [*history[:4], new(), *history[5:]], known=ledger.counted)
+    assert ledger.counted == 9
+
+
+async def test_what_agrees_behind_a_change_is_not_counted_again() -> None:
+    counted: list[str] = []
+
+    def count(words: str) -> int:
+        counted.append(words)
+        return len(words)
+
+    ledger, history = Ledger(TokenCounter(count, memo_bytes=0)), chat(100)
+    await ledger.total(history)
+    counted.clear()
+
+    ledger.rewind(3)
+    await ledger.total([*history[:3], new("changed"), *history[4:], new("appended")], known=ledger.counted)
+    await ledger.total([*history[:3], new("again"), *history[4:], new("appended")])
+
+    assert counted[-1] == "again"
+    assert len(counted) < 110  # with an appended message the ends no longer agree, so once the rest is read
+
+
+async def test_a_tuple_of_messages_will_do() -> None:
+    ledger = Ledger()
+
+    assert await ledger.total(tuple(chat(3))) == await ledger.total(chat(3))
+
+
+async def test_the_caller_may_go_on_appending_to_its_list() -> None:
+    ledger, history = Ledger(), chat(3)
+    await ledger.total(history)
+
+    history.append(new())
+
+    await check_totals(ledger, history)
+
+
+async def test_counting_leaves_the_list_as_it_was() -> None:
+    history = chat(3)
+    before = copy.deepcopy(history)
+
+    await Ledger().total(history)
+
+    assert history == before
+
+
+# Calibration -------------------------------------------------------------------------------------------------
+
+
+def usage(billed: int, **more: Any) -> dict[str, Any]:
+    return {"input_tokens": billed, **more}
+
+
+def test_before_the_first_usage_the_factor_is_one_and_a_half() -> None:
+    ledger = Ledger()
+
+    assert ledger.factor == 1.5
+    for tokens in (0, 1, 100, 101, 33_333):
+        assert ledger.estimate(tokens, []) == conservative(tokens)
+
+
+def test_with_the_first_factor_compaction_begins_at_122_667_raw_tokens() -> None:
+    ledger, budget = Ledger(), Budget(window=200_000)
+
+    assert not budget.reached(ledger.estimate(122_666, []))
+    assert budget.reached(ledger.estimate(122_667, []))
+
+
+async def test_what_was_billed_is_the_estimate_to_the_token() -> None:
+    for billed in (1_000, 1_001, 1_234, 1_999):
+        ledger, history = Ledger(TokenCounter(len)), [user("x" * 997)]
+
+        ledger.observe(usage(billed), history)
+
+        assert ledger.estimate(997, history) == billed
+
+
+async def test_what_the_cache_read_and_wrote_was_billed_too() -> None:
+    from anthropic.types import Usage
+
+    ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
+    billed = Usage(input_tokens=200, cache_creation_input_tokens=300, cache_read_input_tokens=700, output_tokens=9_999)
+
+    ledger.observe(billed, history)
+
+    assert ledger.factor == 1.2
+
+
+async def test_fields_that_are_missing_or_none_count_nothing() -> None:
+    ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
+
+    ledger.observe(usage(1_300, cache_creation_input_tokens=None), history)
+
+    assert ledger.factor == 1.3
+
+
+async def test_the_overhead_belongs_to_the_raw_count() -> None:
+    ledger, history = Ledger(TokenCounter(len)), [user("x" * 600)]
+
+    ledger.observe(usage(1_400), history, overhead=400)
+
+    assert ledger.factor == 1.4
+
+
+async def test_what_is_appended_is_estimated_with_the_measured_factor() -> None:
+    ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
+    ledger.observe(usage(1_300), history)
+
+    history.append(assistant("y" * 500))
+
+    assert ledger.estimate(await ledger.total(history), history) == 1_300 + 650
+
+
+@pytest.mark.parametrize("nonsense", [None, {}, usage(0), usage(-5), {"input_tokens": "many"}])
+async def test_a_usage_that_says_nothing_changes_nothing(nonsense: object) -> None:
+    ledger = Ledger(TokenCounter(len))
+
+    ledger.observe(nonsense, [user("x" * 100)])
+
+    assert ledger.factor == 1.5
+
+
+async def test_a_usage_for_nothing_changes_nothing() -> None:
+    ledger = Ledger()
+
+    ledger.observe(usage(100), [])
+
+    assert ledger.factor == 1.5
+
+
+async def test_the_factor_never_falls_below_one() -> None:
+    """A proxy that reports the uncached part only must not make a full window look empty."""
+    ledger, history = Ledger(TokenCounter(len)), [user("x" * 10_000)]
+
+    ledger.observe(usage(50), history)
+
+    assert ledger.factor == 1
+    assert ledger.estimate(10_000, history) == 10_000
+
+
+async def test_the_factor_never_rises_above_what_text_can_cost() -> None:
+    """A large system prompt that the counter was not told of stays what it is: it does not grow with the text."""
+    ledger, history = Ledger(TokenCounter(len)), [user("x" * 100)]
+
+    ledger.observe(usage(20_000), history)
+
+    assert ledger.factor == 2.25
+    assert ledger.estimate(100, history) == 20_000
+    assert ledger.estimate(200, history) == 20_225
+
+
+async def test_the_fixed_part_of_the_bill_does_not_make_what_is_appended_dearer() -> None:
+    ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
+    ledger.observe(usage(3_000 + 1_500), history)
+    history.append(assistant("y" * 4_000))
+
+    ledger.observe(usage(3_000 + 7_500), history)
+
+    assert ledger.factor == 2.1
+    assert ledger.estimate(25_000, history) == 3_000 + 37_500
+
+
+async def test_a_context_that_was_compacted_is_estimated_by_its_share() -> None:
+    ledger, history = Ledger(TokenCounter(len)), [user("x" * 100_000)]
+    ledger.observe(usage(150_000), history)
+
+    assert ledger.estimate(20_000, [user("y" * 20_000)]) == 30_000
+
+
+async def test_growth_is_measured_anew_after_a_compaction() -> None:
+    ledger = Ledger(TokenCounter(len))
+    ledger.observe(usage(150_000), [user("x" * 100_000)])
+    ledger.observe(usage(12_000), [user("x" * 10_000)])
+
+    ledger.observe(usage(14_400), [user("x" * 12_000)])
+
+    assert ledger.estimate(13_000, []) == 14_400 + 1_200
+
+
+async def test_the_last_usage_counts() -> None:
+    ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
+    ledger.observe(usage(1_200), history)
+
+    ledger.observe(usage(1_600), history)
+
+    assert ledger.factor == 1.6
+
+
+async def test_each_model_has_its_own_factor() -> None:
+    ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
+    ledger.observe(usage(1_200), history, model="old")
+
+    ledger.expect("new")
+    assert ledger.factor == 1.5
+
+    ledger.observe(usage(1_600), history, model="new")
+    assert ledger.factor == 1.6
+
+    ledger.expect("old")
+    assert ledger.factor == 1.2
+
+
+async def test_the_usage_of_another_list_than_the_last_is_put_down_to_that_list() -> None:
+    ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
+    await ledger.total([*history, assistant("y" * 5_000)])
+
+    ledger.observe(usage(1_500), history)
+
+    assert ledger.factor == 1.5
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**7), st.lists(st.integers(0, 10**6), min_size=2, max_size=2))
+def test_an_estimate_grows_with_the_count_and_is_never_below_it(tokens: int, billed: int, counts: list[int]) -> None:
+    ledger = Ledger(TokenCounter(lambda _: tokens, memo_bytes=0))
+
+    ledger.observe(usage(billed), [user("x")])
+
+    less, more = sorted(counts)
+    assert less <= ledger.estimate(less, []) <= ledger.estimate(more, [])
+
+
+Bill: TypeAlias = Callable[[int, int], int]
+
+
+async def check_estimates(folder: Path, bill: Bill, *, growth: int) -> None:
+    """Once a context has grown by *growth* since its first usage, estimates miss the next bill by 3 % at most."""
+    counter, checked = TokenCounter(), 0
+    for file in sorted(folder.glob("*.jsonl")):
+        lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+        history: list[Message] = [line for line in lines if line.get("role")]
+        ledger = Ledger(counter)
+        sums = await Ledger(counter).prefix_sums(history)
+        requests = [i for i, message in enumerate(history) if message["role"] == "assistant" and sums[i] >= 50]
+        for last, now in itertools.pairwise(requests):
+            ledger.observe(usage(bill(sums[last], last)), history[:last])
+            if sums[last] - sums[requests[0]] >= growth:
+                estimate = ledger.estimate(await ledger.total(history[:now]), history[:now])
+                assert estimate == pytest.approx(bill(sums[now], now), rel=0.03), (file.name, now)
+                checked += 1
+    assert checked > 3_000
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("price", [1.2, 1.47, 2.1])
+async def test_after_the_first_usage_the_estimate_is_within_three_per_cent_on_every_transcript(
+    price: float, shared: Path
+) -> None:
+    await check_estimates(shared / "transcripts", lambda raw, _: round(price * raw), growth=0)
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("price", [1.2, 1.47, 2.1])
+async def test_frames_and_hidden_instructions_in_the_bill_are_soon_told_from_the_price_of_text(
+    price: float, shared: Path
+) -> None:
+    """6 tokens for the frame of each message, 500 for what the API itself says about tools."""
+    await check_estimates(shared / "transcripts", lambda raw, n: round(price * raw) + 6 * n + 500, growth=1_000)

@@ -1,0 +1,249 @@
+"""What of a message is counted, and what images, documents and unknown blocks cost."""
+
+from __future__ import annotations
+
+import base64
+import random
+import struct
+import zlib
+from typing import Any
+
+import pytest
+from histories import assistant, step, thinking, tool_result, tool_use, user
+
+from ctxpipe.messages import compact_json
+from ctxpipe.tokens import TokenCounter
+from ctxpipe.tokens.media import IMAGE_TOKENS, PDF_PAGE_TOKENS, size_of
+
+COUNT = TokenCounter()
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def image(data: str, media_type: str = "image/png") -> dict[str, Any]:
+    return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
+
+
+def png(width: int, height: int, behind: int = 0) -> str:
+    head = struct.pack(">4sIIBBBBB", b"IHDR", width, height, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head))
+    return encoded(b"\x89PNG\r\n\x1a\n" + chunk + random.Random(0).randbytes(behind))
+
+
+def jpeg(width: int, height: int, preview: int = 0) -> str:
+    segments = b""
+    while preview > 0:
+        size = min(preview, 60_000)
+        segments += b"\xff\xe1" + struct.pack(">H", size + 2) + bytes(size)
+        preview -= size
+    frame = b"\xff\xc2" + struct.pack(">HBHHB", 17, 8, height, width, 3) + bytes(9)
+    return encoded(b"\xff\xd8" + segments + frame + b"\xff\xd9")
+
+
+def webp(form: bytes, body: bytes) -> str:
+    return encoded(b"RIFF" + struct.pack("<I", 0) + b"WEBP" + form + struct.pack("<I", 0) + body + bytes(20))
+
+
+# Blocks ------------------------------------------------------------------------------------------------------
+
+
+def test_bare_text_and_a_text_block_count_the_same() -> None:
+    assert COUNT.message(user("hello world")) == COUNT.message(user({"type": "text", "text": "hello world"})) == 2
+
+
+def test_a_tool_call_counts_its_id_its_name_and_its_input_as_compact_json() -> None:
+    block = tool_use("toolu_17", "read_file", {"path": "a b.py", "größe": 3})
+
+    assert COUNT.block(block) == sum(map(COUNT.text, ("toolu_17", "read_file", '{"path":"a b.py","größe":3}')))
+
+
+def test_a_tool_call_of_a_server_counts_like_any_other() -> None:
+    block = tool_use("t1", "web_search", {"query": "x"})
+
+    assert COUNT.block({**block, "type": "server_tool_use"}) == COUNT.block(block)
+
+
+@pytest.mark.parametrize(("content", "expected"), [("hello world", 2), ("", 0), ([], 0), (None, 0)])
+def test_a_tool_result_counts_its_content(content: Any, expected: int) -> None:
+    assert COUNT.block(tool_result("a_long_tool_use_id", content)) == expected
+
+
+def test_a_tool_result_without_content_counts_nothing() -> None:
+    assert COUNT.block({"type": "tool_result", "tool_use_id": "t1"}) == 0
+
+
+def test_a_tool_result_counts_its_blocks_whatever_they_are() -> None:
+    blocks = [{"type": "text", "text": "hello world"}, image(png(280, 280)), tool_result("t2", "hello")]
+
+    assert COUNT.block(tool_result("t1", blocks)) == 2 + 100 + 1
+
+
+def test_thinking_counts_its_text_and_not_its_signature() -> None:
+    assert COUNT.block({**thinking("hello world"), "signature": "x1" * 5_000}) == 2
+
+
+def test_redacted_thinking_counts_what_its_cipher_may_hide() -> None:
+    plain = "thinking about it. " * 100
+    hidden = {"type": "redacted_thinking", "data": encoded(plain.encode())}
+
+    assert COUNT.block(hidden) == pytest.approx(COUNT.text(plain), rel=0.25)
+
+
+def test_an_unknown_block_counts_by_its_json() -> None:
+    block = {"type": "mystery", "note": "something the API will charge for"}
+
+    assert COUNT.block(block) == COUNT.text(compact_json(block))
+
+
+def test_an_unknown_block_of_the_sdk_counts_by_its_json() -> None:
+    from anthropic.types.web_search_tool_result_error import WebSearchToolResultError
+
+    error: Any = WebSearchToolResultError(type="web_search_tool_result_error", error_code="query_too_long")
+
+    expected = {"error_code": "query_too_long", "type": "web_search_tool_result_error"}
+    assert COUNT.block(error) == COUNT.text(compact_json(expected))
+
+
+def test_encoded_data_in_an_unknown_block_does_not_count_at_any_depth() -> None:
+    data = encoded(random.Random(0).randbytes(100_000))
+    block = {"type": "mystery", "results": [{"url": "https://a.b", "blob": data}, "data:image/png;base64," + data]}
+
+    assert 0 < COUNT.block(block) < 40
+
+
+def test_an_image_in_an_unknown_block_counts_by_its_size() -> None:
+    block = {"type": "mystery", "shown": [image(png(280, 280))]}
+
+    assert 100 < COUNT.block(block) < 120
+
+
+def test_long_plain_text_in_an_unknown_block_counts() -> None:
+    assert COUNT.block({"type": "mystery", "text": "word " * 1_000}) > 1_000
+    assert COUNT.block({"type": "mystery", "text": "abcdef" * 1_000}) > 1_000
+
+
+def test_a_text_that_is_no_string_counts_by_its_json() -> None:
+    assert COUNT.block({"type": "text", "text": 12}) == 1
+    assert COUNT.block({"type": "text", "text": None}) == 0
+
+
+def test_a_reply_appended_as_it_is_counts_like_a_message() -> None:
+    from anthropic.types import Message, TextBlock, Usage
+
+    reply: Any = Message(
+        id="m", type="message", role="assistant", model="m", stop_reason="end_turn", stop_sequence=None,
+        content=[TextBlock(type="text", text="hello world")], usage=Usage(input_tokens=1, output_tokens=1),
+    )  # fmt: skip
+
+    assert COUNT.message(reply) == 2
+
+
+def test_a_step_counts_as_the_sum_of_its_parts() -> None:
+    call, result = step("t1", "bash", {"command": "ls"}, "a.py")
+
+    assert COUNT.total([call, result]) == sum(map(COUNT.text, ("t1", "bash", '{"command":"ls"}', "a.py")))
+    assert COUNT.message(assistant("a.py")) == COUNT.text("a.py")
+
+
+# Images ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "tokens"),
+    [
+        (28, 28, 1),
+        (29, 28, 2),
+        (280, 280, 100),
+        (1_000, 500, 36 * 18),
+        (1_568, 784, 56 * 28),
+        (3_136, 1_568, 56 * 28),  # scaled down to the long edge
+        (4_000, 4_000, IMAGE_TOKENS),
+        (100_000, 1, 56),
+    ],
+)
+def test_an_image_takes_a_token_for_each_28_by_28_pixels_once_scaled_down(width: int, height: int, tokens: int) -> None:
+    assert COUNT.block(image(png(width, height))) == tokens
+    assert COUNT.block(image(png(height, width))) == tokens
+
+
+def test_two_megabytes_of_image_take_less_than_five_thousand_tokens() -> None:
+    assert COUNT.block(image(png(2_000, 1_500, behind=2_000_000))) <= IMAGE_TOKENS < 5_000
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        png(640, 480),
+        jpeg(640, 480),
+        jpeg(640, 480, preview=200_000),
+        encoded(b"GIF89a" + struct.pack("<HH", 640, 480) + bytes(10)),
+        webp(b"VP8 ", b"\x00\x00\x00\x9d\x01\x2a" + struct.pack("<HH", 640, 480 | 0x4000)),
+        webp(b"VP8L", b"\x2f" + struct.pack("<I", 639 | 479 << 14)),
+        webp(b"VP8X", bytes(4) + (639).to_bytes(3, "little") + (479).to_bytes(3, "little")),
+    ],
+    ids=["png", "jpeg", "jpeg with a preview", "gif", "webp", "lossless webp", "extended webp"],
+)
+def test_the_size_of_an_image_is_read_from_its_header(data: str) -> None:
+    assert size_of(data) == (640, 480)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"type": "url", "url": "https://a.b/c.png"},
+        {"type": "file", "file_id": "file_1"},
+        {"type": "base64", "media_type": "image/png", "data": "not base64 at all, é"},
+        {"type": "base64", "media_type": "image/png", "data": encoded(b"\x89PNG\r\n\x1a\n")},
+        {"type": "base64", "media_type": "image/png", "data": png(0, 0)},
+        {"type": "base64", "media_type": "image/jpeg", "data": encoded(b"\xff\xd8\xff\xe0\x00\x00" + bytes(100))},
+        {"type": "base64", "media_type": "image/x", "data": encoded(b"some other format altogether")},
+        None,
+    ],
+)
+def test_an_image_whose_size_cannot_be_known_counts_as_the_largest(source: Any) -> None:
+    assert COUNT.block({"type": "image", "source": source}) == IMAGE_TOKENS
+
+
+@pytest.mark.parametrize("cut", range(0, 80, 3))
+def test_a_truncated_image_never_raises(cut: int) -> None:
+    for data in (png(640, 480), jpeg(640, 480), webp(b"VP8L", b"\x2f" + bytes(4))):
+        assert COUNT.block(image(data[:cut])) > 0
+
+
+# Documents ---------------------------------------------------------------------------------------------------
+
+
+def document(**source: Any) -> dict[str, Any]:
+    return {"type": "document", "source": source}
+
+
+def test_a_document_of_text_counts_its_text_title_and_context() -> None:
+    block = {**document(type="text", media_type="text/plain", data="hello world"), "title": "one", "context": "two"}
+
+    assert COUNT.block(block) == 4
+
+
+def test_a_document_of_blocks_counts_them() -> None:
+    assert (
+        COUNT.block(document(type="content", content=[{"type": "text", "text": "hello"}, image(png(280, 280))])) == 101
+    )
+    assert COUNT.block(document(type="content", content="hello")) == 1
+
+
+def test_a_pdf_counts_by_its_pages() -> None:
+    pages = b"%PDF-1.7\n<< /Type /Pages /Count 3 >>\n" + b"<< /Type /Page /Parent 1 0 R >>\n" * 2 + b"<</Type/Page>>"
+
+    assert COUNT.block(document(type="base64", data=encoded(pages))) == 3 * PDF_PAGE_TOKENS
+
+
+def test_a_pdf_whose_pages_are_compressed_counts_by_its_size() -> None:
+    data = encoded(b"%PDF-1.7\n" + bytes(450_000))
+
+    assert COUNT.block(document(type="base64", data=data)) == 5 * PDF_PAGE_TOKENS
+
+
+def test_a_document_that_lies_elsewhere_counts_as_a_page() -> None:
+    assert COUNT.block(document(type="url", url="https://a.b/c.pdf")) == PDF_PAGE_TOKENS
+    assert COUNT.block(document(type="base64", data="é")) == PDF_PAGE_TOKENS
