@@ -221,18 +221,15 @@ def _newest(lines: Sequence[str], room: int, count: Count) -> list[str]:
 
 def _request_lines(evidence: Evidence, room: Room, count: Count) -> list[str]:
     where = evidence.archives[-1] if evidence.archives else ""
-    texts = [shortened(text, room.request_chars, where) for text in evidence.requests]
-    if not texts:
+    texts = (shortened(text, room.request_chars, where) for text in evidence.requests)
+    # The length, and not the end tag, says where a text ends: the user may have written anything.
+    requests = [f'<request chars="{len(text)}">{text}</request>' for text in texts]
+    if not requests:
         return []
-    newest = _newest(texts[1:], room.requests, count)
-    left_out = len(texts) - 1 - len(newest)
+    newest = _newest(requests[1:], room.requests, count)
+    left_out = len(requests) - 1 - len(newest)
     gap = [f"[{left_out} requests of that time are in the raw messages]"] if left_out else []
-    return [_REQUESTS, _request(texts[0]), *gap, *map(_request, newest)]
-
-
-def _request(text: str) -> str:
-    # The length, and not the end tag, says where it ends: the user may have written anything.
-    return f'<request chars="{len(text)}">{text}</request>'
+    return [_REQUESTS, requests[0], *gap, *newest]
 
 
 def _path_lines(paths: Iterable[str], written: Mapping[str, bool]) -> list[str]:

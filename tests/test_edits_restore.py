@@ -1,0 +1,147 @@
+"""Which files are in work, in which order, and whether they changed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from ctxpipe.compacted import ACKNOWLEDGED, FILE_ACKNOWLEDGED, SUMMARY, restored_text
+from ctxpipe.edits.restore import COMMON_WRITING_TOOLS, FileInWork, files_in_work, restored_message, was_changed
+from ctxpipe.edits.views import COMMON_READING_TOOLS
+from ctxpipe.messages import Message
+from ctxpipe.placeholders import DIRECT, Preview, placeholder
+from tests.histories import assistant, conversation, histories, step, tool_result, tool_use, user, view
+
+
+def paths(messages: list[Message], **settings: object) -> list[str]:
+    return [file.path for file in files_in_work(messages, **settings)]  # type: ignore[arg-type]
+
+
+def test_the_most_recent_read_comes_first() -> None:
+    assert paths(conversation(*(view(name, name, "x") for name in ("a", "b", "c")))) == ["c", "b", "a"]
+
+
+def test_a_file_read_several_times_stands_once_at_its_last_place() -> None:
+    assert paths(conversation(*(view(str(n), name, "x") for n, name in enumerate("abac")))) == ["c", "a", "b"]
+
+
+def test_reads_of_one_message_keep_their_order() -> None:
+    calls = assistant(*(tool_use(name, "read_file", {"path": name}) for name in ("a", "b")))
+
+    assert paths([calls]) == ["b", "a"]
+
+
+def test_spellings_that_mean_the_same_are_one_file_shown_as_it_was_spelled_last() -> None:
+    history = conversation(*(view(str(n), path, "x") for n, path in enumerate(("a.py", "./a.py", "/w/sub/../a.py"))))
+
+    assert paths(history, work_dir="/w") == ["/w/sub/../a.py"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        user(tool_use("t", "read_file", {"path": "a"})),
+        assistant("read_file a"),
+        assistant(tool_use("t", "read_file", {})),
+        assistant(tool_use("t", "read_file", {"path": ""})),
+        assistant(tool_use("t", "read_file", {"path": 7})),
+        assistant(tool_use("t", "cat", {"path": "a"})),
+    ],
+)
+def test_only_calls_of_a_reading_tool_with_a_path_count(message: Message) -> None:
+    assert paths([message]) == []
+
+
+def test_other_agents_tools_are_a_matter_of_the_registry() -> None:
+    history = conversation(
+        step("1", "Read", {"file_path": "claude.py"}),
+        step("2", "str_replace_based_edit_tool", {"command": "view", "path": "viewed.py"}),
+        step("3", "str_replace_based_edit_tool", {"command": "create", "path": "made.py"}),
+        step("4", "bash", {"command": "cat shell.py"}),
+    )
+
+    assert paths(history) == []
+    assert paths(history, tools=COMMON_READING_TOOLS) == ["viewed.py", "claude.py"]
+    assert paths(history, tools=COMMON_READING_TOOLS, shell=True) == ["shell.py", "viewed.py", "claude.py"]
+    assert paths(history, tools={"Read": "file_path"}) == ["claude.py"]
+
+
+def test_files_written_last_are_in_work_too_when_asked_for() -> None:
+    history = conversation(
+        view("1", "read.py", "x"),
+        step("2", "Edit", {"file_path": "edited.py"}),
+        step("3", "str_replace_editor", {"command": "view", "path": "seen.py"}),
+    )
+
+    assert files_in_work(history, writing_tools=COMMON_WRITING_TOOLS) == [
+        FileInWork("edited.py", written=True),
+        FileInWork("read.py", "x"),
+    ]
+
+
+def test_files_brought_back_count_as_read_before_everything_else_in_their_order() -> None:
+    history = conversation(
+        user(f"{SUMMARY}S"),
+        assistant(ACKNOWLEDGED),
+        user(restored_text("newest.py", "n")),
+        assistant(FILE_ACKNOWLEDGED),
+        user(restored_text("older.py", "o")),
+        assistant(FILE_ACKNOWLEDGED),
+        user("go on"),
+        view("t1", "fresh.py", "f"),
+    )
+
+    assert files_in_work(history) == [
+        FileInWork("fresh.py", "f"),
+        FileInWork("newest.py", "n"),
+        FileInWork("older.py", "o"),
+    ]
+
+
+def test_what_was_shown_is_unknown_where_it_failed_or_was_offloaded() -> None:
+    long = "x" * 5000
+    preview = placeholder(DIRECT, "/f.md", long, Preview())
+    history = conversation(
+        [
+            assistant(tool_use("1", "read_file", {"path": "failed"})),
+            user(tool_result("1", "no such file", is_error=True)),
+        ],
+        view("2", "offloaded", placeholder(DIRECT, "/f.md")),
+        view("3", "previewed", preview),
+        [assistant(tool_use("4", "read_file", {"path": "waiting"}))],
+    )
+
+    assert [file.shown for file in files_in_work(history)] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "a = 1\nb = 2\n",
+        "a = 1\nb = 2",
+        "     1→a = 1\n     2→b = 2",
+        "1\ta = 1\n2\tb = 2\n",
+        "1: a = 1\n2: b = 2",
+        "b = 2",  # a part of it
+        "a = 1\nb = 2\n\n<system-reminder>\nMind this.\n</system-reminder>",
+        None,
+    ],
+)
+def test_a_file_that_is_as_it_was_shown_is_not_changed(shown: str | None) -> None:
+    assert not was_changed(FileInWork("x", shown), "a = 1\nb = 2\n")
+
+
+@pytest.mark.parametrize("shown", ["a = 1\nb = 3\n", "     1→a = 0", "something else"])
+def test_a_file_with_other_content_is_changed(shown: str) -> None:
+    assert was_changed(FileInWork("x", shown), "a = 1\nb = 2\n")
+
+
+def test_a_restored_file_has_the_required_form() -> None:
+    assert restored_message("src/a.ts", "content\n") == user("[Restored after compact] src/a.ts:\ncontent\n")
+
+
+@given(histories())
+def test_no_file_is_named_twice(history: list[Message]) -> None:
+    found = paths(history, tools=COMMON_READING_TOOLS, shell=True, writing_tools=COMMON_WRITING_TOOLS)
+
+    assert len(found) == len(set(found))
