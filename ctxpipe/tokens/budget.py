@@ -45,13 +45,13 @@ class Budget:
         reserve_output: int | None = None,
     ) -> None:
         name = "window" if window is not None else f"the window ({CONTEXT_TOKEN_LIMIT.name})"
-        window = _tokens(name, CONTEXT_TOKEN_LIMIT(window), most=None)
+        window = _tokens(name, CONTEXT_TOKEN_LIMIT() if window is None else window)
         name = "trigger" if trigger is not None else f"the trigger ({COMPACT_THRESHOLD_RATIO.name})"
         begins = math.ceil(_share(name, COMPACT_THRESHOLD_RATIO() if trigger is None else trigger, window))
         if reserve_output is not None:
-            reserve = _tokens("reserve_output", reserve_output, most=window, least=0)
+            reserve = _tokens("reserve_output", reserve_output, least=0, most=window)
             begins = min(begins, _above(window * _USABLE_OF_WINDOW - reserve))
-        aim = begins * _TARGET_OF_TRIGGER if target is None else _share("target", target, window)
+        aim = begins * _TARGET_OF_TRIGGER if target is None else _share("target", target, window, least=0)
         if math.floor(aim) >= begins:
             raise SettingsError(f"target is {math.floor(aim)} tokens, which is not below the trigger, {begins}")
         for name, value in (
@@ -67,20 +67,15 @@ class Budget:
         return tokens >= self.trigger
 
 
-def exactly(ratio: float | Decimal) -> Fraction:
-    """*ratio* as the decimal it is written as: 0.07 is 7/100, not the binary number next to it. Source: A-08."""
-    return Fraction(str(ratio))
-
-
-def _share(name: str, value: Share, window: int) -> Fraction:
+def _share(name: str, value: Share, window: int, *, least: int = 1) -> Fraction:
     if isinstance(value, int):
-        return Fraction(_tokens(name, value, most=window))
+        return Fraction(_tokens(name, value, least=least, most=window))
     if not isinstance(value, float | Decimal) or not math.isfinite(value) or not 0 < value <= 1:
         raise SettingsError(f"{name} is {value!r}: neither a whole number of tokens nor a fraction above 0 and up to 1")
-    return exactly(value) * window
+    return Fraction(str(value)) * window  # the decimal as written: 0.07 is 7/100, not the binary number next to it
 
 
-def _tokens(name: str, value: int, most: int | None, least: int = 1) -> int:
+def _tokens(name: str, value: int, *, least: int = 1, most: int | None = None) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise SettingsError(f"{name} is {value!r}, not a whole number of tokens")
     if value < least or (most is not None and value > most):

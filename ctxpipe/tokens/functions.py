@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
+from fractions import Fraction
 
-from ..errors import SettingsError
 from ..messages import Message
 from ..settings import COMPACT_THRESHOLD_RATIO, CONTEXT_TOKEN_LIMIT
-from .budget import exactly
 from .counter import Counting, as_counter
 
 __all__ = ["conservative", "count_tokens", "should_compact"]
@@ -50,12 +49,6 @@ def should_compact(
     """
     if not messages:
         return False
-    limit = CONTEXT_TOKEN_LIMIT(context_token_limit)
-    ratio = COMPACT_THRESHOLD_RATIO() if compact_threshold_ratio is None else compact_threshold_ratio
-    try:
-        threshold = math.ceil(limit * exactly(ratio))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise SettingsError(
-            f"context_token_limit {limit!r} x compact_threshold_ratio {ratio!r} is no number"
-        ) from error
+    ratio = Fraction(COMPACT_THRESHOLD_RATIO(compact_threshold_ratio))
+    threshold = math.ceil(CONTEXT_TOKEN_LIMIT(context_token_limit) * ratio)
     return as_counter(counter).over(messages, threshold - 1, system=system, tools=tools)
