@@ -17,7 +17,7 @@ from ctxpipe.compacted import (
     summary_body,
     summary_extras,
 )
-from tests.histories import assistant, tool_result, user
+from histories import assistant, tool_result, user
 
 
 def test_a_summary_and_what_stands_behind_it_are_told_apart() -> None:

@@ -37,7 +37,7 @@ from ctxpipe.edits.compact import (
 )
 from ctxpipe.messages import Message, check, pending_calls
 from ctxpipe.tokens import TokenCounter
-from tests.histories import assistant, conversation, histories, said, step, system, tool_result, tool_use, user, view
+from histories import assistant, conversation, histories, said, step, system, tool_result, tool_use, user, view
 
 count = TokenCounter().text
 

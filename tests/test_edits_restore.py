@@ -10,7 +10,7 @@ from ctxpipe.edits.restore import COMMON_WRITING_TOOLS, FileInWork, files_in_wor
 from ctxpipe.edits.views import COMMON_READING_TOOLS
 from ctxpipe.messages import Message
 from ctxpipe.placeholders import DIRECT, Preview, placeholder
-from tests.histories import assistant, conversation, histories, step, tool_result, tool_use, user, view
+from histories import assistant, conversation, histories, step, tool_result, tool_use, user, view
 
 
 def paths(messages: list[Message], **settings: object) -> list[str]:

@@ -15,7 +15,7 @@ from ctxpipe.errors import InvalidHistory, StorageError
 from ctxpipe.messages import Message
 from ctxpipe.stages.archive import archive_text, load_archive
 from ctxpipe.storage import LocalStorage
-from tests.histories import assistant, histories, system, user
+from histories import assistant, histories, system, user
 
 
 async def archived(messages: list[Message], folder: Path) -> str:

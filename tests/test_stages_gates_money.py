@@ -18,7 +18,7 @@ from ctxpipe.prices import Cliff, Prices
 from ctxpipe.reports import Outcome
 from ctxpipe.stage import Skip, Turn
 from ctxpipe.stages.gates import RentOrBuyGate
-from tests.histories import conversation, histories, step, user
+from histories import conversation, histories, step, user
 
 RATES = Rates(read=0.1, write=1.25, alpha=2)
 LONG = "a word of a log that nobody reads twice " * 200  # some 1,800 tokens

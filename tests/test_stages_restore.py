@@ -12,7 +12,7 @@ from ctxpipe.errors import StorageError
 from ctxpipe.messages import Message
 from ctxpipe.stages.restore import restore_files
 from ctxpipe.storage.files import FileText, LocalFiles, is_secret
-from tests.histories import assistant, conversation, step, tool_use, user, view
+from histories import assistant, conversation, step, tool_use, user, view
 
 
 def reads(*paths: str) -> list[Message]:

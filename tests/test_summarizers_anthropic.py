@@ -28,8 +28,8 @@ from ctxpipe.testing import (
     thinking,
     tool_use,
 )
-from tests.histories import assistant, chat, conversation, step, text, user
-from tests.histories import thinking as thought
+from histories import assistant, chat, conversation, step, text, user
+from histories import thinking as thought
 
 HISTORY = conversation(user("Fix it."), step("toolu_1", "bash", {"command": "make"}, "ok"), assistant("Done."))
 TOOLS: Any = [{"name": "bash", "description": "Run it.", "input_schema": {"type": "object", "properties": {}}}]

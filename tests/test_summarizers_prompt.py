@@ -12,7 +12,7 @@ from ctxpipe.messages import Message, is_encodable
 from ctxpipe.summarizers import PromptSummarizer, PromptTooLong
 from ctxpipe.summarizers.prompt import MOST_RECENT, instructions, transcript
 from ctxpipe.tokens import TokenCounter, conservative
-from tests.histories import (
+from histories import (
     assistant,
     chat,
     conversation,

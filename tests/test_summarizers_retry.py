@@ -14,7 +14,7 @@ from ctxpipe.compacted import ACKNOWLEDGED, SUMMARY, own_words, summary_body
 from ctxpipe.errors import InvalidHistory, SettingsError, SummaryFailed
 from ctxpipe.messages import Message, pending_calls, tool_results
 from ctxpipe.summarizers import PromptTooLong, Retry, Summarizer, Summary, summarised
-from tests.histories import chat, conversation, step, user
+from histories import chat, conversation, step, user
 
 HISTORY = chat(6)
 

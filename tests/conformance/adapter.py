@@ -6,11 +6,15 @@ the counter, the scripted model, the clock and the failing writer that the case 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, TypeAlias
 
 from ctxpipe import (
     BatchOffload,
+    Budget,
     ContextPipeline,
     DirectOffload,
     LocalStorage,
@@ -23,8 +27,13 @@ from ctxpipe import (
     offload_tool_result,
     offload_tool_results,
 )
+from ctxpipe.edits.compact import assemble, extract_commands, partition
 from ctxpipe.edits.offload import prescan
-from ctxpipe.settings import OFFLOAD_CHAR_THRESHOLD
+from ctxpipe.edits.truncate import middle_range, truncate_conversation
+from ctxpipe.settings import COMPACT_MAX_RETRIES, OFFLOAD_CHAR_THRESHOLD
+from ctxpipe.stages.compact import Compact, compact_messages, restore_files
+from ctxpipe.stages.truncate import smart_truncate
+from ctxpipe.summarizers import PromptSummarizer, Retry
 from ctxpipe.tokens import conservative, count_tokens, should_compact
 
 Operation: TypeAlias = Callable[[dict[str, Any], Any], Awaitable[dict[str, Any]]]
@@ -151,13 +160,127 @@ class FailingWriter:
         return self._storage.location(key)
 
 
+async def _middle_range(args: dict[str, Any], _hooks: Any) -> dict[str, Any]:
+    found = middle_range(args["tokens"])
+    return {"start": found.start, "end": found.stop}
+
+
+async def _smart_truncate(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
+    result = await smart_truncate(args["messages"], counter=hooks.count_text, **args["options"])
+    counts = {name: getattr(result.detail, name) for name in ("deleted", "folded", "filtered", "still_over")}
+    return {"messages": result.messages, **counts}
+
+
+async def _truncate_conversation(args: dict[str, Any], _hooks: Any) -> dict[str, Any]:
+    messages = truncate_conversation(args["messages"], args["fraction"])
+    return {"messages": messages, "messages_removed": len(args["messages"]) - len(messages)}
+
+
+async def _partition(args: dict[str, Any], _hooks: Any) -> dict[str, Any]:
+    head, rest = partition(args["messages"])
+    return {"head": head, "rest": rest}
+
+
+async def _assemble(args: dict[str, Any], _hooks: Any) -> dict[str, Any]:
+    return {"messages": assemble(args["head"], args["summary"], args["restored"])}
+
+
+async def _extract_commands(args: dict[str, Any], _hooks: Any) -> dict[str, Any]:
+    return {"text": "\n".join(extract_commands([args["message"]]))}
+
+
+async def _restore_files(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
+    with logged(hooks):
+        found = await restore_files(args["messages"], counter=hooks.count_text, **args["options"])
+    return {"messages": found.messages, "total_tokens": found.total_tokens}
+
+
+async def _compact(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
+    return await _compacted(args["messages"], args, hooks)
+
+
+async def _compact_twice(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
+    first = await _compacted(args["messages"], args, hooks)
+    second = await _compacted([*first["messages"], *args["then"]], args, hooks)
+    return {"first": first, "second": second}
+
+
+async def _compacted(messages: Any, args: dict[str, Any], hooks: Any) -> dict[str, Any]:
+    with logged(hooks):
+        result = await compact_messages(
+            messages,
+            summarize=PromptSummarizer(hooks.llm, counter=hooks.count_text),
+            counter=hooks.count_text,
+            sleep=hooks.sleep,
+            **args["options"],
+        )
+    return {
+        "messages": result.messages,
+        "compacted": result.compacted,
+        "stats": asdict(result.stats) if result.stats else None,
+        "original_messages_path": result.original_messages_path,
+    }
+
+
+async def _compact_stage(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
+    options = dict(args["options"])
+    budget = Budget(options.pop("context_token_limit", None), options.pop("compact_threshold_ratio", None))
+    session_id = options.pop("session_id", "default")
+    retry = Retry(max_retries=COMPACT_MAX_RETRIES(options.pop("max_retries", None)), sleep=hooks.sleep)
+    stage = Compact(
+        PromptSummarizer(hooks.llm, counter=hooks.count_text),
+        archive=LocalStorage(options.pop("output_dir")),
+        retry=retry,
+        **options,
+    )
+    pipeline = ContextPipeline([stage], budget=budget, counter=hooks.count_text)
+    # The cases' numbers are raw tokens; an API that bills just these is what the session learns first.
+    reported = {"input_tokens": count_tokens(args["messages"], counter=hooks.count_text)}
+    pipeline.observe(reported, args["messages"], session_id=session_id)
+    with logged(hooks):
+        result = await pipeline.run(args["messages"], session_id=session_id)
+    detail = result.reports[0].detail if result.changed else None
+    return {
+        "messages": result.messages,
+        "compacted": result.changed,
+        "stats": asdict(detail) if detail else None,
+        "original_messages_path": getattr(detail, "archive", None),
+    }
+
+
+@contextmanager
+def logged(hooks: Any) -> Iterator[None]:
+    """Hands what the package logs to the case."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            hooks.log(record.levelname.lower(), record.getMessage())
+
+    logger, handler = logging.getLogger("ctxpipe"), Handler(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
 OPERATIONS: dict[str, Operation] = {
+    "assemble": _assemble,
+    "compact": _compact,
+    "compact_stage": _compact_stage,
+    "compact_twice": _compact_twice,
+    "extract_commands": _extract_commands,
+    "partition": _partition,
+    "restore_files": _restore_files,
     "batch_offload": _batch_offload,
     "batch_offload_twice": _batch_offload_twice,
     "batch_stage": _batch_stage,
     "direct_offload": _direct_offload,
     "direct_stage": _direct_stage,
     "prescan": _prescan,
+    "middle_range": _middle_range,
+    "smart_truncate": _smart_truncate,
+    "truncate_conversation": _truncate_conversation,
     "conservative": _conservative,
     "count_tokens": _count_tokens,
     "should_compact": _should_compact,
