@@ -6,6 +6,7 @@ from .errors import CtxpipeError, InvalidHistory, SettingsError, StorageError, S
 from .messages import Message, Problem, ToolCall, ToolResult, check, split_system
 from .pipeline import ContextPipeline
 from .placeholders import Preview
+from .prices import Prices, prices_of
 from .reports import Compacted, Detail, Offloaded, Outcome, Result, StageReport, Truncated
 from .stage import Change, Intent, Skip, Stage, Turn
 from .stages.compact import Compact, CompactResult, compact_messages, load_archive, restore_files
@@ -49,6 +50,7 @@ __all__ = [
     "Outcome",
     "Page",
     "Preview",
+    "Prices",
     "Problem",
     "RatioGate",
     "RentOrBuyGate",
@@ -78,6 +80,7 @@ __all__ = [
     "offload_tool_result",
     "offload_tool_results",
     "offload_tools",
+    "prices_of",
     "repair",
     "restore_files",
     "should_compact",

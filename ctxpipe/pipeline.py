@@ -17,6 +17,7 @@ from .tokens import Budget, TokenCounter, as_counter
 if TYPE_CHECKING:
     from .journal import JournalStorage
     from .messages import Message
+    from .prices import Prices
     from .reports import Result, StageReport
     from .stage import Stage
 
@@ -35,6 +36,8 @@ class ContextPipeline:
     follows: with "keep" the blocks stay and ``Result.request_options`` asks the API to ignore those that lost their
     bond; with "strip" exactly these go (never inside an open tool loop); with "protect" nothing before them is
     rewritten.
+
+    With *prices* (``prices_of("claude-opus-5")``) each report says what a change burns and saves in dollars.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class ContextPipeline:
         veto: Veto | None = None,
         on_error: Literal["skip", "raise"] = "skip",
         thinking: Thinking = "keep",
+        prices: Prices | None = None,
         max_sessions: int = 10_000,
     ) -> None:
         if on_error not in ("skip", "raise"):
@@ -56,7 +60,7 @@ class ContextPipeline:
         if max_sessions < 1:
             raise SettingsError(f"max_sessions is {max_sessions}; at least 1 is needed")
         self._runner = Runner(
-            budget if budget is not None else Budget(), as_counter(counter), on_report, veto, on_error, thinking
+            budget if budget is not None else Budget(), as_counter(counter), on_report, veto, on_error, thinking, prices
         )
         self._max_sessions = max_sessions
         self._records: OrderedDict[str, Record] = OrderedDict()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from .messages import Message, Problem
+    from .prices import RewriteCost
 
 __all__ = ["Compacted", "Detail", "Offloaded", "Outcome", "Result", "StageReport", "Truncated"]
 
@@ -79,7 +80,8 @@ class StageReport:
     """One stage's part in one turn.
 
     *tokens_saved* is in raw tokens, None where nothing was counted. *first_changed_index* is the first message that
-    differs from the turn's input; everything behind it leaves the provider's prompt cache.
+    differs from the turn's input; everything behind it leaves the provider's prompt cache. *cost* says what that burns
+    and saves in dollars, where the pipeline knows the prices.
     """
 
     stage: str
@@ -90,6 +92,7 @@ class StageReport:
     detail: Detail | None = None
     tokens_saved: int | None = None
     first_changed_index: int | None = None
+    cost: RewriteCost | None = None
     error: Exception | None = None
 
     def __str__(self) -> str:
@@ -99,6 +102,8 @@ class StageReport:
         if self.outcome is Outcome.CHANGED:
             saved = "" if self.tokens_saved is None else f", {self.tokens_saved} tokens saved"
             told += f" from message {self.first_changed_index} on{saved}: {self.detail}"
+            if self.cost is not None:
+                told += f"; ${self.cost.burnt:.4f} burnt, ${self.cost.saved_per_call:.4f} saved per later call"
         return f"{told} ({self.seconds * 1000:.1f} ms)"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -14,6 +15,7 @@ from .edits.offload import rewritten_before
 from .edits.repair import repair
 from .edits.thinking import Place, changed_place, drop_block, follows, strip
 from .messages import THINKING, CacheMarks, blocks, check, common_prefix, ensure_messages, kind
+from .prices import Prices, RewriteCost, rewrite_cost
 from .reports import Outcome, Result, StageReport
 from .stage import Change, Intent, PlannedStage, Proposal, Rewindable, Skip, Stage, Turn
 from .tokens import Budget, Ledger, TokenCounter
@@ -93,6 +95,7 @@ class Runner:
     veto: Veto | None = None
     on_error: Literal["skip", "raise"] = "skip"
     thinking: Thinking = "keep"
+    prices: Prices | None = None
     stages: list[Stage] = field(default_factory=list)
 
     def new_record(self) -> Record:
@@ -200,12 +203,14 @@ class Runner:
         refusal = await self._refusal(turn, proposal, first)
         if refusal:
             return None, replace(report, outcome=Outcome.REFUSED, reason=refusal, detail=proposal.detail)
+        cost = await _cost(self.prices, turn, proposal, first) if self.prices else None
         return proposal, replace(
             report,
             outcome=Outcome.CHANGED,
             detail=proposal.detail,
             tokens_saved=proposal.tokens_saved,
             first_changed_index=first,
+            cost=cost,
         )
 
     async def _refusal(self, turn: Turn, change: Change, first: int) -> str:
@@ -283,6 +288,16 @@ async def _shrinks(turn: Turn, change: Change, first: int) -> bool:
         pairs = [(old, new) for old, new in zip(before, after, strict=True) if old is not new]
         before, after = [old for old, _ in pairs], [new for _, new in pairs]
     return turn.counter.over(before, await turn.counter.count(after))
+
+
+async def _cost(prices: Prices, turn: Turn, change: Change, first: int) -> RewriteCost:
+    """What the change does to the bill; what the last request held lies in the provider's cache, unless it is cold."""
+    before = list(await turn.prefix_sums())
+    after = list(accumulate(await turn.counter.counts(change.messages[first:]), initial=before[first]))
+    replies = range(len(turn.messages) - 1, -1, -1)
+    sent = 0 if turn.cold else next((i for i in replies if turn.messages[i]["role"] == "assistant"), 0)
+    sums = [*before[:first], *after]
+    return rewrite_cost(prices, before, sums, first, sent, overhead=turn.overhead, factor=turn.ledger.factor)
 
 
 async def _plan(stage: Stage, turn: Turn) -> Change | Skip | Intent | None:
