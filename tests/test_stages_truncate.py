@@ -35,6 +35,7 @@ from ctxpipe import (
     BatchOffload,
     Budget,
     Change,
+    Compact,
     ContextPipeline,
     DirectOffload,
     InvalidHistory,
@@ -56,6 +57,7 @@ from ctxpipe.edits.views import COMMON_READING_TOOLS
 from ctxpipe.messages import Message, blocks, kind, split_system, tool_calls, tool_results
 from ctxpipe.stages.archive import load_archive
 from ctxpipe.stages.truncate import SmartTruncate, smart_truncate
+from ctxpipe.summarizers import PromptSummarizer, Retry
 
 CHARS = TokenCounter(len)
 FOLDED = "<system-reminder>\n## File Context: "
@@ -514,6 +516,37 @@ async def test_the_newest_turn_alone_above_the_budget_is_brought_under_it(tmp_pa
     assert len(list(tool_calls(result.messages))) == len(list(tool_calls(history)))
     assert sorted(path.read_text() for path in tmp_path.rglob("t?.md")) == sorted(results)
     assert result.reports[-1].outcome is Outcome.SKIPPED
+
+
+async def refuse(prompt: str, model: str) -> str:
+    raise ConnectionError("no model today")
+
+
+async def test_when_compaction_fails_truncation_takes_over_by_itself(tmp_path: Path) -> None:
+    history, storage = long_session(), LocalStorage(tmp_path)
+    compact = Compact(PromptSummarizer(refuse), storage, retry=Retry(max_retries=0))
+    pipeline = ContextPipeline([compact, SmartTruncate(storage)], budget=Budget(6000), counter=CHARS)
+
+    result = await pipeline.run(history, session_id="s")
+
+    failed, truncated = result.reports
+    assert failed.outcome is Outcome.FAILED
+    assert truncated.outcome is Outcome.CHANGED
+    assert not pipeline.budget.reached(count_tokens(result.messages, counter=CHARS) * 3 // 2)
+
+
+async def test_while_compaction_is_put_off_for_a_waiting_call_truncation_takes_over(tmp_path: Path) -> None:
+    history = [*long_session(), assistant(tool_use("w1"))]
+    storage = LocalStorage(tmp_path)
+    compact = Compact(PromptSummarizer(refuse), storage, retry=Retry(max_retries=0))
+    pipeline = ContextPipeline([compact, SmartTruncate(storage)], budget=Budget(6000), counter=CHARS)
+
+    result = await pipeline.run(history, session_id="s")
+
+    put_off, truncated = result.reports
+    assert put_off.outcome is Outcome.SKIPPED
+    assert truncated.outcome is Outcome.CHANGED
+    assert result.messages[-1] is history[-1]
 
 
 async def test_a_huge_request_that_nothing_can_shrink_is_reported_and_not_tried_for_ever() -> None:
