@@ -57,7 +57,7 @@ from ctxpipe.edits.views import COMMON_READING_TOOLS
 from ctxpipe.messages import Message, blocks, kind, split_system, tool_calls, tool_results
 from ctxpipe.stages.archive import load_archive
 from ctxpipe.stages.truncate import SmartTruncate, smart_truncate
-from ctxpipe.summarizers import PromptSummarizer, Retry
+from ctxpipe.summarizers import ExtractiveSummarizer, PromptSummarizer, Retry
 
 CHARS = TokenCounter(len)
 FOLDED = "<system-reminder>\n## File Context: "
@@ -472,12 +472,13 @@ async def test_a_broken_history_is_mended_and_then_truncated(history: list[Messa
     assert check(result.messages) == []
 
 
-@given(histories(max_exchanges=4), st.permutations(range(3)))
+@given(histories(max_exchanges=4), st.permutations(range(4)))
 async def test_every_order_of_the_stages_gives_a_valid_context(
     tmp_path_factory: pytest.TempPathFactory, history: list[Message], order: list[int]
 ) -> None:
     storage = LocalStorage(tmp_path_factory.getbasetemp() / "orders")
-    stages = [stage_of("covering", 800), BatchOffload(storage), DirectOffload(storage, min_chars=300)]
+    compact = Compact(ExtractiveSummarizer(), storage)
+    stages = [stage_of("covering", 800), BatchOffload(storage), DirectOffload(storage, min_chars=300), compact]
 
     result = await small_pipeline(*[stages[place] for place in order]).run(history, session_id="s", force=True)
 
