@@ -369,7 +369,11 @@ async def test_unknown_paths_are_not_found() -> None:
 # Life --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_thousand_connections_at_once_are_answered() -> None:
+def test_a_thousand_connections_at_once_are_answered() -> None:
+    asyncio.run(a_thousand_connections())  # the loop's debug mode would take most of the time
+
+
+async def a_thousand_connections() -> None:
     waiting: list[RequestBody] = []
     all_there = asyncio.Event()
 
@@ -417,6 +421,30 @@ async def test_nothing_is_left_when_the_server_has_stopped() -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((url.host, url.port or 0))
     gc.collect()  # an unclosed socket would warn now, and a warning is an error
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_connection_that_is_just_being_accepted_ends_with_the_server(turns: int) -> None:
+    async with MessagesServer(lambda _: "fine", counter=len) as server:
+        asking = [asyncio.create_task(ask_by_hand(server.url, "go")) for _ in range(20)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    with anyio.fail_after(10):  # each is answered or broken off, none waits for ever
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def test_a_client_that_goes_away_while_it_sends_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async with MessagesServer([], counter=len) as server:
+        address = httpx2.URL(server.url)
+        _, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+        await writer.drain()
+        await anyio.sleep(0.01)
+        writer.close()
+        await writer.wait_closed()
+
+    assert (server.calls, caplog.records) == (0, [])
 
 
 async def test_a_server_can_be_started_again() -> None:

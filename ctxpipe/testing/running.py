@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 __all__ = ["Running", "start"]
 
+ACCEPT_TURNS = 5  # of the loop: accept, transport, connection_made, and some to spare
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -36,7 +37,8 @@ class _Server(uvicorn.Server):
         self.up.set()
         await self.stopping.wait()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await _accept_no_more(sockets or [])
         for server in self.servers:
             server.close()
         for connection in list(self.server_state.connections):
@@ -45,6 +47,19 @@ class _Server(uvicorn.Server):
         # The loop closes an aborted socket in its next turn; nothing signals the end of it.
         while self.server_state.connections:  # noqa: ASYNC110
             await asyncio.sleep(0)
+
+
+async def _accept_no_more(sockets: Iterable[socket.socket]) -> None:
+    """Let every connection that is being accepted come to life.
+
+    asyncio (3.11) forgets a connection whose server is closed between accept and connection_made: its socket stays
+    open, and its client waits for ever.
+    """
+    with contextlib.suppress(NotImplementedError):  # loops that do not watch file descriptors
+        for listener in sockets:
+            asyncio.get_running_loop().remove_reader(listener)
+    for _ in range(ACCEPT_TURNS):
+        await asyncio.sleep(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +85,7 @@ class Running:
 
 async def start(endpoints: Mapping[str, Endpoint]) -> Running:
     """Serve *endpoints* (POST) on a free port of 127.0.0.1."""
-    routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
+    routes = [Route(path, _until_gone(endpoint), methods=["POST"]) for path, endpoint in endpoints.items()]
     app = Starlette(routes=routes, exception_handlers={404: _unknown, 405: _unknown})
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     config = uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_config=None, access_log=False, backlog=2048)
@@ -82,6 +97,18 @@ async def start(endpoints: Mapping[str, Endpoint]) -> Running:
         up.cancel()
         task.result()  # raises what went wrong
     return Running(f"http://127.0.0.1:{listener.getsockname()[1]}", server, task)
+
+
+def _until_gone(endpoint: Endpoint) -> Endpoint:
+    """*endpoint*, which need not care for clients that go away before they have sent their request."""
+
+    async def answered(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except ClientDisconnect:
+            return Response()
+
+    return answered
 
 
 async def _unknown(request: Request, error: Exception) -> Response:  # noqa: ARG001 -- starlette's signature

@@ -1,0 +1,224 @@
+"""What `python -m examples.agent_loop` shows: progress while the agent works, then what ctxpipe saved."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from ctxpipe import LocalStorage, Offloaded, TokenCounter, offload_tools
+from ctxpipe.stages.offload import READ_BACK_TOOLS
+from ctxpipe.testing import MessagesServer
+from examples.agent_loop import SYSTEM, Turn, build_pipeline, run_agent
+from examples.scripted_model import FAULTS, survey
+from examples.tools import folder_tools
+
+if TYPE_CHECKING:
+    import anthropic
+    from anthropic.types import MessageParam
+
+__all__ = ["main"]
+
+PACKAGE = Path(__file__).resolve().parents[1] / "ctxpipe"
+TASK = "What does each module here do? Read every one; say how they hang together."
+ABOUT = "An agent explores a folder; every tool result that is long goes to a file, and a table shows what that saves."
+EPILOG = "With ANTHROPIC_API_KEY set it asks the API, which costs money; without it, or with --demo, a scripted model."
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the turns add up to, with ctxpipe and without: then every request would hold all that came before."""
+
+    counter: TokenCounter
+    overhead: int
+    full: list[MessageParam] = field(default_factory=list)
+    turns: int = 0
+    turns_without: int = 0
+    calls: int = 0
+    parallel: int = 0
+    read_backs: int = 0
+    sent: int = 0
+    sent_without: int = 0
+    largest: int = 0
+    largest_without: int = 0
+    answer: str = ""
+    files: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    _now: tuple[int, int, str] = (0, 0, "")  # this turn's context, without ctxpipe, and what it called
+
+    def add(self, turn: Turn) -> None:
+        """Count one turn."""
+        if not self.full:
+            self.full = list(turn.context)  # the task
+        names = [block.name for block in turn.reply.content if block.type == "tool_use"]
+        context = self.counter.total(turn.context) + self.overhead
+        self.turns += 1
+        self.calls += len(names)
+        self.parallel += len(names) > 1
+        self.sent += context
+        self.largest = max(self.largest, context)
+        self.answer = "".join(block.text for block in turn.reply.content if block.type == "text")
+        details = [report.detail for report in turn.result.reports]
+        self.files += [file for detail in details if isinstance(detail, Offloaded) for file in detail.files]
+        self._now = context, self._add_without(turn, names), ", ".join(names) or "answer"
+
+    def _add_without(self, turn: Turn, names: Sequence[str]) -> int:
+        full = self.counter.total(self.full) + self.overhead
+        if names and READ_BACK_TOOLS.issuperset(names):  # without ctxpipe there would be nothing to read back
+            self.read_backs += len(names)
+            return full
+        self.turns_without += 1
+        self.sent_without += full
+        self.largest_without = max(self.largest_without, full)
+        self.full.append({"role": "assistant", "content": turn.reply.content})
+        self.full.append({"role": "user", "content": turn.answers})
+        return full
+
+    @property
+    def line(self) -> str:
+        """The turn in one line."""
+        context, without, names = self._now
+        return f"turn {self.turns:3}: {self.calls:3} calls, {context:7,} tokens instead of {without:7,} ({names})"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the agent as the command line says; 0 when it came to an answer and the answer is sound."""
+    options = parse(arguments)
+    try:
+        return asyncio.run(run(options, Console()))
+    except KeyboardInterrupt:
+        print(f"\nStopped. What was offloaded so far lies in {options.storage}", file=sys.stderr)
+        return 130
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m examples.agent_loop", description=ABOUT, epilog=EPILOG)
+    parser.add_argument("task", nargs="?", default=TASK, help="what the agent is asked")
+    parser.add_argument("--demo", action="store_true", help="a scripted model, even with ANTHROPIC_API_KEY set")
+    parser.add_argument("--folder", type=folder, default=PACKAGE, help="what the tools may read (this package)")
+    parser.add_argument("--storage", default="", help="where tool results go (a new temporary folder)")
+    parser.add_argument("--model", default="claude-sonnet-5-5", help="the model to ask (%(default)s)")
+    parser.add_argument("--max-turns", type=int, default=300, help="give up after that many (%(default)s)")
+    parser.add_argument("--keep-going", action="store_true", help="wait out rate limits for minutes, not seconds")
+    options = parser.parse_args(arguments)
+    options.storage = options.storage or tempfile.mkdtemp(prefix="ctxpipe-")
+    return options
+
+
+def folder(text: str) -> Path:
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {text}")
+    return path
+
+
+@asynccontextmanager
+async def connect(options: argparse.Namespace) -> AsyncIterator[tuple[anthropic.AsyncAnthropic, MessagesServer | None]]:
+    """The SDK's client, to the API or to the scripted model."""
+    import anthropic  # noqa: PLC0415 -- it takes seconds, and --help needs none of it
+
+    retries = 12 if options.keep_going else 2
+    if os.environ.get("ANTHROPIC_API_KEY") and not options.demo:
+        async with anthropic.AsyncAnthropic(max_retries=retries) as client:
+            yield client, None
+        return
+    async with (
+        MessagesServer(survey) as server,
+        anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=retries) as client,
+    ):
+        yield client, server
+
+
+async def run(options: argparse.Namespace, console: Console) -> int:
+    import anthropic  # noqa: PLC0415
+
+    started = time.monotonic()
+    storage = LocalStorage(options.storage)
+    pipeline = build_pipeline(storage)
+    session_id = time.strftime("%Y-%m-%d-%H%M%S")
+    tools = [*folder_tools(options.folder), *offload_tools(storage, session_id=session_id)]
+    overhead = pipeline.counter.total([], system=SYSTEM, tools=[tool.definition for tool in tools])
+    tally = Tally(pipeline.counter, overhead)
+    async with connect(options) as (client, server):
+        who = "A scripted model" if server else options.model
+        console.print(f"{who} works on {options.folder}: {options.task}", soft_wrap=True)
+        turns = run_agent(client, pipeline, tools, options.task, model=options.model, session_id=session_id)
+        try:
+            await watch(turns, tally, console, options.max_turns)
+        except anthropic.APIError as error:
+            tally.faults.append(f"turn {tally.turns + 1} failed: {error}")
+        refused = len(server.refused) if server else None
+    if tally.turns:
+        console.print(f"\n{tally.answer}\n", markup=False, highlight=False, soft_wrap=True)
+        console.print(table(tally, refused, time.monotonic() - started))
+        console.print(f"The files lie in {storage.root}", soft_wrap=True, highlight=False)
+    tally.faults += [fault for fault in FAULTS if server and fault in tally.answer]
+    for fault in tally.faults:
+        print(fault, file=sys.stderr)
+    return 1 if tally.faults else 0
+
+
+async def watch(turns: AsyncGenerator[Turn], tally: Tally, console: Console, max_turns: int) -> None:
+    """Count and show every turn, until there is an answer or there were too many."""
+    async with contextlib.aclosing(turns):
+        with progress(console) as show:
+            async for turn in turns:
+                tally.add(turn)
+                show(tally)
+                if tally.turns >= max_turns and turn.answers:
+                    tally.faults.append(f"no answer after {max_turns} turns")
+                    return
+
+
+@contextlib.contextmanager
+def progress(console: Console) -> Iterator[Callable[[Tally], None]]:
+    """A line that changes on a terminal; anywhere else every tenth turn has a line of its own."""
+
+    def print_tenth(tally: Tally) -> None:
+        if tally.turns % 10 == 0:
+            console.print(tally.line, highlight=False, soft_wrap=True)
+
+    if not console.is_terminal:
+        yield print_tenth
+        return
+    with console.status("") as status:
+        yield lambda tally: status.update(tally.line)
+
+
+def table(tally: Tally, refused: int | None, seconds: float) -> Table:
+    size = sum(os.path.getsize(file) for file in tally.files)
+    rows: list[tuple[str, int | str, int | str]] = [
+        ("turns", tally.turns, tally.turns_without),
+        ("tool calls and results", tally.calls, tally.calls - tally.read_backs),
+        ("turns with parallel calls", tally.parallel, tally.parallel),
+        ("tokens sent in all", tally.sent, tally.sent_without),
+        ("largest context, tokens", tally.largest, tally.largest_without),
+        ("tool results read back", tally.read_backs, 0),
+        ("files written", len(tally.files), 0),
+        ("bytes in them", size, 0),
+        ("requests refused", "unknown" if refused is None else refused, ""),
+        ("seconds", f"{seconds:.1f}", ""),
+    ]
+    shown = Table(title=f"{1 - tally.sent / tally.sent_without:.0%} fewer tokens sent", title_justify="left")
+    shown.add_column("")
+    shown.add_column("with ctxpipe", justify="right")
+    shown.add_column("without", justify="right")
+    for name, with_it, without in rows:
+        shown.add_row(name, grouped(with_it), grouped(without))
+    return shown
+
+
+def grouped(value: int | str) -> str:
+    return value if isinstance(value, str) else f"{value:,}"

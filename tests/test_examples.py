@@ -1,0 +1,385 @@
+"""The example: its tools, its loop, the scripted model, and the demo as a user starts it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import anyio
+import pytest
+
+from ctxpipe import ContextPipeline, LocalStorage, Tool, offload_tools
+from ctxpipe.testing import Failure, MessagesServer, Reply, Script, answer, tool_use
+from ctxpipe.tools import ToolInputError
+from examples import tools as example_tools
+from examples.agent_loop import Turn, build_pipeline, run_agent
+from examples.scripted_model import FAULTS, survey
+from examples.tools import folder_tools
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMAND = [sys.executable, "-m", "examples.agent_loop"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small package, with things around it that the tools must not reach."""
+    package = tmp_path / "package"
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").write_text('"""A package."""\n')
+    numbers = "".join(f"x{n} = {n}\n" for n in range(400))
+    (package / "long.py").write_text(f'# A comment\n"""Much of the same."""\n{numbers}')
+    (package / "inner" / "short.py").write_bytes(b"def f():\r\n    return 'caf\xc3\xa9'\r\n")
+    (package / ".hidden.py").write_text("secret = 1\n")
+    (tmp_path / "outside.txt").write_text("secret")
+    (package / "link.txt").symlink_to(tmp_path / "outside.txt")
+    return package
+
+
+async def use(folder: Path, name: str, **arguments: object) -> str:
+    return await next(tool for tool in folder_tools(folder) if tool.name == name)(arguments)
+
+
+# Tools -------------------------------------------------------------------------------------------------------
+
+
+async def test_list_dir_names_every_file_with_its_size_and_nothing_hidden(folder: Path) -> None:
+    assert (await use(folder, "list_dir")).splitlines() == [
+        "__init__.py 17",
+        f"long.py {(folder / 'long.py').stat().st_size}",
+        "inner/short.py 30",
+    ]
+    assert await use(folder, "list_dir", path="inner") == "inner/short.py 30"
+
+
+async def test_read_file_gives_the_file_as_it_is(folder: Path) -> None:
+    assert await use(folder, "read_file", path="inner/short.py") == "def f():\r\n    return 'café'\r\n"
+
+
+async def test_grep_gives_path_line_number_and_line(folder: Path) -> None:
+    assert await use(folder, "grep", pattern=r"x39\d =", path="long.py") == "\n".join(
+        f"long.py:{n + 3}: x{n} = {n}" for n in range(390, 400)
+    )
+    assert await use(folder, "grep", pattern="nowhere") == "[no match]"
+    assert (await use(folder, "grep", pattern="x")).endswith("[only the first 200 matches are shown]")
+
+
+@pytest.mark.parametrize("name", ["read_file", "list_dir", "grep"])
+@pytest.mark.parametrize(
+    "path", ["..", "../outside.txt", "/etc/passwd", "inner/../../outside.txt", "link.txt", "a\0b", 7]
+)
+async def test_no_path_leads_out_of_the_folder(folder: Path, name: str, path: object) -> None:
+    with pytest.raises(ToolInputError):
+        await use(folder, name, path=path, pattern="secret")
+
+
+@pytest.mark.parametrize("path", ["nothing.py", "inner"])
+async def test_what_cannot_be_read_is_an_error_for_the_model(folder: Path, path: str) -> None:
+    with pytest.raises(ToolInputError, match=path):
+        await use(folder, "read_file", path=path)
+
+
+async def test_a_broken_pattern_is_an_error_for_the_model(folder: Path) -> None:
+    with pytest.raises(ToolInputError, match="no regular expression"):
+        await use(folder, "grep", pattern="(")
+
+
+async def test_run_python_gives_what_is_printed_and_how_it_ended(folder: Path) -> None:
+    assert await use(folder, "run_python", code="print(open('__init__.py').read())") == '"""A package."""\n\n'
+    assert await use(folder, "run_python", code="") == "[no output]"
+    failed = await use(folder, "run_python", code="print('so far'); import json; json.loads('{')")
+    assert failed.startswith("so far\n")
+    assert failed.endswith("[exit code 1]")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "open('new.txt', 'w')",
+        "open('__init__.py', 'r+')",
+        "import os; os.remove('long.py')",
+        "import pathlib; pathlib.Path('d').mkdir()",
+        "import shutil; shutil.rmtree('inner')",
+        "open('../outside.txt')",
+        "open('link.txt')",
+        "import os; os.listdir('..')",
+        "import subprocess; subprocess.run(['ls'])",
+        "import os; os.system('ls')",
+        "import socket; socket.create_connection(('127.0.0.1', 1))",
+        "import ctypes; ctypes.CDLL(None)",
+    ],
+)
+async def test_a_program_may_read_in_the_folder_and_nothing_else(folder: Path, code: str) -> None:
+    before = sorted(folder.rglob("*"))
+
+    assert "PermissionError" in await use(folder, "run_python", code=code)
+    assert sorted(folder.rglob("*")) == before
+
+
+async def test_a_program_has_no_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "secret")
+
+    assert "secret" not in await use(folder, "run_python", code="import os; print(dict(os.environ))")
+
+
+async def test_a_program_that_never_ends_is_stopped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(example_tools, "SECONDS", 0.3)
+
+    with pytest.raises(ToolInputError, match=r"longer than 0\.3 s"):
+        await use(folder, "run_python", code="while True: pass")
+
+
+# The loop ----------------------------------------------------------------------------------------------------
+
+
+async def turns_of(script: Script, folder: Path, pipeline: ContextPipeline | None = None) -> list[Turn]:
+    storage = LocalStorage(folder.parent / "storage")
+    tools: list[Tool] = [*folder_tools(folder), *offload_tools(storage, session_id="s")]
+    async with (
+        MessagesServer(script) as server,
+        anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0) as client,
+    ):
+        agent = run_agent(client, pipeline or build_pipeline(storage), tools, "Go.", model="m", session_id="s")
+        turns = [turn async for turn in agent]
+    assert not server.refused
+    return turns
+
+
+async def test_the_loop_runs_parallel_calls_and_ends_with_the_answer(folder: Path) -> None:
+    script: list[Reply] = [
+        answer("Hm.", tool_use("list_dir", {}, id="t1"), tool_use("read_file", {"path": "__init__.py"}, id="t2")),
+        "Done.",
+    ]
+    first, last = await turns_of(script, folder)
+
+    assert [result["tool_use_id"] for result in first.answers] == ["t1", "t2"]
+    assert [message["role"] for message in last.context] == ["user", "assistant", "user"]
+    assert (last.reply.content[0].text, last.answers) == ("Done.", [])  # type: ignore[union-attr]
+
+
+async def test_what_a_tool_cannot_do_the_model_is_told(folder: Path) -> None:
+    script: list[Reply] = [answer(tool_use("read_file", {"path": "../outside.txt"}), tool_use("fly", {})), "Done."]
+    first, _ = await turns_of(script, folder)
+
+    assert [(result["content"], result["is_error"]) for result in first.answers] == [
+        ("../outside.txt lies outside the folder", True),
+        ("there is no tool 'fly'", True),
+    ]
+
+
+async def test_a_long_result_goes_to_a_file_before_the_model_sees_it(folder: Path) -> None:
+    script: list[Reply] = [answer(tool_use("read_file", {"path": "long.py"}, id="t1")), "Done."]
+    _, last = await turns_of(script, folder)
+
+    seen: Any = last.context[2]["content"]
+    assert seen[0]["content"].startswith("[Tool result offloaded to file: ")
+    assert (folder.parent / "storage" / "s" / "t1.md").read_text() == (folder / "long.py").read_text()
+
+
+# The scripted model ------------------------------------------------------------------------------------------
+
+
+def last_words(turns: list[Turn]) -> str:
+    return "".join(block.text for block in turns[-1].reply.content if block.type == "text")
+
+
+async def test_the_scripted_model_surveys_a_folder_and_reads_the_longest_module_back(folder: Path) -> None:
+    turns = await turns_of(survey, folder)
+    calls = [block.name for turn in turns for block in turn.reply.content if block.type == "tool_use"]
+
+    assert last_words(turns).splitlines() == [
+        "The folder holds 3 modules.",
+        "- __init__.py: A package.",
+        "- long.py: Much of the same.",
+        "- inner/short.py: (no docstring)",
+        "The longest, long.py, was read back: it is what stands on the disk.",
+    ]
+    assert {"list_dir", "read_file", "run_python", "grep", "read_offloaded"} <= set(calls)
+
+
+async def test_the_scripted_model_notices_when_an_offloaded_file_was_changed(folder: Path) -> None:
+    def meddling(body: Any) -> Any:
+        for file in (folder.parent / "storage").rglob("*.md"):
+            if "Much of the same" in (text := file.read_text()):
+                file.write_text(text.replace("x200 = 200", "x200 = 0"))
+        return survey(body)
+
+    assert FAULTS[1] in last_words(await turns_of(meddling, folder))
+
+
+async def test_the_scripted_model_notices_when_the_context_lost_what_it_had_read(folder: Path) -> None:
+    def forgetful(body: Any) -> Any:
+        for message in body["messages"]:
+            for block in message["content"] if isinstance(message["content"], list) else ():
+                if "Much of the same" in str(block.get("content", "")):
+                    block["content"] = ""
+        return survey(body)
+
+    assert f"- long.py: {FAULTS[0]}" in last_words(await turns_of(forgetful, folder))
+
+
+# The demo ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    """`make demo`, in a pipe."""
+    storage = tmp_path_factory.mktemp("demo")
+    return start("--demo", "--storage", str(storage), env={"NO_COLOR": "1", "ANTHROPIC_API_KEY": "not used"})
+
+
+def start(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    environment = {**{k: v for k, v in os.environ.items() if not k.startswith("ANTHROPIC")}, **env}
+    return subprocess.run(
+        [*COMMAND, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+def row(demo: subprocess.CompletedProcess[str], name: str) -> list[int]:
+    """The numbers of a row of the table: with ctxpipe, without."""
+    found = re.search(rf"│ {name} +│ +([\d,]+) │ +([\d,]*) │", demo.stdout)
+    assert found, demo.stdout + demo.stderr
+    return [int(number.replace(",", "")) for number in found.groups() if number]
+
+
+def test_the_demo_succeeds_and_no_request_is_refused(demo: subprocess.CompletedProcess[str]) -> None:
+    assert (demo.returncode, demo.stderr) == (0, "")
+    assert row(demo, "requests refused") == [0]
+
+
+def test_the_demo_makes_sixty_calls_or_more_some_in_parallel(demo: subprocess.CompletedProcess[str]) -> None:
+    assert row(demo, "tool calls and results")[0] >= 60
+    assert row(demo, "turns with parallel calls")[0] > 0
+
+
+def test_the_demo_sends_less_than_half_of_what_it_would_have_sent(demo: subprocess.CompletedProcess[str]) -> None:
+    for name in ("tokens sent in all", "largest context, tokens"):
+        with_ctxpipe, without = row(demo, name)
+        assert 0 < with_ctxpipe < without / 2
+
+
+def test_the_demo_reads_offloaded_files_back(demo: subprocess.CompletedProcess[str]) -> None:
+    assert row(demo, "tool results read back")[0] > 0
+    assert "was read back: it is what stands on the disk" in demo.stdout
+
+
+def test_the_demo_names_every_module_of_the_package(demo: subprocess.CompletedProcess[str]) -> None:
+    modules = [path.relative_to(ROOT / "ctxpipe").as_posix() for path in (ROOT / "ctxpipe").rglob("*.py")]
+
+    assert {line[2:].partition(":")[0] for line in demo.stdout.splitlines() if line.startswith("- ")} == set(modules)
+
+
+def test_the_demos_files_lie_where_it_says(demo: subprocess.CompletedProcess[str]) -> None:
+    said = re.search(r"^The files lie in (.+)$", demo.stdout, re.MULTILINE)
+    assert said
+    files = list(Path(said[1]).rglob("*.md"))
+
+    assert len(files) == row(demo, "files written")[0]
+    assert sum(path.stat().st_size for path in files) == row(demo, "bytes in them")[0]
+
+
+def test_in_a_pipe_the_demo_prints_plain_lines(demo: subprocess.CompletedProcess[str]) -> None:
+    assert "\x1b" not in demo.stdout
+    assert re.search(r"^turn  10: +\d+ calls, +[\d,]+ tokens instead of +[\d,]+ \(", demo.stdout, re.MULTILINE)
+
+
+def test_on_a_terminal_the_demo_shows_a_line_that_changes(folder: Path, tmp_path: Path) -> None:
+    arguments = ["--demo", "--folder", str(folder), "--storage", str(tmp_path / "s")]
+    shown = "".join(on_a_terminal(arguments))
+
+    assert re.search(r"\x1b\[\d*[A-K]", shown)  # the cursor moves
+    assert "turn   2:" in shown
+    assert "fewer tokens sent" in shown
+
+
+def on_a_terminal(arguments: list[str]) -> Iterator[str]:
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        process = subprocess.Popen([*COMMAND, *arguments], cwd=ROOT, env=environment, stdout=theirs, stderr=theirs)
+        os.close(theirs)
+        with process:
+            try:
+                while part := screen.read(1024):
+                    yield part.decode(errors="replace")
+            except OSError:  # how Linux says that the other end is closed
+                pass
+    assert process.returncode == 0
+
+
+async def test_with_a_key_the_example_asks_the_api(folder: Path, tmp_path: Path) -> None:
+    async with MessagesServer([answer(tool_use("list_dir", {})), "It is a package."]) as server:
+        done = await anyio.run_process(
+            [*COMMAND, "What is it?", "--folder", str(folder), "--storage", str(tmp_path / "s"), "--model", "claude-x"],
+            cwd=ROOT,
+            env={**os.environ, "ANTHROPIC_API_KEY": "key", "ANTHROPIC_BASE_URL": server.url},
+        )
+
+    assert "claude-x works on" in done.stdout.decode()
+    assert "It is a package." in done.stdout.decode()
+    first = server.requests[0]
+    assert (first.body["model"], first.headers["authorization"]) == ("claude-x", "Bearer key")
+    assert first.body["messages"] == [{"role": "user", "content": "What is it?"}]
+
+
+async def test_what_the_api_refuses_is_said_and_the_exit_code_tells(folder: Path, tmp_path: Path) -> None:
+    async with MessagesServer([Failure(403, "permission_error", "your key may not")]) as server:
+        done = await anyio.run_process(
+            [*COMMAND, "--folder", str(folder), "--storage", str(tmp_path / "s")],
+            cwd=ROOT,
+            env={**os.environ, "ANTHROPIC_API_KEY": "key", "ANTHROPIC_BASE_URL": server.url},
+            check=False,
+        )
+
+    assert done.returncode == 1
+    assert "turn 1 failed: " in done.stderr.decode()
+    assert "your key may not" in done.stderr.decode()
+
+
+def test_too_many_turns_end_the_demo_with_an_error(folder: Path, tmp_path: Path) -> None:
+    done = start("--demo", "--folder", str(folder), "--storage", str(tmp_path / "s"), "--max-turns", "2", env={})
+
+    assert done.returncode == 1
+    assert done.stderr.strip() == "no answer after 2 turns"
+
+
+def test_ctrl_c_ends_the_demo_with_one_line(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "--demo", "--storage", str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    with process:
+        assert process.stdout
+        while not process.stdout.readline().startswith("turn"):
+            pass
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert stderr == f"\nStopped. What was offloaded so far lies in {tmp_path}\n"
+
+
+def test_help_says_what_there_is() -> None:
+    done = start("--help", env={"NO_COLOR": "1"})
+
+    assert done.returncode == 0
+    for option in ("--demo", "--folder", "--storage", "--model", "--max-turns", "--keep-going"):
+        assert option in done.stdout
+
+
+def test_a_folder_that_is_not_there_is_an_error() -> None:
+    done = start("--demo", "--folder", "nowhere", env={})
+
+    assert done.returncode == 2
+    assert "there is no folder nowhere" in done.stderr
