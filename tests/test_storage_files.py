@@ -271,7 +271,8 @@ async def test_text_comes_as_its_bytes_say(project: Path) -> None:
     "path",
     [".env", ".ENV", "app/.env.production", "prod.env", "server.pem", "tls/private.KEY", "id_rsa", "id_ed25519.bak",
      ".netrc", ".pgpass", ".npmrc", ".pypirc", ".git-credentials", "credentials", "credentials.json", "secrets.yaml",
-     "store.p12", "/home/u/.ssh/config", ".aws/config", ".kube/config", ".docker/config.json", "infra/prod.tfstate", "secret.txt"],
+     "store.p12", "/home/u/.ssh/config", ".aws/config", ".kube/config", ".docker/config.json", "infra/prod.tfstate",
+     "secret.txt"],
 )  # fmt: skip
 def test_what_usually_holds_credentials_is_a_secret(path: str) -> None:
     assert is_secret(path)

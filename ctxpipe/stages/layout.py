@@ -63,12 +63,16 @@ class Layout:
 async def fitted(
     turn: Turn, draft: Draft, restored: RestoredFiles, evidence_tokens: int, fold: Fold | None
 ) -> tuple[Layout, int]:
-    """The richest layout that meets the target, the leanest where none does; and its raw tokens. Source: A-44, R2f."""
+    """The richest layout that is smaller and meets the target, the leanest where none does; and its raw tokens.
+
+    Source: A-44, R2f.
+    """
+    before = await turn.raw_tokens() - turn.overhead
     layout, raw = Layout((), {}, 0), 0
     async for planned in _from_rich_to_lean(restored, evidence_tokens, fold):
         layout = await laid_out(turn, draft, planned)
         raw = await turn.counter.count(layout.messages)
-        if turn.ledger.estimate(raw + turn.overhead, layout.messages) <= turn.budget.target:
+        if raw < before and turn.ledger.estimate(raw + turn.overhead, layout.messages) <= turn.budget.target:
             break
     return layout, raw
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
+
+from anyio import to_thread
 
 from ..errors import SettingsError, SummaryFailed
 from ..settings import SUMMARY_MAX_WORDS, SUMMARY_MODEL, setting
@@ -106,9 +109,8 @@ class AnthropicSummarizer:
         request: dict[str, Any] = {"model": self.model or SUMMARY_MODEL(), "max_tokens": room, **body}
         if self.client is not None:
             return await _reply(self.client, request)
-        from anthropic import AsyncAnthropic
-
-        async with AsyncAnthropic() as client:
+        sdk = await to_thread.run_sync(import_module, "anthropic")  # the import takes seconds
+        async with sdk.AsyncAnthropic() as client:
             return await _reply(client, request)
 
 

@@ -1,0 +1,914 @@
+"""Compaction: the function, literal to the requirements, and the stage that keeps the promises."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import anthropic
+import anyio
+import pytest
+
+from ctxpipe import Budget, Compacted, ContextPipeline, LocalStorage, Outcome, Result, Skip, StorageError, Turn
+from ctxpipe.compacted import ACKNOWLEDGED, CONTINUE, IN_PROGRESS, SUMMARY, summary_body, summary_extras
+from ctxpipe.edits.compact import parsed_evidence
+from ctxpipe.errors import InvalidHistory, SettingsError, SummaryFailed
+from ctxpipe.messages import Message, check
+from ctxpipe.stage import Intent
+from ctxpipe.stages.compact import Compact, CompactResult, compact_messages, load_archive
+from ctxpipe.storage.files import FileText
+from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, PromptSummarizer, Retry, Summary
+from ctxpipe.testing import (
+    Cut,
+    Hang,
+    MessagesServer,
+    Reply,
+    answer,
+    overloaded,
+    prompt_too_long,
+    rate_limited,
+    refusal,
+    server_error,
+    thinking,
+    tool_use,
+)
+from tests.histories import assistant, chat, conversation, said, step, system, user, view
+from tests.histories import tool_use as call
+
+PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K" * 50}}
+
+
+def words(text: str) -> int:
+    """The tests' counter: a token is a word."""
+    return len(text.split())
+
+
+@dataclass
+class Clock:
+    """Time that only sleeping, and the test, move."""
+
+    now: float = 1000.0
+    waits: list[float] = field(default_factory=list)
+
+    async def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now += seconds
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Writer:
+    """A summariser that says *text*, or fails, and counts how often it was asked."""
+
+    text: str = "It went well."
+    failure: Exception | None = None
+    seen: list[list[Message]] = field(default_factory=list)
+
+    async def __call__(self, messages: Sequence[Message], /) -> Summary:
+        self.seen.append(list(messages))
+        if self.failure is not None:
+            raise self.failure
+        return Summary(self.text, input_tokens=7, output_tokens=3)
+
+
+def work(turns: int, results: int = 100) -> list[Message]:
+    """A task of *turns* steps, each with a result of so many words."""
+    return conversation(
+        *(step(f"t{n}", "bash", {"command": f"make step-{n}"}, "word " * results) for n in range(turns))
+    )
+
+
+LONG = conversation(system("Be brief."), user("Fix the login bug."), work(30), assistant("Almost."), user("Go on."))
+BUDGET = Budget(window=4000, trigger=2000)  # the first estimate is 1.5 tokens a word; the target is 1200
+
+
+def piped(*stages: Any, budget: Budget = BUDGET, **settings: Any) -> ContextPipeline:
+    return ContextPipeline(stages, budget=budget, counter=words, **settings)
+
+
+async def compacted(stage: Compact, history: list[Message], **settings: Any) -> tuple[list[Message], Compacted]:
+    """The context and the report of a compaction that has to count."""
+    result = await piped(stage, **settings).run(history, session_id="s")
+    report = result.reports[0]
+    assert report.outcome is Outcome.CHANGED, report
+    assert isinstance(report.detail, Compacted)
+    return result.messages, report.detail
+
+
+def archives(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("compact-*.json"))
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> LocalStorage:
+    return LocalStorage(tmp_path / "kept")
+
+
+# The function -------------------------------------------------------------------------------------------------------
+
+
+async def shortened(history: list[Message], folder: Path, **settings: Any) -> CompactResult:
+    defaults: dict[str, Any] = {
+        "summarize": Writer(),
+        "output_dir": folder,
+        "context_token_limit": 2000,
+        "counter": words,
+        "work_dir": folder,
+    }
+    return await compact_messages(history, **{**defaults, **settings})
+
+
+async def test_one_call_with_defaults_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    history = [user("Begin."), *work(20, results=12_000), user("Go on.")]
+
+    result = await compact_messages(history)
+
+    assert result.compacted
+    assert [message["role"] for message in result.messages] == ["user", "assistant"]
+    assert "## Task Status" in cast("str", result.messages[0]["content"])  # no client, no key: no model
+    assert result.original_messages_path is not None
+    assert Path(result.original_messages_path).parent == tmp_path / ".compact" / "default"
+    assert await load_archive(result.original_messages_path) == history
+
+
+async def test_below_the_threshold_the_very_same_list_comes_back_and_nothing_happens(tmp_path: Path) -> None:
+    history, writer = chat(4), Writer()
+
+    result = await shortened(history, tmp_path / "out", summarize=writer)
+
+    assert result == CompactResult(history, reason="below the threshold")
+    assert result.messages is history
+    assert writer.seen == []
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("history", [[], [system("a " * 3000)]])
+async def test_without_anything_to_summarise_the_very_same_list_comes_back(
+    tmp_path: Path, history: list[Message]
+) -> None:
+    writer = Writer()
+
+    result = await shortened(history, tmp_path, summarize=writer)
+
+    assert result.messages is history
+    assert writer.seen == []
+
+
+async def test_system_and_tools_count_into_the_threshold(tmp_path: Path) -> None:
+    history = [user("a " * 1700), assistant("b " * 100)]
+
+    assert not (await shortened(history, tmp_path)).compacted
+    assert (await shortened(history, tmp_path, system="c " * 50)).compacted
+    assert (await shortened(history, tmp_path, tools=[{"name": "x", "description": "d " * 50}])).compacted
+
+
+async def test_everything_behind_the_head_becomes_the_summary(tmp_path: Path) -> None:
+    writer = Writer("S")
+
+    result = await shortened(LONG, tmp_path, summarize=writer)
+
+    assert result.messages == [LONG[0], user(f"{SUMMARY}S"), assistant(ACKNOWLEDGED)]
+    assert result.messages[0] is LONG[0]
+    assert writer.seen == [LONG[1:]]
+
+
+async def test_the_statistics_tell_tokens_messages_and_files(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("one two three")
+    history = [*LONG, *view("r", "a.py", "x"), assistant("Read.")]
+
+    result = await shortened(history, tmp_path, summarize=Writer("S"))
+
+    assert result.stats is not None
+    assert result.stats.original_token_count == sum(words(text) for text in _texts(history))
+    assert result.stats.compacted_token_count == sum(words(text) for text in _texts(result.messages))
+    assert result.stats.compaction_ratio == result.stats.compacted_token_count / result.stats.original_token_count
+    assert (result.stats.compacted_message_count, result.stats.retained_message_count) == (len(history) - 1, 1)
+    assert (result.stats.restored_file_count, result.stats.restored_token_count) == (1, 3)
+
+
+def _texts(messages: Sequence[Message]) -> list[str]:
+    """What the counter sees: ids and names of calls, and the texts of calls and results."""
+    found: list[str] = []
+    for message in messages:
+        for block in [message["content"]] if isinstance(message["content"], str) else cast("Any", message["content"]):
+            if isinstance(block, str):
+                found.append(block)
+            elif block["type"] == "tool_use":
+                found += [block["id"], block["name"], json.dumps(block["input"], separators=(",", ":"))]
+            else:
+                found.append(block.get("text") or block.get("content"))
+    return found
+
+
+async def test_neither_the_list_nor_its_messages_are_modified(tmp_path: Path) -> None:
+    history = copy.deepcopy(LONG)
+
+    await shortened(history, tmp_path)
+
+    assert history == LONG
+
+
+async def test_a_later_compaction_folds_the_summary_in_and_restores_files_again(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("a = 1")
+    writer = Writer("First.")
+    first = await shortened([*LONG, *view("r", "a.py", "x"), assistant("ok")], tmp_path, summarize=writer)
+    writer.text = "Second."
+
+    second = await shortened([*first.messages, user("more"), *work(30)], tmp_path, summarize=writer)
+
+    assert summary_body(writer.seen[1][0]) == "First."
+    assert said(second.messages)[1:3] == [f"{SUMMARY}Second.", ACKNOWLEDGED]
+    assert said(second.messages)[3] == "[Restored after compact] a.py:\na = 1"
+    assert [path.name.rsplit("-", 1)[1] for path in archives(tmp_path)] == ["1.json", "2.json"]
+
+
+async def test_commands_of_the_user_stand_behind_the_summary(tmp_path: Path) -> None:
+    history = [*LONG, user("<command name='x'>\n/x 1\n</command>")]
+
+    result = await shortened(history, tmp_path)
+
+    assert "<command name='x'>\n/x 1\n</command>" in said(result.messages)[1]
+
+
+async def test_restored_files_give_way_where_the_result_would_not_be_smaller(tmp_path: Path) -> None:
+    for name in ("old.txt", "new.txt"):
+        (tmp_path / name).write_text("word " * 1500)
+    history = [user("a " * 1900), *view("1", "old.txt", "x"), *view("2", "new.txt", "x"), assistant("b")]
+
+    result = await shortened(history, tmp_path)
+
+    assert result.stats is not None
+    assert result.stats.restored_file_count == 1
+    assert "new.txt" in said(result.messages)[2]
+
+
+async def test_what_would_not_be_smaller_is_not_taken(tmp_path: Path) -> None:
+    result = await shortened(LONG, tmp_path, summarize=Writer("word " * 9000))
+
+    assert result.messages is LONG
+    assert not result.compacted
+    assert "would not be smaller" in result.reason
+    assert len(archives(tmp_path)) == 1
+
+
+async def test_when_every_attempt_fails_the_very_same_list_comes_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, writer = Clock(), Writer(failure=RuntimeError("down"))
+
+    result = await shortened(LONG, tmp_path, summarize=writer, sleep=clock.sleep)
+
+    assert result.messages is LONG
+    assert (result.compacted, result.stats) == (False, None)
+    assert "down" in result.reason
+    assert len(writer.seen) == 3
+    assert len(clock.waits) == 2
+    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.WARNING, logging.ERROR]
+
+
+async def test_a_failed_save_is_logged_and_does_not_stop_the_compaction(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+
+    result = await shortened(LONG, tmp_path, output_dir=tmp_path / "file")
+
+    assert result.compacted
+    assert result.original_messages_path is None
+    assert "not archived" in caplog.text
+
+
+async def test_with_require_archive_a_failed_save_stops_it_before_any_model_call(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    writer = Writer()
+
+    result = await shortened(LONG, tmp_path, output_dir=tmp_path / "file", summarize=writer, require_archive=True)
+
+    assert result.messages is LONG
+    assert writer.seen == []
+
+
+async def test_the_limits_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONTEXT_TOKEN_LIMIT", "100")
+    monkeypatch.setenv("COMPACT_THRESHOLD_RATIO", "0.5")
+    monkeypatch.setenv("COMPACT_MAX_RETRIES", "0")
+    monkeypatch.setenv("COMPACT_OUTPUT_DIR", str(tmp_path / "elsewhere"))
+    writer = Writer(failure=RuntimeError())
+
+    result = await compact_messages([user("word " * 50), assistant("ok")], summarize=writer, counter=words)
+
+    assert not result.compacted
+    assert len(writer.seen) == 1
+    assert len(archives(tmp_path / "elsewhere")) == 1
+
+
+async def test_files_come_through_any_reader(tmp_path: Path) -> None:
+    class Remote:
+        async def read(self, path: str, /, max_bytes: int) -> FileText:
+            return FileText(path, f"{path} of at most {max_bytes} bytes")
+
+    result = await shortened([*LONG, *view("r", "far.py", "x")], tmp_path, files=Remote())
+
+    assert said(result.messages)[3] == "[Restored after compact] far.py:\nfar.py of at most 320000 bytes"
+
+
+@pytest.mark.parametrize("history", ["text", [1], [{"role": "user"}]])
+async def test_what_is_no_history_is_refused(history: Any) -> None:
+    with pytest.raises(InvalidHistory):
+        await compact_messages(history)
+
+
+# The stage: what comes out ------------------------------------------------------------------------------------------
+
+
+async def test_below_its_trigger_the_stage_says_why_and_touches_nothing(storage: LocalStorage) -> None:
+    history, writer = chat(4), Writer()
+
+    result = await piped(Compact(writer, archive=storage)).run(history, session_id="s")
+
+    assert result.messages is history
+    assert result.reports[0].reason == "30 tokens, below the trigger of 2000"
+    assert writer.seen == []
+    assert not Path(storage.root).exists()
+
+
+async def test_the_trigger_compares_what_the_api_bills(storage: LocalStorage) -> None:
+    history = [user("word " * 1400), assistant("ok"), user("go on")]  # 1,403 words, estimated at 2,105 tokens
+    pipeline = piped(Compact(Writer(), archive=storage))
+    pipeline.observe({"input_tokens": 1403}, history, session_id="billed as counted")
+
+    assert (await pipeline.run(history, session_id="first time")).changed
+    assert not (await pipeline.run(history, session_id="billed as counted")).changed
+
+
+async def test_force_opens_the_gate(storage: LocalStorage) -> None:
+    history = [user("Fix it."), *work(5), user("Go on.")]
+    pipeline = piped(Compact(Writer(), archive=storage))
+
+    assert not (await pipeline.run(history, session_id="s")).changed
+    assert (await pipeline.run(history, session_id="s", force=True)).changed
+
+
+async def test_the_context_is_summary_evidence_and_the_pending_request(storage: LocalStorage) -> None:
+    context, detail = await compacted(Compact(Writer("S"), archive=storage), LONG)
+
+    assert [message["role"] for message in context] == ["system", "user", "assistant", "user"]
+    assert context[0] is LONG[0]
+    assert cast("str", context[1]["content"]).startswith(f"{SUMMARY}S\n\n<evidence>\n")
+    assert context[3] == user("Go on.")
+    evidence = parsed_evidence(summary_extras(context[1]))
+    assert evidence.requests == ["Fix the login bug."]
+    assert [*evidence.commands] == [f"make step-{n}" for n in range(30)]
+    assert evidence.archives == [detail.archive]
+
+
+async def test_a_request_under_way_is_told_as_such(storage: LocalStorage) -> None:
+    context, _ = await compacted(Compact(Writer(), archive=storage), [user("Fix it."), *work(20)])
+
+    assert context[-1] == user(f"{IN_PROGRESS}Fix it.")
+
+
+async def test_a_history_that_ends_with_the_assistant_ends_so(storage: LocalStorage) -> None:
+    context, _ = await compacted(Compact(Writer(), archive=storage), [user("Fix it."), *work(20), assistant("Fixed.")])
+
+    assert context[-1] == assistant(ACKNOWLEDGED)
+    assert parsed_evidence(summary_extras(context[0])).requests == ["Fix it."]
+
+
+async def test_a_call_that_waits_for_its_result_puts_it_off(storage: LocalStorage) -> None:
+    history, writer = [*LONG[:-1], user("Go."), assistant(call("w", "bash", {"command": "x"}))], Writer()
+
+    result = await piped(Compact(writer, archive=storage)).run(history, session_id="s")
+
+    assert result.messages is history
+    assert result.reports[0].reason == "postponed: 1 calls wait for their results"
+    assert writer.seen == []
+
+
+async def test_files_in_work_come_back_and_secrets_do_not(tmp_path: Path, storage: LocalStorage) -> None:
+    (tmp_path / "a.py").write_text("a = 1\n")
+    (tmp_path / ".env").write_text("TOKEN=1")
+    history = [*LONG, *view("1", ".env", "TOKEN=1"), *view("2", "a.py", "a = 0\n"), *view("3", "gone.py", "x")]
+
+    context, detail = await compacted(Compact(Writer(), archive=storage, work_dir=tmp_path), history)
+
+    assert detail.restored == ("a.py",)
+    assert said(context)[3] == "[Restored after compact] a.py:\na = 1\n"
+    assert "TOKEN" not in str(context)
+    assert "Note: a.py is not as it was shown before: it changed on disk" in said(context)[1]
+    assert "Note: gone.py was deleted since it was shown" in said(context)[1]
+    assert len(detail.warnings) == 2
+
+
+async def test_files_of_other_agents_and_files_written_come_back_when_named(
+    tmp_path: Path, storage: LocalStorage
+) -> None:
+    (tmp_path / "read.py").write_text("r")
+    (tmp_path / "written.py").write_text("w")
+    history = [*LONG, *step("1", "Read", {"file_path": "read.py"}), *step("2", "Edit", {"file_path": "written.py"})]
+    stage = Compact(
+        Writer(), archive=storage, work_dir=tmp_path,
+        reading_tools={"Read": "file_path"}, writing_tools={"Edit": "file_path"},
+    )  # fmt: skip
+
+    assert (await compacted(stage, history))[1].restored == ("written.py", "read.py")
+
+
+async def test_pinned_messages_stay_word_for_word(storage: LocalStorage) -> None:
+    rule = user("Never touch main.")
+    history = [rule, *LONG[1:]]
+
+    context, _ = await compacted(Compact(Writer(), archive=storage, pin=lambda message: message == rule), history)
+
+    assert any(message is rule for message in context)
+    assert check(context) == []
+
+
+async def test_no_picture_from_before_is_left(storage: LocalStorage) -> None:
+    history = [*LONG[:-1], user("See:", PICTURE)]
+
+    context, detail = await compacted(Compact(Writer(), archive=storage), history)
+
+    assert "iVBOR" not in str(context)
+    assert detail.archive is not None
+    assert said(context)[-1] == f"See:\n\n[The image of this message is not shown here. It is in {detail.archive}.]"
+
+
+async def test_the_report_tells_what_was_done_and_what_it_cost(storage: LocalStorage) -> None:
+    result = await piped(Compact(Writer("S"), archive=storage)).run(LONG, session_id="s")
+
+    report = result.reports[0]
+    detail = report.detail
+    assert isinstance(detail, Compacted)
+    assert (detail.summarizer, detail.attempts, detail.input_tokens, detail.output_tokens) == ("Writer", 1, 7, 3)
+    assert detail.messages_summarised == len(LONG) - 1
+    assert detail.tokens_after < detail.tokens_before
+    assert report.tokens_saved == detail.tokens_before - detail.tokens_after
+    assert report.first_changed_index == 1
+    assert not detail.over_target
+    assert await load_archive(detail.archive or "") == LONG[1:]
+
+
+async def test_without_client_and_key_the_extractive_summariser_writes_and_is_named(storage: LocalStorage) -> None:
+    for stage in (Compact(archive=storage), Compact(AnthropicSummarizer(), archive=storage)):
+        context, detail = await compacted(stage, LONG)
+
+        assert detail.summarizer == "ExtractiveSummarizer"
+        assert "## Task Status" in said(context)[1]
+
+
+async def test_with_the_extractive_summariser_no_request_stands_twice(storage: LocalStorage) -> None:
+    context, _ = await compacted(Compact(ExtractiveSummarizer(), archive=storage), LONG)
+
+    assert "\n".join(said(context)).count("Fix the login bug.") == 1
+
+
+async def test_the_same_history_gives_the_same_context(tmp_path: Path) -> None:
+    contexts = []
+    for _ in range(2):
+        storage = LocalStorage(tmp_path / "kept", clock=lambda: 0.0)
+        contexts.append((await compacted(Compact(ExtractiveSummarizer(), archive=storage), LONG))[0])
+        for path in archives(tmp_path):
+            path.unlink()
+
+    assert contexts[0] == contexts[1]
+
+
+# The target ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three_files(tmp_path: Path) -> list[Message]:
+    """Three files of 300 words each, read one after the other, the third last."""
+    for name in ("1.txt", "2.txt", "3.txt"):
+        (tmp_path / name).write_text(f"{name} " * 300)
+    return [*LONG[:-1], *(m for n in "123" for m in view(n, f"{n}.txt", "x")), assistant("Seen."), user("Go on.")]
+
+
+@pytest.mark.parametrize(
+    ("target", "restored"),
+    [(1900, ("3.txt", "2.txt", "1.txt")), (1500, ("3.txt", "2.txt")), (1000, ("3.txt",)), (500, ())],
+)
+async def test_restored_files_give_way_first_the_oldest_before_the_others(
+    tmp_path: Path, storage: LocalStorage, three_files: list[Message], target: int, restored: tuple[str, ...]
+) -> None:
+    stage = Compact(Writer(), archive=storage, work_dir=tmp_path, fold_unrestored=False)
+    budget = Budget(window=4000, trigger=2000, target=target)
+
+    context, detail = await compacted(stage, three_files, budget=budget)
+
+    assert detail.restored == restored
+    assert not detail.over_target
+    assert "make step-29" in said(context)[1]  # the evidence is whole
+
+
+async def test_then_the_evidence_gives_way_but_for_the_first_request_and_the_archive(storage: LocalStorage) -> None:
+    budget = Budget(window=4000, trigger=2000, target=100)
+
+    context, detail = await compacted(Compact(Writer(), archive=storage), LONG, budget=budget)
+
+    assert not detail.over_target
+    evidence = parsed_evidence(summary_extras(context[1]))
+    assert (evidence.requests, evidence.archives, evidence.commands) == (["Fix the login bug."], [detail.archive], {})
+
+
+async def test_above_the_target_but_smaller_it_is_taken_and_reported_with_what_holds_it(storage: LocalStorage) -> None:
+    history = [system("rule " * 1000), *LONG[1:]]
+
+    _, detail = await compacted(Compact(Writer(), archive=storage), history)
+
+    assert detail.over_target
+    assert not detail.over_budget
+    assert detail.holds.startswith("system messages 1000, summary and evidence ")
+
+
+async def test_what_would_not_be_smaller_is_dropped(storage: LocalStorage) -> None:
+    result = await piped(Compact(Writer("word " * 9000), archive=storage)).run(LONG, session_id="s")
+
+    assert result.messages is LONG
+    report = result.reports[0]
+    assert report.outcome is Outcome.SKIPPED
+    assert "instead of" in report.reason
+    assert isinstance(report.detail, Compacted)
+    assert report.detail.over_budget
+
+
+async def test_long_words_of_the_user_are_cut_head_and_tail_with_the_archives_path(storage: LocalStorage) -> None:
+    history = [user("Begin " + "x" * 90_000), assistant("ok"), user("Look: " + "word " * 30_000 + "that was it.")]
+
+    context, detail = await compacted(Compact(Writer(), archive=storage), history)
+
+    last = said(context)[-1]
+    assert last.startswith("Look: word")
+    assert last.endswith("that was it.")
+    assert f"the whole text is in {detail.archive}" in last
+    assert len(last) < 20_500
+    assert len(parsed_evidence(summary_extras(context[0])).requests[0]) < 4500
+
+
+@dataclass(frozen=True, slots=True)
+class FirstLine:
+    """Reduces a file to its first line."""
+
+    async def fold(self, files: Sequence[tuple[str, str]], /) -> Sequence[str | None]:
+        return [
+            f"<system-reminder>\n## {path}\n{text.split()[0]}\n</system-reminder>" if text else None
+            for path, text in files
+        ]
+
+
+async def test_files_without_room_stand_behind_the_summary_by_their_names(
+    tmp_path: Path, storage: LocalStorage, three_files: list[Message]
+) -> None:
+    stage = Compact(Writer(), archive=storage, work_dir=tmp_path, folder=FirstLine())
+
+    context, detail = await compacted(stage, three_files, budget=Budget(window=4000, trigger=2000, target=1100))
+
+    assert (detail.restored, detail.folded) == (("3.txt",), ("2.txt", "1.txt"))
+    assert said(context)[1].endswith("</evidence>\n\n<system-reminder>\n## 2.txt\n2.txt\n</system-reminder>"
+                                     "\n\n<system-reminder>\n## 1.txt\n1.txt\n</system-reminder>")  # fmt: skip
+
+
+async def test_paths_without_room_are_listed_beside_the_archive(storage: LocalStorage) -> None:
+    history = [*LONG, *conversation(*(view(f"v{n}", f"src/m{n}.py", "x") for n in range(300))), assistant("Seen.")]
+
+    context, detail = await compacted(Compact(Writer(), archive=storage, evidence_tokens=100), history)
+
+    evidence = parsed_evidence(summary_extras(context[1]))
+    listed = Path(evidence.index).read_text().splitlines()
+    assert {*evidence.paths, *listed} == {f"src/m{n}.py" for n in range(300)}
+    assert "src/m299.py" in evidence.paths
+    assert Path(evidence.index).parent == Path(detail.archive or "").parent
+
+
+# Failures -----------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def talking(*script: Reply) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
+    async with (
+        MessagesServer(script, counter=words) as server,
+        anthropic.AsyncAnthropic(base_url=server.url, api_key="test") as client,
+    ):
+        yield server, client
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A way to fail: what the API answers, how many calls are made, and the waits between them (None: backing off)."""
+
+    name: str
+    script: tuple[Reply, ...]
+    calls: int = 3
+    waits: tuple[float | None, ...] = (None, None)
+
+
+def every(name: str, reply: Reply) -> Failure:
+    return Failure(name, (reply, reply, reply))
+
+
+FAILURES = [
+    Failure("429 with retry-after", (rate_limited(7),) * 3, waits=(7.0, 7.0)),
+    Failure("429 with retry-after beyond what is left", (rate_limited(500),), calls=1, waits=()),
+    Failure(
+        "429, then a retry-after beyond what is left", (rate_limited(60), rate_limited(61)), calls=2, waits=(60.0,)
+    ),
+    every("429", rate_limited()),
+    every("529", overloaded()),
+    every("500", server_error()),
+    every("the connection is cut", Cut()),
+    every("the connection is cut halfway", Cut(after=answer("half a summary"))),
+    every("it hangs", Hang()),
+    every("it hangs halfway", Hang(after=answer("half a summary"))),
+    every("an empty answer", answer()),
+    every("a blank answer", answer(" \n")),
+    every("only thoughts", answer(thinking("hm"))),
+    every("a tool call", answer("Let me see.", tool_use("bash", {"command": "ls"}))),
+    every("cut off at max_tokens", answer("half a summ", stop_reason="max_tokens")),
+    every("refused", refusal("I would rather not.")),
+    Failure("always too long", (prompt_too_long(),) * 5, calls=5, waits=()),
+]
+
+
+async def test_after_each_failure_the_same_list_goes_on_archived_to_the_next_stage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = []
+    for number, failure in enumerate(FAILURES):
+        clock, storage, turns = Clock(), LocalStorage(tmp_path / str(number)), list[Turn]()
+
+        async def last(turn: Turn, turns: list[Turn] = turns) -> Skip:
+            turns.append(turn)
+            return Skip("nothing to do")
+
+        async with talking(*failure.script) as (server, client):
+            retry = Retry(sleep=clock.sleep, clock=clock, attempt_seconds=0.5)
+            stage = Compact(AnthropicSummarizer(client), archive=storage, retry=retry)
+            result = await piped(stage, last).run(LONG, session_id="s")
+
+        assert result.messages is LONG, failure
+        assert result.reports[0].outcome is Outcome.FAILED, failure
+        assert isinstance(result.reports[0].error, SummaryFailed), failure
+        assert [turn.messages for turn in turns] == [LONG], failure
+        [archive] = archives(tmp_path / str(number))
+        assert await load_archive(archive) == LONG[1:], failure
+        assert server.calls == failure.calls, failure
+        assert len(clock.waits) == len(failure.waits), failure
+        for wait, expected in zip(clock.waits, failure.waits, strict=True):
+            assert expected is None or wait == expected, failure
+        table.append(f"{failure.name:45} {server.calls} calls, waited {sum(clock.waits):5.1f} s")
+    with capsys.disabled():
+        print("\n" + "\n".join(table))
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404])
+async def test_an_error_of_ours_is_asked_once(status: int, storage: LocalStorage) -> None:
+    from ctxpipe.testing import Failure as Refusal
+
+    clock = Clock()
+    async with talking(Refusal(status, "invalid_request_error", "no such thing")) as (server, client):
+        stage = Compact(AnthropicSummarizer(client), archive=storage, retry=Retry(sleep=clock.sleep))
+        result = await piped(stage).run(LONG, session_id="s")
+
+    assert result.messages is LONG
+    assert server.calls == 1
+    assert clock.waits == []
+
+
+async def test_after_a_failure_the_next_answer_is_taken(storage: LocalStorage) -> None:
+    clock = Clock()
+    async with talking(overloaded(), Cut(), "Third time.") as (server, client):
+        stage = Compact(AnthropicSummarizer(client), archive=storage, retry=Retry(sleep=clock.sleep))
+        context, detail = await compacted(stage, LONG)
+
+    assert said(context)[1].startswith(f"{SUMMARY}Third time.")
+    assert (server.calls, detail.attempts) == (3, 3)
+    assert detail.summarizer == "AnthropicSummarizer"
+    assert detail.input_tokens > 0
+
+
+async def test_an_answer_of_five_seconds_stays_within_the_requirements_thirty(storage: LocalStorage) -> None:
+    async with talking(answer("Slow but sound.", seconds=5)) as (_, client):
+        with anyio.fail_after(30):
+            context, _ = await compacted(Compact(AnthropicSummarizer(client), archive=storage), LONG)
+
+    assert "Slow but sound." in said(context)[1]
+
+
+async def test_cancellation_passes_at_once_and_leaves_nothing_half_done(tmp_path: Path, storage: LocalStorage) -> None:
+    asked = anyio.Event()
+
+    def hang(_body: object) -> Reply:
+        asked.set()
+        return Hang()
+
+    async with (
+        MessagesServer(hang, counter=words) as server,
+        anthropic.AsyncAnthropic(base_url=server.url, api_key="test") as client,
+        anyio.create_task_group() as group,
+    ):
+        pipeline = piped(Compact(AnthropicSummarizer(client), archive=storage))
+        group.start_soon(lambda: pipeline.run(LONG, session_id="s"))
+        await asked.wait()
+        group.cancel_scope.cancel()
+
+    assert server.calls == 1
+    assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".json"]
+    assert await load_archive(archives(tmp_path)[0]) == LONG[1:]
+
+
+async def test_no_archive_no_compaction(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    writer = Writer()
+
+    result = await piped(Compact(writer, archive=LocalStorage(tmp_path / "file"))).run(LONG, session_id="s")
+
+    assert result.messages is LONG
+    assert isinstance(result.reports[0].error, StorageError)
+    assert writer.seen == []
+
+
+async def test_without_requiring_an_archive_it_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    broken = Compact(Writer(), archive=LocalStorage(tmp_path / "file"), require_archive=False)
+
+    for stage in (broken, Compact(Writer(), require_archive=False)):
+        context, detail = await compacted(stage, LONG)
+        assert detail.archive is None
+        assert parsed_evidence(summary_extras(context[1])).archives == []
+
+
+# The breaker --------------------------------------------------------------------------------------------------------
+
+
+async def runs(pipeline: ContextPipeline, history: list[Message], times: int) -> list[Result]:
+    return [await pipeline.run(history, session_id="s") for _ in range(times)]
+
+
+async def test_three_failures_in_a_row_close_for_a_cooldown_then_there_is_one_trial(storage: LocalStorage) -> None:
+    clock, writer = Clock(), Writer(failure=RuntimeError("down"))
+    stage = Compact(writer, archive=storage, retry=Retry(max_retries=0, sleep=clock.sleep), clock=clock)
+    pipeline = piped(stage)
+
+    results = await runs(pipeline, LONG, 100)
+
+    assert len(writer.seen) == 3
+    assert [result.reports[0].outcome for result in results[:4]] == [Outcome.FAILED] * 3 + [Outcome.SKIPPED]
+    assert "3 attempts failed in a row" in results[-1].reports[0].reason
+    assert len(archives(Path(storage.root))) == 3
+    clock.now += 300
+    await runs(pipeline, LONG, 10)
+    assert len(writer.seen) == 4
+    clock.now += 300
+    writer.failure = None
+    assert (await pipeline.run(LONG, session_id="s")).changed
+
+
+async def test_an_irreducible_history_costs_one_attempt_then_says_so(storage: LocalStorage) -> None:
+    clock, writer = Clock(), Writer("word " * 9000)
+    pipeline = piped(Compact(writer, archive=storage, clock=clock))
+
+    results = await runs(pipeline, LONG, 100)
+
+    assert len(writer.seen) == 1
+    assert all(result.messages is LONG for result in results)
+    for result in results:
+        detail = result.reports[0].detail
+        assert isinstance(detail, Compacted)
+        assert detail.over_budget
+    await runs(pipeline, [*LONG[:-1], *work(5), user("grown")], 5)
+    assert len(writer.seen) == 2
+
+
+async def test_what_no_summary_can_shrink_costs_no_attempt_at_all(storage: LocalStorage) -> None:
+    history, writer = [system("rule " * 3000), *LONG[1:]], Writer()
+
+    result = await piped(Compact(writer, archive=storage)).run(history, session_id="s")
+
+    assert writer.seen == []
+    detail = result.reports[0].detail
+    assert isinstance(detail, Compacted)
+    assert detail.over_budget
+    assert detail.holds == "system prompt, tools and system messages hold 3000 tokens"
+
+
+async def test_a_result_still_over_the_trigger_is_taken_once_and_not_tried_again(storage: LocalStorage) -> None:
+    writer = Writer("word " * 1500)
+    pipeline = piped(Compact(writer, archive=storage))
+
+    first = await pipeline.run(LONG, session_id="s")
+    again = await runs(pipeline, first.messages, 20)
+
+    detail = first.reports[0].detail
+    assert isinstance(detail, Compacted)
+    assert (detail.over_target, detail.over_budget) == (True, True)
+    assert len(writer.seen) == 1
+    assert all(result.messages is first.messages for result in again)
+
+
+async def test_a_result_below_the_trigger_is_a_fixed_point(storage: LocalStorage) -> None:
+    writer = Writer()
+    pipeline = piped(Compact(writer, archive=storage))
+
+    first = await pipeline.run(LONG, session_id="s")
+    second = await pipeline.run(first.messages, session_id="s")
+
+    assert second.messages is first.messages
+    assert len(writer.seen) == 1
+
+
+async def test_compaction_that_keeps_coming_back_is_reported_and_backs_off(storage: LocalStorage) -> None:
+    clock, writer = Clock(), Writer()
+    pipeline = piped(Compact(writer, archive=storage, clock=clock))
+    context, warnings = LONG, list[tuple[str, ...]]()
+    for turn in range(200):
+        result = await pipeline.run(context, session_id="s")
+        detail = result.reports[0].detail
+        if result.changed and isinstance(detail, Compacted):
+            warnings.append(detail.warnings)
+            context = result.messages
+        context = [*context, *step(f"u{turn}", "read", {"n": turn}, "word " * 2000)]
+
+    assert len(writer.seen) == 4
+    assert [bool(warning) for warning in warnings] == [False, False, False, True]
+    assert "backs off" in warnings[-1][0]
+
+
+async def test_sessions_do_not_share_a_breaker(storage: LocalStorage) -> None:
+    writer = Writer(failure=RuntimeError("down"))
+    stage = Compact(writer, archive=storage, retry=Retry(max_retries=0))
+    pipeline = piped(stage)
+
+    await runs(pipeline, LONG, 5)
+    await pipeline.run(LONG, session_id="another")
+
+    assert len(writer.seen) == 4
+
+
+# Plan, settings -----------------------------------------------------------------------------------------------------
+
+
+async def test_the_plan_neither_writes_nor_asks(storage: LocalStorage) -> None:
+    writer = Writer()
+
+    report = (await piped(Compact(writer, archive=storage)).plan(LONG, session_id="s")).reports[0]
+
+    assert report.outcome is Outcome.PLANNED
+    assert "Writer would summarise 63 messages; the aim is 1200 tokens" in report.reason
+    assert writer.seen == []
+    assert not Path(storage.root).exists()
+
+
+async def test_the_plan_says_why_nothing_would_be_done(storage: LocalStorage) -> None:
+    stage = Compact(Writer(), archive=storage)
+
+    assert "below the trigger" in (await piped(stage).plan(chat(2), session_id="s")).reports[0].reason
+    waiting = [*LONG[:-1], user("Go."), assistant(call("w"))]
+    assert "postponed" in (await piped(stage).plan(waiting, session_id="s")).reports[0].reason
+    assert isinstance(await stage.plan(Turn(LONG, budget=BUDGET, force=True)), Intent)
+
+
+@pytest.mark.parametrize(
+    "writer", [AnthropicSummarizer(model="m"), PromptSummarizer(cast("Any", None), model="m")], ids=repr
+)
+def test_a_focus_reaches_the_summariser(writer: Any, storage: LocalStorage) -> None:
+    stage = Compact(writer, archive=storage)
+
+    assert stage.focused("the money").summarize == replace(writer, focus="the money")
+    assert stage.summarize is writer
+
+
+def test_a_summariser_without_a_focus_stays(storage: LocalStorage) -> None:
+    stage = Compact(ExtractiveSummarizer(), archive=storage)
+
+    assert stage.focused("the money") is stage
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"archive": None},
+        {"archive": "a folder"},
+        {"evidence_tokens": -1},
+        {"max_request_chars": -1},
+        {"cooldown_seconds": -0.5},
+        {"work_dir": ""},
+    ],
+    ids=repr,
+)
+def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, Any], storage: LocalStorage) -> None:
+    with pytest.raises(SettingsError):
+        Compact(Writer(), **{"archive": storage, **settings})
+
+
+def test_the_request_to_go_on_is_the_documented_one() -> None:
+    assert CONTINUE == "Continue with the task."
