@@ -40,6 +40,7 @@ __all__ = [
     "pending_calls",
     "rewrite",
     "split_system",
+    "strings",
     "texts",
     "tool_calls",
     "tool_results",
@@ -166,6 +167,20 @@ def tool_results(messages: Sequence[Message], start: int = 0, stop: int | None =
 def pending_calls(messages: Sequence[Message]) -> list[ToolCall]:
     """The calls of the last message that still wait for their results."""
     return list(tool_calls(messages, max(0, len(messages) - 1)))
+
+
+def strings(value: object) -> Iterator[str]:
+    """Every string inside a message, a block or the input of a call; the keys left out."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from strings(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from strings(item)
+    elif hasattr(value, "model_dump"):
+        yield from strings(as_dict(value))
 
 
 def split_system(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:

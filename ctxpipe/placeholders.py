@@ -15,6 +15,8 @@ BATCH = "[Content offloaded to: {}]"  # BO-18
 
 # A folder's name may hold brackets.
 _FORMS = re.compile(r"\[(?:Tool result offloaded to file|Content offloaded to): ([^\n]+)\]")
+_BEGINNINGS = tuple(form.split("{}")[0] for form in (DIRECT, BATCH))
+_NAMES = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*\.md")
 _PREVIEW = re.compile(r"\nPreview, ([0-9]{1,15}) of ([0-9]{1,15}) characters:\n")
 
 
@@ -45,6 +47,11 @@ class Preview:
 
 def _gap(missing: int) -> str:
     return f"\n[... {missing} characters left out ...]\n"
+
+
+def named_files(text: str) -> list[str]:
+    """The names of files in a *text* that quotes a placeholder anywhere, in whatever form: rather too many."""
+    return _NAMES.findall(text) if any(begin in text for begin in _BEGINNINGS) else []
 
 
 def placeholder(form: str, where: str, text: str = "", preview: Preview | None = None) -> str:

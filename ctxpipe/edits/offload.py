@@ -12,7 +12,18 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from ..messages import MEDIA, ToolCall, ToolResult, as_dict, blocks, compact_json, kind, tool_calls, tool_results
+from ..messages import (
+    MEDIA,
+    ToolCall,
+    ToolResult,
+    as_dict,
+    blocks,
+    compact_json,
+    kind,
+    strings,
+    tool_calls,
+    tool_results,
+)
 from ..messages import field as read
 from ..names import safe_name
 from ..placeholders import BATCH, Preview, placeholder, previewed_reference, reference
@@ -204,18 +215,6 @@ def _is_own_preview(result: ToolResult) -> bool:
     """Whether the content is our placeholder with a preview: its path must be the one that this id leads to (A-17)."""
     where = previewed_reference(result.content)
     return where is not None and safe_name(result.tool_use_id) in where.replace("\\", "/").rsplit("/", 1)[-1]
-
-
-def strings(value: object) -> Iterator[str]:
-    """Every string inside a JSON-like *value*, keys left out."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from strings(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from strings(item)
 
 
 def newest(messages: Sequence[Message]) -> int:

@@ -13,16 +13,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
 
 from ..errors import SettingsError, StorageError
-from ..messages import tool_results
+from ..messages import strings
 from ..names import content_hash, safe_name, suffixed
-from ..placeholders import previewed_reference, reference
+from ..placeholders import named_files
 from .protocol import Page
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ class LocalStorage:
     _swept: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not os.fspath(self.root):
-            raise SettingsError("root of a LocalStorage is empty; give it a folder such as '.ctxpipe'")
+        if not isinstance(self.root, str | os.PathLike) or not os.fspath(self.root):
+            raise SettingsError(f"root of a LocalStorage is {self.root!r}; give it a folder such as '.ctxpipe'")
         if self.taken not in ("hash", "number", "overwrite"):
             raise SettingsError(f"taken of a LocalStorage is {self.taken!r}, not 'hash', 'number' or 'overwrite'")
         # Absolute from the start: a later chdir must not move the storage. Links are not resolved (A-11).
@@ -138,11 +138,13 @@ class LocalStorage:
         """A page of the text at *location*: a key, or a path in any form that was handed out."""
         import aiofiles  # here and below: it takes as long to import as the rest of this package
 
+        _check_limits("a page", offset=offset, limit=limit)
         end = None if limit is None else offset + limit
         kept, position = io.StringIO(), 0
         with _translated("cannot read", location):
             key = await to_thread.run_sync(self.key, location, limiter=_limiter())
-            async with aiofiles.open(key, encoding="utf-8", newline="", errors="replace", opener=self._reader) as file:
+            opened = aiofiles.open(key, encoding="utf-8", newline="", errors="replace", opener=self._reader)
+            async with _limiter(), opened as file:
                 while chunk := await file.read(_CHUNK):
                     kept.write(chunk[max(0, offset - position) : None if end is None else max(0, end - position)])
                     position += len(chunk)
@@ -153,11 +155,15 @@ class LocalStorage:
 
         Raises StorageError when it lies outside the root, or nothing lies there.
         """
+        trouble: StorageError | None = None
         for key in self._readings(location):
-            with suppress(StorageError), self._folder(os.path.dirname(key), create=False) as fd:
-                if _is_file(fd, os.path.basename(key)):
-                    return key
-        raise StorageError(errno.ENOENT, f"there is no stored text {location!r} below {self.root}")
+            try:
+                with self._folder(os.path.dirname(key), create=False) as fd:
+                    if _is_file(fd, os.path.basename(key)):
+                        return key
+            except StorageError as error:
+                trouble = trouble or error
+        raise StorageError(errno.ENOENT, f"there is no stored text {location!r} below {self.root}") from trouble
 
     def _readings(self, location: str) -> Iterator[str]:
         for base in (self.root, os.path.realpath(self.root), None):
@@ -198,7 +204,7 @@ class LocalStorage:
         key = f"{safe_name(session_id)}/{safe_name(name)}"
         path = self.location(key)
         with _translated("cannot append to", path):
-            async with aiofiles.open(key, "ab", opener=self._appender) as file:
+            async with _limiter(), aiofiles.open(key, "ab", opener=self._appender) as file:
                 await file.write(self._bytes(text))
                 await file.flush()
                 if self.fsync:
@@ -216,11 +222,9 @@ class LocalStorage:
         return await to_thread.run_sync(self._records, safe_name(session_id), limiter=_limiter())
 
     def _records(self, folder: str) -> list[str]:
-        where = os.path.join(self.root, folder)
-        with _translated("cannot list", where), suppress(FileNotFoundError):
-            found = [entry for entry in os.scandir(where) if _is_record(entry.name)]
-            return [entry.path for entry in sorted(found, key=lambda e: (e.stat().st_mtime_ns, e.name))]
-        return []
+        found = [entry for entry in self._entries([folder]) if entry.kind == "record"]
+        found.sort(key=lambda entry: (entry.info.st_mtime_ns, entry.name))
+        return [os.path.join(self.root, folder, entry.name) for entry in found]
 
     # Cleaning up ----------------------------------------------------------------------------------------------
 
@@ -237,46 +241,62 @@ class LocalStorage:
         A file that a placeholder in one of the *live* histories names is never deleted; archives and journals only
         with *records*. None switches a limit off. Raises StorageError, and SettingsError for a negative limit.
         """
-        for name, limit in (("max_bytes", max_bytes), ("max_age", max_age)):
-            if limit is not None and limit < 0:
-                raise SettingsError(f"{name} of a clean-up is {limit}; it must be 0 or more, or None for no limit")
-        named = {name for history in live for name in _named_files(history)}
-        return await to_thread.run_sync(self._cleanup, max_bytes, max_age, named, records, limiter=_limiter())
+        _check_limits("a clean-up", max_bytes=max_bytes, max_age=max_age)
+        texts = (text for history in live for message in history for text in strings(message))
+        kept = {name for text in texts for name in named_files(text)}
+        return await to_thread.run_sync(self._cleanup, max_bytes, max_age, kept, records, limiter=_limiter())
 
-    def _cleanup(self, max_bytes: int | None, max_age: float | None, named: set[str], records: bool) -> Cleaned:
-        with _translated("cannot clean up", str(self.root)):
-            entries = sorted(self._entries(), key=lambda entry: entry[1].st_mtime_ns)
-            held = sum(info.st_size for _, info in entries)
-            removed: list[str] = []
-            freed = 0
-            for path, info in entries:
-                name, age = os.path.basename(path), self.clock() - info.st_mtime
-                stale = name.startswith(_DRAFT) and age > _STALE_SECONDS
-                over = max_bytes is not None and held - freed > max_bytes
-                old = max_age is not None and age > max_age
-                kept = name in named or name.startswith(_DRAFT) or (_is_record(name) and not records)
-                if stale or ((over or old) and not kept):
-                    os.unlink(path)
-                    removed.append(path)
-                    freed += info.st_size
-            self._drop_empty_folders()
-        return Cleaned(tuple(removed), freed)
+    def _cleanup(self, max_bytes: int | None, max_age: float | None, kept: set[str], records: bool) -> Cleaned:
+        entries = sorted(self._entries(self._session_folders()), key=lambda entry: entry.info.st_mtime_ns)
+        held, now, removed = sum(entry.info.st_size for entry in entries), self.clock(), list[_Entry]()
+        for entry in entries:
+            if entry.kind == "draft":
+                goes = now - entry.info.st_mtime > _STALE_SECONDS
+            elif entry.name in kept or (entry.kind == "record" and not records):
+                goes = False
+            else:
+                over = max_bytes is not None and held > max_bytes
+                goes = over or (max_age is not None and now - entry.info.st_mtime > max_age)
+            if goes and self._removed(entry):
+                held -= entry.info.st_size
+                removed.append(entry)
+        self._drop_empty({entry.folder for entry in removed})
+        paths = tuple(os.path.join(self.root, entry.folder, entry.name) for entry in removed)
+        return Cleaned(paths, sum(entry.info.st_size for entry in removed))
 
-    def _entries(self) -> Iterator[tuple[str, os.stat_result]]:
-        for folder in self._session_folders():
-            for entry in os.scandir(folder):
-                if entry.is_file(follow_symlinks=False):
-                    yield entry.path, entry.stat(follow_symlinks=False)
+    def _removed(self, entry: _Entry) -> bool:
+        """Delete the file, unless another process was faster."""
+        path = os.path.join(self.root, entry.folder, entry.name)
+        try:
+            with self._folder(entry.folder, create=False) as fd, _translated("cannot remove", path):
+                os.unlink(entry.name, dir_fd=fd)
+        except StorageError as error:
+            _raise_unless_absent(error)
+            return False
+        return True
 
     def _session_folders(self) -> list[str]:
-        if not os.path.isdir(self.root):
+        """The folders that may hold files of ours: the root, and one for each session."""
+        try:
+            with self._folder("", create=False) as fd, os.scandir(fd) as found:
+                return ["", *(entry.name for entry in found if entry.is_dir(follow_symlinks=False))]
+        except StorageError as error:
+            _raise_unless_absent(error)
             return []
-        return [str(self.root), *(e.path for e in os.scandir(self.root) if e.is_dir(follow_symlinks=False))]
 
-    def _drop_empty_folders(self) -> None:
-        for folder in self._session_folders()[1:]:
-            with suppress(OSError):  # not empty, or in use again
-                os.rmdir(folder)
+    def _entries(self, folders: Iterable[str]) -> Iterator[_Entry]:
+        """The files of ours in *folders*, reached through no link."""
+        for folder in folders:
+            try:
+                with self._folder(folder, create=False) as fd:
+                    yield from _files(fd, folder)
+            except StorageError as error:
+                _raise_unless_absent(error)
+
+    def _drop_empty(self, folders: Iterable[str]) -> None:
+        for folder in filter(None, folders):
+            with suppress(OSError), self._folder("", create=False) as fd:  # not empty, or in use again
+                os.rmdir(folder, dir_fd=fd)
 
     # Folders --------------------------------------------------------------------------------------------------
 
@@ -292,22 +312,33 @@ class LocalStorage:
 
     def _open_folder(self, folder: str, *, create: bool) -> int:
         if create:
-            os.makedirs(self.root, mode=0o700, exist_ok=True)
+            _make_folders(str(self.root))
         fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
         for part in PurePosixPath(folder).parts:
             fd = _descend(fd, part, create=create)
         if create and folder not in self._swept:
-            self._sweep(fd, folder)
+            self._swept.add(folder)
+            with suppress(OSError):  # a folder that cannot be swept can still be written to
+                _sweep(fd, time.time() - _STALE_SECONDS)
         return fd
 
-    def _sweep(self, fd: int, folder: str) -> None:
-        """Remove drafts that a killed process left behind, once per folder and storage."""
-        self._swept.add(folder)
-        for name in os.listdir(fd):
-            if name.startswith(_DRAFT):
-                with suppress(FileNotFoundError):
-                    if time.time() - os.stat(name, dir_fd=fd).st_mtime > _STALE_SECONDS:
-                        os.unlink(name, dir_fd=fd)
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A file below the root, and what it is."""
+
+    folder: str
+    name: str
+    info: os.stat_result
+
+    @property
+    def kind(self) -> Literal["text", "record", "draft", ""]:
+        """What of ours the file is; "" for somebody else's."""
+        if self.name.startswith("."):
+            return "draft" if self.name.startswith(_DRAFT) else ""
+        if not self.folder:  # `offload_tool_results` writes there, beside whatever else the user keeps
+            return "text" if self.name.startswith("tool-result-") and self.name.endswith(".md") else ""
+        return "text" if self.name.endswith(".md") else "record"
 
 
 def _limiter() -> CapacityLimiter:
@@ -317,6 +348,25 @@ def _limiter() -> CapacityLimiter:
         limiter = CapacityLimiter(8)
         _LIMITER.set(limiter)
         return limiter
+
+
+def _check_limits(what: str, **limits: float | None) -> None:
+    for name, limit in limits.items():
+        if limit is not None and not limit >= 0:
+            raise SettingsError(f"{name} of {what} is {limit}; it must be 0 or more, or None for no limit")
+
+
+def _raise_unless_absent(error: StorageError) -> None:
+    if error.errno != errno.ENOENT:
+        raise error
+
+
+def _files(fd: int, folder: str) -> Iterator[_Entry]:
+    for name in os.listdir(fd):
+        with suppress(FileNotFoundError):  # removed meanwhile
+            entry = _Entry(folder, name, os.stat(name, dir_fd=fd, follow_symlinks=False))
+            if entry.kind and stat.S_ISREG(entry.info.st_mode):
+                yield entry
 
 
 @contextmanager
@@ -345,9 +395,29 @@ def _descend(fd: int, part: str, *, create: bool) -> int:
         if create:
             with suppress(FileExistsError):
                 os.mkdir(part, 0o700, dir_fd=fd)
+                os.chmod(part, 0o700, dir_fd=fd)  # whatever the umask took away
         return os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
     finally:
         os.close(fd)
+
+
+def _make_folders(path: str) -> None:
+    """Make the folder *path*, and those above it that are missing."""
+    if os.path.isdir(path):
+        return
+    _make_folders(os.path.dirname(path))
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+        os.chmod(path, 0o700)
+
+
+def _sweep(fd: int, before: float) -> None:
+    """Remove drafts last written *before* then: a killed process left them behind."""
+    for name in os.listdir(fd):
+        if name.startswith(_DRAFT):
+            with suppress(FileNotFoundError):
+                if os.stat(name, dir_fd=fd, follow_symlinks=False).st_mtime < before:
+                    os.unlink(name, dir_fd=fd)
 
 
 @contextmanager
@@ -357,6 +427,7 @@ def _draft(fd: int, chunks: Iterable[bytes], *, sync: bool) -> Iterator[str]:
     file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=fd)
     try:
         try:
+            os.fchmod(file, 0o600)
             for chunk in chunks:
                 view = memoryview(chunk)
                 while view:
@@ -393,9 +464,10 @@ def _read_bytes(fd: int, name: str, limit: int) -> bytes | None:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=fd)
     except FileNotFoundError:
         return None
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is no regular file")
     with open(file, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
         return stream.read(limit)
 
 
@@ -407,19 +479,6 @@ def _exists(fd: int, name: str) -> bool:
 
 
 def _is_file(fd: int, name: str) -> bool:
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # a name with a lone surrogate is a ValueError
         return stat.S_ISREG(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
     return False
-
-
-def _is_record(name: str) -> bool:
-    """Whether a file of ours is an archive, an index beside one, or a journal: all that is not an offloaded text."""
-    return not name.startswith(".") and not name.endswith(".md")
-
-
-def _named_files(history: Sequence[Message]) -> Iterator[str]:
-    """The file names that placeholders in *history* mention, whatever form the path in front of them has."""
-    for result in tool_results(history):
-        where = reference(result.content) or previewed_reference(result.content)
-        if where is not None:
-            yield Path(where.replace("\\", "/")).name

@@ -1,0 +1,76 @@
+"""Other processes for tests: another Python beside this one, and another user than root."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+__all__ = ["folder_of_another_user", "python", "python_killed_at", "python_of_another_user", "small_disk"]
+
+NOBODY = 65534
+# Everything is imported before: the interpreter may lie where only root can read.
+BECOMING_ANOTHER_USER = f"""
+import os, aiofiles, anyio, concurrent.futures.thread, ctxpipe
+anyio.run(anyio.to_thread.run_sync, int)
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setgid({NOBODY})
+    os.setuid({NOBODY})
+"""
+
+
+def python(script: str, *arguments: object) -> str:
+    """What *script* prints, run by a new interpreter."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.strip()
+
+
+def python_of_another_user(script: str, *arguments: object) -> str:
+    """What *script* prints, run by a user to whom permissions apply: root runs it as nobody."""
+    return python(BECOMING_ANOTHER_USER + script, *arguments)
+
+
+@contextmanager
+def folder_of_another_user() -> Iterator[Path]:
+    """A folder that belongs to the user of `python_of_another_user` and that it can reach."""
+    with tempfile.TemporaryDirectory() as folder:
+        if os.getuid() == 0:
+            os.chown(folder, NOBODY, NOBODY)
+        yield Path(folder)
+
+
+def python_killed_at(mark: str, script: str, *arguments: object) -> None:
+    """Run *script* and kill it, unasked and unprepared, once it has printed *mark*."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.strip() == mark:
+                process.kill()
+        assert process.wait() == -signal.SIGKILL
+
+
+@contextmanager
+def small_disk(folder: Path, kilobytes: int) -> Iterator[Path]:
+    """A real file system of *kilobytes*, mounted in *folder*."""
+    mounting = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
+    try:
+        mounted = subprocess.run(mounting, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        pytest.skip(f"nothing can be mounted here: {error}")
+    if mounted.returncode:
+        pytest.skip(f"nothing can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)

@@ -1,0 +1,823 @@
+"""Text files below one folder: whole, private, and nowhere else."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import stat
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import anyio
+import pytest
+from anthropic.types import ToolUseBlock
+from histories import assistant, conversation, text, tool_result, tool_use, user
+from hypothesis import given
+from hypothesis import strategies as st
+from processes import folder_of_another_user, python, python_killed_at, python_of_another_user, small_disk
+
+from ctxpipe import Archive, LocalStorage, Page, Preview, SettingsError, StorageError, TextReader, TextWriter
+from ctxpipe.messages import Message
+from ctxpipe.names import content_hash, safe_name
+from ctxpipe.placeholders import BATCH, DIRECT, placeholder
+
+AWKWARD = {
+    "nul": "a\0b",
+    "crlf": "a\r\nb\rc\n",
+    "bom": "\ufeffwith a mark",
+    "emoji": "🙂" * 40 + "漢字",
+    "empty": "",
+    "only a break": "\n",
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def storage(root: Path) -> LocalStorage:
+    return LocalStorage(root)
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
+
+
+def mode(path: str | Path) -> int:
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def any_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+# Settings -----------------------------------------------------------------------------------------------------
+
+
+def test_it_fulfils_all_protocols(storage: LocalStorage) -> None:
+    assert isinstance(storage, TextWriter)
+    assert isinstance(storage, TextReader)
+    assert isinstance(storage, Archive)
+
+
+@pytest.mark.parametrize("nonsense", ["", None, 5, b"bytes"])
+def test_a_root_that_is_no_folder_name_is_refused_by_name(nonsense: str) -> None:
+    with pytest.raises(SettingsError, match="root of a LocalStorage is"):
+        LocalStorage(nonsense)
+
+
+def test_an_unknown_way_to_treat_taken_names_is_refused_by_name(root: Path) -> None:
+    with pytest.raises(SettingsError, match="taken of a LocalStorage is 'ask'"):
+        LocalStorage(root, taken=cast("Literal['hash']", "ask"))
+
+
+def test_making_one_touches_no_disk(root: Path) -> None:
+    LocalStorage(root).location("s/a.md")
+
+    assert not root.exists()
+
+
+async def test_a_later_change_of_the_folder_does_not_move_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    storage = LocalStorage("below")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    assert await storage.write([("s/a.md", "x")]) == [str(tmp_path / "below/s/a.md")]
+
+
+# Writing ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_batch_lies_where_it_was_said_to_lie_in_order(storage: LocalStorage, root: Path) -> None:
+    written = await storage.write([("s/b.md", "two"), ("s/a.md", "one"), ("t/a.md", "three")])
+
+    assert written == [str(root / "s/b.md"), str(root / "s/a.md"), str(root / "t/a.md")]
+    assert written == [storage.location(key) for key in ("s/b.md", "s/a.md", "t/a.md")]
+    assert [Path(path).read_text() for path in written] == ["two", "one", "three"]
+    assert files_below(root) == ["s/a.md", "s/b.md", "t/a.md"]
+
+
+async def test_a_batch_of_nothing_writes_nothing(storage: LocalStorage, root: Path) -> None:
+    assert await storage.write([]) == []
+    assert not root.exists()
+
+
+@pytest.mark.parametrize("awkward", AWKWARD.values(), ids=AWKWARD)
+async def test_bytes_come_out_as_the_text_went_in(storage: LocalStorage, awkward: str) -> None:
+    [path] = await storage.write([("s/a.md", awkward)])
+
+    assert Path(path).read_bytes() == awkward.encode()
+    assert (await storage.read(path)).text == awkward
+
+
+async def test_a_lone_surrogate_stays_readable(storage: LocalStorage) -> None:
+    [path] = await storage.write([("s/a.md", "half \ud83d of a pair")])
+
+    assert Path(path).read_text() == "half \\ud83d of a pair"
+
+
+async def test_files_and_folders_are_private_whatever_the_umask(tmp_path: Path, any_umask: None) -> None:
+    for umask in (0, 0o022, 0o277, 0o777):
+        root = tmp_path / f"{umask:o}" / "deeper"
+        os.umask(umask)
+        storage = LocalStorage(root)
+        [written] = await storage.write([("s/a.md", "x")])
+        saved = await storage.save("s", "compact", ["{}"])
+        journal = await storage.append("s", "journal", "x")
+        os.umask(0o022)
+
+        assert [mode(path) for path in (written, saved, journal)] == [0o600] * 3
+        assert [mode(path) for path in (root.parent, root, root / "s")] == [0o700] * 3
+
+
+async def test_a_folder_that_was_there_before_keeps_its_mode(root: Path) -> None:
+    root.mkdir(mode=0o755)
+
+    await LocalStorage(root).write([("s/a.md", "x")])
+
+    assert (mode(root), mode(root / "s")) == (0o755, 0o700)
+
+
+async def test_the_same_text_again_is_not_written_again(storage: LocalStorage) -> None:
+    [path] = await storage.write([("s/a.md", "x" * 1000)])
+    before = os.stat(path)
+
+    assert await storage.write([("s/a.md", "x" * 1000)]) == [path]
+    assert os.stat(path) == before
+
+
+async def test_another_text_goes_to_a_name_with_its_hash(storage: LocalStorage, root: Path) -> None:
+    texts = ["one", "two", "three", "two", "one"]
+
+    written = [path for words in texts for path in await storage.write([("s/a.md", words)])]
+
+    named = {"one": "a.md", "two": f"a-{content_hash('two')}.md", "three": f"a-{content_hash('three')}.md"}
+    assert written == [str(root / "s" / named[words]) for words in texts]
+    assert [Path(path).read_text() for path in written] == texts
+
+
+async def test_where_even_the_name_with_the_hash_is_taken_a_number_helps(storage: LocalStorage, root: Path) -> None:
+    await storage.write([("s/a.md", "one"), (f"s/a-{content_hash('two')}.md", "an id that looks like it")])
+
+    assert await storage.write([("s/a.md", "two")]) == [str(root / "s/a-1.md")]
+
+
+async def test_a_longer_file_that_begins_with_the_same_bytes_is_another_text(storage: LocalStorage) -> None:
+    [longer] = await storage.write([("s/a.md", "xxxx")])
+    [shorter] = await storage.write([("s/a.md", "xx")])
+
+    assert (Path(longer).read_text(), Path(shorter).read_text()) == ("xxxx", "xx")
+
+
+async def test_with_numbers_each_text_of_a_batch_has_a_file_of_its_own(root: Path) -> None:
+    storage = LocalStorage(root, taken="number")
+
+    written = await storage.write([("a.md", "same"), ("a.md", "same"), ("a-1.md", "x"), ("a.md", "other")])
+
+    assert [Path(path).name for path in written] == ["a.md", "a-1.md", "a-1-1.md", "a-2.md"]
+
+
+async def test_with_numbers_a_later_batch_finds_the_same_bytes_again(root: Path) -> None:
+    storage = LocalStorage(root, taken="number")
+    first = await storage.write([("a.md", "one"), ("a.md", "two")])
+
+    assert await storage.write([("a.md", "one"), ("a.md", "two")]) == first
+    assert await storage.write([("a.md", "three")]) == [str(root / "a-2.md")]
+
+
+async def test_overwriting_keeps_the_name_and_replaces_the_text(root: Path) -> None:
+    storage = LocalStorage(root, taken="overwrite")
+
+    first = await storage.write([("s/a.md", "long" * 100)])
+    second = await storage.write([("s/a.md", "short")])
+
+    assert first == second
+    assert Path(first[0]).read_text() == "short"
+
+
+async def test_what_goes_to_disk_is_redacted(root: Path) -> None:
+    storage = LocalStorage(root, redact=lambda text: text.replace("secret", "******"))
+
+    [written] = await storage.write([("s/a.md", "a secret")])
+    saved = await storage.save("s", "compact", ["a secret, ", "another secret"])
+    journal = await storage.append("s", "journal", "secret")
+
+    assert Path(written).read_text() == "a ******"
+    assert Path(saved).read_text() == "a ******, another ******"
+    assert Path(journal).read_text() == "******"
+    assert await storage.write([("s/a.md", "a secret")]) == [written]
+
+
+async def test_a_synced_storage_writes_the_same(root: Path) -> None:
+    for taken in ("hash", "number", "overwrite"):
+        storage = LocalStorage(root / taken, fsync=True, taken=cast("Literal['hash']", taken))
+
+        [path] = await storage.write([("s/a.md", "x")])
+        await storage.append("s", "journal", "x")
+
+        assert Path(path).read_text() == "x"
+        assert files_below(root / taken) == ["s/a.md", "s/journal"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["x", "a", "a-1"]), st.text(max_size=3)), max_size=12))
+async def test_a_file_once_named_never_changes_its_bytes(writes: list[tuple[str, str, str]]) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        # Two storages as of two processes, and ids used again with other texts.
+        storages = LocalStorage(root), LocalStorage(root)
+        seen: dict[str, bytes] = {}
+        for number, (session, name, words) in enumerate(writes):
+            [path] = await storages[number % 2].write([(f"{session}/{name}.md", words)])
+            seen.setdefault(path, words.encode())
+            assert {path: Path(path).read_bytes() for path in seen} == seen
+
+
+# Nowhere else -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["", ".", "..", "/etc/x", "../x", "s/../../x", "s/..", "a\0b"])
+async def test_a_key_that_leads_out_of_the_root_is_refused(storage: LocalStorage, tmp_path: Path, key: str) -> None:
+    with pytest.raises(StorageError, match="does not name a file below"):
+        storage.location(key)
+    with pytest.raises(StorageError):
+        await storage.write([(key, "x")])
+    assert files_below(tmp_path) == []
+
+
+async def test_a_link_in_place_of_a_file_is_never_followed(storage: LocalStorage, root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.md"
+    outside.write_text("x")
+    (root / "s").mkdir(parents=True)
+    (root / "s/a.md").symlink_to(outside)
+
+    for taken in ("hash", "number"):
+        with pytest.raises(StorageError) as failed:
+            await LocalStorage(root, taken=cast("Literal['hash']", taken)).write([("s/a.md", "x")])
+        assert failed.value.errno == errno.ELOOP
+    with pytest.raises(StorageError):
+        await storage.read("s/a.md")
+    with pytest.raises(StorageError):
+        await storage.append("s", "a.md", "y")
+    assert outside.read_text() == "x"
+
+
+async def test_overwriting_replaces_a_link_and_not_what_it_points_to(root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.md"
+    outside.write_text("precious")
+    (root / "s").mkdir(parents=True)
+    (root / "s/a.md").symlink_to(outside)
+
+    [path] = await LocalStorage(root, taken="overwrite").write([("s/a.md", "x")])
+
+    assert (Path(path).read_text(), Path(path).is_symlink(), outside.read_text()) == ("x", False, "precious")
+
+
+async def test_a_link_in_place_of_a_session_folder_is_never_followed(
+    storage: LocalStorage, root: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "a.md").write_text("x")
+    root.mkdir()
+    (root / "s").symlink_to(outside)
+
+    for attempt in (
+        storage.write([("s/b.md", "x")]),
+        storage.read("s/a.md"),
+        storage.save("s", "compact", ["{}"]),
+        storage.append("s", "journal", "x"),
+        storage.records("s"),
+    ):
+        with pytest.raises(StorageError):
+            await attempt
+    assert await storage.cleanup(max_bytes=0) == await storage.cleanup(max_age=0)
+    assert files_below(outside) == ["a.md"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+async def test_what_is_no_file_neither_blocks_nor_leaks_a_descriptor(
+    storage: LocalStorage, root: Path, kind: str
+) -> None:
+    (root / "s").mkdir(parents=True)
+    (root / "s/a.md").mkdir() if kind == "folder" else os.mkfifo(root / "s/a.md")
+    with pytest.raises(StorageError, match="no regular file"):
+        await storage.write([("s/a.md", "x")])
+    before = open_descriptors()
+
+    for _ in range(5):
+        with pytest.raises(StorageError, match="no regular file"):
+            await storage.write([("s/a.md", "x")])
+        with pytest.raises(StorageError, match="no stored text"):
+            await storage.read("s/a.md")
+
+    assert open_descriptors() == before
+
+
+# When it cannot -----------------------------------------------------------------------------------------------
+
+
+async def test_a_root_that_is_a_file_is_an_error_with_its_cause(tmp_path: Path) -> None:
+    (tmp_path / "root").write_text("a file")
+
+    with pytest.raises(StorageError, match=r"cannot open the folder .*: Not a directory") as failed:
+        await LocalStorage(tmp_path / "root").write([("s/a.md", "x")])
+
+    assert isinstance(failed.value.__cause__, NotADirectoryError)
+    assert failed.value.errno == errno.ENOTDIR
+
+
+async def test_a_vanished_root_is_made_anew(storage: LocalStorage, root: Path) -> None:
+    [path] = await storage.write([("s/a.md", "x")])
+    os.unlink(path)
+    (root / "s").rmdir()
+    root.rmdir()
+
+    assert await storage.write([("s/a.md", "y")]) == [path]
+    assert Path(path).read_text() == "y"
+
+
+async def test_a_full_disk_is_an_error_and_leaves_no_half_file(tmp_path: Path) -> None:
+    with small_disk(tmp_path, kilobytes=64) as disk:
+        storage = LocalStorage(disk)
+        [small] = await storage.write([("s/small.md", "x" * 1000)])
+
+        with pytest.raises(StorageError, match="No space left on device") as failed:
+            await storage.write([("s/large.md", "x" * 200_000)])
+        with pytest.raises(StorageError, match="No space left on device"):
+            await storage.save("s", "compact", ("x" * 1000 for _ in range(200)))
+
+        assert failed.value.errno == errno.ENOSPC
+        assert isinstance(failed.value.__cause__, OSError)
+        assert files_below(disk) == ["s/small.md"]
+        assert await storage.write([("s/small.md", "x" * 1000)]) == [small]
+
+
+def test_a_folder_without_permission_is_an_error() -> None:
+    script = """
+import anyio, os, sys
+from ctxpipe import LocalStorage, StorageError
+root = sys.argv[1]
+async def tried(attempt):
+    try:
+        await attempt
+    except StorageError as error:
+        print(type(error.__cause__).__name__, error.errno)
+async def main():
+    storage = LocalStorage(root)
+    await storage.write([("s/a.md", "x")])
+    os.chmod(root + "/s", 0o500)
+    await tried(storage.write([("s/b.md", "x")]))
+    await tried(storage.append("s", "journal", "x"))
+    print(await storage.write([("s/a.md", "x")]) == [root + "/s/a.md"])
+    os.chmod(root, 0o500)
+    await tried(storage.write([("t/b.md", "x")]))
+    os.chmod(root, 0o000)
+    await tried(storage.write([("s/a.md", "x")]))
+    await tried(storage.read("s/a.md"))
+    os.chmod(root, 0o700)
+    os.chmod(root + "/s", 0o700)
+anyio.run(main)
+"""
+    with folder_of_another_user() as folder:
+        told = python_of_another_user(script, folder)
+
+    assert told.splitlines() == [
+        "PermissionError 13",
+        "PermissionError 13",
+        "True",
+        "PermissionError 13",
+        "PermissionError 13",
+        "StorageError 2",
+    ]
+
+
+async def test_a_redaction_that_fails_writes_nothing(root: Path) -> None:
+    def fail(text: str) -> str:
+        raise ZeroDivisionError(text)
+
+    with pytest.raises(ZeroDivisionError):
+        await LocalStorage(root, redact=fail).write([("s/a.md", "x")])
+
+    assert files_below(root) == []
+
+
+async def test_a_record_whose_making_fails_is_not_there(storage: LocalStorage, root: Path) -> None:
+    def chunks() -> Iterator[str]:
+        yield "["
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await storage.save("s", "compact", chunks())
+
+    assert files_below(root) == []
+
+
+# Other processes ----------------------------------------------------------------------------------------------
+
+
+def test_a_killed_writer_leaves_no_half_file_and_its_draft_is_swept(root: Path) -> None:
+    script = """
+import anyio, sys, time
+from ctxpipe import LocalStorage
+def chunks():
+    yield "half of it"
+    print("HALF", flush=True)
+    time.sleep(60)
+anyio.run(LocalStorage(sys.argv[1]).save, "s", "compact", chunks())
+"""
+    python_killed_at("HALF", script, root)
+    [draft] = files_below(root)
+    assert Path(draft).name.startswith(".draft-")
+
+    anyio.run(LocalStorage(root).write, [("s/a.md", "x")])
+    fresh = files_below(root)
+    os.utime(root / draft, (0, 0))
+    anyio.run(LocalStorage(root).write, [("s/b.md", "x")])
+
+    assert fresh == [draft, "s/a.md"]  # somebody may still be writing it
+    assert files_below(root) == ["s/a.md", "s/b.md"]
+
+
+def test_processes_that_write_the_same_key_at_once_never_mix_their_texts(root: Path) -> None:
+    script = """
+import anyio, json, sys
+from ctxpipe import LocalStorage
+async def main(root, name):
+    storage = LocalStorage(root)
+    for number in range(200):
+        [mine] = await storage.write([(f"s/{number}.md", name * 50_000)])
+        [both] = await storage.write([(f"s/both-{number}.md", "the same")])
+        if open(mine).read() != name * 50_000 or open(both).read() != "the same":
+            print("broken", mine, both)
+anyio.run(main, *sys.argv[1:])
+"""
+    starter = """
+import subprocess, sys
+script, root = sys.argv[1:]
+running = [subprocess.Popen([sys.executable, "-c", script, root, name]) for name in "ABC"]
+sys.exit(sum(process.wait() for process in running))
+"""
+    assert python(starter, script, root) == ""
+
+    found = {path.name: set(path.read_text()) for path in (root / "s").iterdir()}
+    assert all(len(held) == 1 for name, held in found.items() if not name.startswith("both"))
+    assert len(found) == 200 * 4  # each of three texts once for every number, and one for all three
+
+
+async def test_a_file_that_appears_while_we_write_is_kept(root: Path) -> None:
+    def meanwhile(text: str) -> str:
+        (root / "s").mkdir(parents=True, exist_ok=True)
+        (root / "s/a.md").write_text("theirs")
+        return text
+
+    [path] = await LocalStorage(root, redact=meanwhile).write([("s/a.md", "ours")])
+
+    assert (Path(path).read_text(), (root / "s/a.md").read_text()) == ("ours", "theirs")
+
+
+async def test_without_hard_links_it_still_works(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")  # as a FAT file system answers
+
+    monkeypatch.setattr(os, "link", no_links)
+    storage = LocalStorage(root)
+
+    written = [path for words in ("one", "two", "one") for path in await storage.write([("s/a.md", words)])]
+
+    assert [Path(path).read_text() for path in written] == ["one", "two", "one"]
+    assert files_below(root) == [f"s/a-{content_hash('two')}.md", "s/a.md"]
+
+
+def test_a_thousand_sessions_at_once_need_few_descriptors(root: Path) -> None:
+    script = """
+import anyio, resource, sys
+from ctxpipe import LocalStorage
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+async def session(storage, number):
+    [path] = await storage.write([(f"s{number}/{name}.md", "x" * 5000) for name in "a"])
+    await storage.append(f"s{number}", "journal", "x" * 100)
+    assert (await storage.read(path)).total == 5000
+    await storage.save(f"s{number}", "compact", ["x"])
+async def main(root):
+    storage = LocalStorage(root)
+    async with anyio.create_task_group() as tasks:
+        for number in range(1000):
+            tasks.start_soon(session, storage, number)
+    print(sum(1 for _ in open("/dev/null")), "lines, and no descriptor was missing")
+anyio.run(main, *sys.argv[1:])
+"""
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 64
+    assert python(script, root) == "0 lines, and no descriptor was missing"
+    assert len(files_below(root)) == 3000
+
+
+# Reading ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_text_is_read_in_pages_of_characters(storage: LocalStorage) -> None:
+    await storage.write([("s/a.md", "a漢🙂\r\nz")])
+
+    pages = [await storage.read("s/a.md", offset, 2) for offset in (0, 2, 4)]
+
+    assert pages == [Page("a漢", 0, 6), Page("🙂\r", 2, 6), Page("\nz", 4, 6)]
+    assert [page.next_offset for page in pages] == [2, 4, None]
+
+
+@given(st.text(max_size=40), st.integers(0, 50), st.integers(0, 50) | st.none())
+async def test_a_page_is_a_slice(words: str, offset: int, limit: int | None) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        storage = LocalStorage(root)
+        await storage.write([("s/a.md", words)])
+
+        page = await storage.read("s/a.md", offset, limit)
+
+    assert page.text == words[offset:][:limit]
+    assert (page.offset, page.total) == (min(offset, len(words)), len(words))
+
+
+async def test_a_page_may_lie_across_the_chunks_that_are_read(storage: LocalStorage) -> None:
+    words = "".join(chr(0x4E00 + number % 5000) for number in range(200_000))
+    await storage.write([("s/a.md", words)])
+
+    assert (await storage.read("s/a.md", 65_530, 70_000)).text == words[65_530:135_530]
+
+
+@pytest.mark.parametrize("limits", [{"offset": -1}, {"limit": -1}])
+async def test_a_page_of_a_nonsensical_size_is_refused_by_name(storage: LocalStorage, limits: dict[str, int]) -> None:
+    with pytest.raises(SettingsError, match=f"{next(iter(limits))} of a page is -1"):
+        await storage.read("s/a.md", **limits)
+
+
+async def test_every_form_of_a_path_that_we_print_is_understood(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    real = tmp_path / "real"
+    real.mkdir()
+    root.symlink_to(real)  # the root itself may be a link: the user has named it
+    storage = LocalStorage(root)
+    [path] = await storage.write([("s/a.md", "x")])
+
+    for form in (
+        path,
+        "s/a.md",
+        "./s/a.md",
+        "root/s/a.md",
+        "./root/s/a.md",
+        str(real / "s/a.md"),
+        "/sandbox/files/s/a.md",
+        "C:\\sandbox\\s\\a.md",
+    ):
+        assert (await storage.read(form)).text == "x", form
+
+
+async def test_a_text_of_the_function_for_whole_histories_is_found_too(root: Path) -> None:
+    storage = LocalStorage(root)
+    await storage.write([("tool-result-a.md", "x")])
+
+    assert (await storage.read("./tool-result-a.md")).text == "x"
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["", ".", "..", "/etc/passwd", "../outside.md", "s/../../outside.md", "s", "a\0b", "\ud83d.md", "x" * 5000],
+)
+async def test_nothing_is_read_outside_of_the_root(storage: LocalStorage, tmp_path: Path, location: str) -> None:
+    (tmp_path / "outside.md").write_text("secret")
+    await storage.write([("s/a.md", "x")])
+
+    with pytest.raises(StorageError, match="there is no stored text"):
+        await storage.read(location)
+    with pytest.raises(StorageError, match="there is no stored text"):
+        storage.key(location)
+
+
+async def test_reading_a_thing_that_is_not_there_does_not_make_the_root(storage: LocalStorage, root: Path) -> None:
+    with pytest.raises(StorageError):
+        await storage.read("s/a.md")
+
+    assert not root.exists()
+
+
+# Records ------------------------------------------------------------------------------------------------------
+
+
+async def test_records_are_numbered_by_session_and_stem(root: Path) -> None:
+    storage = LocalStorage(root, clock=lambda: datetime(2026, 11, 20, 17, 24, tzinfo=UTC).timestamp())
+
+    saved = [
+        await storage.save(*record, ["{}"])
+        for record in (("s", "compact"), ("s", "compact"), ("t", "compact"), ("s", "truncate"), ("s", "compact"))
+    ]
+
+    assert [Path(path).relative_to(root).as_posix() for path in saved] == [
+        "s/compact-20261120T172400Z-1.json",
+        "s/compact-20261120T172400Z-2.json",
+        "t/compact-20261120T172400Z-1.json",
+        "s/truncate-20261120T172400Z-1.json",
+        "s/compact-20261120T172400Z-3.json",
+    ]
+
+
+async def test_the_numbers_go_on_in_another_process(root: Path) -> None:
+    await LocalStorage(root).save("s", "compact", ["{}"])
+
+    assert (await LocalStorage(root).save("s", "compact", ["{}"])).endswith("-2.json")
+
+
+async def test_many_records_saved_at_once_all_have_their_own_number(storage: LocalStorage, root: Path) -> None:
+    async with anyio.create_task_group() as tasks:
+        for number in range(30):
+            tasks.start_soon(storage.save, "s", "compact", [str(number)])
+
+    assert sorted(int((root / name).read_text()) for name in files_below(root)) == list(range(30))
+
+
+async def test_a_record_grows_at_its_end(storage: LocalStorage) -> None:
+    paths = {await storage.append("s", "journal.jsonl", line) for line in ("one\n", "two \ud83d\n", "漢\r\n")}
+
+    assert len(paths) == 1
+    assert Path(paths.pop()).read_bytes() == "one\ntwo \\ud83d\n漢\r\n".encode()
+
+
+async def test_records_are_listed_by_session_oldest_first_without_the_texts(storage: LocalStorage) -> None:
+    await storage.write([("s/a.md", "x")])
+    saved = [await storage.save("s", "z", ["1"]), await storage.save("s", "a", ["2"])]
+    saved.append(await storage.append("s", "journal.jsonl", "x"))
+    await storage.save("t", "a", ["3"])
+    for age, path in enumerate(saved):
+        os.utime(path, (1000 + age, 1000 + age))
+
+    assert await storage.records("s") == saved
+    assert await storage.records("nobody") == []
+
+
+async def test_hostile_names_of_sessions_and_records_stay_inside(storage: LocalStorage, root: Path) -> None:
+    for hostile in ("../../x", "/etc", "", "a/b"):
+        saved = await storage.save(hostile, hostile, ["{}"])
+        grown = await storage.append(hostile, hostile, "x")
+
+        assert Path(saved).parent == Path(grown).parent == root / safe_name(hostile)
+        assert await storage.records(hostile) == sorted([saved, grown], key=lambda path: os.stat(path).st_mtime_ns)
+
+
+# Cleaning up --------------------------------------------------------------------------------------------------
+
+
+async def aged(storage: LocalStorage, ages: dict[str, int], size: int = 100) -> list[str]:
+    """Texts of *size* bytes under the given keys, so many seconds old at 1,000,000."""
+    written = await storage.write([(key, key[-1] * size) for key in ages])
+    for path, age in zip(written, ages.values(), strict=True):
+        os.utime(path, (1_000_000 - age, 1_000_000 - age))
+    return written
+
+
+@pytest.fixture
+def dated(root: Path) -> LocalStorage:
+    return LocalStorage(root, clock=lambda: 1_000_000.0)
+
+
+async def test_without_limits_nothing_is_cleaned_up(dated: LocalStorage, root: Path) -> None:
+    assert await dated.cleanup() == await dated.cleanup(max_bytes=0)
+    assert not root.exists()
+
+    await aged(dated, {"s/a.md": 10**6})
+
+    assert (await dated.cleanup()).files == ()
+
+
+async def test_what_is_too_old_goes(dated: LocalStorage, root: Path) -> None:
+    [old, _, _] = await aged(dated, {"s/old.md": 101, "s/due.md": 100, "t/new.md": 1})
+
+    cleaned = await dated.cleanup(max_age=100)
+
+    assert (cleaned.files, cleaned.bytes) == ((old,), 100)
+    assert files_below(root) == ["s/due.md", "t/new.md"]
+
+
+async def test_the_oldest_go_until_the_rest_fits(dated: LocalStorage, root: Path) -> None:
+    [second, first, _, _] = await aged(dated, {"s/b.md": 30, "s/a.md": 40, "t/c.md": 20, "s/d.md": 10})
+
+    cleaned = await dated.cleanup(max_bytes=200)
+
+    assert cleaned.files == (first, second)
+    assert files_below(root) == ["s/d.md", "t/c.md"]
+
+
+async def test_a_folder_that_became_empty_goes_and_others_stay(dated: LocalStorage, root: Path) -> None:
+    await aged(dated, {"s/a.md": 10, "t/b.md": 1})
+    (root / "empty, but not ours").mkdir()
+
+    await dated.cleanup(max_age=5)
+
+    assert sorted(path.name for path in root.iterdir()) == ["empty, but not ours", "t"]
+
+
+LIVE = "s/tool-result-live.md"
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [user(tool_result("live", placeholder(DIRECT, f"/root/{LIVE}")))],
+        [user(tool_result("live", placeholder(BATCH, f"./{LIVE}")))],
+        [user(tool_result("live", placeholder(BATCH, f"C:\\{LIVE}".replace("/", "\\"))))],
+        [user(tool_result("live", placeholder(DIRECT, f"/root [1]/{LIVE}", "x" * 99, Preview(5, 5))))],
+        [user(tool_result("live", [text(placeholder(DIRECT, f"/root/{LIVE}")), {"type": "image"}]))],
+        [assistant(tool_use("live", "write", {"edits": [{"new": placeholder(BATCH, f"./{LIVE}")}]}))],
+        [{"role": "user", "content": f"It said {placeholder(BATCH, f'./{LIVE}')} and {placeholder(BATCH, './x.md')}"}],
+        [
+            {
+                "role": "assistant",
+                "content": [
+                    ToolUseBlock(type="tool_use", id="a", name="w", input={"text": placeholder(BATCH, f"./{LIVE}")})
+                ],
+            }
+        ],
+    ],
+)
+async def test_a_file_that_a_living_history_names_is_never_deleted(
+    dated: LocalStorage, root: Path, history: list[Message]
+) -> None:
+    await aged(dated, {LIVE: 10**5, "s/dead.md": 10**5})
+
+    await dated.cleanup(max_bytes=0, max_age=0, live=[conversation(user("go")), history])
+
+    assert files_below(root) == [LIVE]
+
+
+async def test_records_go_only_when_asked(dated: LocalStorage, root: Path) -> None:
+    await aged(dated, {"s/a.md": 100})
+    record = await dated.save("s", "compact", ["{}"])
+    journal = await dated.append("s", "journal.jsonl", "{}")
+    for path in (record, journal):
+        os.utime(path, (0, 0))
+
+    assert [Path(path).name for path in (await dated.cleanup(max_age=50)).files] == ["a.md"]
+    assert len((await dated.cleanup(max_age=50, records=True)).files) == 2
+    assert files_below(root) == []
+
+
+async def test_drafts_go_only_when_nobody_can_be_writing_them(dated: LocalStorage, root: Path) -> None:
+    (root / "s").mkdir(parents=True)
+    for name, age in (("old", 3601), ("new", 3599)):
+        (root / f"s/.draft-{name}").write_text("half")
+        os.utime(root / f"s/.draft-{name}", (1_000_000 - age, 1_000_000 - age))
+
+    await dated.cleanup()
+
+    assert files_below(root) == ["s/.draft-new"]
+
+
+async def test_files_that_are_not_ours_stay(dated: LocalStorage, root: Path) -> None:
+    await aged(dated, {"tool-result-a.md": 100, "s/b.md": 100})
+    theirs = ["README.md", ".gitignore", "data.csv", "s/.keep"]
+    for name in theirs:
+        (root / name).write_text("precious")
+        os.utime(root / name, (0, 0))
+    (root / "s/link.md").symlink_to(root / "README.md")
+
+    await dated.cleanup(max_bytes=0, max_age=0, records=True)
+
+    assert files_below(root) == sorted([*theirs, "s/link.md"])
+
+
+@pytest.mark.parametrize("limits", [{"max_bytes": -1}, {"max_age": -0.5}, {"max_age": float("nan")}])
+async def test_a_nonsensical_limit_is_refused_by_name(storage: LocalStorage, limits: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=f"{next(iter(limits))} of a clean-up is"):
+        await storage.cleanup(**limits)
+
+
+async def test_cleaning_up_while_others_write_and_clean_up_harms_nobody(root: Path) -> None:
+    storages = [LocalStorage(root, clock=lambda: 10.0**12) for _ in range(4)]
+
+    async def work(storage: LocalStorage, session: str) -> None:
+        for number in range(20):
+            await storage.write([(f"{session}/{number}.md", "x" * 500)])
+            await storage.cleanup(max_bytes=2000)
+
+    async with anyio.create_task_group() as tasks:
+        for number, storage in enumerate(storages):
+            tasks.start_soon(work, storage, f"s{number}")
+
+    assert sum((root / name).stat().st_size for name in files_below(root)) <= 2500
+
+
+async def test_a_text_can_be_json(storage: LocalStorage) -> None:
+    [path] = await storage.write([("s/a.md", json.dumps([{"type": "text", "text": "漢"}], ensure_ascii=False))])
+
+    assert json.loads(Path(path).read_text()) == [text("漢")]
