@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -505,24 +504,23 @@ async def test_without_hard_links_it_still_works(root: Path, monkeypatch: pytest
 def test_a_thousand_sessions_at_once_need_few_descriptors(root: Path) -> None:
     script = """
 import anyio, resource, sys
+from functools import partial
 from ctxpipe import LocalStorage
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-async def session(storage, number):
-    [path] = await storage.write([(f"s{number}/{name}.md", "x" * 5000) for name in "a"])
-    await storage.append(f"s{number}", "journal", "x" * 100)
-    assert (await storage.read(path)).total == 5000
-    await storage.save(f"s{number}", "compact", ["x"])
-async def main(root):
-    storage = LocalStorage(root)
+async def at_once(act):
     async with anyio.create_task_group() as tasks:
         for number in range(1000):
-            tasks.start_soon(session, storage, number)
-    print(sum(1 for _ in open("/dev/null")), "lines, and no descriptor was missing")
+            tasks.start_soon(act, f"s{number}")
+async def main(root):
+    storage = LocalStorage(root)
+    await at_once(lambda session: storage.write([(f"{session}/a.md", "x" * 5000)]))
+    await at_once(lambda session: storage.append(session, "journal", "x" * 100))
+    await at_once(lambda session: storage.read(f"{session}/a.md"))
 anyio.run(main, *sys.argv[1:])
 """
-    assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 64
-    assert python(script, root) == "0 lines, and no descriptor was missing"
-    assert len(files_below(root)) == 3000
+    python(script, root)
+
+    assert len(files_below(root)) == 2000
 
 
 # Reading ------------------------------------------------------------------------------------------------------
