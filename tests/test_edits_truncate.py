@@ -33,6 +33,7 @@ from ctxpipe.edits.thinking import open_loop
 from ctxpipe.edits.truncate import Window
 from ctxpipe.edits.views import COMMON_READING_TOOLS
 from ctxpipe.messages import THINKING, Message, blocks, check, kind, split_system, tool_calls, tool_results
+from ctxpipe.placeholders import Preview
 from ctxpipe.tokens import TokenCounter
 
 CHARS = TokenCounter(len)
@@ -123,6 +124,19 @@ def test_the_first_request_and_the_last_turn_are_never_in_the_middle() -> None:
     assert truncate.middle([], [0]) == range(0)
 
 
+def test_the_last_turn_is_what_the_model_has_not_answered_with_the_calls_answered_in_it() -> None:
+    history = conversation(user("go"), step("t1"), assistant("done"), user("more"), step("t2"))
+
+    assert truncate.last_turn(history) == 5
+    assert truncate.last_turn([*history, system("be brief")]) == 5
+    assert truncate.last_turn([*history, user("and this")]) == 5
+    assert truncate.last_turn(history[:-1]) == 5
+    assert truncate.last_turn(history[:-2]) == 4
+    assert truncate.last_turn(history[:4]) == 3
+    assert truncate.last_turn(history[:1]) == 0
+    assert truncate.last_turn([]) == 0
+
+
 # File views ---------------------------------------------------------------------------------------------------
 
 
@@ -161,6 +175,7 @@ def test_shell_views_and_other_tools_are_asked_for() -> None:
     [
         "[Content offloaded to: ./tool-result-t1.md]",
         "[Tool result offloaded to file: /tmp/t1.md]",
+        "[Tool result offloaded to file: /tmp/t1.md]" + Preview(10, 5).of("def f():\n    return 1\n" * 9),
         "<system-reminder>\n## File Context: a.py\n1 | f\n</system-reminder>",
         "",
     ],
@@ -174,9 +189,11 @@ def test_a_pointer_a_folded_file_and_no_text_are_not_to_be_folded(content: str) 
 
 
 def test_calls_of_the_middle_go_with_their_results_and_all_text_stays() -> None:
-    history = conversation(user("go"), step("t1", say="one"), step("t2"), step("t3", say="three"), assistant("done"))
+    history = conversation(
+        user("go"), step("t1", say="one"), step("t2"), step("t3", say="three"), assistant("done"), user("next")
+    )
 
-    assert filtered(history, range(1, 7)) == [user("go"), assistant(text("one"), text("three"), text("done"))]
+    assert filtered(history, range(1, 7)) == [user("go"), assistant("one", "three", "done"), user("next")]
 
 
 def test_without_a_call_in_the_middle_nothing_changes() -> None:
@@ -228,21 +245,21 @@ def test_what_a_user_wrote_beside_a_result_joins_the_message_before() -> None:
 
 
 def test_in_strict_ground_a_call_is_spared_where_a_message_outside_would_be_touched() -> None:
-    history = conversation(
-        user("go"),
-        assistant(tool_use("t1")),
-        user(tool_result("t1"), "hm"),
-        step("t2"),
-        step("t3", say="x"),
-        chat(2)[1],
-    )
+    mixed = conversation(assistant(tool_use("t1")), user(tool_result("t1"), "hm"))
+    history = conversation(chat(3), mixed, step("t2"), step("t3", say="x"), assistant("so"), user("next"))
 
-    loose, strict = filtered(history, range(1, 7)), filtered(history, range(1, 7), strict=True)
+    loose, strict = filtered(history, range(3, 9)), filtered(history, range(3, 9), strict=True)
 
-    assert loose == [user(text("go"), text("hm")), assistant(text("x"), chat(2)[1]["content"])]  # type: ignore[arg-type]
-    assert strict == [*history[:3], *history[5:]]
-    assert strict[0] is history[0]
-    assert strict[-1] is history[-1]
+    assert loose == [*chat(2), user(chat(3)[2]["content"], "hm"), assistant("x", "so"), user("next")]  # type: ignore[arg-type]
+    assert strict == [*history[:5], *history[7:]]
+    assert all(any(message is other for other in history) for message in strict)
+
+
+def test_the_first_request_and_the_last_turn_are_never_merged_with() -> None:
+    mixed = conversation(assistant(tool_use("t1")), user(tool_result("t1"), "hm"))
+    history = conversation(user("go"), mixed, step("t2", say="x"), assistant("done"))
+
+    assert filtered(history, range(1, 5)) == history
 
 
 def test_thinking_goes_with_its_call_when_nothing_else_is_left() -> None:
@@ -414,7 +431,9 @@ def test_every_cut_of_every_history_is_valid_and_alternates(
     assert all_but_a_block(said(history), said(left))
     behind = len(history) - middle.stop
     assert said(left)[: len(said(history[: middle.start]))] == said(history[: middle.start])
-    assert said(left[-1:]) == said(history[-1:]) or not behind
+    first, last = len(split_system(history)[0]), truncate.last_turn(history)
+    assert left[first] is history[first]
+    assert all(new is old for new, old in zip(left[last - len(history) :], history[last:], strict=True))
     if strict and middle:
         assert all(new is old for new, old in zip(left[: middle.start], history, strict=False))
         assert all(new is old for new, old in zip(left[-behind:], history[-behind:], strict=True))

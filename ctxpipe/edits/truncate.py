@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from ..messages import THINKING, blocks, kind, split_system, texts, tool_calls, tool_results
 from ..messages import field as read
-from ..placeholders import reference
+from ..placeholders import previewed_reference, reference
 from .compact import extract_commands
 from .thinking import open_loop
 from .views import READING_TOOLS, ReadingTools, viewed_path
@@ -87,10 +87,12 @@ def _between(sums: Sequence[int], start: Fraction, end: Fraction) -> range:
 
 
 def last_turn(messages: Sequence[Message]) -> int:
-    """Where the last turn begins: the newest message, with the calls that it answers."""
-    last = len(messages) - 1
-    answers = last > 0 and next(tool_results(messages, last), None) is not None
-    return max(0, last - 1 if answers else last)
+    """Where the last turn begins: what the model has not answered yet, with the calls that were answered in it."""
+    start = len(messages)
+    while start and messages[start - 1]["role"] != "assistant":
+        start -= 1
+    answers = next(tool_results(messages, start), None) is not None
+    return max(0, start - 1 if answers or start == len(messages) else start)
 
 
 def has_command(message: Message) -> bool:
@@ -112,7 +114,8 @@ class FileView:
     @property
     def foldable(self) -> bool:
         """Whether the text is a file's: no pointer to an offloaded one (A-17), and not folded already."""
-        return bool(self.text) and reference(self.text) is None and not _FOLDED.match(self.text)
+        points = reference(self.text) or previewed_reference(self.text)
+        return bool(self.text) and points is None and not _FOLDED.match(self.text)
 
 
 def file_views(messages: Sequence[Message], tools: ReadingTools = READING_TOOLS, shell: bool = False) -> list[FileView]:
@@ -158,10 +161,12 @@ class Ground:
 def ground(messages: Sequence[Message], middle: range, *, protected: int = 0, strict: bool = False) -> Ground:
     """The ground around *middle*, as far as it lies behind the first *protected* messages.
 
-    With *strict* no message outside it is touched, not even merged with.
+    The first request and the last turn stay as they are; with *strict* so does every message outside the middle,
+    which then is not even merged with.
     """
     middle = range(max(middle.start, protected), middle.stop) if middle.stop > protected else range(0)
-    stay = frozenset(range(len(messages))) - frozenset(middle) if strict else frozenset[int]()
+    ends = {len(split_system(messages)[0]), *range(last_turn(messages), len(messages))}
+    stay = frozenset(range(len(messages))) - frozenset(middle) if strict else frozenset(ends)
     return Ground(middle, stay, range(middle.start, min(middle.stop, open_loop(messages))))
 
 
@@ -371,7 +376,7 @@ def _candidates(wanted: range, units: int) -> Iterator[tuple[range, bool]]:
         yield from ((block, False) for block in _widened(wanted, more, units))
     for more in range(_MOST_WIDENING):
         yield from ((block, True) for block in _widened(wanted, more, units))
-    for less in range(1, len(wanted)):
+    for less in range(1, min(len(wanted), _MOST_WIDENING)):
         yield from ((range(wanted.start + left, wanted.stop - less + left), True) for left in range(less + 1))
 
 
