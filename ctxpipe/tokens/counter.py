@@ -25,7 +25,7 @@ Counting: TypeAlias = "TokenCounter | Callable[[str], int]"
 
 T = TypeVar("T")
 
-MEMO_BYTES = 32 * 2**20
+MEMO_BYTES = 64 * 2**20
 HOP_CHARS = 32_768  # a thread hop costs as much as some thousand characters; this many stall the loop for 4 ms
 _ENTRY_BYTES = 200  # a dict entry, the number and the tuple that holds it
 

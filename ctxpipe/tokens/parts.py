@@ -6,7 +6,7 @@ Nothing is added for the frame of a message or a block: the factor that the API'
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from ..messages import Block, Message, as_dict, compact_json, field, kind
@@ -31,7 +31,7 @@ def content_parts(content: object, as_json: AsJson) -> Iterator[Part]:
     """Bare text, blocks, or nothing: what a message, a tool result or a document may hold."""
     if isinstance(content, str):
         yield content
-    elif isinstance(content, Sequence):
+    elif isinstance(content, list | tuple):
         for block in content:
             yield from block_parts(block, as_json)
     elif content is not None:
