@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from histories import assistant, conversation, histories, said, step, system, tool_result, tool_use, user, view
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -37,7 +38,6 @@ from ctxpipe.edits.compact import (
 )
 from ctxpipe.messages import Message, check, pending_calls
 from ctxpipe.tokens import TokenCounter
-from histories import assistant, conversation, histories, said, step, system, tool_result, tool_use, user, view
 
 count = TokenCounter().text
 
@@ -356,6 +356,16 @@ def test_when_the_history_ends_with_the_assistant_the_evidence_holds_the_last_re
 
     assert draft.closing == ""
     assert draft.evidence.requests == ["Only."]
+
+
+def test_without_any_room_the_first_request_and_one_that_stands_nowhere_else_stand() -> None:
+    history = [user("First."), assistant("a"), user("Second."), assistant("b"), user("Third."), assistant("Done.")]
+
+    block, _ = evidence_block(drafted([], history, "S").evidence, Room.of(0), count)
+    shorter, _ = evidence_block(drafted([], history[:-1], "S").evidence, Room.of(0), count)
+
+    assert parsed_evidence(block).requests == ["First.", "Third."]
+    assert parsed_evidence(shorter).requests == ["First."]
 
 
 def test_folded_files_stand_behind_the_evidence() -> None:

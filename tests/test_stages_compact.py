@@ -14,6 +14,8 @@ from typing import Any, cast
 import anthropic
 import anyio
 import pytest
+from histories import assistant, chat, conversation, said, step, system, user, view
+from histories import tool_use as call
 
 from ctxpipe import Budget, Compacted, ContextPipeline, LocalStorage, Outcome, Result, Skip, StorageError, Turn
 from ctxpipe.compacted import ACKNOWLEDGED, CONTINUE, IN_PROGRESS, SUMMARY, summary_body, summary_extras
@@ -38,8 +40,6 @@ from ctxpipe.testing import (
     thinking,
     tool_use,
 )
-from tests.histories import assistant, chat, conversation, said, step, system, user, view
-from tests.histories import tool_use as call
 
 PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K" * 50}}
 

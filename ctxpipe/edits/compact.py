@@ -109,7 +109,8 @@ class Evidence:
 
     *paths* tells for each path whether it was written, *commands* for each command line whether it failed last.
     *requests* are the user's own words, *archives* the files with the raw messages, *index* the one with further
-    paths, *notes* what is to be known about restored files.
+    paths, *notes* what is to be known about restored files. *last_stands* says that the last request stands nowhere
+    else.
     """
 
     paths: Mapping[str, bool]
@@ -119,6 +120,7 @@ class Evidence:
     archives: Sequence[str] = ()
     index: str = ""
     notes: Sequence[str] = ()
+    last_stands: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,8 @@ Count: TypeAlias = Callable[[str], int]
 def evidence_block(evidence: Evidence, room: Room, count: Count) -> tuple[str, list[str]]:
     """The text that stands behind a summary, and the paths that found no room in it.
 
-    The first request, the archives, the index and the notes always stand. *count* gives the tokens of a text.
+    The first request, the archives, the index and the notes always stand, and so does the last request where it
+    stands nowhere else. *count* gives the tokens of a text.
     """
     newest = list(evidence.paths)[::-1]
     ranked = sorted(newest, key=lambda path: not evidence.paths[path])  # those written come first
@@ -227,6 +230,8 @@ def _request_lines(evidence: Evidence, room: Room, count: Count) -> list[str]:
     if not requests:
         return []
     newest = _newest(requests[1:], room.requests, count)
+    if evidence.last_stands and not newest:
+        newest = requests[1:][-1:]
     left_out = len(requests) - 1 - len(newest)
     gap = [f"[{left_out} requests of that time are in the raw messages]"] if left_out else []
     return [_REQUESTS, requests[0], *gap, *newest]
@@ -359,7 +364,7 @@ def drafted(
     return Draft(
         head,
         safe_summary(summary) + reminder(extract_commands(rest)),
-        replace(evidence, archives=archives, requests=requests, notes=notes),
+        replace(evidence, archives=archives, requests=requests, notes=notes, last_stands=not closing),
         kept_messages(rest, pin) if pin else (),
         closing,
     )
