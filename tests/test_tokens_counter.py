@@ -215,6 +215,14 @@ def test_a_function_that_answers_with_tokens_instead_of_their_number_is_refused(
         TokenCounter(stock.encoding("cl100k_base").encode).text("hello")  # type: ignore[arg-type]
 
 
+def test_a_function_may_answer_with_any_whole_number() -> None:
+    class Whole:
+        def __index__(self) -> int:
+            return 7
+
+    assert TokenCounter(lambda _: Whole()).text("hello") == 7  # type: ignore[arg-type, return-value]
+
+
 def test_a_negative_memory_is_refused() -> None:
     with pytest.raises(SettingsError, match="memo_bytes"):
         TokenCounter(memo_bytes=-1)
@@ -353,6 +361,14 @@ async def test_little_new_text_stays_on_the_loop() -> None:
     assert threads.seen == [threading.current_thread()]
 
 
+async def test_text_of_other_scripts_goes_to_a_thread_sooner_because_it_takes_longer() -> None:
+    threads = Threads()
+
+    await TokenCounter(threads).texts(["中文" * 9_000])
+
+    assert threads.seen[0] is not threading.current_thread()
+
+
 async def test_known_text_needs_no_thread_however_long() -> None:
     threads = Threads()
     ours, text = TokenCounter(threads), "long " * 50_000
@@ -370,6 +386,7 @@ async def test_an_encoding_that_is_not_loaded_is_loaded_off_the_loop(monkeypatch
         threads.append(threading.current_thread())
         return stock.encoding(name)
 
+    monkeypatch.setattr("ctxpipe.tokens.vocabulary._loaded", {})
     monkeypatch.setattr("ctxpipe.tokens.vocabulary.load", load)
     await TokenCounter().count([user("hello")])
     await TokenCounter().warm()
@@ -381,7 +398,7 @@ async def test_an_encoding_that_is_not_loaded_is_loaded_off_the_loop(monkeypatch
 async def test_a_warm_counter_loads_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = TokenCounter()
     await ours.warm()
-    monkeypatch.delattr("ctxpipe.tokens.vocabulary.load")
+    monkeypatch.delattr("ctxpipe.tokens.vocabulary._build")
 
     await ours.warm()
 
@@ -488,6 +505,14 @@ def test_head_leaves_little_of_the_limit_unused(text: str) -> None:
     ours = TokenCounter()
 
     assert 1_990 <= ours.text(ours.head(text, 2_000)) <= 2_000
+
+
+def test_head_of_a_text_that_cannot_be_cut_encodes_little_of_it() -> None:
+    ours = TokenCounter()
+
+    ours.head("a" * 10_000_000, 2_000)
+
+    assert ours.encoded_chars < 100_000
 
 
 def test_head_splits_no_character() -> None:

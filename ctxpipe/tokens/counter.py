@@ -26,7 +26,7 @@ Counting: TypeAlias = "TokenCounter | Callable[[str], int]"
 T = TypeVar("T")
 
 MEMO_BYTES = 64 * 2**20
-HOP_CHARS = 32_768  # a thread hop costs as much as some thousand characters; this many stall the loop for 4 ms
+HOP_BYTES = 32_768  # of text as Python holds it: some 4 ms of counting, forty times the cost of a thread hop
 _ENTRY_BYTES = 200  # a dict entry, the number and the tuple that holds it
 
 
@@ -119,17 +119,17 @@ class TokenCounter:
         tools: Iterable[object] | None = None,
     ) -> bool:
         """Whether *what* has more than *limit* tokens. Bounds come first, then text is encoded until it is decided."""
-        content = (what,) if isinstance(what, str) else self._parts(what, system, tools)
-        known, unknown = self._sorted(content)
-        at_most = known + sum(map(self._encoder.at_most, unknown))
+        known, unknown = self._split((what,) if isinstance(what, str) else self._parts(what, system, tools))
+        bounds = list(map(self._encoder.at_most, unknown))
+        at_most = known + sum(bounds)
         if known + sum(map(self._encoder.at_least, unknown)) > limit:
             return True
-        for text in unknown:
+        for text, bound in zip(unknown, bounds, strict=True):
             if known > limit or at_most <= limit:
                 break
             tokens = self._up_to(text, limit - known)
             known += tokens
-            at_most += tokens - self._encoder.at_most(text)
+            at_most += tokens - bound
         return known > limit
 
     def head(self, text: str, limit: int) -> str:
@@ -175,7 +175,7 @@ class TokenCounter:
         self._keep(text, tokens)
         return tokens
 
-    def _sorted(self, content: Iterable[Part]) -> tuple[int, list[str]]:
+    def _split(self, content: Iterable[Part]) -> tuple[int, list[str]]:
         """The tokens of what is known, and the texts that are not."""
         known, unknown = 0, []
         for part in content:
@@ -187,19 +187,21 @@ class TokenCounter:
         return known, unknown
 
     async def _tokens(self, content: Sequence[Part]) -> list[int]:
-        found = {part: self._known.get(part) for part in content if isinstance(part, str)}
-        new = [text for text, tokens in found.items() if tokens is None]
-        learn = functools.partial(self._learn_all, new)
-        # One hop for all of it: a hop per text costs more than the text.
-        is_long = new and (not self._encoder.ready or sum(map(len, new)) > HOP_CHARS)
-        learned = await _in_thread(learn) if is_long else learn()
-        return [
-            part if isinstance(part, int) else learned[part] if (tokens := found[part]) is None else tokens
-            for part in content
-        ]
+        counts = {
+            part: tokens for part in content if isinstance(part, str) and (tokens := self._known.get(part)) is not None
+        }
+        new = [part for part in dict.fromkeys(content) if isinstance(part, str) and part not in counts]
+        if new:
+            counts |= await self._learn_all(new)
+        return [counts[part] if isinstance(part, str) else part for part in content]
 
-    def _learn_all(self, texts: Iterable[str]) -> dict[str, int]:
-        return {text: self._learn(text) for text in texts}
+    async def _learn_all(self, texts: Sequence[str]) -> dict[str, int]:
+        def learn() -> dict[str, int]:
+            return {text: self._learn(text) for text in texts}
+
+        if self._encoder.ready and sum(map(sys.getsizeof, texts)) <= HOP_BYTES:
+            return learn()
+        return await _in_thread(learn)  # all in one hop: a hop per text costs more than the text
 
     def _as_json(self, value: object) -> str:
         """*value* as compact JSON, made once for each object as long as nobody edits it."""

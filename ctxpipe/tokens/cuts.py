@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-__all__ = ["SEGMENT_CHARS", "segments", "squeeze"]
+__all__ = ["SEGMENT_CHARS", "period_texts", "segments", "squeeze"]
 
 SEGMENT_CHARS = 32_768
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,7 +30,7 @@ class Encoder(Protocol):
         """Whether counting needs no loading first."""
         ...
 
-    def load(self) -> None: ...
+    def load(self) -> object: ...
 
     def steps(self, text: str) -> Iterator[int]:
         """The tokens of *text*, part by part: their sum is the count."""
@@ -61,20 +62,16 @@ class Tiktoken:
 
     @property
     def ready(self) -> bool:
-        return self._given is not None
+        return self._given is not None or vocabulary.is_loaded(self._name)
 
-    def load(self) -> None:
+    def load(self) -> tiktoken.Encoding:
         if self._given is None:
             self._given = vocabulary.load(self._name)
-
-    @property
-    def encoding(self) -> tiktoken.Encoding:
-        self.load()
-        assert self._given is not None  # noqa: S101
         return self._given
 
     def at_least(self, text: str) -> int:
-        return -(-len(text) // LONGEST_TOKEN_BYTES) if self._shipped else min(1, len(text))
+        # Another encoding may have longer tokens, or a pattern that leaves text out.
+        return -(-len(text) // LONGEST_TOKEN_BYTES) if self._shipped else 0
 
     def at_most(self, text: str) -> int:
         return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
@@ -105,7 +102,7 @@ class Tiktoken:
         self.encoded_chars += len(text)
         try:
             # encode_ordinary would raise a BaseException on a million blanks where this raises a ValueError.
-            return self.encoding.encode(text, disallowed_special=())
+            return self.load().encode(text, disallowed_special=())
         except ValueError:
             if len(text) < _ENGINE_LIMIT:
                 raise
@@ -115,8 +112,7 @@ class Tiktoken:
     def head(self, text: str, limit: int) -> str:
         end = 0
         for segment in cuts.segments(text) if self._shipped else (text,):
-            tokens = self._squeezed(segment)
-            if tokens > limit:
+            if self.at_least(segment) > limit or (tokens := self._squeezed(segment)) > limit:
                 return text[: end + len(self._cut(segment, limit))]
             limit -= tokens
             end += len(segment)
@@ -131,7 +127,7 @@ class Tiktoken:
         ids = self._ids(part)[:limit]
         while ids:
             # The last token may end inside a character; and a prefix may split into more pieces than before.
-            prefix = part[: len(self.encoding.decode_bytes(ids).decode(errors="ignore"))]
+            prefix = part[: len(self.load().decode_bytes(ids).decode(errors="ignore"))]
             if self._count(prefix) <= limit:
                 return prefix
             ids.pop()
@@ -152,8 +148,8 @@ class Function:
     def ready(self) -> bool:
         return True
 
-    def load(self) -> None:
-        pass
+    def load(self) -> object:
+        return self._function
 
     def at_least(self, text: str) -> int:  # noqa: ARG002
         return 0
@@ -170,9 +166,11 @@ class Function:
     def _count(self, text: str) -> int:
         self.encoded_chars += len(text)
         tokens = self._function(text)
-        if not isinstance(tokens, int):
-            raise SettingsError(f"the counter {self!r} answers with {type(tokens).__name__}, not a number of tokens")
-        return tokens
+        try:
+            return operator.index(tokens)
+        except TypeError as error:
+            answer = type(tokens).__name__
+            raise SettingsError(f"the counter {self!r} answers with {answer}, not a number of tokens") from error
 
 
 def longest_prefix(text: str, limit: int, count: Callable[[str], int]) -> str:

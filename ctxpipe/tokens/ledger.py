@@ -102,8 +102,7 @@ class Ledger:
         """How many messages, from the first on, are those counted already."""
         if self._seen and _content(self._seen[-1]) != self._tail:
             self._forget_last()  # agents append results to the last message in place
-        sure = min(known or 0, len(self._seen), len(messages))
-        return sure + _common(messages[sure:], self._seen[sure:])
+        return _common(messages, self._seen, known or 0)
 
     def _forget_last(self) -> None:
         self._seen, self._sums = self._seen[:-1], self._sums[:-1]
@@ -115,7 +114,8 @@ class Ledger:
         before = self._sums
         kept = _common(messages[same:][::-1], self._seen[same:][::-1])
         counts = await self.counter.counts(messages[same : len(messages) - kept])
-        sums = [*before[:same], *itertools.accumulate(counts, initial=before[same])]
+        sums = before[:same]
+        sums += itertools.accumulate(counts, initial=before[same])
         if kept:
             shift = sums[-1] - before[-kept - 1]
             sums += [tokens + shift for tokens in before[-kept:]]
@@ -178,10 +178,11 @@ def _content(message: Message) -> object:
     return list(content) if isinstance(content, list) else content
 
 
-def _common(ours: Sequence[Message], theirs: Sequence[Message]) -> int:
-    """How many leading items are equal. Whole slices are compared, which is quick where the objects are the same."""
-    low, high = 0, min(len(ours), len(theirs))
-    if ours[:high] == theirs[:high]:
+def _common(ours: list[Message], theirs: list[Message], low: int = 0) -> int:
+    """How many leading items are equal, of which *low* are sure. Slices compare fast where the objects are the same."""
+    high = min(len(ours), len(theirs))
+    low = min(low, high)
+    if ours[low:high] == theirs[low:high]:
         return high
     while high - low > 1:
         middle = (low + high) // 2

@@ -15,7 +15,7 @@ from ..errors import SettingsError, VocabularyError
 if TYPE_CHECKING:
     import tiktoken
 
-__all__ = ["SHIPPED", "Shipped", "check_name", "load", "unpack"]
+__all__ = ["SHIPPED", "Shipped", "check_name", "is_loaded", "load", "unpack"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,11 @@ def check_name(name: str) -> str:
             " pass any other as a tiktoken.Encoding"
         )
     return name
+
+
+def is_loaded(name: str) -> bool:
+    """Whether `load` has nothing left to do."""
+    return name in _loaded
 
 
 def load(name: str) -> tiktoken.Encoding:
