@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from .edits.projection import digest
 from .errors import StorageError
 from .journal import Undo
-from .messages import MEDIA, Block, as_dict, blocks, field, kind
+from .messages import Block, as_dict, blocks, field, kind
 from .placeholders import previewed_reference, reference
 from .reports import Offloaded
 from .stages.archive import load_archive
@@ -67,9 +67,9 @@ def _shapes(before: Message, after: Message, files: set[str]) -> dict[str, str] 
 
 
 def _order(content: object) -> str:
-    """t for a text, m for an image or a document, in the order in which they stood."""
+    """t for a text, m for an image or whatever else stays in the context, in the order in which they stood."""
     held = content if isinstance(content, list | tuple) else ()
-    return "".join("m" if kind(block) in MEDIA else "t" for block in held)
+    return "".join("t" if kind(block) == "text" else "m" for block in held)
 
 
 def _references(value: object) -> list[str]:
@@ -131,7 +131,7 @@ async def _original(block: Block, shape: str, storage: TextReader) -> dict[str, 
     if shape == "text":
         return {**plain, "content": text}
     told = iter(json.loads(text))
-    media = (kept for kept in plain["content"] if kind(kept) in MEDIA) if "m" in shape else iter(())
+    media = (kept for kept in plain["content"] if kind(kept) != "text") if "m" in shape else iter(())
     return {**plain, "content": [next(media if form == "m" else told) for form in shape]}
 
 

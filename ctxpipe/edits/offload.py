@@ -6,10 +6,11 @@ import json
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import Decimal
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ..messages import (
@@ -26,7 +27,7 @@ from ..messages import (
 )
 from ..messages import field as read
 from ..names import safe_name
-from ..placeholders import BATCH, Preview, placeholder, previewed_reference, reference
+from ..placeholders import BATCH, previewed_reference, reference
 
 if TYPE_CHECKING:
     from ..messages import Block, Message
@@ -124,19 +125,47 @@ def is_text(content: str | Sequence[Block] | None) -> bool:
 
 
 def stored_text(content: str | Sequence[Block] | None, *, indent: int | None) -> str:
-    """What goes into the file: text as it is, blocks as JSON, indented or compact (A-04, A-06). Media stay behind."""
+    """What goes into the file: text as it is, text blocks as JSON, indented or compact (A-04, A-06)."""
     if isinstance(content, str):
         return content
-    told = [as_dict(block) for block in content or () if kind(block) not in MEDIA]
+    told = [as_dict(block) for block in content or () if kind(block) == "text"]
     if indent is None:
         return compact_json(told)
     return json.dumps(told, ensure_ascii=False, indent=indent, default=as_dict)
 
 
 def replaced(content: str | Sequence[Block] | None, text: str) -> str | list[Any]:
-    """*content* after offloading: *text*, and behind it the images and documents that stay (R14)."""
-    media = [] if isinstance(content, str) else [block for block in content or () if kind(block) in MEDIA]
-    return [{"type": "text", "text": text}, *media] if media else text
+    """*content* after offloading: *text*, and behind it the images and whatever else is no text (R14).
+
+    A mark for the cache on one of the texts goes with them (R5).
+    """
+    if isinstance(content, str) or content is None:
+        return text
+    kept = [block for block in content if kind(block) != "text"]
+    marks = [mark for block in content if kind(block) == "text" and (mark := read(block, "cache_control"))]
+    if not kept and not marks:
+        return text
+    return [{"type": "text", "text": text} | ({"cache_control": marks[-1]} if marks else {}), *kept]
+
+
+def said(content: str | Sequence[Block] | None) -> str:
+    """What a tool result says: its text, or its text blocks one behind the other."""
+    if isinstance(content, str):
+        return content
+    return "".join(read(block, "text") or "" for block in content or () if kind(block) == "text")
+
+
+_GUTTER = re.compile(r"[ \t]*[0-9]{1,9}(?:[→│|:] ?|\t)")
+
+
+def lies_in(stored: str, text: str, start: int, end: int) -> bool:
+    """Whether all that *text* says from *start* to *end* is in *stored*: as it is, or line by line, also numbered."""
+    if text[start:end] in stored:
+        return True
+    held = {"", *map(str.rstrip, stored.splitlines())}
+    first, last = text.rfind("\n", 0, start) + 1, text.find("\n", end)
+    lines = map(str.rstrip, text[first : last if last >= 0 else None].splitlines())
+    return all(line in held or _GUTTER.sub("", line, count=1) in held for line in lines)
 
 
 # The functions' rules -----------------------------------------------------------------------------------------
@@ -186,10 +215,10 @@ class Selection:
         limit = self.per_tool.get(name, self.min_chars)
         if limit is None or name in self.exempt_tools or is_placeholder(result.content):
             return None
-        chars = result_characters(result.content)
-        if chars < max(limit, 1) or self.read_back(call) or _is_own_preview(result):
+        found = measured(result)
+        if found.chars < max(limit, 1) or self.read_back(call) or _is_own_preview(result):
             return None
-        return Candidate(result, chars)
+        return found
 
     def input(self, call: ToolCall) -> Candidate | None:
         """The input of *call* as a candidate, None when it must stay."""
@@ -211,6 +240,13 @@ class Selection:
         return next((match[0] for match in matches if match), None)
 
 
+def measured(result: ToolResult) -> Candidate:
+    """*result* as a candidate, with the characters of its texts."""
+    content = result.content
+    chars = len(content) if isinstance(content, str) else len(stored_text(content, indent=None)) if content else 0
+    return Candidate(result, chars if said(content) else 0)
+
+
 def _is_own_preview(result: ToolResult) -> bool:
     """Whether the content is our placeholder with a preview: its path must be the one that this id leads to (A-17)."""
     where = previewed_reference(result.content)
@@ -218,9 +254,9 @@ def _is_own_preview(result: ToolResult) -> bool:
 
 
 def newest(messages: Sequence[Message]) -> int:
-    """Where the trailing run of user messages begins: the results in it have not been seen by the model yet."""
+    """The index behind the last reply: the results from there on have not been seen by the model yet."""
     start = len(messages)
-    while start and messages[start - 1]["role"] == "user":
+    while start and messages[start - 1]["role"] != "assistant":
         start -= 1
     return start
 
@@ -234,23 +270,6 @@ def answered(messages: Sequence[Message], start: int) -> Iterator[tuple[ToolResu
             index = result.message
             calls = {call.id: call for call in tool_calls(messages, max(0, index - 1), index)}
         yield result, calls.get(result.tool_use_id)
-
-
-def shortened_read_backs(
-    pairs: Iterable[tuple[ToolResult, ToolCall | None]], selection: Selection, form: str, limit: int | None
-) -> dict[tuple[int, int], object]:
-    """What replaces the texts longer than *limit* that were read back from our files: their head and tail.
-
-    They lie in the file already, so the placeholder points there and no new file is needed (A-27, R3).
-    """
-    cut: dict[tuple[int, int], object] = {}
-    for result, call in pairs:
-        where = selection.read_back(call)
-        if limit is None or where is None or not isinstance(result.content, str) or len(result.content) <= limit:
-            continue
-        preview = Preview(head=limit * 3 // 4, tail=limit // 4)
-        cut[result.place] = placeholder(form, where, result.content, preview)
-    return cut
 
 
 def rewritten_before(messages: Sequence[Message]) -> tuple[int, int] | None:
@@ -297,14 +316,13 @@ class Running:
     def extend(self, messages: Sequence[Message], selection: Selection) -> None:
         """Take in the messages behind those that are known."""
         known = len(self._totals) - 1
-        total = self._totals[-1]
-        for index in range(known, len(messages)):
-            total += characters(messages[index])
-            self._totals.append(total)
+        sizes = [characters(messages[index]) for index in range(known, len(messages))]
         results = (selection.result(result, call) for result, call in answered(messages, known))
         inputs = map(selection.input, tool_calls(messages, known)) if selection.input_tools else ()
-        found = [candidate for candidate in (*results, *inputs) if candidate]
-        for candidate in sorted(found, key=lambda candidate: candidate.item.message):
+        found = sorted(filter(None, (*results, *inputs)), key=lambda candidate: candidate.item.message)
+        # From here on nothing can fail: a record that knows a message by half would never make it good.
+        self._totals.extend(accumulate(sizes, initial=self._totals.pop()))
+        for candidate in found:
             self._candidates.append(candidate)
             self._places.append(candidate.item.message)
             self._sums.append(self._sums[-1] + candidate.chars)

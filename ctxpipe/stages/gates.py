@@ -41,8 +41,9 @@ class RatioGate:
     ratio: float | Decimal = setting(OFFLOAD_RATIO_THRESHOLD)
 
     def __post_init__(self) -> None:
-        if not Decimal(str(self.ratio)).is_finite():
-            raise SettingsError(f"ratio of a RatioGate is {self.ratio}, which is not a finite number")
+        is_number = isinstance(self.ratio, int | float | Decimal) and not isinstance(self.ratio, bool)
+        if not is_number or not math.isfinite(self.ratio):
+            raise SettingsError(f"ratio of a RatioGate is {self.ratio!r}, which is not a finite number")
 
     async def __call__(
         self, _turn: Turn, scan: Scan, candidates: Callable[[], Sequence[Candidate]], /

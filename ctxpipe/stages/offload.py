@@ -6,26 +6,28 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from ..edits import offload
-from ..errors import InvalidHistory, SettingsError
-from ..messages import ToolResult, blocks, ensure_messages, rewrite, tool_results
+from ..errors import InvalidHistory, SettingsError, StorageError
+from ..messages import ToolCall, ToolResult, blocks, ensure_messages, rewrite, tool_results
 from ..messages import field as read
 from ..names import safe_name
-from ..placeholders import BATCH, DIRECT, Preview, placeholder
+from ..placeholders import BATCH, DIRECT, Preview, placeholder, previewed_reference
 from ..reports import Offloaded
 from ..settings import (
     DIRECT_OFFLOAD_CHAR_THRESHOLD,
     OFFLOAD_CHAR_THRESHOLD,
     OFFLOAD_RATIO_THRESHOLD,
+    is_size,
     setting,
 )
 from ..stage import Change, Skip, Turn
-from ..storage import LocalStorage, TextWriter
+from ..storage import LocalStorage, TextReader, TextWriter
 from .gates import Gate, RatioGate
 
 if TYPE_CHECKING:
@@ -42,6 +44,10 @@ __all__ = [
     "offload_tool_result",
     "offload_tool_results",
 ]
+
+_REFERENCES = ("absolute", "relative", "storage")
+_NAME = r"[A-Za-z0-9_-](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?"
+_SAMPLE = "SAMPLEOFANAME"
 
 READ_BACK_TOOLS = frozenset({"read_offloaded", "search_offloaded"})
 """Our own reading tools, whose results are never offloaded (A-27)."""
@@ -155,14 +161,15 @@ class _Pointers:
     indent: int | None = None
 
     def check(self) -> None:
-        known = ("absolute", "relative", "storage")
-        if self.reference not in known and not re.search(r"\{(path|key|name)\}", self.reference):
-            raise SettingsError(
-                f"reference is {self.reference!r}; give {', '.join(map(repr, known))} or a template "
-                "with {path}, {key} or {name}"
-            )
         if not isinstance(self.storage, TextWriter):
             raise SettingsError(f"storage is {self.storage!r}; give a TextWriter such as LocalStorage('.ctxpipe')")
+        if self.preview is not None and not isinstance(self.preview, Preview):
+            raise SettingsError(f"preview is {self.preview!r}; give a Preview(head, tail) or None")
+        if self.reference not in _REFERENCES and not _is_template(self.reference):
+            raise SettingsError(
+                f"reference is {self.reference!r}; give {', '.join(map(repr, _REFERENCES))} or a template of one line "
+                "with {path}, {key} or {name}"
+            )
 
     def key(self, session_id: str, name: str) -> str:
         return f"{safe_name(session_id)}/{self.prefix}{safe_name(name)}.md"
@@ -183,14 +190,15 @@ class _Pointers:
         return placeholder(self.form, self.where(key, location), text, self.preview)
 
     def ours(self, session_id: str) -> re.Pattern[str]:
-        """Finds the path of a file of this session in a text, in any form that we print."""
-        sample = self.key(session_id, "x")
+        """Finds the path of a file of ours in a text, in any form that we print."""
+        sample = f"{safe_name(session_id)}/{self.prefix}{_SAMPLE}.md"
         location = self.storage.location(sample)
-        folder = sample.rsplit("/", 1)[0]
-        roots = {os.path.dirname(os.path.dirname(location)), os.path.dirname(self.where(sample, location)), folder}
-        named = "|".join(re.escape(root) for root in sorted(roots, key=len, reverse=True) if root.strip("./"))
-        # Up to the next blank or quote: what a shell command or a path argument would end with.
-        return re.compile(rf"(?<![\w.-])(?:\./)?(?:{named})/[^\s\"'`<>|;&)]*")
+        root, folder = os.path.dirname(os.path.dirname(location)), re.escape(safe_name(session_id))
+        printed = re.escape(self.where(sample, location)).replace(_SAMPLE, _NAME)
+        below = [rf"{re.escape(root)}(?:/{_NAME})+"] if root.strip("./") else []
+        # Both stages are recognised in their plain forms; a session may be called as a folder of the user's is.
+        named = "|".join([*below, printed, rf"{folder}/{_NAME}\.md", rf"tool-result-{_NAME}\.md"])
+        return re.compile(rf"(?<![\w.-])(?:{named})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,25 +209,35 @@ class _Move:
     key: str
     text: str
     predicted: str  # the replacement, as long as the key is free
+    pointers: _Pointers
+
+    @property
+    def expected(self) -> str:
+        """Where the text will lie, as long as the key is free."""
+        return self.pointers.storage.location(self.key)
+
+    def replacement(self, location: str) -> str:
+        """What replaces the text, now that it lies at *location*."""
+        return self.pointers.replacement(self.key, location, self.text)
 
 
-def _moves(pointers: _Pointers, turn: Turn, chosen: Iterable[Candidate], selection: Selection) -> list[_Move]:
+async def _moves(pointers: _Pointers, turn: Turn, chosen: Iterable[Candidate], selection: Selection) -> list[_Move]:
     """The chosen texts for which the placeholder is cheaper than what it replaces (R3f)."""
     moves: list[_Move] = []
     for candidate in chosen:
         for suffix, text in _texts(candidate, selection, pointers.indent):
             key = pointers.key(turn.session_id, candidate.id + suffix)
             predicted = pointers.replacement(key, pointers.storage.location(key), text)
-            if turn.counter.over(text, turn.counter.text(predicted)):
-                moves.append(_Move(candidate, key, text, predicted))
-    return moves
+            moves.append(_Move(candidate, key, text, predicted, pointers))
+    sizes = await turn.counter.texts([move.predicted for move in moves])
+    return [move for move, size in zip(moves, sizes, strict=True) if turn.counter.over(move.text, size)]
 
 
 def _texts(candidate: Candidate, selection: Selection, indent: int | None) -> list[tuple[str, str]]:
     """The texts to store for *candidate*, each with what its file name adds to the id."""
     if isinstance(candidate.item, ToolResult):
         return [("", offload.stored_text(candidate.item.content, indent=indent))]
-    texts = selection.long_texts(candidate.item)
+    texts = dict.fromkeys(selection.long_texts(candidate.item))
     return [(f"-input-{number}", text) for number, text in enumerate(texts, 1)]
 
 
@@ -254,16 +272,36 @@ def _substituted(value: Any, texts: Mapping[str, str]) -> Any:
     return value
 
 
-async def _moved(pointers: _Pointers, turn: Turn, moves: Sequence[_Move]) -> Change:
-    """Write first, replace after. Raises StorageError; nothing is replaced then."""
-    files = await pointers.storage.write([(move.key, move.text) for move in moves])
-    replacements = [pointers.replacement(move.key, file, move.text) for move, file in zip(moves, files, strict=True)]
-    return _change(turn, moves, replacements, files)
+async def _moved(storage: TextWriter, turn: Turn, moves: Sequence[_Move]) -> Change:
+    """Write first, replace after; what cannot be written stays inline. Raises StorageError where nothing can be."""
+    try:
+        files = await storage.write([(move.key, move.text) for move in moves])
+    except StorageError:
+        if len(moves) == 1:
+            raise
+        return await _moved_singly(storage, turn, moves)
+    return _change(turn, moves, [move.replacement(file) for move, file in zip(moves, files, strict=True)], files)
 
 
-def _planned(pointers: _Pointers, turn: Turn, moves: Sequence[_Move]) -> Change:
-    files = [pointers.storage.location(move.key) for move in moves]
-    return _change(turn, moves, [move.predicted for move in moves], files)
+async def _moved_singly(storage: TextWriter, turn: Turn, moves: Sequence[_Move]) -> Change:
+    """One text that cannot be written must not keep the others in the context for ever."""
+    written: list[tuple[_Move, str]] = []
+    failed: list[StorageError] = []
+    for move in moves:
+        try:
+            [file] = await storage.write([(move.key, move.text)])
+            written.append((move, file))
+        except StorageError as error:
+            failed.append(error)
+    if not written:
+        raise failed[0]
+    replacements = [move.replacement(file) for move, file in written]
+    change = _change(turn, [move for move, _ in written], replacements, [file for _, file in written])
+    return _with(change, failed=tuple(map(str, failed)))
+
+
+def _planned(turn: Turn, moves: Sequence[_Move]) -> Change:
+    return _change(turn, moves, [move.predicted for move in moves], [move.expected for move in moves])
 
 
 # The stages -------------------------------------------------------------------------------------------------------
@@ -292,40 +330,82 @@ class DirectOffload:
 
     def __post_init__(self) -> None:
         self._pointers.check()
-        _check_sizes(min_chars=self.min_chars, read_back_chars=self.read_back_chars)
+        _check_sizes(min_chars=self.min_chars)
+        _check_limits(read_back_chars=self.read_back_chars)
+        _check_tools(self.per_tool, exempt_tools=self.exempt_tools)
 
     async def __call__(self, turn: Turn) -> Change | Skip:
-        """Raises StorageError when a file cannot be written: the results stay inline then."""
-        moves, cut = self._decide(turn)
-        if moves:
-            return _with_cut(await _moved(self._pointers, turn, moves), cut)
-        return self._nothing(turn, cut)
+        """What cannot be written stays inline. Raises StorageError when that is all there is to do."""
+        moves, cut = await self._decide(turn)
+        if not moves:
+            return self._without_moves(turn, cut)
+        try:
+            return _with_cut(await _moved(self.storage, turn, moves), cut)
+        except StorageError as error:
+            if not cut:
+                raise
+            return _with(_with_cut(Change(list(turn.messages)), cut), failed=(str(error),))
 
     async def plan(self, turn: Turn) -> Change | Skip:
         """The same decision, with no write."""
-        moves, cut = self._decide(turn)
-        if moves:
-            return _with_cut(_planned(self._pointers, turn, moves), cut)
-        return self._nothing(turn, cut)
+        moves, cut = await self._decide(turn)
+        return _with_cut(_planned(turn, moves), cut) if moves else self._without_moves(turn, cut)
 
     @property
     def _pointers(self) -> _Pointers:
         return _Pointers(self.storage, DIRECT, self.reference, self.preview)
 
-    def _decide(self, turn: Turn) -> tuple[list[_Move], dict[tuple[int, int], object]]:
-        pointers = self._pointers
+    async def _decide(self, turn: Turn) -> tuple[list[_Move], dict[tuple[int, int], str]]:
+        """What goes into files, and what takes the place of texts that were read back and are too long."""
         selection = offload.Selection(
-            self.min_chars, self.per_tool, self.exempt_tools | READ_BACK_TOOLS, pointers.ours(turn.session_id)
+            self.min_chars, self.per_tool, _exempt(self.exempt_tools), self._pointers.ours(turn.session_id)
         )
-        start = offload.newest(turn.messages)
-        pairs = list(offload.answered(turn.messages, start))
+        pairs = list(offload.answered(turn.messages, offload.newest(turn.messages)))
         chosen = [found for result, call in pairs if (found := selection.result(result, call))]
-        cut = offload.shortened_read_backs(pairs, selection, DIRECT, self.read_back_chars)
-        return _moves(pointers, turn, chosen, selection), cut
+        moves = await _moves(self._pointers, turn, chosen, selection) if chosen else []
+        cut: dict[tuple[int, int], str] = {}
+        for result, call, where in self._too_long(pairs, selection):
+            shortened = await self._shortened(turn, result, where)
+            # Encoded in a worker thread: whoever asks later whether it saves tokens finds the numbers known.
+            await turn.counter.texts([offload.said(result.content), shortened or ""])
+            if shortened is not None:
+                cut[result.place] = shortened
+            elif call.name not in selection.exempt_tools:  # it lies nowhere yet: the output of a filter, for example
+                pointers = replace(self._pointers, preview=self._long_preview)
+                moves += await _moves(pointers, turn, [offload.measured(result)], selection)
+        return moves, cut
 
-    def _nothing(self, turn: Turn, cut: Mapping[tuple[int, int], object]) -> Change | Skip:
+    def _too_long(
+        self, pairs: Iterable[tuple[ToolResult, ToolCall | None]], selection: Selection
+    ) -> Iterable[tuple[ToolResult, ToolCall, str]]:
+        for result, call in pairs:
+            text = offload.said(result.content)
+            if call is None or self.read_back_chars is None or len(text) <= self.read_back_chars:
+                continue
+            where = selection.read_back(call)
+            if where is not None and not offload.is_placeholder(result.content) and previewed_reference(text) is None:
+                yield result, call, where
+
+    @property
+    def _long_preview(self) -> Preview:
+        limit = self.read_back_chars or 0
+        return Preview(head=limit * 3 // 4, tail=limit // 4)
+
+    async def _shortened(self, turn: Turn, result: ToolResult, where: str) -> str | None:
+        """Head and tail behind the pointer to the file that was read; None when the text does not lie there."""
+        text, shown = offload.said(result.content), self._long_preview
+        if not isinstance(self.storage, TextReader):
+            return None
+        for location in (where, f"{safe_name(turn.session_id)}/{PurePath(where).name}"):
+            with suppress(StorageError):
+                stored = await self.storage.read(location)
+                if offload.lies_in(stored.text, text, shown.head, len(text) - shown.tail):
+                    return placeholder(DIRECT, where, text, shown)
+        return None
+
+    def _without_moves(self, turn: Turn, cut: Mapping[tuple[int, int], str]) -> Change | Skip:
         if cut:
-            return _with_cut(Change(list(turn.messages), Offloaded()), cut)
+            return _with_cut(Change(list(turn.messages)), cut)
         return Skip(f"no new result of {self.min_chars} characters or more")
 
 
@@ -359,18 +439,19 @@ class BatchOffload:
             min_context_tokens=self.min_context_tokens,
             min_input_chars=self.min_input_chars,
         )
+        _check_tools(self.per_tool, exempt_tools=self.exempt_tools, inputs=self.inputs)
         if not callable(self.gate):
             raise SettingsError(f"gate is {self.gate!r}; give a Gate such as RatioGate(0.2)")
 
     async def __call__(self, turn: Turn) -> Change | Skip:
-        """Raises StorageError when a file cannot be written: the results stay inline then."""
+        """What cannot be written stays inline. Raises StorageError when nothing can be."""
         decision = await self._decide(turn)
-        return decision if isinstance(decision, Skip) else await _moved(self._pointers, turn, decision)
+        return decision if isinstance(decision, Skip) else await _moved(self.storage, turn, decision)
 
     async def plan(self, turn: Turn) -> Change | Skip:
         """The same decision, with no write."""
         decision = await self._decide(turn)
-        return decision if isinstance(decision, Skip) else _planned(self._pointers, turn, decision)
+        return decision if isinstance(decision, Skip) else _planned(turn, decision)
 
     @property
     def _pointers(self) -> _Pointers:
@@ -380,7 +461,7 @@ class BatchOffload:
         selection = offload.Selection(
             self.min_chars,
             self.per_tool,
-            self.exempt_tools | READ_BACK_TOOLS,
+            _exempt(self.exempt_tools),
             self._pointers.ours(turn.session_id),
             self.inputs,
             self.min_input_chars,
@@ -393,7 +474,7 @@ class BatchOffload:
         chosen = await self._chosen(turn, running, end)
         if isinstance(chosen, str):
             return Skip(chosen)
-        moves = _moves(self._pointers, turn, chosen, selection)
+        moves = await _moves(self._pointers, turn, chosen, selection)
         return moves or Skip("no placeholder would be cheaper than what it replaces")
 
     async def _chosen(self, turn: Turn, running: offload.Running, end: int) -> Sequence[Candidate] | str:
@@ -403,11 +484,56 @@ class BatchOffload:
         return await self.gate(turn, scan, lambda: running.candidates(turn.protected, end))
 
 
-def _with_cut(change: Change, cut: Mapping[tuple[int, int], object]) -> Change:
-    return Change(rewrite(change.messages, cut), change.detail) if cut else change
+def _with_cut(change: Change, cut: Mapping[tuple[int, int], str]) -> Change:
+    """*change* with the texts in *cut* in place of the results that stand there."""
+    if not cut:
+        return change
+    contents = {result.place: result.content for result in tool_results(change.messages) if result.place in cut}
+    shortened = {place: offload.replaced(contents[place], text) for place, text in cut.items()}
+    saved = sum(len(offload.said(contents[place])) - len(text) for place, text in cut.items())
+    before = change.detail.saved_chars if isinstance(change.detail, Offloaded) else 0
+    return _with(replace(change, messages=rewrite(change.messages, shortened)), saved_chars=before + saved)
 
 
-def _check_sizes(**sizes: int | None) -> None:
+def _with(change: Change, *, failed: tuple[str, ...] = (), saved_chars: int | None = None) -> Change:
+    detail = change.detail if isinstance(change.detail, Offloaded) else Offloaded()
+    saved = detail.saved_chars if saved_chars is None else saved_chars
+    return replace(change, detail=replace(detail, failed=(*detail.failed, *failed), saved_chars=saved))
+
+
+# Settings ---------------------------------------------------------------------------------------------------------
+
+
+def _exempt(tools: AbstractSet[str]) -> AbstractSet[str]:
+    return frozenset(tools) | READ_BACK_TOOLS
+
+
+def _is_template(reference: object) -> bool:
+    if not isinstance(reference, str) or "\n" in reference:
+        return False
+    try:
+        names = {reference.format(path=f"/{name}", key=name, name=name) for name in ("a", "b")}
+    except (LookupError, ValueError, AttributeError):
+        return False
+    return len(names) == 2
+
+
+def _check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
-        if size is not None and (not isinstance(size, int) or size < 0):
+        if not is_size(size):
             raise SettingsError(f"{name} is {size!r}; give a whole number, 0 or more")
+
+
+def _check_limits(**limits: int | None) -> None:
+    for name, limit in limits.items():
+        if limit is not None and not is_size(limit):
+            raise SettingsError(f"{name} is {limit!r}; give a whole number, 0 or more, or None for no limit")
+
+
+def _check_tools(per_tool: Mapping[str, int | None], **named: object) -> None:
+    if not isinstance(per_tool, Mapping):
+        raise SettingsError(f"per_tool is {per_tool!r}; give a mapping from the name of a tool to its limit")
+    _check_limits(**{f"per_tool[{tool!r}]": limit for tool, limit in per_tool.items()})
+    for name, tools in named.items():
+        if isinstance(tools, str) or not isinstance(tools, Iterable) or not all(isinstance(t, str) for t in tools):
+            raise SettingsError(f"{name} is {tools!r}; give a set of names of tools")
