@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from histories import conversation, histories, step, user
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ from ctxpipe.prices import Cliff, Prices
 from ctxpipe.reports import Outcome
 from ctxpipe.stage import Skip, Turn
 from ctxpipe.stages.gates import RentOrBuyGate
-from histories import conversation, histories, step, user
 
 RATES = Rates(read=0.1, write=1.25, alpha=2)
 LONG = "a word of a log that nobody reads twice " * 200  # some 1,800 tokens

@@ -79,35 +79,32 @@ def whole_stock(stock: Stock) -> Flush:
 
 
 class Holdings:
-    """What the gate needs to know of each candidate of one conversation, kept from turn to turn.
+    """What the gate needs to know of one conversation, kept from turn to turn: a turn costs its new messages only.
 
-    The candidates grow at the end; whoever changes the messages below them says so with `rewind`.
+    Whoever changes the messages says so with `rewind`.
     """
 
-    __slots__ = ("_born", "_places", "_replies", "_tokens")
+    __slots__ = ("_replies", "_tokens")
 
     def __init__(self) -> None:
         self._replies = array("q", [0])  # replies among the first n messages
-        self._places = array("q")  # the candidates' message indices
-        self._born = array("q")  # replies before each candidate
-        self._tokens = array("q")
+        self._tokens: dict[tuple[int, int], int] = {}  # of the candidates, by place
 
     def rewind(self, known: int) -> None:
         """Forget all but the first *known* messages."""
-        del self._replies[known + 1 :]
-        count = bisect_left(self._places, known)
-        del self._places[count:], self._born[count:], self._tokens[count:]
+        if known + 1 < len(self._replies):
+            del self._replies[known + 1 :]
+            self._tokens = {place: tokens for place, tokens in self._tokens.items() if place[0] < known}
 
     def extend(
         self, messages: Sequence[Message], candidates: Sequence[Candidate], tokens: Callable[[Candidate], int]
     ) -> None:
-        """Take in the messages and candidates behind those that are known."""
+        """Take in the messages behind those that are known, and the candidates that are new."""
         for index in range(len(self._replies) - 1, len(messages)):
             self._replies.append(self._replies[-1] + (messages[index]["role"] == "assistant"))
-        for candidate in candidates[len(self._places) :]:
-            self._places.append(candidate.item.message)
-            self._born.append(self._replies[candidate.item.message])
-            self._tokens.append(tokens(candidate))
+        for candidate in candidates:
+            if candidate.item.place not in self._tokens:
+                self._tokens[candidate.item.place] = tokens(candidate)
 
     @property
     def calls(self) -> int:
@@ -123,12 +120,20 @@ class Holdings:
         """Calls that have read *message*, the coming one included."""
         return self.calls - self._replies[message] + 1
 
-    def stock(self, sums: Sequence[int], cached: int, free_calls: int, placeholder_tokens: int, count: int) -> Stock:
-        """The first *count* candidates' columns; the first *free_calls* calls after each are not held against it."""
+    def stock(
+        self,
+        candidates: Sequence[Candidate],
+        sums: Sequence[int],
+        cached: int,
+        free_calls: int,
+        placeholder_tokens: int,
+    ) -> Stock:
+        """The columns of *candidates*; the first *free_calls* calls after each are not held against it."""
         last = self.calls - free_calls + 1
+        messages = [candidate.item.message for candidate in candidates]
         return Stock(
-            [max(0, tokens - placeholder_tokens) for tokens in self._tokens[:count]],
-            [max(0, last - born) for born in self._born[:count]],
-            [sums[place] for place in self._places[:count]],
+            [max(0, self._tokens[candidate.item.place] - placeholder_tokens) for candidate in candidates],
+            [max(0, last - self._replies[message]) for message in messages],
+            [sums[message] for message in messages],
             cached,
         )

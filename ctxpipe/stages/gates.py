@@ -96,7 +96,7 @@ class RentOrBuyGate:
         if not turn.cold and holdings.calls < self.min_calls:
             return f"only {holdings.calls} calls so far, fewer than {self.min_calls}"
         cached = 0 if turn.cold else sums[holdings.sent]
-        stock = holdings.stock(sums, cached, self.free_calls, self.placeholder_tokens, len(old))
+        stock = holdings.stock(old, sums, cached, self.free_calls, self.placeholder_tokens)
         best = whole_stock(stock) if turn.cold else best_flush(stock, self._rates, self._cliff(turn, holdings, sums))
         if best is None or best.gain <= 0:
             return "carrying the old results has not yet cost as much as rewriting would"

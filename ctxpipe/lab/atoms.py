@@ -1,0 +1,136 @@
+"""What one message can refer to in another: lines, paths, names, numbers and hashes, found by rule.
+
+An atom is a string: the letter of its class, then its value. The classes are those of the recall metric (economics,
+5): L a line of 24 characters and 3 words or more, P the last two segments of a path, F a bare file name, I an
+identifier as code writes it, N a number that is neither round nor a year, H a hexadecimal id.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from ..messages import Block, Message, blocks, field, kind
+
+__all__ = ["WEIGHTS", "Atom", "AtomIndex", "atoms", "block_text", "path_atom", "weight"]
+
+Atom: TypeAlias = str
+
+WEIGHTS: Mapping[str, float] = {"L": 1.0, "H": 1.0, "P": 0.5, "F": 0.5, "I": 0.5, "N": 0.5}
+"""A line or a hash is hardly used by chance; a name or a number may be."""
+
+MIN_LINE, MAX_LINE, MIN_WORDS, MIN_PATH = 24, 200, 3, 6
+
+_PATH = re.compile(r"(?:https?://)?(?:[\w.@+~-]*/)+[\w.@+-]*\w")
+_FILE = re.compile(
+    r"\b[\w-]+\.(?:py|go|tsx?|jsx?|rs|java|md|json|ya?ml|toml|sh|txt|c|h|cpp|rb|sql|html|css|lock|mod|log)\b"
+)
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{5,63}")
+_INNER_CAPITAL = re.compile(r"[a-z0-9][A-Z]")
+_NUMBER = re.compile(r"(?<![\w.])(?:\d+(?:\.\d+)+|\d{3,12})(?![\w.])")
+_ROUND_OR_YEAR = re.compile(r"[1-9]0+|(?:19|20)\d\d")
+_HEX = re.compile(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}\b")
+_LINE_NUMBER = re.compile(r"^\s*\d+\s*(?:→|\t|\||:(?=\s))\s?")
+_BLANKS = re.compile(r"\s+")
+_WORD = re.compile(r"\w+")
+
+
+def weight(atom: Atom) -> float:
+    """How much a use of *atom* tells."""
+    return WEIGHTS[atom[0]]
+
+
+def atoms(text: str) -> frozenset[Atom]:
+    """The atoms of *text*."""
+    found = {path for match in _PATH.finditer(text) if (path := path_atom(match[0]))}
+    found.update("F" + match[0] for match in _FILE.finditer(text))
+    found.update("I" + match[0] for match in _IDENTIFIER.finditer(text) if _is_code(match[0]))
+    found.update("N" + match[0] for match in _NUMBER.finditer(text) if not _ROUND_OR_YEAR.fullmatch(match[0]))
+    found.update("H" + match[0] for match in _HEX.finditer(text))
+    found.update("L" + line for line in map(_line, text.splitlines()) if line)
+    return frozenset(map(sys.intern, found))
+
+
+def path_atom(path: str) -> Atom | None:
+    """*path* reduced to its last two segments; None when it is too short to mean one file."""
+    segments = [part for part in path.rstrip(".,:;)").split("/") if part not in ("", ".", "..", "~")]
+    if not segments or (len(segments) == 1 and "." not in segments[0]):
+        return None
+    short = "/".join(segments[-2:])
+    return "P" + short if len(short) >= MIN_PATH else None
+
+
+def _is_code(word: str) -> bool:
+    return "_" in word.strip("_") or _INNER_CAPITAL.search(word) is not None
+
+
+def _line(line: str) -> str:
+    """*line* without line number and indentation, "" when it is too short to be recognised again."""
+    line = _BLANKS.sub(" ", _LINE_NUMBER.sub("", line)).strip()
+    if len(line) < MIN_LINE or len(_WORD.findall(line)) < MIN_WORDS:
+        return ""
+    return line[:MAX_LINE]
+
+
+# Of messages --------------------------------------------------------------------------------------------------
+
+
+def block_text(block: Block) -> str:
+    """What *block* says: a text, a tool's result, or the leaves of a call's input. Thinking says nothing to others."""
+    match kind(block):
+        case "text":
+            return str(field(block, "text") or "")
+        case "tool_use":
+            return "\n".join(_leaves(field(block, "input")))
+        case "tool_result":
+            content = field(block, "content")
+            return content if isinstance(content, str) else "\n".join(map(block_text, content or ()))
+    return ""
+
+
+def _leaves(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _leaves(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield str(value)
+
+
+def message_texts(message: Message) -> list[str]:
+    """What each block of *message* says; bare text is one block."""
+    content = message["content"]
+    return [content] if isinstance(content, str) else [block_text(block) for block in blocks(message)]
+
+
+class AtomIndex:
+    """The atoms of texts and messages, extracted once. It grows with the distinct texts of one transcript."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, frozenset[Atom]] = {}
+        self._messages: dict[int, tuple[Message, frozenset[Atom]]] = {}
+
+    def text(self, text: str) -> frozenset[Atom]:
+        """The atoms of *text*."""
+        found = self._texts.get(text)
+        if found is None:
+            self._texts[text] = found = atoms(text)
+        return found
+
+    def message(self, message: Message) -> frozenset[Atom]:
+        """The atoms of all blocks of *message*, which must not change any more."""
+        known = self._messages.get(id(message))
+        if known is None or known[0] is not message:
+            found = frozenset().union(*map(self.text, message_texts(message)))
+            self._messages[id(message)] = known = (message, found)
+        return known[1]
+
+    def messages(self, messages: Sequence[Message]) -> Iterable[frozenset[Atom]]:
+        """The atoms of each of *messages*."""
+        return map(self.message, messages)

@@ -1,0 +1,163 @@
+"""What a conversation costs: prompt caching by the published rules, and the bill in dollars."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ..messages import Message, blocks
+from ..prices import Prices
+
+__all__ = ["Bill", "CacheRules", "CacheUse", "PromptCache", "Purpose", "Request", "bill"]
+
+Purpose: TypeAlias = Literal["reply", "refetch", "summary"]
+"""Why a request was made: for the recorded reply, to read something back first, or to have a summary written."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRules:
+    """How a provider caches prompts. Source: economics, 1.1.
+
+    An entry lives *ttl_seconds* after its last use. A hit needs an entry that ends at most *look_back* blocks before a
+    mark of the request. Requests are marked behind the system prompt, at their end and, with *mark_changes*, where
+    the context was rewritten, as `cache_breakpoints` does. Prompts below *min_tokens* are not cached.
+    """
+
+    ttl_seconds: float = 300.0
+    look_back: int = 20
+    min_tokens: int = 1024
+    mark_changes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """A prompt's tokens as billed: *read* from the cache, *written* to it, *fresh*: neither."""
+
+    read: float
+    written: float
+    fresh: float = 0.0
+
+    @property
+    def prompt(self) -> float:
+        """The tokens of the whole prompt."""
+        return self.read + self.written + self.fresh
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of a replay, before the recorded *call*; *output* are the reply's tokens, as billed."""
+
+    call: int
+    purpose: Purpose
+    use: CacheUse
+    output: float
+    seconds: float | None = None
+
+
+class PromptCache:
+    """The provider's cache for one conversation, request by request. Tokens are counted by the caller."""
+
+    def __init__(self, rules: CacheRules | None = None) -> None:
+        self.rules = rules or CacheRules()
+        self._context: Sequence[Message] = ()
+        self._entries: list[int] = []  # lengths, in messages, of the prefixes that are cached
+        self._seconds: float | None = None
+
+    def request(self, context: Sequence[Message], sums: Sequence[float], seconds: float | None = None) -> CacheUse:
+        """Send *context*, of which the first 0, 1, 2 … messages have *sums* tokens, what goes before them included."""
+        shared = _shared(self._context, context)
+        use = self.peek(context, sums, seconds)
+        alive = [] if self._lapsed(seconds) else [length for length in self._entries if length <= shared]
+        cached = use.read + use.written >= self.rules.min_tokens
+        marks = self._marks(shared, len(context)) if cached else set()
+        self._entries = sorted({*alive, *marks})
+        self._context, self._seconds = context, seconds
+        return use
+
+    def peek(self, context: Sequence[Message], sums: Sequence[float], seconds: float | None = None) -> CacheUse:
+        """What *context* would use, without sending it."""
+        total = sums[len(context)]
+        if total < self.rules.min_tokens:
+            return CacheUse(0.0, 0.0, total)
+        if self._lapsed(seconds):
+            return CacheUse(0.0, total)
+        shared = _shared(self._context, context)
+        hits = [self._hit(context, mark, shared) for mark in self._marks(shared, len(context))]
+        longest = max((hit for hit in hits if hit is not None), default=None)
+        read = 0.0 if longest is None else sums[longest]
+        return CacheUse(read, total - read)
+
+    def _lapsed(self, seconds: float | None) -> bool:
+        if seconds is None or self._seconds is None:
+            return False
+        return seconds - self._seconds > self.rules.ttl_seconds
+
+    def _marks(self, shared: int, length: int) -> set[int]:
+        changed = self.rules.mark_changes and shared < len(self._context)
+        return {0, length, shared} if changed else {0, length}
+
+    def _hit(self, context: Sequence[Message], mark: int, shared: int) -> int | None:
+        """The longest entry that a mark behind *mark* messages finds."""
+        place = bisect_right(self._entries, min(mark, shared)) - 1
+        if place < 0:
+            return None
+        between = sum(max(1, len(blocks(message))) for message in context[self._entries[place] : mark])
+        return self._entries[place] if between <= self.rules.look_back else None
+
+
+def _shared(before: Sequence[Message], after: Sequence[Message]) -> int:
+    pairs = enumerate(zip(before, after, strict=False))
+    return next((i for i, (old, new) in pairs if old is not new and old != new), min(len(before), len(after)))
+
+
+# The bill -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What requests cost, in the unit of the prices, by what was billed; and how much of it there was, in tokens."""
+
+    read: float = 0.0
+    written: float = 0.0
+    fresh: float = 0.0
+    output: float = 0.0
+    requests: int = 0
+    refetches: int = 0
+    summaries: int = 0
+    prompt_tokens: float = 0.0
+    read_tokens: float = 0.0
+
+    def __add__(self, other: Bill) -> Bill:
+        return Bill(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.read + self.written + self.fresh + self.output
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of the prompts that came from the cache."""
+        return self.read_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+def bill(requests: Iterable[Request], prices: Prices) -> Bill:
+    """What *requests* cost. They were cached for as long as the rules of their replay say."""
+    return sum((_billed(request, prices) for request in requests), Bill())
+
+
+def _billed(request: Request, prices: Prices) -> Bill:
+    use, cliff = request.use, prices.cliff(request.use.prompt)
+    return Bill(
+        use.read * prices.read * cliff.prompt,
+        use.written * prices.cache_write * cliff.prompt,
+        use.fresh * prices.input * cliff.prompt,
+        request.output * prices.output * cliff.output,
+        1,
+        request.purpose == "refetch",
+        request.purpose == "summary",
+        use.prompt,
+        use.read,
+    )

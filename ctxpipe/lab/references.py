@@ -1,0 +1,219 @@
+"""What a reply uses of the conversation before it, and where that stands now: in the context, in a file, or nowhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from ..edits.views import COMMON_READING_TOOLS, viewed_path
+from ..messages import Message, blocks, field, kind, tool_calls
+from ..names import safe_name
+from ..tokens import TokenCounter
+from .atoms import Atom, AtomIndex, message_texts, path_atom, weight
+
+__all__ = ["Context", "Past", "Source", "Store", "Use", "needed", "use_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A block of the recorded conversation: where it stands, what it says, of which call it is part, if of any.
+
+    *view* is the path atom of the file that it shows, where it is a file view.
+    """
+
+    message: int
+    role: str
+    text: str
+    call_id: str = ""
+    view: Atom | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Weights of what was used, by where it stood: *visible* in the context; in a file whose path is visible
+    (*pointer*); in a file view that can be repeated, since its path is visible (*reread*); or *lost*.
+
+    *fetch* is the pointers' weight times the tokens of the smallest file that holds each.
+    """
+
+    visible: float = 0.0
+    pointer: float = 0.0
+    reread: float = 0.0
+    lost: float = 0.0
+    fetch: float = 0.0
+
+    def __add__(self, other: Use) -> Use:
+        return Use(
+            self.visible + other.visible,
+            self.pointer + other.pointer,
+            self.reread + other.reread,
+            self.lost + other.lost,
+            self.fetch + other.fetch,
+        )
+
+    @property
+    def total(self) -> float:
+        """The weight of everything used."""
+        return self.visible + self.pointer + self.reread + self.lost
+
+    @property
+    def recall(self) -> float:
+        """The share that stood in the context; 1 when nothing was used."""
+        return self.visible / self.total if self.total else 1.0
+
+    @property
+    def one_hop(self) -> float:
+        """The share in the context or one reading call away."""
+        return (self.visible + self.pointer) / self.total if self.total else 1.0
+
+    @property
+    def with_reread(self) -> float:
+        """As `one_hop`, and what looking at the same file again would show, if the file is still the same."""
+        return (self.total - self.lost) / self.total if self.total else 1.0
+
+    @property
+    def fetch_tokens(self) -> float:
+        """Mean tokens to be read for what only a pointer leads to."""
+        return self.fetch / self.pointer if self.pointer else 0.0
+
+
+class Past:
+    """The recorded conversation so far: which block holds which atom."""
+
+    def __init__(self, index: AtomIndex) -> None:
+        self.sources: list[Source] = []
+        self._index = index
+        self._holders: dict[Atom, list[int]] = {}  # oldest first
+        self._views: dict[str, Atom | None] = {}  # by the id of the call
+        self._length = 0
+
+    def learn(self, message: Message) -> None:
+        """Take in the next message."""
+        self._views.update(
+            (call.id, _view(viewed_path(call, COMMON_READING_TOOLS, True))) for call in tool_calls([message])
+        )
+        for text, block in zip(message_texts(message), blocks(message) or [message], strict=True):
+            call_id = str(field(block, "tool_use_id") or field(block, "id") or "")
+            view = self._views.get(call_id) if kind(block) == "tool_result" else None
+            for atom in self._index.text(text):
+                self._holders.setdefault(atom, []).append(len(self.sources))
+            self.sources.append(Source(self._length, message["role"], text, call_id, view))
+        self._length += 1
+
+    def used_by(self, reply: Message) -> list[Atom]:
+        """What *reply* says that was said before, in a fixed order."""
+        return sorted(atom for atom in self._index.message(reply) if atom in self._holders)
+
+    def holders(self, atom: Atom) -> list[Source]:
+        """The blocks that hold *atom*, oldest first."""
+        return [self.sources[index] for index in self._holders.get(atom, ())]
+
+
+def _view(path: str | None) -> Atom | None:
+    return path_atom(path) if path else None
+
+
+class Context:
+    """The atoms and the stored files' keys that stand in the context, kept up from turn to turn."""
+
+    def __init__(self, index: AtomIndex, session_id: str) -> None:
+        self._index = index
+        self._key = re.compile(re.escape(safe_name(session_id)) + r"/[^\s\"'`<>|;&)\]]+")
+        self._messages: list[Message] = []
+        self._counts: Counter[Atom] = Counter()
+        self._keys: Counter[str] = Counter()
+
+    @property
+    def keys(self) -> AbstractSet[str]:
+        """Keys of stored files whose path stands in the context."""
+        return {key for key, count in self._keys.items() if count > 0}
+
+    def __contains__(self, atom: Atom) -> bool:
+        return self._counts.get(atom, 0) > 0
+
+    def update(self, messages: list[Message]) -> None:
+        """The context is *messages* now; only what differs from before is looked at."""
+        kept = {id(message) for message in messages}
+        known = {id(message) for message in self._messages}
+        for message in self._messages:
+            if id(message) not in kept:
+                self._counts.subtract(self._index.message(message))
+                self._keys.subtract(self._found(message))
+        for message in messages:
+            if id(message) not in known:
+                self._counts.update(self._index.message(message))
+                self._keys.update(self._found(message))
+        self._messages = messages
+
+    def _found(self, message: Message) -> set[str]:
+        return {match for text in message_texts(message) for match in self._key.findall(text)}
+
+
+class Store:
+    """The atoms of the files that the pipeline has written."""
+
+    def __init__(self, index: AtomIndex, counter: TokenCounter, root: str) -> None:
+        self._index = index
+        self._counter = counter
+        self._root = root
+        self._holders: dict[Atom, list[str]] = {}
+        self._texts: dict[str, str] = {}
+
+    def learn(self, texts: Mapping[str, str]) -> None:
+        """Take in the files that are new in *texts*, by path."""
+        if len(texts) == len(self._texts):
+            return
+        for path, text in texts.items():
+            key = path.removeprefix(self._root)
+            if key not in self._texts:
+                self._texts[key] = text
+                for atom in self._atoms(text, key):
+                    self._holders.setdefault(atom, []).append(key)
+
+    def _atoms(self, text: str, key: str) -> AbstractSet[Atom]:
+        if not key.endswith(".json"):
+            return self._index.text(text)
+        return frozenset().union(*map(self._index.message, json.loads(text)))  # an archive of messages
+
+    def smallest(self, atom: Atom, visible: AbstractSet[str]) -> int | None:
+        """The tokens of the smallest of the *visible* files that hold *atom*, None when none does."""
+        sizes = [self._counter.text(self._texts[key]) for key in self._holders.get(atom, ()) if key in visible]
+        return min(sizes, default=None)
+
+
+def use_of(used: Iterable[Atom], past: Past, context: Context, store: Store) -> tuple[Use, dict[Atom, float]]:
+    """Where what is *used* stands; and what of it is not visible, with its weight."""
+    visible = pointer = reread = lost = fetch = 0.0
+    missing: dict[Atom, float] = {}
+    keys: AbstractSet[str] | None = None
+    for atom in used:
+        worth = weight(atom)
+        if atom in context:
+            visible += worth
+            continue
+        missing[atom] = worth
+        keys = context.keys if keys is None else keys
+        tokens = store.smallest(atom, keys)
+        if tokens is not None:
+            pointer += worth
+            fetch += worth * tokens
+        elif any(source.view is not None and source.view in context for source in past.holders(atom)):
+            reread += worth
+        else:
+            lost += worth
+    return Use(visible, pointer, reread, lost, fetch), missing
+
+
+def needed(missing: Iterable[Atom], past: Past) -> list[Source]:
+    """The blocks to fetch for what is missing, oldest first: for each atom the newest one that no model wrote."""
+    found = {}
+    for atom in missing:
+        holders = past.holders(atom)
+        given = [source for source in holders if source.role == "user"]
+        source = (given or holders)[-1]
+        found[id(source)] = source
+    return sorted(found.values(), key=lambda source: source.message)

@@ -1,0 +1,110 @@
+"""The surroundings of a replayed agent, held in memory: its storage, its files and its clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ..edits.views import COMMON_READING_TOOLS, viewed_path
+from ..errors import StorageError
+from ..facts import result_text
+from ..messages import Message, tool_calls, tool_results
+from ..names import content_hash, safe_name, suffixed
+from ..storage import Page
+from ..storage.files import FileText
+
+__all__ = ["Clock", "MemoryStorage", "SeenFiles", "Workbench"]
+
+ROOT = "/ctxpipe"
+
+
+class MemoryStorage:
+    """Keeps texts and records in memory, under the names that `LocalStorage` would give them, times left out."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def location(self, key: str, /) -> str:
+        return f"{ROOT}/{key}"
+
+    async def write(self, texts: Sequence[tuple[str, str]], /) -> Sequence[str]:
+        return [self._write(self.location(key), text) for key, text in texts]
+
+    def _write(self, path: str, text: str) -> str:
+        if self.texts.setdefault(path, text) != text:
+            path = suffixed(path, content_hash(text))
+            self.texts[path] = text
+        return path
+
+    async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
+        path = location if location.startswith(f"{ROOT}/") else self.location(location.removeprefix("./"))
+        text = self.texts.get(path)
+        if text is None:
+            raise StorageError(f"there is no text at {location}")
+        return Page(text[offset : None if limit is None else offset + limit], offset, len(text))
+
+    async def save(self, session_id: str, stem: str, chunks: Iterable[str], /) -> str:
+        folder = self.location(safe_name(session_id))
+        number = 1 + sum(path.startswith(f"{folder}/{stem}-") for path in self.texts)
+        path = f"{folder}/{stem}-{number}.json"
+        self.texts[path] = "".join(chunks)
+        return path
+
+    async def append(self, session_id: str, name: str, text: str, /) -> str:
+        path = self.location(f"{safe_name(session_id)}/{safe_name(name)}")
+        self.texts[path] = self.texts.get(path, "") + text
+        return path
+
+    async def records(self, session_id: str, /) -> Sequence[str]:
+        folder = self.location(safe_name(session_id))
+        return [path for path in self.texts if path.startswith(f"{folder}/") and path.endswith((".json", ".jsonl"))]
+
+
+class SeenFiles:
+    """The agent's files as far as its conversation has shown them: what a view printed or a call wrote last."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        self._views: dict[str, str] = {}  # path by the id of the call
+
+    def learn(self, messages: Sequence[Message]) -> None:
+        """Take in *messages*, which follow those known so far."""
+        for call in tool_calls(messages):
+            viewed = viewed_path(call, COMMON_READING_TOOLS, True)
+            if viewed is not None:
+                self._views[call.id] = viewed
+                continue
+            written, text = call.input.get("file_path") or call.input.get("path"), call.input.get("content")
+            if isinstance(written, str) and isinstance(text, str):
+                self._texts[written] = text
+        for result in tool_results(messages):
+            path = self._views.get(result.tool_use_id)
+            if path is not None and not result.is_error:
+                self._texts[path] = result_text(result)
+
+    async def read(self, path: str, /, max_bytes: int) -> FileText:
+        text = self._texts.get(path)
+        if text is None:
+            raise StorageError(f"the conversation has not shown {path}")
+        if len(text.encode()) > max_bytes:
+            raise StorageError(f"{path} is larger than {max_bytes} bytes")
+        return FileText(path, text)
+
+
+@dataclass(slots=True)
+class Clock:
+    """The time of the recorded conversation."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass(frozen=True, slots=True)
+class Workbench:
+    """What a pipeline may need beside the messages; a new one for each replay."""
+
+    storage: MemoryStorage = field(default_factory=MemoryStorage)
+    files: SeenFiles = field(default_factory=SeenFiles)
+    clock: Clock = field(default_factory=Clock)
