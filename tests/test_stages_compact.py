@@ -14,7 +14,7 @@ from typing import Any, cast
 import anthropic
 import anyio
 import pytest
-from histories import assistant, chat, conversation, said, step, system, user, view
+from histories import assistant, chat, conversation, python_source, said, step, system, user, view
 from histories import tool_use as call
 
 from ctxpipe import Budget, Compacted, ContextPipeline, LocalStorage, Outcome, Result, Skip, StorageError, Turn
@@ -576,6 +576,25 @@ async def test_files_without_room_stand_behind_the_summary_by_their_names(
     assert (detail.restored, detail.folded) == (("3.txt",), ("2.txt", "1.txt"))
     assert said(context)[1].endswith("</evidence>\n\n<system-reminder>\n## 2.txt\n2.txt\n</system-reminder>"
                                      "\n\n<system-reminder>\n## 1.txt\n1.txt\n</system-reminder>")  # fmt: skip
+
+
+async def test_source_files_without_room_are_reduced_to_the_names_they_define(
+    tmp_path: Path, storage: LocalStorage
+) -> None:
+    (tmp_path / "big.py").write_text(python_source(400))
+    history = [*LONG[:-1], *view("r", "big.py", "x"), assistant("Seen."), user("Go on.")]
+    names = "\n\n<system-reminder>\n## File Context: big.py\n"
+
+    context, detail = await compacted(
+        Compact(Writer(), archive=storage, work_dir=tmp_path, max_restore_tokens_per_file=500), history
+    )
+    result = await shortened(history, tmp_path, max_restore_tokens_per_file=500, fold_unrestored=True)
+
+    assert detail.folded == ("big.py",)
+    for text in (said(context)[1], said(result.messages)[1]):
+        assert names in text
+        assert "f399" in text
+    assert "File Context" not in str((await shortened(history, tmp_path, max_restore_tokens_per_file=500)).messages)
 
 
 async def test_paths_without_room_are_listed_beside_the_archive(storage: LocalStorage) -> None:

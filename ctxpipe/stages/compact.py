@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -43,8 +44,8 @@ from ..summarizers.protocol import summarizer_name
 from ..tokens import Counting, as_counter, should_compact
 from .archive import archive_text, load_archive
 from .attempts import Attempts
-from .layout import FileFolder, Layout, fitted, folded_texts, indexed, what_holds
-from .restore import RestoredFile, RestoredFiles, restore_files
+from .layout import FileFolder, Fold, Layout, fitted, folded_texts, indexed, what_holds
+from .restore import RestoredFiles, restore_files
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -168,7 +169,7 @@ async def compact_messages(
         files=files,
         counter=counter,
     )
-    folded = await folded_texts(restored.unfit) if fold_unrestored else {}
+    folded = await folded_texts(restored.unfit, counter) if fold_unrestored else {}
     text = safe_summary(summary.text) + compact.reminder(compact.extract_commands(rest))
     text += "".join(f"\n\n{names}" for names in folded.values())
     return await _smaller(_Original(messages, head, rest, path), text, restored, counter)
@@ -348,9 +349,7 @@ class Compact:
         summary = await summarised(writer, rest, self.retry)
         restored = await self._restored(turn)
         draft = await to_thread.run_sync(self._drafted, head, rest, summary.text, path or "", restored)
-        layout, _ = await fitted(
-            turn, draft, restored, self.evidence_tokens, self._fold if self.fold_unrestored else None
-        )
+        layout, _ = await fitted(turn, draft, restored, self.evidence_tokens, self._fold_for(turn))
         layout, warning = await indexed(turn, draft, layout, self.archive)
         detail = Compacted(
             await turn.raw_tokens() - turn.overhead,
@@ -405,8 +404,8 @@ class Compact:
             max_request_chars=self.max_request_chars,
         )
 
-    async def _fold(self, files: Sequence[RestoredFile]) -> dict[str, str]:
-        return await folded_texts(files, self.folder)
+    def _fold_for(self, turn: Turn) -> Fold | None:
+        return partial(folded_texts, counter=turn.counter, folder=self.folder) if self.fold_unrestored else None
 
     async def _judged(
         self, turn: Turn, attempts: Attempts, draft: compact.Draft, layout: Layout, detail: Compacted

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..messages import Message
     from ..stage import Turn
     from ..storage import Archive
+    from ..tokens import TokenCounter
     from .restore import RestoredFile, RestoredFiles
 
 __all__ = ["FileFolder", "Layout", "fitted", "folded_texts", "indexed", "what_holds"]
@@ -34,14 +35,16 @@ class FileFolder(Protocol):
         ...
 
 
-async def folded_texts(files: Sequence[RestoredFile], folder: FileFolder | None = None) -> dict[str, str]:
+async def folded_texts(
+    files: Sequence[RestoredFile], counter: TokenCounter, folder: FileFolder | None = None
+) -> dict[str, str]:
     """What the files that found no room come down to, by path; *folder* defaults to the names they define (A-48)."""
     if not files:
         return {}
     if folder is None:
-        from .fold import Folder
+        from .fold import Folder  # here: it brings the parser
 
-        folder = Folder()
+        folder = Folder(counter=counter)
     texts = await folder.fold([(file.path, file.text) for file in files])
     return {file.path: text for file, text in zip(files, texts, strict=True) if text}
 
