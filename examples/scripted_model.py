@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ctxpipe.messages import tool_calls, tool_results
-from ctxpipe.testing import Answer, RequestBody, answer, tool_use
+from ctxpipe.testing import Answer, RequestBody, answer, thinking, tool_use
 
 if TYPE_CHECKING:
     from ctxpipe import Message
@@ -92,7 +92,9 @@ def survey(body: RequestBody) -> Answer:
     """The next step: list, read and outline every module, look for some subjects, go back to some results, report."""
     context = Context.of(body["messages"])
     steps = (listed, modules_read, subjects_searched, outline_searched, unseen_read_again, longest_read_again)
-    return next((step for take in steps if (step := take(context))), None) or answer(report(context))
+    step = next((step for take in steps if (step := take(context))), None)
+    # Thinking that comes back in a later request is bound to all that stands before it, as with the newer models.
+    return answer(thinking(f"{len(context.calls)} calls so far."), *step.blocks) if step else answer(report(context))
 
 
 def words(content: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pty
 import re
@@ -216,6 +217,7 @@ async def test_the_scripted_model_notices_when_an_offloaded_file_was_changed(fol
 
 async def test_the_scripted_model_notices_when_the_context_lost_what_it_had_read(folder: Path) -> None:
     def forgetful(body: Any) -> Any:
+        body = copy.deepcopy(body)
         for message in body["messages"]:
             for block in message["content"] if isinstance(message["content"], list) else ():
                 if "Much of the same" in str(block.get("content", "")):

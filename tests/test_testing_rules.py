@@ -343,6 +343,35 @@ async def test_count_tokens_checks_the_messages_too_but_needs_no_max_tokens_and_
     assert counted.input_tokens == 100
 
 
+MALFORMED: dict[str, Any] = {
+    "messages: Input should be a valid array": {"messages": "go"},
+    "messages.0: Input should be an object": {"messages": ["go"]},
+    "messages.0.content: Field required": {"messages": [{"role": "user"}]},
+    "messages.0.content: Input should be a valid array": {"messages": [{"role": "user", "content": 7}]},
+    "messages.0.content.0: Input should be an object with a type": {"messages": [{"role": "user", "content": ["go"]}]},
+    "max_tokens: Input should be greater than or equal to 0": {"max_tokens": -1},
+}
+
+
+@pytest.mark.parametrize("wording", MALFORMED)
+async def test_a_malformed_body_is_refused_before_its_content_is_looked_at(wording: str) -> None:
+    body = {"model": "m", "max_tokens": 9, "messages": [USER], **MALFORMED[wording]}
+    async with talk(UNCHECKED) as (server, _):
+        broken = await post(server, json.dumps(body).encode())
+        no_object = await post(server, b"[]")
+
+    assert (broken.status_code, broken.json()["error"]["message"]) == (400, wording)
+    assert no_object.json()["error"]["message"] == "Input should be a valid dictionary"
+
+
+async def test_a_body_above_32_megabytes_is_refused() -> None:
+    body = json.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x" * 2**25}]})
+    async with talk(UNCHECKED) as (server, _):
+        refused = await post(server, body.encode())
+
+    assert (refused.status_code, refused.json()["error"]["type"]) == (413, "request_too_large")
+
+
 def test_the_rules_are_there_without_a_server() -> None:
     assert problems({"model": "m", "max_tokens": 9, "messages": [USER]}, Model()) == []
     assert problems({"model": "m", "max_tokens": True, "messages": [USER]}, Model()) == [

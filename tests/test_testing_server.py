@@ -18,6 +18,7 @@ import httpx2
 import pytest
 from anthropic.types import Message
 
+from ctxpipe.errors import InvalidHistory, SettingsError
 from ctxpipe.testing import (
     Cut,
     Failure,
@@ -204,6 +205,23 @@ async def test_an_error_in_the_script_is_raised_when_the_server_stops() -> None:
 
     with pytest.raises(KeyError, match="'m'"):
         await ask_until_refused(MessagesServer(broken, counter=len), "the script failed: KeyError: 'm'")
+
+
+@pytest.mark.parametrize("nonsense", [None, 7, {"type": "text", "text": "hi"}])
+async def test_a_script_that_answers_nonsense_is_told_so(nonsense: Any) -> None:
+    with pytest.raises(TypeError, match="a script answers with a Reply or a text"):
+        await ask_until_refused(MessagesServer([nonsense], counter=len), "TypeError")
+
+
+def test_a_single_text_is_no_script() -> None:
+    with pytest.raises(SettingsError, match="give a list of replies"):
+        MessagesServer("done")
+
+
+async def test_an_answer_that_cannot_be_sent_is_an_error_of_the_script() -> None:
+    script = [answer(tool_use("ls", {"path": object()}))]
+    with pytest.raises(InvalidHistory, match="a content block is object"):
+        await ask_until_refused(MessagesServer(script, counter=len), "InvalidHistory")
 
 
 async def test_an_error_of_the_callers_counter_is_raised_when_the_server_stops() -> None:
@@ -432,6 +450,16 @@ async def test_a_connection_that_is_just_being_accepted_ends_with_the_server(tur
 
     with anyio.fail_after(10):  # each is answered or broken off, none waits for ever
         await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def test_a_server_stops_although_its_block_is_cancelled() -> None:
+    with anyio.move_on_after(0.1):
+        async with talk([Hang()]) as (server, client):
+            url = httpx2.URL(server.url)
+            await ask(client)
+
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((url.host, url.port or 0))
 
 
 async def test_a_client_that_goes_away_while_it_sends_is_no_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -32,7 +32,7 @@ class Usage:
         """The tokens of the whole prompt."""
         return self.input_tokens + self.cache_creation_input_tokens + self.cache_read_input_tokens
 
-    def as_dict(self, output_tokens: int) -> dict[str, Any]:
+    def as_dict(self, output_tokens: int) -> dict[str, object]:
         """As it stands in an answer."""
         written = self.cache_creation_input_tokens
         return {

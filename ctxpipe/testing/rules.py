@@ -89,15 +89,15 @@ def _refuse_lone_surrogates(text: str) -> None:
             raise BadBody(f"The request body is not valid JSON: {kind}: line 1 column {place + 1} (char {place})")
 
 
-def problems(body: Mapping[str, Any], model: Model, *, counting: bool = False) -> list[str]:
+def problems(body: Mapping[str, object], model: Model, *, counting: bool = False) -> list[str]:
     """Everything that the API would refuse in *body*, most basic first; empty when it is sound.
 
     With *counting* the request goes to count_tokens, which needs no max_tokens.
     """
-    found = [*_fields(body, counting)] or [*_shape(body["messages"])]
+    messages: Any = body.get("messages")
+    found = [*_fields(body, counting)] or [*_shape(messages)]
     if found:  # the rules below read fields that the shape promises
         return found
-    messages = body["messages"]
     return [
         text
         for rule in (_first_is_user, _roles, _content, _texts, _uses, _pairing, _orphans, _thinking_places)

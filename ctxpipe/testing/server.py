@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import anyio
 import anyio.to_thread
 
-from ..errors import CtxpipeError
+from ..errors import CtxpipeError, SettingsError
 from ..tokens import Counting, TokenCounter, as_counter
 from .billing import Meter, Prompt, Usage
 from .replies import (
@@ -81,7 +81,7 @@ class MessagesServer:
     reply from the script. *requests* holds everything that came in.
 
     An error in the script, or a request after its last reply, is answered 500 and raised again when the block ends.
-    Raises MissingExtra when starlette or uvicorn is not installed.
+    Entering it raises MissingExtra when starlette or uvicorn is not installed.
     """
 
     script: Script
@@ -97,6 +97,8 @@ class MessagesServer:
     _one_at_a_time: anyio.CapacityLimiter = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.script, str):
+            raise SettingsError("script is a single text; give a list of replies, or a function from request to reply")
         self._next = self.script if callable(self.script) else _in_order(self.script)
         self._meter = Meter(self.model, as_counter(self.counter), self.clock)
 
@@ -118,7 +120,8 @@ class MessagesServer:
     ) -> None:
         if self._running is not None:
             running, self._running = self._running, None
-            await running.stop()
+            with anyio.CancelScope(shield=True):  # it takes a few turns of the loop, and must not be left half done
+                await running.stop()
         if error is None and self.errors:
             raise self.errors[0]
 
@@ -200,7 +203,23 @@ class MessagesServer:
     # Replies -------------------------------------------------------------------------------------------------
 
     async def _respond(self, request: Request, received: Received) -> Response:
-        received.reply = reply = await self._ask(received.body)
+        try:
+            received.reply = reply = await self._ask(received.body)
+            return await self._render(request, received, reply)
+        except Exception as error:  # noqa: BLE001 -- raised again when the server stops
+            received.reply = failure = self._failed(error)
+            return _json(_error(failure, received), received, failure)
+
+    async def _ask(self, body: RequestBody) -> Answer | Failure | Cut | Hang:
+        reply = self._next(body)
+        if isinstance(reply, Awaitable):
+            reply = await reply
+        reply = answer(reply) if isinstance(reply, str) else reply
+        if not isinstance(reply, Answer | Failure | Cut | Hang):
+            raise TypeError(f"a script answers with a Reply or a text, and this is {reply!r}")
+        return reply
+
+    async def _render(self, request: Request, received: Received, reply: Answer | Failure | Cut | Hang) -> Response:
         if not isinstance(reply, Hang):
             await anyio.sleep(reply.seconds)
         streamed = bool(received.body.get("stream"))
@@ -211,15 +230,6 @@ class MessagesServer:
         if reply.after is None:
             await self._end(request, reply)
         return await self._broken(request, received, reply, reply.after or Answer())
-
-    async def _ask(self, body: RequestBody) -> Answer | Failure | Cut | Hang:
-        try:
-            reply = self._next(body)
-            if isinstance(reply, Awaitable):
-                reply = await reply
-        except Exception as error:  # noqa: BLE001 -- raised again when the server stops
-            return self._failed(error)
-        return answer(reply) if isinstance(reply, str) else reply
 
     async def _answer(self, received: Received, reply: Answer) -> Response:
         message = await self._message(received, reply)
