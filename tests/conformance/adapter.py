@@ -28,6 +28,7 @@ from ctxpipe import (
     offload_tool_results,
 )
 from ctxpipe.edits.compact import assemble, extract_commands, partition
+from ctxpipe.edits.fold import Definition, Section, drop_count, fold_files, format_sections, merge_functions
 from ctxpipe.edits.offload import prescan
 from ctxpipe.edits.truncate import middle_range, truncate_conversation
 from ctxpipe.settings import COMPACT_MAX_RETRIES, OFFLOAD_CHAR_THRESHOLD
@@ -248,6 +249,42 @@ async def _compact_stage(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
     }
 
 
+async def _merge_functions(args: dict[str, Any], _hooks: Any) -> dict[str, Any]:
+    found = [Definition(each["type"], each["name"], each["line"]) for each in args["definitions"]]
+    options = dict(args.get("options", {}))
+    merge = options.pop("merge_functions", True)
+    return {"sections": [_as_row(section) for section in merge_functions(found, merge=merge, **options)]}
+
+
+async def _format_sections(args: dict[str, Any], _hooks: Any) -> dict[str, Any]:
+    rows = args["sections"]
+    return {"text": format_sections(Section(row["type"], tuple(row["names"]), row["start_line"]) for row in rows)}
+
+
+async def _drop_count(args: dict[str, Any], _hooks: Any) -> dict[str, Any]:
+    return {"n": drop_count(args["tokens"], args["budget"], args["sections"])}
+
+
+async def _fold_files(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
+    files = [(path, source) for path, source in args["files"]]
+    folded = fold_files(files, count=hooks.count_text, **args.get("options", {}))
+    return {
+        "content": folded.content,
+        "sections": list(folded.sections),
+        "files_processed": folded.files_processed,
+        "files_skipped": folded.files_skipped,
+        "sections_dropped": folded.sections_dropped,
+    }
+
+
+async def _fold_files_twice(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
+    return {"first": await _fold_files(args, hooks), "second": await _fold_files(args, hooks)}
+
+
+def _as_row(section: Section) -> dict[str, Any]:
+    return {"type": section.type, "names": list(section.names), "start_line": section.start_line}
+
+
 @contextmanager
 def logged(hooks: Any) -> Iterator[None]:
     """Hands what the package logs to the case."""
@@ -278,6 +315,11 @@ OPERATIONS: dict[str, Operation] = {
     "direct_offload": _direct_offload,
     "direct_stage": _direct_stage,
     "prescan": _prescan,
+    "drop_count": _drop_count,
+    "fold_files": _fold_files,
+    "fold_files_twice": _fold_files_twice,
+    "format_sections": _format_sections,
+    "merge_functions": _merge_functions,
     "middle_range": _middle_range,
     "smart_truncate": _smart_truncate,
     "truncate_conversation": _truncate_conversation,
