@@ -279,3 +279,31 @@ def test_a_setting_that_makes_no_sense_is_refused() -> None:
         RentOrBuyGate(alpha=float("nan"))
     with pytest.raises(SettingsError, match="min_tokens"):
         RentOrBuyGate(min_tokens=-1)
+
+
+# Read back, and old again -------------------------------------------------------------------------------------
+
+
+def read_back(calls: int) -> list[Message]:
+    reading = step("r", "read_offloaded", {"path": "/x/s/tool-result-t0.md"}, LONG * 3)
+    return conversation(user("Go."), reading, work(calls)[1:])
+
+
+async def test_what_was_read_back_stays_for_good() -> None:
+    assert await asked(RentOrBuyGate(), read_back(60)) == "no old result is long enough to offload"
+
+
+async def test_without_keep_read_backs_it_leaves_again_once_it_is_old() -> None:
+    stage = BatchOffload(
+        LocalStorage("unused"), gate=RentOrBuyGate(), keep_recent=5, min_chars=400, keep_read_backs=False
+    )
+
+    assert isinstance(await stage.plan(Turn(read_back(4))), Skip)
+    planned = await stage.plan(Turn(read_back(60)))
+    assert not isinstance(planned, Skip)
+    assert planned.messages[2] != read_back(60)[2]
+
+
+def test_what_is_read_back_never_leaves_before_it_was_seen() -> None:
+    with pytest.raises(SettingsError, match="keep_read_backs"):
+        BatchOffload(LocalStorage("unused"), keep_recent=0, keep_read_backs=False)

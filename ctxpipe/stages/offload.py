@@ -52,7 +52,12 @@ _SAMPLE = "SAMPLEOFANAME"
 READ_BACK_TOOLS = frozenset({"read_offloaded", "search_offloaded"})
 """Our own reading tools, whose results are never offloaded (A-27)."""
 
-WRITING_TOOLS = frozenset({"write_file", "create_file", "edit_file", "Write", "Edit", "MultiEdit", "NotebookEdit"})
+WRITING_TOOLS = frozenset(
+    {
+        *("write_file", "create_file", "edit_file", "Write", "Edit", "MultiEdit", "NotebookEdit", "ExitPlanMode"),
+        *("write", "edit", "create", "apply_patch", "str_replace_editor", "str_replace_based_edit_tool"),
+    }
+)
 """Tools of common agents whose inputs hold whole texts; a value for `BatchOffload.inputs`."""
 
 
@@ -416,7 +421,9 @@ class BatchOffload:
     Results that the model has answered fewer than *keep_recent* times since are protected, and nothing happens below
     *min_context_tokens* (estimated). Below the gate the very same list comes back; with a session's memory that costs
     the new messages only. *inputs* names tools whose long input texts (*min_input_chars*) go as well, such as
-    `WRITING_TOOLS`; such an input keeps its keys. The other settings are those of `DirectOffload`.
+    `WRITING_TOOLS`; such an input keeps its keys. What was read back from our files stays for good (A-27); without
+    *keep_read_backs* it leaves again once it is old, like any other result. The other settings are those of
+    `DirectOffload`.
     """
 
     storage: TextWriter
@@ -430,6 +437,7 @@ class BatchOffload:
     exempt_tools: AbstractSet[str] = READ_BACK_TOOLS
     inputs: AbstractSet[str] = frozenset()
     min_input_chars: int = 1000
+    keep_read_backs: bool = True
 
     def __post_init__(self) -> None:
         self._pointers.check()
@@ -442,6 +450,8 @@ class BatchOffload:
         _check_tools(self.per_tool, exempt_tools=self.exempt_tools, inputs=self.inputs)
         if not callable(self.gate):
             raise SettingsError(f"gate is {self.gate!r}; give a Gate such as RatioGate(0.2)")
+        if not (self.keep_read_backs or self.keep_recent):
+            raise SettingsError("keep_read_backs is False and keep_recent 0: what is read back would leave unseen")
 
     async def __call__(self, turn: Turn) -> Change | Skip:
         """What cannot be written stays inline. Raises StorageError when nothing can be."""
@@ -457,15 +467,14 @@ class BatchOffload:
     def _pointers(self) -> _Pointers:
         return _Pointers(self.storage, BATCH, self.reference, self.preview, prefix="tool-result-", indent=2)
 
+    def _selection(self, turn: Turn) -> offload.Selection:
+        keep = self.keep_read_backs
+        exempt = _exempt(self.exempt_tools) if keep else frozenset(self.exempt_tools) - READ_BACK_TOOLS
+        ours = self._pointers.ours(turn.session_id) if keep else None
+        return offload.Selection(self.min_chars, self.per_tool, exempt, ours, self.inputs, self.min_input_chars)
+
     async def _decide(self, turn: Turn) -> list[_Move] | Skip:
-        selection = offload.Selection(
-            self.min_chars,
-            self.per_tool,
-            _exempt(self.exempt_tools),
-            self._pointers.ours(turn.session_id),
-            self.inputs,
-            self.min_input_chars,
-        )
+        selection = self._selection(turn)
         running = turn.recall(offload.Running)
         running.extend(turn.messages, selection)
         if not turn.force and self.min_context_tokens and await turn.tokens() < self.min_context_tokens:
