@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from time import perf_counter
 from typing import Any
 
-from ctxpipe.stages.fold import Folder
-
-from ctxpipe import Message, SmartTruncate, TokenCounter, Turn, check, smart_truncate
+from ctxpipe import Message, SmartTruncate, TokenCounter, Truncation, Turn, check, smart_truncate
 from ctxpipe.edits.truncate import file_views
-from ctxpipe.messages import tool_results
 from ctxpipe.tokens import Budget, Ledger
 
 WORDS = ["of", "time", "error", "value", "table", "request", "index", "session", "reader", "writer", "parser", "state"]
@@ -32,7 +30,7 @@ def history(tokens: int, seed: int) -> list[Message]:
     messages: list[Any] = [{"role": "user", "content": "Find out why the index is slow, and mend it."}]
     written = 0
     for number in range(10**6):
-        if written >= tokens * 3.9:  # characters of such text per token, about
+        if written >= tokens * 4.15:  # characters of such text per token, about
             break
         is_view = number % 4 == 0
         result = source(rng, number) if is_view else log(rng)
@@ -62,109 +60,95 @@ def function(rng: random.Random, name: str) -> str:
     return f"def {name}({', '.join(rng.sample(WORDS, 3))}):\n{body}\n    return {rng.choice(WORDS)}\n"
 
 
-async def best(runs: int, work: Callable[[], Awaitable[object]], before: Callable[[], object] = lambda: None) -> float:
-    """The shortest of *runs*, in seconds; *before* is not timed."""
-    times = []
-    for _ in range(runs):
-        before()
-        started = perf_counter()
-        await work()
-        times.append(perf_counter() - started)
-    return min(times)
+async def timed(work: Callable[[], Awaitable[object]]) -> float:
+    started = perf_counter()
+    await work()
+    return perf_counter() - started
+
+
+async def best(runs: int, work: Callable[[], Awaitable[object]]) -> float:
+    """The shortest of *runs*, in seconds."""
+    return min([await timed(work) for _ in range(runs)])
 
 
 class Bench:
-    """One history, and the ways to truncate it."""
+    """One history, and the ways to truncate it. No two seeds share a text, so that nothing of a new one is known."""
 
     def __init__(self, tokens: int, seed: int) -> None:
         self.messages = history(tokens, seed)
+        self.tokens = tokens
         self.counter = TokenCounter(memo_bytes=2**30)
-        self.folder = Folder()
-        self.tokens = self.counter.total(self.messages)
+        self.counter.text("loaded")
 
-    async def function(self) -> object:
+    async def function(self) -> Truncation:
         return await smart_truncate(
-            self.messages,
-            max_tokens=self.tokens // BUDGET_SHARE,
-            window="covering",
-            folder=self.folder,
-            counter=self.counter,
+            self.messages, max_tokens=self.tokens // BUDGET_SHARE, window="covering", counter=self.counter
         )
 
     async def stage(self) -> object:
-        return await SmartTruncate(max_tokens=self.tokens // BUDGET_SHARE, folder=self.folder)(self.turn)
+        return await SmartTruncate(max_tokens=self.tokens // BUDGET_SHARE)(self.turn)
 
     async def as_json(self) -> object:
         return json.dumps(self.messages)
 
-    def forget_folds(self) -> None:
-        self.folder = Folder()
-
-    def forget_all(self) -> None:
-        self.forget_folds()
-        self.counter = TokenCounter(memo_bytes=2**30)
-        self.counter.text("loaded")
-
-    async def warm(self) -> None:
+    async def count(self) -> object:
         ledger = Ledger(self.counter)
         self.turn = Turn(self.messages, ledger=ledger, budget=Budget(self.tokens), force=True, tracked=True)
-        await self.turn.prefix_sums()
-        await self.function()
+        return await self.turn.prefix_sums()
 
 
-async def times(bench: Bench) -> Iterator[tuple[str, float]]:
-    await bench.warm()
-    found = [
+async def times(tokens: int, seeds: Iterator[int]) -> list[tuple[str, float]]:
+    """What each way takes, in seconds."""
+    all_cold, folds_cold = [], []
+    for _ in range(3):
+        bench = Bench(tokens, next(seeds))
+        all_cold.append(await timed(bench.function))
+        bench = Bench(tokens, next(seeds))
+        await bench.count()
+        folds_cold.append(await timed(bench.function))
+    return [
         ("the history as JSON (baseline)", await best(5, bench.as_json)),
         ("stage, counts and folds known", await best(9, bench.stage)),
         ("function, counts and folds known", await best(9, bench.function)),
-        ("function, folds cold", await best(3, bench.function, bench.forget_folds)),
-        ("function, all cold", await best(2, bench.function, bench.forget_all)),
+        ("function, counts known, folds cold", min(folds_cold)),
+        ("function, all cold", min(all_cold)),
     ]
-    return iter(found)
 
 
 async def counted(bench: Bench) -> None:
     """What tiktoken had to encode, against the distinct text there is."""
-    bench.forget_all()
-    already = bench.counter.encoded_chars
-    result = await smart_truncate(bench.messages, folder=bench.folder, counter=bench.counter)
-    first = bench.counter.encoded_chars - already
+    loaded = bench.counter.encoded_chars
+    result = await bench.function()
+    first = bench.counter.encoded_chars - loaded
     await bench.function()
-    again = bench.counter.encoded_chars - already - first
-    folds = {str(found.content) for found in tool_results(result.messages)} - {
-        str(found.content) for found in tool_results(bench.messages)
-    }
-    texts = sum(len(text) for text in {*_strings(bench.messages), *folds})
-    print(f"\nencoded in one run from cold: {first:,} characters, {first / texts:.2f} of the distinct text there is")
-    print(f"encoded in a second run: {again:,} characters")
+    again = bench.counter.encoded_chars - loaded - first
+    texts = sum(map(len, {*strings(bench.messages)}))
+    print(f"\nencoded by a cold run: {first:,} characters, of {texts:,} in distinct texts of the history;")
+    print(f"the rest are the folded views, once each and once for their joint budget. By a second run: {again:,}")
+    print(f"\n{result.detail}")
 
 
-def _strings(messages: list[Message]) -> Iterator[str]:
+def strings(messages: list[Message]) -> Iterator[str]:
     for message in messages:
         content: Any = message["content"]
         for block in [{"text": content}] if isinstance(content, str) else content:
-            yield (
-                block.get("text")
-                or block.get("content")
-                or f"{block['id']}\n{block['name']}\n{json.dumps(block['input'])}"
-            )
+            said = block.get("text") or block.get("content")
+            yield said or f"{block['id']}{block['name']}{json.dumps(block['input'], separators=(',', ':'))}"
 
 
 async def run(tokens: int) -> None:
-    small, large = Bench(tokens, 1), Bench(2 * tokens, 2)
-    views = sum(len(view.text) for view in file_views(small.messages)) // 1000
-    result: Any = await small.function()
-    if check(result.messages):
+    seeds = itertools.count()
+    bench = Bench(tokens, next(seeds))
+    if check((await bench.function()).messages):
         raise SystemExit("the result is not valid")
-    print(f"{small.tokens:,} tokens in {len(small.messages)} messages, {views} kB of it file views, cut to a tenth")
-    print(result.detail)
+    views = sum(len(view.text) for view in file_views(bench.messages)) // 1000
+    counts = bench.counter.total(bench.messages), len(bench.messages), views
+    print("{:,} tokens in {} messages, {} kB of it file views, cut to a tenth".format(*counts))
     print(f"\n{'':40}{'ms':>10}{'x JSON':>10}{'twice the text':>17}")
-    baseline = None
-    for (name, seconds), (_, doubled) in zip(await times(small), await times(large), strict=True):
-        baseline = baseline or seconds
-        print(f"{name:40}{seconds * 1e3:>10.1f}{seconds / baseline:>10.2f}{doubled / seconds:>16.2f}x")
-    await counted(small)
+    once, twice = await times(tokens, seeds), await times(2 * tokens, seeds)
+    for (name, seconds), (_, doubled) in zip(once, twice, strict=True):
+        print(f"{name:40}{seconds * 1e3:>10.1f}{seconds / once[0][1]:>10.2f}{doubled / seconds:>16.2f}x")
+    await counted(Bench(tokens, next(seeds)))
 
 
 if __name__ == "__main__":

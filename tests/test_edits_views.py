@@ -116,6 +116,7 @@ def test_a_line_that_only_prints_a_file_is_a_view_of_it(line: str) -> None:
         "ls",
         "cat",
         "cat -",
+        "cat ''",
         "cat a.py b.py",
         "cat a.py && cat b.py",
         "cat a.py && make",

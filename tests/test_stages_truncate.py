@@ -218,20 +218,21 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, object], wo
 
 
 async def test_each_distinct_text_is_encoded_once() -> None:
-    history = conversation(
-        user("go"),
-        *[(*step(f"t{n}", result=f"{n} " * 999), *view(f"v{n}", "a.py", python_source(30, n + 2))) for n in range(9)],
-    )
-    counter = TokenCounter()
+    source = [python_source(30, lines) for lines in range(2, 11)]
+    steps = [(*step(f"t{n}", result=f"{n} " * 999), *view(f"v{n}", f"{n}.py", source[n])) for n in range(9)]
+    history, counter = conversation(user("go"), *steps, assistant("so"), user("next")), TokenCounter()
     await counter.counts(history)
     known = counter.encoded_chars
 
-    result = await smart_truncate(history, max_tokens=100, window="covering", counter=counter)
+    result = await smart_truncate(history, counter=counter)
 
-    new = {str(found.content) for found in tool_results(result.messages) if str(found.content).startswith(FOLDED)}
-    assert result.detail.folded == 9
-    # What is new are the folded texts, those that were deleted afterwards included, and nothing else.
-    assert counter.encoded_chars - known <= 9 * max(map(len, new), default=400)
+    folds = [str(found.content) for found in tool_results(result.messages) if str(found.content).startswith(FOLDED)]
+    assert len(folds) == 9
+    # What is new are the folded texts, and for their joint budget the whole of them.
+    assert counter.encoded_chars - known == sum(map(len, folds)) + len("\n".join(folds))
+    again = counter.encoded_chars
+    await smart_truncate(history, max_tokens=100, window="covering", counter=counter)
+    assert counter.encoded_chars == again
 
 
 @given(broken_histories(), st.integers(0, 3000))

@@ -155,7 +155,7 @@ def _source(pipeline: Sequence[Sequence[str]]) -> str | None:
     operands = _operands(first) if first and first[0] in VIEWERS else None
     if operands and first[0] == "open":  # the viewer of SWE-agent: open PATH [LINE]
         operands = operands[: 1 if operands[-1].isdigit() else None]
-    if operands is None or len(operands) != 1 or operands[0] == "-" or UNNAMED.search(operands[0]):
+    if operands is None or len(operands) != 1 or operands[0] in {"", "-"} or UNNAMED.search(operands[0]):
         return None
     return operands[0]
 

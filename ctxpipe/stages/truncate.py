@@ -219,7 +219,7 @@ async def _folds(
     if folder is None:
         from .fold import Folder
 
-        folder = Folder()
+        folder = Folder(counter=counter)
     folded = await folder.fold([(view.path, view.text) for view in views])
     pairs = [(view, text) for view, text in zip(views, folded, strict=True) if text]
     tokens = await counter.texts([text for view, text in pairs for text in (view.text, text)])
