@@ -114,6 +114,7 @@ class Result:
     *repaired* lists what was broken in the history and is mended in *messages*. *request_options* are further
     arguments that the request needs; pass them on as keywords. From a session, *covered* says how many messages of
     the history are in it, and *notices* what a user should know about the history or the journal.
+    *first_changed_index* is the first message that differs from what was handed in, None when none does.
     """
 
     messages: list[Message]
@@ -122,23 +123,17 @@ class Result:
     request_options: Mapping[str, object] = field(default_factory=dict)
     covered: int = 0
     notices: tuple[str, ...] = ()
+    first_changed_index: int | None = None
 
     @property
     def changed(self) -> bool:
         """Whether *messages* differ from what was handed in."""
-        return bool(self.repaired) or any(report.outcome is Outcome.CHANGED for report in self.reports)
+        return self.first_changed_index is not None
 
     @property
     def tokens_saved(self) -> int:
         """Raw tokens that all stages together took out of the context."""
         return sum(report.tokens_saved or 0 for report in self.reports)
-
-    @property
-    def first_changed_index(self) -> int | None:
-        """The first message that differs from the input, None when none does."""
-        indices = [r.first_changed_index for r in self.reports if r.first_changed_index is not None]
-        indices += [problem.index for problem in self.repaired]
-        return min(indices, default=None)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.reports))

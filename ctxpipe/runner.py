@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from .edits.offload import rewritten_before
 from .edits.repair import repair
 from .edits.thinking import Place, changed_place, drop_block, follows, strip
+from .errors import SettingsError
 from .messages import THINKING, CacheMarks, blocks, check, common_prefix, ensure_messages, kind
 from .prices import Prices, RewriteCost, rewrite_cost
-from .reports import Outcome, Result, StageReport
+from .reports import Offloaded, Outcome, Result, StageReport
 from .stage import Change, Intent, PlannedStage, Proposal, Rewindable, Skip, Stage, Turn
 from .tokens import Budget, Ledger, TokenCounter
 
@@ -111,33 +112,24 @@ class Runner:
         """
         with _span("ctxpipe.run", session_id):
             record.steps.clear()
-            messages, problems = self._sound(given, record, known)
-            overhead = await self._overhead(record, request.system, request.tools)
-            turn = Turn(
-                messages,
-                session_id,
-                request.force,
-                self.budget,
-                record.ledger,
-                overhead,
-                tracked=True,
-                protected=_behind_thinking(messages) if self.thinking == "protect" else 0,
-                cold=request.cold,
-            )
-            turn, reports = await self._staged(turn, record)
-            context = turn.messages if isinstance(turn.messages, list) else list(turn.messages)
-            options, context = self._bound(messages, context, record, request)
+            messages, problems = self._sound(given, session_id, record, known)
+            turn, reports = await self._staged(await self._turn(messages, session_id, record, request), record)
+            options, context = self._bound(messages, _as_list(turn.messages), record, request)
             if problems:
                 context = _recorded(record, context, repair(context))
             record.context += context[len(record.context) :]
-            return Result(context, tuple(reports), problems, options)
+            return Result(context, tuple(reports), problems, options, first_changed_index=_changed(given, context))
 
     def _sound(
-        self, given: list[Message], record: Record, known: int | None
+        self, given: list[Message], session_id: str, record: Record, known: int | None
     ) -> tuple[list[Message], tuple[Problem, ...]]:
         """*given* mended, and what was broken. Only what is new since the last run is looked at."""
+        if not isinstance(session_id, str):
+            raise SettingsError(f"session_id is {session_id!r}, not a text")
         if known is None:
             known = common_prefix(record.context, given)
+        # Agents add results to the last message in place.
+        known = max(0, min(known, len(record.context) - 1))
         record.rewind(known)
         ensure_messages(given, known)
         if not record.context and (place := rewritten_before(given)) is not None:
@@ -184,7 +176,7 @@ class Runner:
                 proposal = await stage(turn)
                 change, report = await self._judged(stage, turn, proposal)
             except Exception as error:  # noqa: BLE001  the turn goes on without this stage; cancellation is no Exception
-                report = StageReport(_name(stage), turn.session_id, Outcome.FAILED, 0.0, str(error), error=error)
+                report = _failed(stage, turn, error)
             report = replace(report, seconds=perf_counter() - started)
             span.set_attribute("ctxpipe.outcome", report.outcome.value)
         self._tell(report)
@@ -194,6 +186,8 @@ class Runner:
 
     async def _judged(self, stage: Stage, turn: Turn, proposal: Proposal) -> tuple[Change | None, StageReport]:
         report = StageReport(_name(stage), turn.session_id, Outcome.SKIPPED, 0.0)
+        if not isinstance(proposal, Change | Skip | None):
+            raise TypeError(f"a stage answers with a Change, a Skip or None, not with {type(proposal).__name__}")
         if not isinstance(proposal, Change):
             reason, detail = (proposal.reason, proposal.detail) if isinstance(proposal, Skip) else ("", None)
             return None, replace(report, reason=reason, detail=detail)
@@ -216,7 +210,10 @@ class Runner:
     async def _refusal(self, turn: Turn, change: Change, first: int) -> str:
         """Why *change* must not count, "" when it may."""
         ensure_messages(change.messages, first)
-        problems = check(change.messages, max(0, first - 1), encoding=False)
+        start = max(0, first - 1)
+        # What could not be encoded before is stored as it is; the end of the run mends it.
+        was_sound = not check(turn.messages, start)
+        problems = check(change.messages, start, encoding=was_sound) or CacheMarks().problems(change.messages)
         if problems:
             return f"it would break a rule of the Messages API: {problems[0]}"
         if turn.protected and first < turn.protected and _behind_thinking(change.messages) > first:
@@ -228,6 +225,8 @@ class Runner:
 
     def _tell(self, report: StageReport) -> None:
         level = _LEVELS.get(report.outcome, logging.INFO)
+        if isinstance(report.detail, Offloaded) and report.detail.failed:
+            level = logging.WARNING
         if logger.isEnabledFor(level):
             logger.log(level, "%s", report, exc_info=report.error)
         if self.on_report is None:
@@ -240,17 +239,46 @@ class Runner:
     async def plan(self, messages: list[Message], session_id: str, request: Request) -> Result:
         """What `run` would do, with no write and no model call."""
         record = self.new_record()
-        ensure_messages(messages)
-        overhead = await self._overhead(record, request.system, request.tools)
-        turn = Turn(repair(messages), session_id, request.force, self.budget, record.ledger, overhead)
+        mended, problems = self._sound(messages, session_id, record, None)
+        turn = await self._turn(mended, session_id, record, request)
         reports = []
         for stage in self.stages:
-            started = perf_counter()
+            change, report = await self._planned(stage, replace(turn, memory={}, tracked=False))
+            reports.append(report)
+            if change is not None:
+                turn = replace(turn, messages=change.messages)
+        options, context = self._bound(mended, _as_list(turn.messages), record, request)
+        context = repair(context) if problems else context
+        return Result(context, tuple(reports), problems, options, first_changed_index=_changed(messages, context))
+
+    async def _planned(self, stage: Stage, turn: Turn) -> tuple[Change | None, StageReport]:
+        started = perf_counter()
+        change: Change | None = None
+        try:
             plan = await _plan(stage, turn)
-            reports.append(_planned(stage, turn, plan, perf_counter() - started))
-            if isinstance(plan, Change):
-                turn = replace(turn, messages=plan.messages)
-        return Result(list(turn.messages), tuple(reports), tuple(check(messages)))
+            if isinstance(plan, Intent):
+                report = StageReport(_name(stage), turn.session_id, Outcome.PLANNED, 0.0, plan.reason)
+            else:
+                change, report = await self._judged(stage, turn, plan)
+        except Exception as error:
+            if self.on_error == "raise":
+                raise
+            report = _failed(stage, turn, error)
+        outcome = Outcome.PLANNED if change is not None else report.outcome
+        return change, replace(report, outcome=outcome, seconds=perf_counter() - started)
+
+    async def _turn(self, messages: list[Message], session_id: str, record: Record, request: Request) -> Turn:
+        return Turn(
+            messages,
+            session_id,
+            request.force,
+            self.budget,
+            record.ledger,
+            await self._overhead(record, request.system, request.tools),
+            tracked=True,
+            protected=_behind_thinking(messages) if self.thinking == "protect" else 0,
+            cold=request.cold,
+        )
 
     async def _overhead(self, record: Record, system: object, tools: Iterable[object] | None) -> int:
         """Raw tokens of the system prompt and the tools, counted once as long as they stay the same (A-64)."""
@@ -265,6 +293,15 @@ def _first_difference(before: Sequence[Message], after: Sequence[Message]) -> in
         return len(before)
     pairs = enumerate(zip(before, after, strict=False))
     return next((i for i, (old, new) in pairs if old is not new and old != new), min(len(before), len(after)))
+
+
+def _changed(before: Sequence[Message], after: Sequence[Message]) -> int | None:
+    first = _first_difference(before, after)
+    return None if first == len(before) == len(after) else first
+
+
+def _as_list(messages: Sequence[Message]) -> list[Message]:
+    return messages if isinstance(messages, list) else list(messages)
 
 
 def _recorded(record: Record, before: list[Message], after: list[Message]) -> list[Message]:
@@ -307,14 +344,9 @@ async def _plan(stage: Stage, turn: Turn) -> Change | Skip | Intent | None:
     return Intent("it cannot say beforehand: it has no plan of its own")
 
 
-def _planned(stage: Stage, turn: Turn, plan: Change | Skip | Intent | None, seconds: float) -> StageReport:
-    report = StageReport(_name(stage), turn.session_id, Outcome.SKIPPED, seconds)
-    if isinstance(plan, Change):
-        first = _first_difference(turn.messages, plan.messages)
-        return replace(report, outcome=Outcome.PLANNED, detail=plan.detail, first_changed_index=first)
-    if isinstance(plan, Intent):
-        return replace(report, outcome=Outcome.PLANNED, reason=plan.reason)
-    return replace(report, reason=plan.reason, detail=plan.detail) if plan else report
+def _failed(stage: Stage, turn: Turn, error: Exception) -> StageReport:
+    reason = str(error) or type(error).__name__
+    return StageReport(_name(stage), turn.session_id, Outcome.FAILED, 0.0, reason, error=error)
 
 
 def _name(stage: Stage) -> str:

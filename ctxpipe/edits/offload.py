@@ -113,10 +113,15 @@ def result_characters(content: str | Sequence[Block] | None) -> int:
 
 def is_placeholder(content: object) -> bool:
     """Whether *content* is nothing but one of our placeholders, alone or in front of kept images (A-17)."""
-    if not isinstance(content, str):
-        first = content[0] if isinstance(content, list | tuple) and content else None
-        content = read(first, "text") if kind(first) == "text" else None
-    return reference(content) is not None
+    return reference(_opening(content)) is not None
+
+
+def _opening(content: object) -> str:
+    """The text with which a tool result opens."""
+    if isinstance(content, str):
+        return content
+    first = content[0] if isinstance(content, list | tuple) and content else None
+    return (read(first, "text") or "") if kind(first) == "text" else ""
 
 
 def is_text(content: str | Sequence[Block] | None) -> bool:
@@ -273,13 +278,14 @@ def answered(messages: Sequence[Message], start: int) -> Iterator[tuple[ToolResu
 
 
 def rewritten_before(messages: Sequence[Message]) -> tuple[int, int] | None:
-    """The place of the first result that batch offloading replaced: what the model said behind it saw the text.
+    """The place of the first block that batch offloading replaced: what the model said behind it saw the text.
 
     Direct offloading leaves no such trace: it acts before the model has seen anything.
     """
     start = BATCH.split("{}")[0]
-    places = (r.place for r in tool_results(messages) if isinstance(r.content, str) and r.content.startswith(start))
-    return next(places, None)
+    results = (r.place for r in tool_results(messages) if _opening(r.content).startswith(start))
+    inputs = (c.place for c in tool_calls(messages) if any(text.startswith(start) for text in strings(c.input)))
+    return min((place for place in (next(results, None), next(inputs, None)) if place), default=None)
 
 
 def protected_from(messages: Sequence[Message], keep_recent: int) -> int:
