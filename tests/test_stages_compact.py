@@ -404,7 +404,7 @@ async def test_files_in_work_come_back_and_secrets_do_not(tmp_path: Path, storag
     assert detail.restored == ("a.py",)
     assert said(context)[3] == "[Restored after compact] a.py:\na = 1\n"
     assert "TOKEN" not in str(context)
-    assert "Note: a.py is not as it was shown before: it changed on disk" in said(context)[1]
+    assert "Note: a.py is not as it was shown before\n" in said(context)[1]
     assert "Note: gone.py was deleted since it was shown" in said(context)[1]
     assert len(detail.warnings) == 2
 
@@ -817,7 +817,7 @@ async def test_what_no_summary_can_shrink_costs_no_attempt_at_all(storage: Local
     detail = result.reports[0].detail
     assert isinstance(detail, Compacted)
     assert detail.over_budget
-    assert detail.holds == "system prompt, tools and system messages hold 3000 tokens"
+    assert detail.holds == "over budget: system prompt, tools and system messages hold 3000 tokens"
 
 
 async def test_a_result_still_over_the_trigger_is_taken_once_and_not_tried_again(storage: LocalStorage) -> None:
@@ -882,7 +882,7 @@ async def test_the_plan_neither_writes_nor_asks(storage: LocalStorage) -> None:
     report = (await piped(Compact(writer, archive=storage)).plan(LONG, session_id="s")).reports[0]
 
     assert report.outcome is Outcome.PLANNED
-    assert "Writer would summarise 63 messages; the aim is 1200 tokens" in report.reason
+    assert report.reason == "Writer would summarise 63 messages: 4694 tokens, with a target of 1200"
     assert writer.seen == []
     assert not Path(storage.root).exists()
 

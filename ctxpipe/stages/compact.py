@@ -16,7 +16,8 @@ from anyio import to_thread
 
 from ..compacted import safe_summary
 from ..edits import compact
-from ..edits.views import READING_TOOLS, ReadingTools
+from ..edits.restore import COMMON_WRITING_TOOLS
+from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..errors import SettingsError, StorageError, SummaryFailed
 from ..messages import ensure_messages, pending_calls
 from ..reports import Compacted
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
     from ..tokens import TokenCounter
 
 __all__ = [
+    "COMMON_READING_TOOLS",
+    "COMMON_WRITING_TOOLS",
+    "READING_TOOLS",
     "Compact",
     "CompactResult",
     "CompactStats",
@@ -279,10 +283,7 @@ class Compact:
     async def __call__(self, turn: Turn) -> Change | Skip:
         attempts = turn.recall(Attempts)
         attempts.turns += 1
-        tokens = await turn.tokens()
-        if not turn.force and not turn.budget.reached(tokens):
-            return Skip(f"{tokens} tokens, below the trigger of {turn.budget.trigger}")
-        declined = await self._declined(turn, attempts, tokens)
+        declined = await self._declined(turn, attempts)
         if declined is not None:
             return declined
         try:
@@ -293,17 +294,13 @@ class Compact:
 
     async def plan(self, turn: Turn) -> Skip | Intent:
         """What would be done; a summary cannot be known without writing it."""
-        tokens = await turn.tokens()
-        if not turn.force and not turn.budget.reached(tokens):
-            return Skip(f"{tokens} tokens, below the trigger of {turn.budget.trigger}")
-        declined = await self._declined(turn, turn.recall(Attempts), tokens)
+        declined = await self._declined(turn, turn.recall(Attempts))
         if declined is not None:
             return declined
         rest = compact.partition(turn.messages)[1]
-        name = summarizer_name(self._writer())
         return Intent(
-            f"{tokens} tokens reach the trigger of {turn.budget.trigger}: {name} would summarise {len(rest)} messages; "
-            f"the aim is {turn.budget.target} tokens"
+            f"{summarizer_name(self._writer())} would summarise {len(rest)} messages: "
+            f"{await turn.tokens()} tokens, with a target of {turn.budget.target}"
         )
 
     def focused(self, focus: str) -> Compact:
@@ -315,20 +312,26 @@ class Compact:
 
     # Whether ------------------------------------------------------------------------------------------------------
 
-    async def _declined(self, turn: Turn, attempts: Attempts, tokens: int) -> Skip | None:
+    async def _declined(self, turn: Turn, attempts: Attempts) -> Skip | None:
+        tokens = await turn.tokens()
+        if not turn.force and not turn.budget.reached(tokens):
+            return Skip(f"{tokens} tokens, below the trigger of {turn.budget.trigger}")
         waiting = pending_calls(turn.messages)
         if waiting:
             return Skip(f"postponed: {len(waiting)} calls wait for their results")
         head, rest = compact.partition(turn.messages)
         if not rest:
             return Skip("nothing but system messages")
-        raw = await turn.raw_tokens() - turn.overhead
         fixed = turn.overhead + await turn.counter.count(head)
         if turn.budget.reached(turn.ledger.estimate(fixed, head)):
-            holds = f"system prompt, tools and system messages hold {fixed} tokens"
-            return Skip(f"over budget: {holds}", _over_budget(raw, holds))
-        refusal = attempts.refusal(self.clock(), tokens)
-        return Skip(refusal, _over_budget(raw, refusal)) if refusal else None
+            reason = f"over budget: system prompt, tools and system messages hold {fixed} tokens"
+        else:
+            reason = attempts.refusal(self.clock(), tokens)
+        if not reason:
+            return None
+        raw = await turn.raw_tokens() - turn.overhead
+        over = turn.budget.reached(tokens)
+        return Skip(reason, Compacted(raw, raw, 0, attempts=0, over_budget=over, holds=reason))
 
     def _later(self) -> float:
         return self.clock() + self.cooldown_seconds
@@ -397,7 +400,7 @@ class Compact:
             summary,
             archive=path,
             notes=[
-                *(f"{name} is not as it was shown before: it changed on disk" for name in changed),
+                *(f"{name} is not as it was shown before" for name in changed),
                 *(f"{name} was deleted since it was shown" for name in restored.deleted),
             ],
             pin=self.pin,
@@ -425,8 +428,3 @@ class Compact:
         if over_budget:
             attempts.stuck(self._later(), estimate)
         return Change(layout.messages, detail, tokens_saved=detail.tokens_before - detail.tokens_after)
-
-
-def _over_budget(raw_tokens: int, holds: str) -> Compacted:
-    """Nothing was tried, and the context stays too long."""
-    return Compacted(raw_tokens, raw_tokens, 0, attempts=0, over_budget=True, holds=holds)

@@ -6,7 +6,6 @@ not cancellation, which passes at once. Source: A-39, UP-11, R6.
 
 from __future__ import annotations
 
-import email.utils
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -161,6 +160,8 @@ def _is_final(error: BaseException | None) -> bool:
 
 def _retry_after(error: BaseException | None) -> float | None:
     """The seconds that the server asked to wait, in any of the forms in which it may say so."""
+    from email.utils import mktime_tz, parsedate_tz
+
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
     try:
         if "retry-after-ms" in headers:
@@ -169,8 +170,8 @@ def _retry_after(error: BaseException | None) -> float | None:
             return None
         return max(0.0, float(headers["retry-after"]))
     except ValueError:
-        date = email.utils.parsedate_tz(headers.get("retry-after", ""))
-        return max(0.0, email.utils.mktime_tz(date) - time.time()) if date else None
+        date = parsedate_tz(headers.get("retry-after", ""))
+        return max(0.0, mktime_tz(date) - time.time()) if date else None
 
 
 def _warn(state: RetryCallState) -> None:
