@@ -1,0 +1,97 @@
+"""Ways to treat a context, by name, to be compared with each other on recorded conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from .. import presets
+from ..edits.views import COMMON_READING_TOOLS
+from ..errors import SettingsError
+from ..pipeline import ContextPipeline
+from ..prices import Prices
+from ..stage import Stage
+from ..stages.compact import Compact
+from ..stages.gates import RatioGate, RentOrBuyGate
+from ..stages.offload import BatchOffload
+from ..summarizers import ExtractiveSummarizer
+from ..tokens import Budget
+from .baselines import ClearOldResults, DropMiddle, KeepLast, MaskOldResults
+from .workbench import Workbench
+
+__all__ = ["POLICIES", "Policy", "policies"]
+
+WINDOW, TRIGGER = 200_000, 167_000
+"""A window of 200,000 tokens, and what the most widespread coding agent leaves of it before it compacts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Makes the pipeline of one replay: the stages that go by *name*, with the *budget* and the model's *prices*."""
+
+    name: str
+    prices: Prices = field(default_factory=Prices.relative)
+    budget: Budget = field(default_factory=lambda: Budget(window=WINDOW, trigger=TRIGGER))
+
+    def __post_init__(self) -> None:
+        if self.name not in POLICIES:
+            raise SettingsError(f"there is no policy {self.name!r}; there are {', '.join(POLICIES)}")
+
+    def __call__(self, bench: Workbench) -> ContextPipeline:
+        return ContextPipeline(POLICIES[self.name](bench, self.prices), budget=self.budget)
+
+
+def policies(names: Iterable[str], prices: Prices | None = None) -> dict[str, Policy]:
+    """The policies of these *names*. Raises SettingsError for a name that does not exist."""
+    return {name: Policy(name, prices or Prices.relative()) for name in names}
+
+
+def _compact(bench: Workbench) -> Compact:
+    return Compact(  # noqa: S604  our field
+        ExtractiveSummarizer(),
+        archive=bench.storage,
+        files=bench.files,
+        reading_tools=COMMON_READING_TOOLS,
+        shell=True,
+        clock=bench.clock,
+    )
+
+
+def _fixed_ratio(bench: Workbench, _: Prices) -> list[Stage]:
+    """The requirements' gate: everything old leaves when it is a fifth of the context."""
+    return [BatchOffload(bench.storage, RatioGate(0.2), keep_recent=5, reference="absolute"), _compact(bench)]
+
+
+def _rent_or_buy(bench: Workbench, prices: Prices) -> list[Stage]:
+    """Fixed ratio with another gate and nothing else."""
+    gate = RentOrBuyGate(prices)
+    return [BatchOffload(bench.storage, gate, min_chars=400, keep_recent=5, reference="absolute"), _compact(bench)]
+
+
+def _coding(bench: Workbench, prices: Prices) -> list[Stage]:
+    return presets.coding_agent(
+        bench.storage, prices=prices, summarize=ExtractiveSummarizer(), files=bench.files, clock=bench.clock
+    )
+
+
+def _chat(bench: Workbench, prices: Prices) -> list[Stage]:
+    return presets.chat(bench.storage, prices=prices, summarize=ExtractiveSummarizer(), clock=bench.clock)
+
+
+_Stages: TypeAlias = Callable[[Workbench, Prices], list[Stage]]
+
+# Raw tokens: 80,000 are what is billed as 100,000, where the context editing of the API begins by default.
+POLICIES: Mapping[str, _Stages] = {
+    "none": lambda _bench, _prices: [],
+    "keep-last": lambda _bench, _prices: [KeepLast(80_000)],
+    "drop-middle": lambda _bench, _prices: [DropMiddle(80_000)],
+    "clear-old": lambda bench, _prices: [ClearOldResults(80_000, keep=3, at_least=16_000), _compact(bench)],
+    "mask": lambda _bench, _prices: [MaskOldResults(keep_calls=10)],
+    "compact": lambda bench, _prices: [_compact(bench)],
+    "fixed-ratio": _fixed_ratio,
+    "rent-or-buy": _rent_or_buy,
+    "coding": _coding,
+    "chat": _chat,
+}
+"""The stages behind each name."""
