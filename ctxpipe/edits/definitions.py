@@ -52,7 +52,7 @@ def attempts(path: str, text: str) -> Iterator[Definitions]:
 
 # Views ------------------------------------------------------------------------------------------------------------
 
-GUTTER = re.compile(r"^[ \t]*(\d{1,7})([→\t|│:])(.*)$", re.MULTILINE)
+GUTTER = re.compile(r"^[ \t]*(\d{1,7}) ?([→\t|│:])(.*)$", re.MULTILINE)
 SAMPLE = 4000  # characters: a view is numbered from its beginning or not at all
 LONGEST_LINE = (
     5000  # beyond it stands data, or code that nobody wrote; and a position costs as much as its line is long
@@ -101,7 +101,7 @@ def _read(source: str, language: Language) -> Iterator[list[Definition]]:
     for reading, as_language in _readings(source, language):
         tree = _parsed(reading, as_language)
         errors = _errors(tree)
-        found = _found(tree, as_language, errors)
+        found = _found(tree, as_language, is_doubtful=errors > 0 or reading is not source)
         if fewest < 0 or (len(found), -errors) > (len(best), -fewest):
             best, fewest = found, errors
         yield best
@@ -161,23 +161,13 @@ LONGEST_NAME = 100  # a longer one is computed: a key that is an expression, the
 ODD = re.compile(r"[{};\n]|system-reminder")  # no name, or one that would break out of the block it stands in
 
 
-def _found(tree: SgNode, language: Language, errors: int) -> list[Definition]:
+def _found(tree: SgNode, language: Language, is_doubtful: bool) -> list[Definition]:
     found: Iterable[Definition] = _built(tree, language)
-    if errors or language.unparsed:
+    if is_doubtful or language.unparsed:
         found = chain(found, _broken(tree, language))
-    if errors:
+    if is_doubtful:
         found = (each for each in found if each.name not in NO_NAMES)
-    found = sorted(found, key=lambda each: each.line)
-    return list(_without_clauses(found) if language.has_clauses else dict.fromkeys(found))
-
-
-def _without_clauses(found: Iterable[Definition]) -> Iterator[Definition]:
-    """A function once, where it consists of several clauses."""
-    before = None
-    for each in found:
-        if before != (each.type, each.name):
-            yield each
-        before = each.type, each.name
+    return list(dict.fromkeys(sorted(found, key=lambda each: each.line)))
 
 
 def _built(tree: SgNode, language: Language) -> Iterator[Definition]:
@@ -192,7 +182,7 @@ def _built(tree: SgNode, language: Language) -> Iterator[Definition]:
         if type_ == "function" and not language.has_locals:
             done = span.end.index
         for name in _names(node, language):
-            text = _text(name)
+            text = language.prefixes.get(node.kind(), "") + _text(name)
             if text and len(text) <= LONGEST_NAME and not ODD.search(text):
                 yield Definition(type_, text, name.range().start.line + 1)
 
@@ -308,7 +298,8 @@ def _part(node: SgNode, kind: str) -> SgNode | None:
         return node.field("left") if operator is None or operator.text() == "when" else operator
     if STEPS[kind]:
         return node.field(STEPS[kind])
-    return next((child for child in node.children() if child.is_named()), None)
+    parts = [child for child in node.children() if child.is_named()]
+    return parts[0] if parts and (len(parts) == 1 or kind != "string") else None  # no string with escapes is a name
 
 
 def _text(name: SgNode) -> str:

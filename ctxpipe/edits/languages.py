@@ -32,6 +32,8 @@ class Language:
     functions: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
     """Kind of definition → where its name stands instead: fields, or kinds of children, the first that is there."""
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    """Kind of definition → what is written before its name and belongs to it."""
     told_by: Mapping[str, DefinitionType] = field(default_factory=dict)
     """Kind of a child, mostly a keyword → what it makes of the definition: one kind of node, several types."""
     named_by: Mapping[str, str] = field(default_factory=dict)
@@ -50,8 +52,6 @@ class Language:
     """Keyword → what its next name is, where the syntax is broken and no definition could be built."""
     unparsed: str = ""
     """Kind that the parser leaves as bare words, such as the body of a macro: keywords are looked for there too."""
-    has_clauses: bool = False
-    """A function may be written as several clauses of the same name: they are one."""
     has_macros: bool = False
     """Macros may hide definitions from the parser; where it fails, it reads on without them."""
     has_locals: bool = True
@@ -278,8 +278,13 @@ LANGUAGES: tuple[Language, ...] = (
         interfaces="interface_declaration struct_declaration",
         types="enum_declaration delegate_declaration",
         functions="method_declaration constructor_declaration destructor_declaration operator_declaration"
-        " local_function_statement",
-        names={"operator_declaration": "operator"},
+        " conversion_operator_declaration local_function_statement",
+        names={"operator_declaration": "operator", "conversion_operator_declaration": "type"},
+        prefixes={
+            "destructor_declaration": "~",
+            "operator_declaration": "operator ",
+            "conversion_operator_declaration": "operator ",
+        },
         told_by={"struct": "interface"},
         keywords={
             "class": "class",
@@ -331,7 +336,6 @@ LANGUAGES: tuple[Language, ...] = (
             "defnp": "function",
         },
         names={"call": "arguments"},
-        has_clauses=True,
     ),
     Language(
         "haskell",
@@ -345,7 +349,6 @@ LANGUAGES: tuple[Language, ...] = (
             "bind": "declarations class_declarations instance_declarations",
             "signature": "declarations class_declarations instance_declarations",
         },
-        has_clauses=True,
     ),
     Language(
         "solidity",
