@@ -73,7 +73,7 @@ HISTORY: list[Any] = [
 
 @pytest.mark.parametrize("factor", [1.0, 1.47, 2.1])
 async def test_a_prompt_costs_what_the_counter_counts_times_the_factor(factor: float) -> None:
-    raw = TokenCounter().total(HISTORY, system="Be brief.", tools=TOOLS)
+    raw = await TokenCounter().count(HISTORY, system="Be brief.", tools=TOOLS)
     async with talk(Model(billing_factor=factor)) as talking:
         usage = await talking.ask(*HISTORY, system="Be brief.", tools=TOOLS)
         counted = await talking.client.messages.count_tokens(
@@ -86,12 +86,13 @@ async def test_a_prompt_costs_what_the_counter_counts_times_the_factor(factor: f
 
 
 async def test_an_answer_costs_what_its_blocks_hold() -> None:
-    blocks = [{"type": "text", "text": "So it is."}, {"type": "tool_use", "id": "t", "name": "ls", "input": {"a": 1}}]
+    said = {"type": "text", "text": "So it is."}
+    content: Any = [said, {"type": "tool_use", "id": "t", "name": "ls", "input": {"a": 1}}]
     reply = answer("So it is.", tool_use("ls", {"a": 1}, id="t"))
     async with talk(Model(billing_factor=2), script=[reply]) as talking:
         usage = await talking.ask(user("go"))
 
-    assert usage.output_tokens == 2 * sum(map(TokenCounter().block, blocks))
+    assert usage.output_tokens == 2 * await TokenCounter().count([{"role": "assistant", "content": content}])
 
 
 async def test_the_window_is_in_billed_tokens() -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from .running import Running
+    from .running import Endpoint, Running
 
 __all__ = ["MessagesServer", "MissingExtra", "Received", "Script", "ScriptExhausted"]
 
@@ -105,12 +105,7 @@ class MessagesServer:
     # Life ----------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        try:
-            from .running import start
-        except ImportError as error:
-            raise MissingExtra(
-                "the scripted Messages API needs starlette and uvicorn: pip install 'ctxpipe[testing]'"
-            ) from error
+        start = await anyio.to_thread.run_sync(_load)
         self._one_at_a_time = anyio.CapacityLimiter(1)
         self._running = await start({"/v1/messages": self._messages, "/v1/messages/count_tokens": self._count})
         return self
@@ -265,22 +260,40 @@ class MessagesServer:
         await anyio.sleep_forever()
 
     async def _message(self, received: Received, reply: Answer) -> dict[str, Any]:
-        blocks: Sequence[Mapping[str, object]] = [self._with_id(block) for block in reply.blocks]
-        if any(block["type"] in THINKING for block in blocks):
-            blocks = await anyio.to_thread.run_sync(partial(sign, received.body, blocks))
         assert received.prompt is not None  # noqa: S101 -- counted before it was answered
         received.usage = self._meter.charge(received.prompt)
-        usage = received.usage.as_dict(self._meter.output_tokens(blocks))
+        written = [self._with_id(block) for block in reply.blocks]
+        blocks, tokens = await anyio.to_thread.run_sync(self._signed, received.body, written)
+        usage = received.usage.as_dict(tokens)
         name = received.id.replace("req_", "msg_")
         message = message_json(reply, blocks, name=name, model=received.body["model"], usage=usage)
         if received.dropped:
             message["input_transformations"] = [_dropped(path) for path in received.dropped]
         return message
 
+    def _signed(
+        self, body: RequestBody, blocks: Sequence[Mapping[str, object]]
+    ) -> tuple[Sequence[Mapping[str, object]], int]:
+        """*blocks* with the signatures of their thinking, and their tokens. Runs in a worker thread."""
+        thinks = any(block["type"] in THINKING for block in blocks)
+        signed = sign(body, blocks) if thinks else blocks
+        return signed, self._meter.output_tokens(signed)
+
     def _with_id(self, block: Mapping[str, object]) -> Mapping[str, object]:
         if block["type"] != "tool_use" or block["id"] is not None:
             return block
         return {**block, "id": f"toolu_{next(self._numbers):022d}"}
+
+
+def _load() -> Callable[[Mapping[str, Endpoint]], Awaitable[Running]]:
+    """What starts a server. The first import reads hundreds of files: it belongs into a worker thread."""
+    try:
+        from .running import start
+    except ImportError as error:
+        raise MissingExtra(
+            "the scripted Messages API needs starlette and uvicorn: pip install 'ctxpipe[testing]'"
+        ) from error
+    return start
 
 
 def _in_order(replies: Iterable[Reply]) -> Callable[[RequestBody], Reply]:
