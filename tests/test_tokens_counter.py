@@ -14,7 +14,7 @@ import pytest
 import stock
 import tiktoken
 from histories import assistant, conversation, histories, step, system, tool_result, tool_use, user
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxpipe.errors import SettingsError
@@ -324,6 +324,7 @@ def test_without_memory_everything_is_still_counted() -> None:
 # Off the loop ------------------------------------------------------------------------------------------------
 
 
+@settings(max_examples=100)
 @given(histories())
 async def test_counting_off_the_loop_gives_the_same_number(history: list[Message]) -> None:
     ours = TokenCounter()
@@ -425,6 +426,7 @@ async def test_a_cancelled_turn_does_not_wait_for_a_count() -> None:
 # Questions that need no full count ---------------------------------------------------------------------------
 
 
+@settings(max_examples=100)
 @given(histories(), st.integers(-1, 400))
 def test_over_is_what_the_full_count_says(history: list[Message], limit: int) -> None:
     assert TokenCounter().over(history, limit) == (TokenCounter().total(history) > limit)
@@ -526,6 +528,7 @@ def test_nothing_counts_nothing() -> None:
     assert TokenCounter().total([]) == TokenCounter().total([user(""), user()]) == 0
 
 
+@settings(max_examples=100)
 @given(histories())
 def test_a_history_counts_as_its_messages_and_a_message_as_its_blocks(history: list[Message]) -> None:
     ours = TokenCounter()
