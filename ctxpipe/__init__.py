@@ -8,6 +8,7 @@ from .pipeline import ContextPipeline
 from .placeholders import Preview
 from .prices import Prices, prices_of
 from .reports import Compacted, Detail, Offloaded, Outcome, Result, StageReport, Truncated
+from .session import Session
 from .stage import Change, Intent, Skip, Stage, Turn
 from .stages.compact import Compact, CompactResult, compact_messages, load_archive, restore_files
 from .stages.gates import Gate, RatioGate, RentOrBuyGate
@@ -55,6 +56,7 @@ __all__ = [
     "RatioGate",
     "RentOrBuyGate",
     "Result",
+    "Session",
     "SettingsError",
     "Skip",
     "SmartTruncate",

@@ -1,8 +1,9 @@
 """What a session remembers, written down so that another process can go on: an append-only file of checked lines.
 
-A line holds one change of the projection: how much of the history it covers and that history's digest, the context
-(messages of the history by their index, our own in full), and how to undo the change. A line that is torn or damaged
-is never used, nor any behind it until the next full one.
+A line holds one change of the context: how much of the history it covers and that history's digest, the context
+(messages of the history by their index, our own in full), and how to take the change back. It names the line that it
+goes on from. What is torn or damaged is never used, nor what rests on it; and a context is used only if its digest
+is the one that was written down.
 """
 
 from __future__ import annotations
@@ -10,19 +11,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, fields, replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .edits.projection import digest, unmarked
-from .errors import StorageError
-from .messages import compact_json
+from anyio import to_thread
+
+from .edits.projection import Match, as_json, digest, unmarked
+from .edits.thinking import Place
 from .storage.protocol import Archive, TextReader
+from .tokens.ledger import SavedBill
+from .undo import Undo
 
 if TYPE_CHECKING:
+    from .edits.projection import Opening
     from .messages import Message
 
-__all__ = ["Entry", "Journal", "JournalStorage", "Undo", "rolling"]
+__all__ = ["Entry", "Found", "Journal", "JournalStorage", "State"]
 
 NAME = "journal.jsonl"
 
@@ -32,164 +37,276 @@ class JournalStorage(Archive, TextReader, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Undo:
-    """How to get from the context after a change, of *after* messages, back to the one of *before* messages.
+class State:
+    """What a session knows: the *history* has become the *context*, by changes that *undos* take back, oldest first.
 
-    From message *start* on, an item is ``[i, j]`` for the messages i … j of the context after the change,
-    ``{"files": i, …}`` for message i with its texts read back from their files, ``{"archived": digest}`` for a message
-    in *archive*, or the message itself.
+    *unbound* and *bills* are what the runner's record and the ledger remember beside it.
     """
 
-    start: int
-    before: int
-    after: int
-    items: tuple[Any, ...]
-    archive: str | None = None
+    history: Sequence[Message]
+    context: Sequence[Message]
+    match: Match
+    undos: Sequence[Undo] = ()
+    unbound: tuple[Place, int] | None = None
+    bills: Sequence[SavedBill] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One change: *covered* messages of the history, with its *digest*, have become a context.
+    """A line: *covered* messages of the history, with its *digest*, have become a context of *size* with digest *sent*.
 
-    Of the former context the first *kept* messages stay; *tail* holds the rest: ``[start, stop]`` messages of the
-    history, ``{…}`` one of our own. The whole context has *size* messages with the digest *adopted*. A *full* entry
-    rests on no earlier one. *undone* earlier changes can still be taken back, this one by *undo*.
+    The first *kept* messages of that context are those of the line with the check sum *previous*, the history between
+    appended; *tail* holds the rest: ``[start, stop]`` messages of the history, ``{…}`` one of our own. *undos* come
+    behind those of the previous line.
     """
 
     covered: int
     digest: str
     size: int
-    adopted: str
-    base: tuple[int, int]
+    sent: str
+    match: tuple[int, int, int]
+    previous: str
     kept: int
     tail: tuple[Any, ...]
-    undo: tuple[Undo, ...] = ()
-    undone: int = 0
-    full: bool = False
+    undos: tuple[Undo, ...] = ()
+    unbound: tuple[Place, int] | None = None
+    bills: Sequence[SavedBill] = ()
 
 
-@dataclass(slots=True)
+class Digests:
+    """The digests of the messages of a list that grows at its end."""
+
+    def __init__(self, messages: Sequence[Message] = ()) -> None:
+        self._held = bytearray()
+        self.extend(messages)
+
+    def __len__(self) -> int:
+        return len(self._held) // _DIGEST_BYTES
+
+    def cut(self, count: int) -> None:
+        """Forget all but the first *count*."""
+        del self._held[count * _DIGEST_BYTES :]
+
+    def extend(self, messages: Sequence[Message]) -> None:
+        """Take in the messages behind those that are known."""
+        for index in range(len(self), len(messages)):
+            self._held += digest(messages[index])
+
+    def upto(self, count: int) -> str:
+        """The digest of the first *count* messages, "" when there are fewer."""
+        return hashlib.sha256(self._held[: count * _DIGEST_BYTES]).hexdigest() if count <= len(self) else ""
+
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a journal knows about a history: the latest *state*, None when there is none, and the line it is from.
+
+    *is_whole* tells whether every change of it can be taken back, *damaged* whether there are lines that cannot be
+    used, *lines* how many can.
+    """
+
+    state: State | None = None
+    check: str = ""
+    is_whole: bool = True
+    damaged: bool = False
+    lines: int = 0
+
+
 class Journal:
-    """A session's journal in *storage*."""
+    """A session's journal in *storage*, and how much of what the session knows is in it."""
 
-    storage: JournalStorage
-    session_id: str
-    damaged: bool = field(default=False, init=False)
+    def __init__(self, storage: JournalStorage, session_id: str) -> None:
+        self.storage = storage
+        self._session_id = session_id
+        self._history, self._context = Digests(), Digests()
+        self.forget()
 
-    async def append(self, entry: Entry) -> None:
-        """Add *entry*. Raises StorageError; what was written before stays readable."""
-        line = compact_json(asdict(entry))
+    def forget(self) -> None:
+        """The next line goes on from no other: the changes that can be taken back are no longer those of the lines."""
+        self._previous = ""
+        self._told = 0  # changes that the lines so far can take back
+        self._kept = 0  # leading messages of the context that are still those of the last line
+
+    def follow(self, opening: Opening, changes: Sequence[Undo], *, anew: bool) -> None:
+        """Take in what *opening* and the *changes* behind it have made of what was written; nothing is written yet.
+
+        With *anew* the changes that can be taken back are no longer those of the lines.
+        """
+        if anew:
+            self.forget()
+        if opening.adopted:
+            self._history, self._context = self._context, Digests()
+            self._kept = 0
+        if opening.cut:
+            self._history.cut(opening.known)
+            self._stands(opening.kept)
+        for change in changes:
+            self._stands(change.start)
+
+    def _stands(self, count: int) -> None:
+        self._context.cut(count)
+        self._kept = min(self._kept, count)
+
+    async def write(self, state: State) -> None:
+        """Add a line with what has changed. Raises StorageError; what was written before stays readable."""
+        line = await to_thread.run_sync(self._line, state)
+        check = _sum(line)
         # The line break comes first: a line torn by a crash must not swallow this one.
-        await self.storage.append(self.session_id, NAME, f"\n{_sum(line)} {line}")
-        self.damaged = False
+        await self.storage.append(self._session_id, NAME, f"\n{check} {line}")
+        # Not reached when the write fails or the turn is cancelled: the next line then goes on from the one before.
+        self._previous, self._told, self._kept = check, len(state.undos), len(state.context)
 
-    async def entries(self) -> list[Entry]:
-        """Every usable entry; *damaged* tells whether there were others. Raises StorageError."""
-        location = next((r for r in await self.storage.records(self.session_id) if r.endswith(NAME)), None)
+    def _line(self, state: State) -> str:
+        self._history.extend(state.history)
+        self._context.extend(state.context)
+        entry = Entry(
+            covered=len(state.history),
+            digest=self._history.upto(len(state.history)),
+            size=len(state.context),
+            sent=self._context.upto(len(state.context)),
+            match=(state.match.front, state.match.history, state.match.context),
+            previous=self._previous,
+            kept=self._kept,
+            tail=packed(state, self._kept),
+            undos=tuple(state.undos[self._told :]),
+            unbound=state.unbound,
+            bills=state.bills,
+        )
+        return _written(entry)
+
+    async def find(self, history: Sequence[Message]) -> Found:
+        """The latest state that *history* begins with, or that was sent and adopted as history. Raises StorageError."""
+        location = next((r for r in await self.storage.records(self._session_id) if PurePath(r).name == NAME), None)
         if location is None:
-            return []
+            return Found()
         text = (await self.storage.read(location)).text
-        return list(self._usable(line for line in text.split("\n") if line))
+        found = await to_thread.run_sync(_found, text, list(history))
+        if found.state is not None:
+            self._previous, self._told = found.check, len(found.state.undos)
+            self._kept = 0 if found.state.context is found.state.history else len(found.state.context)
+        return found
 
-    def _usable(self, lines: Iterator[str]) -> Iterator[Entry]:
-        broken = False
-        for line in lines:
-            entry = _parsed(line)
-            broken = entry is None or (broken and not entry.full)
-            self.damaged = self.damaged or broken
-            if entry is not None and not broken:
-                yield entry
+
+# A line -----------------------------------------------------------------------------------------------------------
+
+
+def _written(entry: Entry) -> str:
+    values = {field.name: getattr(entry, field.name) for field in fields(entry)}
+    values["undos"] = [{field.name: getattr(undo, field.name) for field in fields(undo)} for undo in entry.undos]
+    return as_json(values)
 
 
 def _sum(line: str) -> str:
     return hashlib.sha256(line.encode()).hexdigest()[:16]
 
 
-def _parsed(line: str) -> Entry | None:
-    """The entry on *line*, None when it is damaged or of another form."""
+def _parsed(line: str) -> tuple[str, Entry] | None:
+    """Check sum and entry of *line*, None when it is damaged or of another form."""
     check, _, body = line.partition(" ")
-    if check != _sum(body):
-        return None
     try:
-        values = json.loads(body)
-        undo = tuple(Undo(**{**item, "items": tuple(item["items"])}) for item in values.pop("undo"))
-        return Entry(**{**values, "base": tuple(values["base"]), "tail": tuple(values["tail"])}, undo=undo)
+        if check != _sum(body):
+            return None
+        return check, _entry(json.loads(body))
     except (ValueError, TypeError, KeyError):
         return None
 
 
-class rolling:  # noqa: N801  named like hashlib's
-    """The digest of a growing history."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-        self.count = 0
-
-    def update(self, messages: Sequence[Message]) -> None:
-        """Take in *messages*, the next ones."""
-        for message in messages:
-            self._hash.update(digest(message))
-        self.count += len(messages)
-
-    def hexdigest(self) -> str:
-        """The digest so far."""
-        return self._hash.hexdigest()
+def _entry(values: dict[str, Any]) -> Entry:
+    front, history, context = values["match"]
+    unbound = values["unbound"]
+    return Entry(
+        **{
+            **values,
+            "match": (front, history, context),
+            "tail": tuple(values["tail"]),
+            "undos": tuple(Undo(**{**undo, "items": tuple(undo["items"])}) for undo in values["undos"]),
+            "unbound": ((unbound[0][0], unbound[0][1]), unbound[1]) if unbound else None,
+            "bills": tuple(map(tuple, values["bills"])),
+        }
+    )
 
 
-def packed(context: Sequence[Message], start: int, history: Sequence[Message]) -> tuple[Any, ...]:
-    """The messages of *context* from *start* on, those that are objects of *history* as ranges of it."""
-    indices = {id(message): index for index, message in enumerate(history)}
+def packed(state: State, start: int) -> tuple[Any, ...]:
+    """The messages of the context from *start* on, those that are objects of the history as ranges of it."""
+    indices: dict[int, int] = {}
     items: list[Any] = []
-    for message in context[start:]:
-        index = indices.get(id(message))
-        if index is None:
-            items.append(unmarked(message))
-        elif items and isinstance(items[-1], list) and items[-1][1] == index:
+    for place in range(start, len(state.context)):
+        message = state.context[place]
+        index = place - state.match.context + state.match.history
+        if not (state.match.context <= place and state.history[index] is message):
+            indices = indices or {id(message): index for index, message in enumerate(state.history)}
+            found = indices.get(id(message))
+            if found is None:
+                items.append(unmarked(message))
+                continue
+            index = found
+        if items and isinstance(items[-1], list) and items[-1][1] == index:
             items[-1][1] += 1
         else:
             items.append([index, index + 1])
     return tuple(items)
 
 
-def unpacked(items: Sequence[Any], history: Sequence[Message]) -> list[Message]:
-    """The messages that `packed` stood for. Raises StorageError when one is not in *history*."""
-    found: list[Message] = []
+def _unpacked(items: Sequence[Any], history: Sequence[Message]) -> Iterator[Message]:
     for item in items:
         if isinstance(item, Mapping):
-            found.append(item)  # type: ignore[arg-type]  # a message, as it was written
-        elif 0 <= item[0] < item[1] <= len(history):
-            found += history[item[0] : item[1]]
+            yield item  # type: ignore[misc]  # a message, as it was written
         else:
-            raise StorageError(f"the journal speaks of messages {item}, the history has {len(history)}")
-    return found
+            yield from history[item[0] : item[1]]
 
 
-def chained(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """*entries* in runs that begin with a full one."""
-    chains: list[list[Entry]] = []
-    for entry in entries:
-        if entry.full or not chains:
-            chains.append([])
-        chains[-1].append(entry)
-    return chains
+# What a journal knows about a history -------------------------------------------------------------------------------
 
 
-def digests_at(messages: Sequence[Message], counts: AbstractSet[int]) -> dict[int, str]:
-    """The digest of the first n *messages*, for each n of *counts* that is not beyond their number."""
-    reached, found = rolling(), {}
-    for count in sorted(counts):
-        if count <= len(messages):
-            reached.update(messages[reached.count : count])
-            found[count] = reached.hexdigest()
-    return found
+def _found(text: str, history: list[Message]) -> Found:
+    parsed = [_parsed(line) for line in text.split("\n") if line]
+    entries = dict(filter(None, parsed))
+    damaged = None in parsed
+    known = Digests(history)
+    for check, entry in reversed(entries.items()):
+        state = _state(entries, entry, history, known)
+        if state is not None:
+            undos, is_whole = _undos(entries, check)
+            return Found(replace(state, undos=undos), check, is_whole, damaged, len(entries))
+    return Found(damaged=damaged, lines=len(entries))
 
 
-def replayed(entries: Sequence[Entry], history: list[Message]) -> list[Message]:
-    """The context that *entries*, the first of them full, have made of *history*. Raises StorageError."""
+def _state(entries: Mapping[str, Entry], entry: Entry, history: list[Message], known: Digests) -> State | None:
+    """The state of *entry* as far as *history* goes along with it."""
+    if known.upto(entry.covered) == entry.digest:
+        context = _replayed(entries, entry, history)
+        if context is not None and Digests(context).upto(entry.size) == entry.sent:
+            return State(history[: entry.covered], context, Match(*entry.match), (), entry.unbound, entry.bills)
+    if known.upto(entry.size) == entry.sent:
+        adopted = history[: entry.size]
+        return State(adopted, adopted, Match(), (), entry.unbound, entry.bills)
+    return None
+
+
+def _replayed(entries: Mapping[str, Entry], entry: Entry, history: list[Message]) -> list[Message] | None:
+    """The context that the lines up to *entry* have made of *history*; None when one of them is missing."""
+    chain = [entry]
+    while chain[-1].kept:
+        before = entries.get(chain[-1].previous)
+        if before is None:
+            return None
+        chain.append(before)
     context: list[Message] = []
     covered = 0
-    for entry in entries:
-        grown = [*context, *history[covered : entry.covered]]  # what was appended since changed nothing
-        context = [*grown[: entry.kept], *unpacked(entry.tail, history)]
-        covered = entry.covered
+    for line in reversed(chain):
+        grown = [*context, *history[covered : line.covered]]  # what was appended since changed nothing
+        context = [*grown[: line.kept], *_unpacked(line.tail, history)]
+        covered = line.covered
     return context
+
+
+def _undos(entries: Mapping[str, Entry], check: str) -> tuple[list[Undo], bool]:
+    """The changes up to the line *check*, oldest first, and whether none is missing."""
+    undos: list[Undo] = []
+    while check in entries:
+        undos[:0] = entries[check].undos
+        check = entries[check].previous
+    return undos, not check

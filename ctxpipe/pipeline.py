@@ -147,8 +147,12 @@ class ContextPipeline:
 
         The same object as long as one is in use. With *journal* what it knows survives the process; with *verify* edits
         inside messages handed in before are noticed too. *cache_seconds* is how long the provider's prompt cache keeps.
+
+        Raises SettingsError when the session is in use with another journal, or none.
         """
         session = self._sessions.get(session_id)
+        if session is not None and journal is not None and session.journal != journal:
+            raise SettingsError(f"session {session_id!r} is in use with another journal, or without one")
         if session is None:
             session = Session(
                 self._runner, session_id, journal=journal, verify=verify, cache_seconds=cache_seconds, clock=clock

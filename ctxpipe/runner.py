@@ -70,7 +70,7 @@ class Record:
     memories: dict[int, dict[object, object]] = field(default_factory=dict)  # by the stage's place
     context: list[Message] = field(default_factory=list)  # as the last run returned it
     marks: CacheMarks = field(default_factory=CacheMarks)
-    overhead: tuple[object, object, int] = (None, None, 0)
+    overhead: tuple[object, Iterable[object] | None, int] = (None, None, 0)
     unbound: tuple[Place, int] | None = None  # thinking from this place up to this message has lost its bond
     steps: list[Step] = field(default_factory=list)  # of the last run
     busy: bool = False
@@ -84,6 +84,13 @@ class Record:
             for record in memory.values():
                 if isinstance(record, Rewindable):
                     record.rewind(known)
+
+    def cut(self, length: int) -> None:
+        """Tell every record that all but the first *length* messages are gone, and what was wrong with them."""
+        self.rewind(length)
+        if self.unbound is not None:
+            place, end = self.unbound
+            self.unbound = (place, min(end, length)) if place[0] < length else None
 
 
 @dataclass(slots=True)
@@ -104,16 +111,24 @@ class Runner:
         return Record(Ledger(self.counter))
 
     async def run(
-        self, given: list[Message], session_id: str, record: Record, request: Request, known: int | None = None
+        self,
+        given: list[Message],
+        session_id: str,
+        record: Record,
+        request: Request,
+        known: int | None = None,
+        stages: Mapping[int, Stage] | None = None,
     ) -> Result:
         """Shape *given* with the memory of *record*, which must be in no other run.
 
-        The caller vouches that the first *known* messages are those of the last run; None: they are compared.
+        The caller vouches that the first *known* messages are those of the last run; None: they are compared. Only
+        *stages*, by their places, take part where they are given.
         """
         with _span("ctxpipe.run", session_id):
             record.steps.clear()
             messages, problems = self._sound(given, session_id, record, known)
-            turn, reports = await self._staged(await self._turn(messages, session_id, record, request), record)
+            turn = await self._turn(messages, session_id, record, request)
+            turn, reports = await self._staged(turn, record, stages or dict(enumerate(self.stages)))
             options, context = self._bound(messages, _as_list(turn.messages), record, request)
             if problems:
                 context = _recorded(record, context, repair(context))
@@ -133,15 +148,15 @@ class Runner:
         record.rewind(known)
         ensure_messages(given, known)
         if not record.context and (place := rewritten_before(given)) is not None:
-            record.unbound = place, len(given)
+            record.unbound = min(place, record.unbound[0]) if record.unbound else place, len(given)
         problems = (*check(given, max(0, known - 1)), *record.marks.problems(given))
         # What cannot be encoded stays for now: the stages store it as it is.
         mended = repair(given, encoding=False) if problems else given
         return _recorded(record, given, mended), tuple(dict.fromkeys(problems))
 
-    async def _staged(self, turn: Turn, record: Record) -> tuple[Turn, list[StageReport]]:
+    async def _staged(self, turn: Turn, record: Record, stages: Mapping[int, Stage]) -> tuple[Turn, list[StageReport]]:
         reports: list[StageReport] = []
-        for place, stage in enumerate(tuple(self.stages)):
+        for place, stage in stages.items():
             memory = record.memories.setdefault(place, {})
             change, report = await self._step(stage, replace(turn, memory=memory))
             reports.append(report)
@@ -159,7 +174,10 @@ class Runner:
         if place is not None:
             first = min(place, record.unbound[0]) if record.unbound else place
             record.unbound = first, len(context)
-        if record.unbound is None or not follows(context[: record.unbound[1]], record.unbound[0]):
+        if record.unbound is None:
+            return {}, context
+        if not follows(context[: record.unbound[1]], record.unbound[0]):
+            record.unbound = None  # no thinking stands there, and none will: what is sent does not change
             return {}, context
         if self.thinking == "strip":
             context = _recorded(record, context, strip(context, record.unbound[0]))

@@ -3,38 +3,47 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
-from functools import partial
-from itertools import takewhile
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from anyio import Lock
 
-from .edits.projection import Opening, Projection
-from .errors import StorageError
-from .journal import Entry, Journal, JournalStorage, Undo, chained, digests_at, packed, replayed, rolling
+from .edits.projection import Projection
+from .errors import SettingsError, StorageError
+from .journal import Journal, JournalStorage, State
 from .messages import ensure_messages, field
 from .reports import Result
 from .runner import Request, Runner
-from .undo import undo_of, undone
+from .stages.compact import Compact
+from .summarizers.protocol import is_too_long
+from .undo import goes_one_by_one, restored, shortened, undo_of
 
 if TYPE_CHECKING:
-    from anthropic import AsyncAnthropic
+    from anthropic import AsyncAnthropic, AsyncStream
     from anthropic.lib.streaming import AsyncMessageStream
     from anthropic.types import Message as Reply
 
+    from .edits.projection import Opening
     from .messages import Message
+    from .stage import Stage
     from .storage import TextReader
+    from .undo import Undo
 
 __all__ = ["Session"]
 
 logger = logging.getLogger("ctxpipe")
 
+T = TypeVar("T")
+
 CACHE_SECONDS = 300.0  # how long the provider keeps a prompt that nobody reads
+BETA = "anthropic-beta"
+NOTABLE_DRIFT = 0.01  # of the factor that bills have shown: then the journal is told
+_NUMBERS = re.compile(r"(\d[\d,]*) tokens? > (\d[\d,]*)")
 
 
 class Session:
@@ -59,13 +68,12 @@ class Session:
         self._runner = runner
         self._record = runner.new_record()
         self._projection = Projection(verify=verify)
+        self._undos: list[Undo] = []
+        self._undos_are_whole = True
         self._journal = Journal(journal, session_id) if journal is not None else None
         self._resumed = journal is None
-        self._digest = rolling()
-        self._undo: list[Undo] = []
-        self._undo_is_whole = True
-        self._journal_rests = False  # whether the next entry may build on the last one
-        self._lock = Lock()
+        self._factor_told = self._record.ledger.factor
+        self._lock = Lock(fast_acquire=True)
         self._cache_seconds = cache_seconds
         self._clock = clock
         self._cached_at: float | None = None
@@ -77,6 +85,11 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Nothing is held open: every change is in the journal once `run` has returned."""
+
+    @property
+    def journal(self) -> JournalStorage | None:
+        """Where the session writes down what it knows, None when it does not."""
+        return self._journal.storage if self._journal else None
 
     # The turn -----------------------------------------------------------------------------------------------------
 
@@ -98,47 +111,66 @@ class Session:
         Raises InvalidHistory when *history* has not the shape of messages.
         """
         async with self._lock:
-            asked = Request(system, tools, request or {}, force, self._is_cold())
-            return await self._run(history, asked)
+            return await self._run(history, Request(system, tools, request or {}, force, self._is_cold()))
 
-    async def _run(self, history: list[Message], asked: Request) -> Result:
-        ensure_messages(history, min(len(history), len(self._projection.history)))
+    async def compact(self, history: list[Message] | None = None, *, focus: str = "") -> Result:
+        """Compact now, whatever the budget says: the `Compact` stage of the pipeline alone.
+
+        *history* defaults to what was handed in last. The summary attends to *focus* where its summariser can be told
+        so. Why nothing was done, if so, is in the reports.
+
+        Raises SettingsError when the pipeline has no `Compact` stage, InvalidHistory as `run` does.
+        """
+        found = [(place, stage) for place, stage in enumerate(self._runner.stages) if isinstance(stage, Compact)]
+        if not found:
+            raise SettingsError("there is nothing to compact with: the pipeline has no Compact stage")
+        if history is None and not self._projection.history:
+            raise SettingsError("there is nothing to compact yet: run the session first, or give the history")
+        stages = {place: stage.focused(focus) if focus else stage for place, stage in found}
+        async with self._lock:
+            system, tools, _ = self._record.overhead
+            asked = Request(system, tools, force=True, cold=self._is_cold())
+            return await self._run(self._projection.history if history is None else history, asked, stages)
+
+    async def _run(self, history: list[Message], asked: Request, stages: Mapping[int, Stage] | None = None) -> Result:
         notices = await self._resume(history)
         opening = self._projection.begin(history)
-        covered = len(self._projection.history)
         if opening.diverged:
-            notices = (*notices, f"the history differs from the known one behind message {opening.known}")
-        if opening.restarted:
-            self._undo.clear()
-        if opening.adopted or opening.diverged:
-            self._journal_rests = False
-        result = await self._runner.run(
-            opening.context, self.session_id, self._record, asked, None if opening.adopted else opening.same
-        )
-        await self._remember(opening, result.messages)
-        return replace(result, covered=covered, notices=notices)
+            notices.append(
+                f"the history differs from the known one; message {opening.fresh} and those behind it are new"
+            )
+        if opening.cut:
+            self._record.cut(opening.kept)
+        result = await self._runner.run(opening.context, self.session_id, self._record, asked, opening.same, stages)
+        changed = self._remember(opening, result.messages)
+        if self._journal and (changed or self._has_drifted):
+            notices += await self._written(self._journal)
+        return replace(result, covered=len(opening.history), notices=tuple(notices))
 
-    async def _remember(self, opening: Opening, context: list[Message]) -> None:
-        steps = self._record.steps
-        undo = tuple(undo_of(step) for step in steps)
-        kept = min([len(self._projection.context), *(change.start for change in undo)])
-        self._projection.end(opening.context, context)
-        before = len(self._undo)
-        self._undo += undo
-        if self._journal is None or not (steps or opening.diverged):
-            return
-        try:
-            await self._journal.append(self._entry(kept, undo, before))
-            self._journal_rests = True
-        except StorageError:
-            logger.warning("the journal of session %s cannot be written", self.session_id, exc_info=True)
-            self._journal_rests = False
+    def _remember(self, opening: Opening, context: list[Message]) -> bool:
+        """Take in what the turn has made of the history; whether that is worth a line in the journal."""
+        steps, self._record.steps = self._record.steps, []
+        match = opening.match
+        for step in steps:
+            if not goes_one_by_one(step):
+                match = match.behind(step.before, step.after, len(opening.history))
+        undos = list(map(undo_of, steps))
+        kept = shortened(self._undos, opening.kept) if opening.cut else self._undos
+        if self._journal:
+            self._journal.follow(opening, undos, anew=kept != self._undos)
+        self._undos_are_whole = self._undos_are_whole or not opening.kept
+        self._undos = [*kept, *undos]
+        self._projection.end(opening, context, match)
+        return bool(steps) or opening.cut
 
     # Reading the bill ---------------------------------------------------------------------------------------------
 
     def observe(self, usage: object, *, model: str | None = None) -> None:
         """Learn from a reply's *usage* (an SDK object or a mapping): the real token count, and the cache's state."""
-        self._record.ledger.observe(usage, self._projection.context, overhead=self._record.overhead[2], model=model)
+        self._observe(usage, self._projection.context, model)
+
+    def _observe(self, usage: object, sent: Sequence[Message], model: str | None) -> None:
+        self._record.ledger.observe(usage, sent, overhead=self._record.overhead[2], model=model)
         cached = (field(usage, "cache_read_input_tokens") or 0) + (field(usage, "cache_creation_input_tokens") or 0)
         self._cached_at = self._clock() if cached else None
 
@@ -151,23 +183,19 @@ class Session:
     async def create(self, client: AsyncAnthropic, *, messages: list[Message], **request: Any) -> Reply:
         """Run, call the model with the context, observe; after "prompt is too long" once more, shortened by force.
 
-        *messages* is the whole history, the other arguments are those of ``client.messages.create``. Raises what the
-        client raises. A request that did not get smaller is never sent again.
+        *messages* is the whole history, the other arguments are those of ``client.messages.create``, whose answer
+        comes back, a stream included. Raises what the client raises. A request that did not get smaller is never sent
+        again.
         """
-        result = await self._asked(messages, request)
-        reply: Any
-        try:
-            reply = await client.messages.create(messages=result.messages, **{**request, **result.request_options})
-        except Exception as error:
-            if not is_too_long(error):
-                raise
-            shorter = await self._shorter(messages, request, result)
-            if shorter is None:
-                raise
-            reply = await client.messages.create(messages=shorter.messages, **{**request, **shorter.request_options})
+
+        async def send(context: Result) -> Any:
+            return await client.messages.create(messages=context.messages, **{**request, **context.request_options})
+
+        reply, sent = await self._answered(send, client, messages, request)
         if request.get("stream"):
-            return cast("Reply", _Observed(reply, self))  # a stream, as was asked for
-        self.observe(reply.usage, model=reply.model)
+            observe_stream(reply, lambda begun: self._observe(begun.usage, sent.messages, begun.model))
+        else:
+            self._observe(reply.usage, sent.messages, reply.model)
         return cast("Reply", reply)
 
     @asynccontextmanager
@@ -175,142 +203,153 @@ class Session:
         self, client: AsyncAnthropic, *, messages: list[Message], **request: Any
     ) -> AsyncIterator[AsyncMessageStream[Any]]:
         """As `create`, with the client's stream helper: ``async with session.stream(client, …) as stream``."""
-        result = await self._asked(messages, request)
-        opened = client.messages.stream(messages=result.messages, **{**request, **result.request_options})
+        async with AsyncExitStack() as opened:
+
+            async def send(context: Result) -> Any:
+                arguments = {**request, **context.request_options}
+                return await opened.enter_async_context(client.messages.stream(messages=context.messages, **arguments))
+
+            stream, sent = await self._answered(send, client, messages, request)
+            try:
+                yield stream
+            finally:
+                with suppress(AssertionError):  # so the SDK says that nothing of the stream was read
+                    begun = stream.current_message_snapshot
+                    self._observe(begun.usage, sent.messages, begun.model)
+
+    async def _answered(
+        self,
+        send: Callable[[Result], Awaitable[T]],
+        client: AsyncAnthropic,
+        messages: list[Message],
+        request: dict[str, Any],
+    ) -> tuple[T, Result]:
+        """What *send* answers, and the context that it was given last."""
+        arguments = _arguments(client, request)
+        context = await self.run(messages, **arguments)
         try:
-            stream = await opened.__aenter__()
+            return await send(context), context
         except Exception as error:
-            shorter = await self._shorter(messages, request, result) if is_too_long(error) else None
+            if not is_too_long(error):
+                raise
+            shorter = await self.recover(str(error), messages, context, **arguments)
             if shorter is None:
                 raise
-            opened = client.messages.stream(messages=shorter.messages, **{**request, **shorter.request_options})
-            stream = await opened.__aenter__()
-        try:
-            yield stream
-            reply = await stream.get_final_message()
-            self.observe(reply.usage, model=reply.model)
-        finally:
-            await stream.close()
+        return await send(shorter), shorter
 
-    async def _asked(self, messages: list[Message], request: Mapping[str, Any], *, force: bool = False) -> Result:
-        return await self.run(
-            messages, system=request.get("system"), tools=request.get("tools"), force=force, request=request
-        )
+    async def recover(
+        self,
+        refusal: str,
+        history: list[Message],
+        sent: Result,
+        *,
+        system: object = None,
+        tools: Sequence[object] | None = None,
+        request: Mapping[str, object] | None = None,
+    ) -> Result | None:
+        """A shorter context than *sent*, which the model has refused as too long in the words *refusal*.
 
-    async def _shorter(self, messages: list[Message], request: Mapping[str, Any], sent: Result) -> Result | None:
-        """The context made shorter by force; None when no stage found anything to take out."""
-        result = await self._asked(messages, request, force=True)
+        None when no stage found anything to take out: then asking again would be of no use. What the refusal tells of
+        the real number of tokens is learnt. The other arguments are those of `run`.
+        """
+        numbers = _NUMBERS.search(refusal)
+        if numbers:
+            tokens, window = (int(number.replace(",", "")) for number in numbers.groups())
+            self._record.ledger.observe({"input_tokens": tokens}, sent.messages, overhead=self._record.overhead[2])
+            if window < self._runner.budget.window:
+                told = "the model's window is %d tokens, and the budget of session %s counts on %d"
+                logger.warning(told, window, self.session_id, self._runner.budget.window)
+        result = await self.run(history, system=system, tools=tools, force=True, request=request)
         counter = self._runner.counter
         return result if await counter.count(result.messages) < await counter.count(sent.messages) else None
 
     # Going on in another process ----------------------------------------------------------------------------------
 
-    async def _resume(self, history: list[Message]) -> tuple[str, ...]:
+    async def _resume(self, history: list[Message]) -> list[str]:
         """Take up what the journal knows about *history*, once; what had to be left out is told."""
         if self._resumed or self._journal is None:
-            return ()
-        self._resumed = True
+            return []
+        ensure_messages(history)
         try:
-            entries = await self._journal.entries()
+            found = await self._journal.find(history)
         except StorageError as error:
-            return (self._warned(f"the journal cannot be read, the session begins anew: {error}"),)
+            self._resumed = True
+            return [self._warned(f"the journal cannot be read, the session begins anew: {error}")]
+        self._resumed = True
         notices = []
-        if self._journal.damaged:
+        if found.damaged:
             notices.append(self._warned("the journal is damaged; what cannot be trusted was left out"))
-        if entries and not self._taken_up(entries, history):
+        if found.state is not None:
+            self._take_up(found.state, found.is_whole)
+        elif found.lines:
             notices.append(self._warned("the journal tells of another history; the session begins anew"))
-        return tuple(notices)
+        return notices
+
+    def _take_up(self, state: State, is_whole: bool) -> None:
+        self._projection.resume(state.history, state.context, state.match)
+        self._undos, self._undos_are_whole = list(state.undos), is_whole
+        self._record.unbound = state.unbound
+        self._record.ledger.learn(state.bills)
+        self._factor_told = self._record.ledger.factor
+
+    @property
+    def _has_drifted(self) -> bool:
+        """Whether bills have shown another price of tokens than the journal knows."""
+        return abs(self._record.ledger.factor - self._factor_told) > NOTABLE_DRIFT * self._factor_told
+
+    async def _written(self, journal: Journal) -> list[str]:
+        """Write down what is known; what went wrong, if anything."""
+        now, record = self._projection, self._record
+        state = State(now.history, now.context, now.match, self._undos, record.unbound, record.ledger.bills)
+        factor = record.ledger.factor
+        try:
+            await journal.write(state)
+        except StorageError as error:
+            return [self._warned(f"the journal cannot be written: {error}")]
+        self._factor_told = factor
+        return []
 
     def _warned(self, text: str) -> str:
         logger.warning("session %s: %s", self.session_id, text)
         return text
 
-    def _taken_up(self, entries: Sequence[Entry], history: list[Message]) -> bool:
-        """Become what the latest entries that speak of *history* say; False when none does."""
-        for state in reversed(chained(entries)):
-            digests = digests_at(history, {entry.covered for entry in state} | {entry.size for entry in state})
-            usable = list(takewhile(partial(_speaks_of, digests), state))
-            if usable:
-                self._projection.resume(history[: usable[-1].covered], replayed(usable, history), usable[-1].base)
-            elif digests.get(state[-1].size) == state[-1].adopted:
-                usable = list(state)
-                self._projection.resume(history[: state[-1].size], history[: state[-1].size], (0, 0))
-            else:
-                continue
-            # A change of the former state can be taken back as long as no line with one was lost.
-            before = [change for entry in entries[: entries.index(usable[0])] for change in entry.undo]
-            self._undo_is_whole = len(before) >= usable[0].undone
-            kept = before[len(before) - usable[0].undone :] if usable[0].undone else []
-            self._undo = [*kept, *(change for entry in usable for change in entry.undo)]
-            return True
-        return False
+    async def restore_history(self, storage: TextReader | None = None) -> list[Message]:
+        """The raw history, rebuilt from the context, the files and the archives, and checked by hash.
 
-    def _entry(self, kept: int, undo: tuple[Undo, ...], undone: int) -> Entry:
-        history, context = self._projection.history, self._projection.context
-        kept = kept if self._journal_rests else 0
-        if self._digest.count > len(history) or not self._journal_rests:
-            self._digest = rolling()
-        self._digest.update(history[self._digest.count :])
-        return Entry(
-            covered=len(history),
-            digest=self._digest.hexdigest(),
-            size=len(context),
-            adopted=digests_at(context, {len(context)})[len(context)],
-            base=self._projection.base,
-            kept=kept,
-            tail=packed(context, kept, history),
-            undo=undo,
-            undone=undone,
-            full=not self._journal_rests,
-        )
-
-    async def restore_history(self, storage: TextReader) -> list[Message]:
-        """The raw history, rebuilt from the context, the files in *storage* and the archives, and checked by hash.
-
-        Raises StorageError, naming the message, where a file or an archive is missing or was changed.
+        *storage* holds the files, by default the journal's. In a new process, `run` comes first: with the history, or
+        with the context that was adopted as history. Cache marks may differ. Raises StorageError, naming the message,
+        when a file or an archive is missing or was changed; SettingsError when there is no storage to read from.
         """
-        if not self._undo_is_whole:
-            raise StorageError("the journal is damaged: not every change of this session can be taken back")
+        reader = storage or self.journal
+        if reader is None:
+            raise SettingsError("a session without a journal needs the storage that holds its files")
         async with self._lock:
-            messages: list[Message] = list(self._projection.context)
-            for undo in reversed(self._undo):
-                messages = await undone(messages, undo, storage)
-            return messages
+            if not self._resumed:
+                raise StorageError("nothing is known yet: run the session first, then its history can be restored")
+            if not self._undos_are_whole:
+                raise StorageError("the journal is damaged: not every change of this session can be taken back")
+            return await restored(self._projection.context, self._undos, reader)
 
 
-def _speaks_of(digests: Mapping[int, str], entry: Entry) -> bool:
-    return digests.get(entry.covered) == entry.digest
+def _arguments(client: AsyncAnthropic, request: dict[str, Any]) -> dict[str, Any]:
+    """What `Session.run` is to know of a *request*; what the SDK calls "not given" is falsy, and None here."""
+    tools = request.get("tools") or None
+    if tools is not None and not isinstance(tools, Sequence):
+        tools = request["tools"] = list(tools)  # an iterator can be read once only
+    headers = dict(request.get("extra_headers") or {})
+    default = getattr(client, "default_headers", {}).get(BETA)
+    if isinstance(default, str) and not any(name.lower() == BETA for name in headers):
+        headers[BETA] = default  # what is added to it must not replace it
+    return {"system": request.get("system") or None, "tools": tools, "request": {**request, "extra_headers": headers}}
 
 
-class _Observed:
-    """A stream of events that tells its session what the reply was billed."""
+def observe_stream(stream: AsyncStream[Any], tell: Callable[[Any], None]) -> None:
+    """Have *stream* tell of the message that it begins with, once that is read."""
 
-    def __init__(self, stream: Any, session: Session) -> None:
-        self._stream = stream
-        self._session = session
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    async def __aenter__(self) -> Self:
-        await self._stream.__aenter__()
-        return self
-
-    async def __aexit__(self, *details: object) -> None:
-        await self._stream.__aexit__(*details)
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        async for event in self._stream:
+    async def observed(events: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for event in events:
             if event.type == "message_start":
-                self._session.observe(event.message.usage, model=event.message.model)
+                tell(event.message)
             yield event
 
-
-def is_too_long(error: Exception) -> bool:
-    """Whether the API has refused a request because its prompt is longer than the model's window."""
-    return is_too_long_text(getattr(error, "status_code", None), str(error))
-
-
-def is_too_long_text(status: int | None, text: str) -> bool:
-    """Whether an answer with this *status* and *text* says that the prompt is too long."""
-    return status == 413 or (status == 400 and "too long" in text)
+    vars(stream)["_iterator"] = observed(stream._iterator)  # noqa: SLF001  it offers no hook of its own

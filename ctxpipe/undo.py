@@ -3,73 +3,117 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, cast
 
 from .edits.projection import digest
-from .errors import StorageError
-from .journal import Undo
-from .messages import Block, as_dict, blocks, field, kind
+from .errors import InvalidHistory, StorageError
+from .messages import MEDIA, Block, as_dict, blocks, common_prefix, field, kind
 from .placeholders import previewed_reference, reference
 from .reports import Offloaded
-from .stages.archive import load_archive
+from .stages.archive import load_archive, parse_archive
 
 if TYPE_CHECKING:
     from .messages import Message
     from .runner import Step
     from .storage import TextReader
 
-__all__ = ["undo_of", "undone"]
+__all__ = ["Undo", "goes_one_by_one", "restored", "shortened", "undo_of"]
+
+_HEX = 16  # of a digest are kept for each archived message: enough to tell a changed file
+_ESCAPED_SURROGATE = re.compile(r"\\u(d[89a-f][0-9a-f]{2})")
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """How to get from the context after a change, of *after* messages, back to the one of *before* messages.
+
+    From message *start* on, an item is ``[i, j]`` for the messages i … j of the context after the change,
+    ``{"files": i, "blocks": …}`` for message i with its texts read back from their files, ``{"archived": digests}``
+    for a run of messages in *archive*, or the message itself. The change can be taken back as long as the first
+    *needs* messages of its outcome stand; None when it went message by message, so that any part of it can be.
+    """
+
+    start: int
+    before: int
+    after: int
+    items: tuple[Any, ...]
+    archive: str | None = None
+    needs: int | None = None
+
+
+def goes_one_by_one(step: Step) -> bool:
+    """Whether the change has rewritten messages, each for itself: then an index means the same before and after."""
+    return isinstance(step.detail, Offloaded) and len(step.before) == len(step.after)
+
+
+# From a change to the way back ------------------------------------------------------------------------------------
 
 
 def undo_of(step: Step) -> Undo:
     """How the change of *step* can be taken back later."""
-    places = {id(message): index for index, message in enumerate(step.after)}
-    pairs = zip(step.before, step.after, strict=False)
-    start = next((i for i, (old, new) in enumerate(pairs) if old is not new), min(len(step.before), len(step.after)))
+    before, after = step.before, step.after
+    start = common_prefix(before, after)
+    places = {id(message): index for index, message in enumerate(after[start:], start)}
     archive = getattr(step.detail, "archive", None)
     items: list[Any] = []
-    for index, message in enumerate(step.before[start:], start):
-        place = places.get(id(message))
-        if place is None:
-            items.append(_item(step, index, archive))
-        elif items and isinstance(items[-1], list) and items[-1][1] == place:
-            items[-1][1] += 1
-        else:
-            items.append([place, place + 1])
-    return Undo(start, len(step.before), len(step.after), tuple(items), archive)
+    for index in range(start, len(before)):
+        place = places.get(id(before[index]))
+        _add(items, _item(step, index, archive) if place is None else [place, place + 1])
+    needs = None if goes_one_by_one(step) else len(after) - _unchanged_at_end(before, after, start)
+    return Undo(start, len(before), len(after), tuple(items), archive, needs)
+
+
+def _add(items: list[Any], item: Any) -> None:
+    """Add *item*, as part of the last one where it goes on."""
+    last = items[-1] if items else None
+    if isinstance(item, list) and isinstance(last, list) and last[1] == item[0]:
+        last[1] = item[1]
+    elif isinstance(last, dict) and "archived" in last and "archived" in item:
+        last["archived"] += item["archived"]
+    else:
+        items.append(item)
 
 
 def _item(step: Step, index: int, archive: str | None) -> object:
     message = step.before[index]
     if archive is not None:
-        return {"archived": digest(message).hex()}
-    if isinstance(step.detail, Offloaded) and len(step.before) == len(step.after):
-        shapes = _shapes(message, step.after[index], {PurePath(file).name for file in step.detail.files})
-        if shapes is not None:
-            return {"files": index, "digest": digest(message).hex(), "shapes": shapes}
+        return {"archived": _short(message)}
+    if goes_one_by_one(step):
+        files = {PurePath(file).name for file in cast("Offloaded", step.detail).files}
+        moved = _moved(message, step.after[index], files)
+        if moved is not None:
+            return {"files": index, "blocks": moved}
     return message
 
 
-def _shapes(before: Message, after: Message, files: set[str]) -> dict[str, str] | None:
-    """By block index, the form of each content that went to one of *files*; None when something went elsewhere."""
-    shapes: dict[str, str] = {}
+def _short(message: Message) -> str:
+    return digest(message).hex()[:_HEX]
+
+
+def _moved(before: Message, after: Message, files: set[str]) -> dict[str, tuple[str, str]] | None:
+    """By block index, form and digest of each block whose texts went to *files*; None when some went elsewhere."""
+    moved: dict[str, tuple[str, str]] = {}
     for index, (old, new) in enumerate(zip(blocks(before), blocks(after), strict=True)):
         if old is new or old == new:
             continue
-        content = field(old, "content")
-        named = [where for where in _references(new) if PurePath(where.replace("\\", "/")).name in files]
-        if not named:
+        if not any(PurePath(where.replace("\\", "/")).name in files for where in _references(new)):
             return None
-        shapes[str(index)] = "text" if isinstance(content, str) else _order(content)
-    return shapes
+        moved[str(index)] = _form(field(old, "content")), _block_digest(old)
+    return moved
 
 
-def _order(content: object) -> str:
-    """t for a text, m for an image or whatever else stays in the context, in the order in which they stood."""
+def _form(content: object) -> str:
+    """Of a tool result with blocks, t for a text and m for an image or a document, in their order; "" for any other."""
     held = content if isinstance(content, list | tuple) else ()
-    return "".join("t" if kind(block) == "text" else "m" for block in held)
+    return "".join("m" if kind(block) in MEDIA else "t" for block in held)
+
+
+def _block_digest(block: Block) -> str:
+    return _short(cast("Message", {"role": "", "content": [block]}))
 
 
 def _references(value: object) -> list[str]:
@@ -84,64 +128,167 @@ def _references(value: object) -> list[str]:
     return _references(as_dict(value)) if hasattr(value, "model_dump") else []
 
 
-async def undone(context: Sequence[Message], undo: Undo, storage: TextReader) -> list[Message]:
-    """The context before the change that *undo* takes back, with what was appended since.
+def _unchanged_at_end(before: Sequence[Message], after: Sequence[Message], start: int) -> int:
+    same = 0
+    while same < min(len(before), len(after)) - start and before[-1 - same] is after[-1 - same]:
+        same += 1
+    return same
 
-    A context that was shortened since, because the history was, gets back what belongs to the rest of it. Raises
-    StorageError, naming the message, when a file or archive is missing or holds something else by now.
+
+# After a cut ------------------------------------------------------------------------------------------------------
+
+
+def shortened(undos: Sequence[Undo], length: int) -> list[Undo]:
+    """What of *undos*, oldest first, can be taken back once only *length* messages of their outcome remain.
+
+    A cut into the outcome of a change, such as its summary, makes what remains the new raw history.
     """
-    archived: dict[str, Message] = {}
-    if undo.archive is not None:
-        archived = {digest(message).hex(): message for message in await load_archive(undo.archive)}
-    found = list(context[: undo.start])
-    length = len(context) if undo.before == undo.after else max(undo.before, len(context))
-    for item in undo.items:
-        if len(found) >= length:
-            break
-        if isinstance(item, list | tuple):
-            found += context[item[0] : item[1]]
-        elif "archived" in item:
-            if item["archived"] not in archived:
-                raise StorageError(f"the archive {undo.archive} does not hold message {len(found)} of the history")
-            found.append(archived[item["archived"]])
-        elif "files" in item:
-            found.append(await _read_back(context[item["files"]], item, len(found), storage))
+    kept: list[Undo] = []
+    for undo in reversed(undos):
+        if undo.start >= length:
+            continue  # all of it is gone
+        if undo.needs is None:
+            kept.append(_first(undo, length))
+        elif length >= undo.needs:
+            kept.append(undo)
+            length += undo.before - undo.after
         else:
-            found.append(item)
-    return [*found, *context[undo.after :]]
+            break
+    return kept[::-1]
 
 
-async def _read_back(message: Message, item: Mapping[str, Any], index: int, storage: TextReader) -> Message:
-    content = [
-        await _original(block, item["shapes"][str(place)], storage) if str(place) in item["shapes"] else block
-        for place, block in enumerate(blocks(message))
-    ]
-    restored = cast("Message", {**message, "content": content})
-    if digest(restored).hex() != item["digest"]:
-        raise StorageError(f"the files of message {index} do not hold what was offloaded from it")
-    return restored
+def _first(undo: Undo, length: int) -> Undo:
+    """*undo*, which goes message by message, for the first *length* messages alone."""
+    items: list[Any] = []
+    place = undo.start
+    for item in undo.items:
+        if place >= length:
+            break
+        items.append([item[0], min(item[1], length)] if isinstance(item, list | tuple) else item)
+        place += item[1] - item[0] if isinstance(item, list | tuple) else 1
+    size = min(undo.after, length)
+    return replace(undo, before=size, after=size, items=tuple(items))
 
 
-async def _original(block: Block, shape: str, storage: TextReader) -> dict[str, Any]:
+# The way back -----------------------------------------------------------------------------------------------------
+
+
+async def restored(context: Sequence[Message], undos: Sequence[Undo], storage: TextReader) -> list[Message]:
+    """The history of which the changes of *undos*, oldest first, have made *context*.
+
+    Raises StorageError, naming the message, when a file or an archive is missing or holds something else by now.
+    """
+    messages = list(context)
+    for number in range(len(undos) - 1, -1, -1):
+        messages = await _Back(messages, undos[number], undos[:number], storage).undone()
+    return messages
+
+
+@dataclass(slots=True)
+class _Back:
+    """One change to take back, and the *older* ones, which tell a message's index in the history."""
+
+    context: Sequence[Message]
+    undo: Undo
+    older: Sequence[Undo]
+    storage: TextReader
+
+    async def undone(self) -> list[Message]:
+        found = list(self.context[: self.undo.start])
+        archive: dict[str, Message] = {}
+        for item in self.undo.items:
+            if isinstance(item, list | tuple):
+                found += self.context[item[0] : item[1]]
+            elif "archived" in item:
+                archive = archive or await self._archived(len(found))
+                found += self._from(archive, item["archived"], len(found))
+            elif "files" in item:
+                found.append(await self._read_back(item, len(found)))
+            else:
+                found.append(item)
+        return [*found, *self.context[self.undo.after :]]
+
+    def _index(self, place: int) -> int:
+        """The index in the raw history of message *place* of the context before this change."""
+        for undo in reversed(self.older):
+            place += undo.before - undo.after if undo.needs is not None and place >= undo.needs else 0
+        return place
+
+    async def _archived(self, place: int) -> dict[str, Message]:
+        """The messages of the archive by their digests; message *place* is the first that is wanted."""
+        location = self.undo.archive or ""
+        try:
+            try:
+                messages = parse_archive((await self.storage.read(location)).text, location)
+            except StorageError:  # it may lie in another storage on this disk
+                messages = await load_archive(location)
+        except (StorageError, InvalidHistory) as error:
+            raise StorageError(f"message {self._index(place)} of the history cannot be restored: {error}") from error
+        return {_short(message): message for message in messages}
+
+    def _from(self, archive: Mapping[str, Message], digests: str, place: int) -> list[Message]:
+        found: list[Message] = []
+        for start in range(0, len(digests), _HEX):
+            message = archive.get(digests[start : start + _HEX])
+            if message is None:
+                index = self._index(place + len(found))
+                raise StorageError(f"message {index} of the history is not in {self.undo.archive} as it was")
+            found.append(message)
+        return found
+
+    async def _read_back(self, item: Mapping[str, Any], place: int) -> Message:
+        message = self.context[item["files"]]
+        content = list(blocks(message))
+        for index, (form, expected) in item["blocks"].items():
+            try:
+                content[int(index)] = await _original(content[int(index)], form, expected, self.storage)
+            except StorageError as error:
+                where = f"block {index} of message {self._index(place)} of the history"
+                raise StorageError(f"{where} cannot be restored: {error}") from error
+        return cast("Message", {**message, "content": content})
+
+
+async def _original(block: Block, form: str, expected: str, storage: TextReader) -> Block:
+    """*block* with the texts of its files. Raises StorageError when it is not the block with the digest *expected*."""
+    texts = {where: (await storage.read(where)).text for where in _references(block)}
+    # On disk a lone surrogate stands escaped; only the digest can tell whether the text said it so.
+    for given in (texts, {where: _unescaped(text) for where, text in texts.items()}):
+        original = _filled(block, form, given)
+        if original is not None and _block_digest(original) == expected:
+            return original
+    raise StorageError(f"{', '.join(texts) or 'no file'} does not hold what was offloaded")
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPED_SURROGATE.sub(lambda match: chr(int(match[1], 16)), text)
+
+
+def _filled(block: Block, form: str, texts: Mapping[str, str]) -> Block | None:
+    """*block* with the files' *texts* in the place of its placeholders; None when they cannot be what stood there."""
     plain = as_dict(block)
     if kind(block) == "tool_use":
-        return {**plain, "input": await _filled(plain["input"], storage)}
-    [where] = _references(plain["content"])
-    text = (await storage.read(where)).text
-    if shape == "text":
+        return {**plain, "input": _with_texts(plain["input"], texts)}
+    text = next(iter(texts.values()), "")
+    if not form:
         return {**plain, "content": text}
-    told = iter(json.loads(text))
-    media = (kept for kept in plain["content"] if kind(kept) != "text") if "m" in shape else iter(())
-    return {**plain, "content": [next(media if form == "m" else told) for form in shape]}
+    try:
+        told = json.loads(text)
+    except ValueError:
+        return None
+    held = plain["content"] if isinstance(plain["content"], list | tuple) else ()
+    media = [kept for kept in held if kind(kept) in MEDIA]
+    if not isinstance(told, list) or (form.count("t"), form.count("m")) != (len(told), len(media)):
+        return None
+    parts = {"t": iter(told), "m": iter(media)}
+    return {**plain, "content": [next(parts[letter]) for letter in form]}
 
 
-async def _filled(value: Any, storage: TextReader) -> Any:
-    """*value* with each placeholder in it replaced by the text of its file."""
+def _with_texts(value: Any, texts: Mapping[str, str]) -> Any:
     if isinstance(value, str):
-        where = _references(value)
-        return (await storage.read(where[0])).text if where else value
+        where = next(iter(_references(value)), None)
+        return value if where is None else texts[where]
     if isinstance(value, Mapping):
-        return {key: await _filled(item, storage) for key, item in value.items()}
+        return {key: _with_texts(item, texts) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [await _filled(item, storage) for item in value]
+        return [_with_texts(item, texts) for item in value]
     return value

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..edits.breakpoints import with_breakpoints
+from ..edits.thinking import BINDING_BETA
 from ..errors import SettingsError
-from ..messages import MAX_CACHE_MARKS
+from ..messages import MAX_CACHE_MARKS, kind
 from ..pipeline import ContextPipeline
-from ..session import Session, is_too_long_text
+from ..session import BETA, Session, observe_stream
+from ..summarizers.protocol import says_too_long
 
 if TYPE_CHECKING:
     from anthropic import APIRequest, AsyncAPIResponse
@@ -29,6 +31,7 @@ __all__ = ["ctxpipe_middleware"]
 logger = logging.getLogger("ctxpipe")
 
 PATH = "/v1/messages"  # and nothing below it: counting tokens and batches are left alone
+RAW = "X-Stainless-Raw-Response"  # the SDK's mark on a request whose caller wants more than the parsed reply
 MAX_SESSIONS = 10_000
 
 
@@ -76,10 +79,11 @@ class _Adapter:
         self._cache_breakpoints = cache_breakpoints
         self._threads = threads
         self._sessions: OrderedDict[str, Session] = OrderedDict()  # the pipeline itself holds them weakly
+        self._client_betas = ""  # what the client sends of itself; only a response shows it
 
     async def handle(self, request: APIRequest, call_next: AsyncCallNext) -> AsyncAPIResponse[Any]:
         body = request.json
-        if request.method.upper() != "POST" or request.url.split("?")[0] != PATH or not isinstance(body, Mapping):
+        if not isinstance(body, Mapping) or not _is_a_turn(request, body):
             return await call_next(request)
         if body.get("thread"):
             if self._threads == "decline":
@@ -87,14 +91,16 @@ class _Adapter:
             return await call_next(request)
         try:
             session = self._session(body)
-            result = await self._run(session, request, body)
-            sent = self._rewritten(request, body, result)
+            context = await session.run(list(body["messages"]), **self._arguments(request, body))
+            sent = self._rewritten(request, body, context)
         except Exception:
             logger.exception("the context could not be shaped; the original request is sent")
             return await call_next(request)
         response = await call_next(sent)
         if response.status_code in (400, 413):
-            response = await self._recovered(session, request, body, result, response, call_next)
+            shorter = await self._recovered(session, request, body, context, response)
+            response = response if shorter is None else await call_next(shorter)
+        self._look_at_betas(request, response)
         await _observe(session, request, response)
         return response
 
@@ -106,49 +112,63 @@ class _Adapter:
             self._sessions.popitem(last=False)
         return session
 
-    async def _run(
-        self, session: Session, request: APIRequest, body: Mapping[str, Any], *, force: bool = False
-    ) -> Result:
-        options = {"thinking": body.get("thinking"), "extra_headers": dict(request.headers)}
-        return await session.run(
-            list(body["messages"]), system=body.get("system"), tools=body.get("tools"), force=force, request=options
-        )
+    def _arguments(self, request: APIRequest, body: Mapping[str, Any]) -> dict[str, Any]:
+        headers = dict(request.headers)
+        if self._client_betas and not any(name.lower() == BETA for name in headers):
+            headers[BETA] = self._client_betas  # what is added to it must not replace it
+        options = {"model": body.get("model"), "thinking": body.get("thinking"), "extra_headers": headers}
+        return {"system": body.get("system"), "tools": body.get("tools"), "request": options}
 
-    def _rewritten(self, request: APIRequest, body: Mapping[str, Any], result: Result) -> APIRequest:
+    def _rewritten(self, request: APIRequest, body: Mapping[str, Any], context: Result) -> APIRequest:
         """*request* with the context; the very same object where that says the same."""
-        changed = {**body, "messages": result.messages} if result.messages != body["messages"] else dict(body)
+        changed = {**body, "messages": context.messages} if context.messages != body["messages"] else dict(body)
         if self._cache_breakpoints:
             changed = with_breakpoints(changed, self._cache_breakpoints)
-        extra: Any = result.request_options.get("extra_body") or {}
+        extra: Any = context.request_options.get("extra_body") or {}
         changed |= extra
         if changed == body:
             return request
-        beta: Any = result.request_options.get("extra_headers")
-        return request.copy(body=changed, headers=beta) if beta else request.copy(body=changed)
+        headers: Any = context.request_options.get("extra_headers")
+        return request.copy(body=changed, headers=headers) if headers else request.copy(body=changed)
 
     async def _recovered(
         self,
         session: Session,
         request: APIRequest,
         body: Mapping[str, Any],
-        result: Result,
+        sent: Result,
         response: AsyncAPIResponse[Any],
-        call_next: AsyncCallNext,
-    ) -> AsyncAPIResponse[Any]:
-        """The answer to a shorter request when the prompt was too long, else *response*."""
-        text = (await response.http_response.aread()).decode("utf-8", "replace")
-        if not is_too_long_text(response.status_code, text):
-            return response
+    ) -> APIRequest | None:
+        """A shorter request when the prompt was too long; None when that was not it, or nothing can go."""
+        refusal = (await response.http_response.aread()).decode("utf-8", "replace")
+        if not says_too_long(response.status_code, refusal):
+            return None
         try:
-            shorter = await self._run(session, request, body, force=True)
-            count = self._pipeline.counter.count
-            if await count(shorter.messages) >= await count(result.messages):
-                return response
-            again = self._rewritten(request, body, shorter)
+            arguments = self._arguments(request, body)
+            shorter = await session.recover(refusal, list(body["messages"]), sent, **arguments)
+            return None if shorter is None else self._rewritten(request, body, shorter)
         except Exception:
             logger.exception("the context could not be shortened; the API's answer stands")
-            return response
-        return await call_next(again)
+            return None
+
+    def _look_at_betas(self, request: APIRequest, response: AsyncAPIResponse[Any]) -> None:
+        if not any(name.lower() == BETA for name in request.headers):
+            betas = response.http_response.request.headers.get(BETA, "").split(",")
+            self._client_betas = ",".join(name for name in betas if name.strip() != BINDING_BETA)
+
+
+def _is_a_turn(request: APIRequest, body: Mapping[str, Any]) -> bool:
+    """Whether *request* asks for the next message of a conversation that the client holds.
+
+    Where the server compacts the history itself, the summary is its own, signed, and not ours to touch.
+    """
+    if request.method.upper() != "POST" or request.url.split("?")[0] != PATH:
+        return False
+    messages = body.get("messages")
+    if not isinstance(messages, list) or body.get("compaction"):
+        return False
+    content = messages[0].get("content") if messages and isinstance(messages[0], Mapping) else None
+    return not isinstance(content, list) or not any(kind(block) == "compaction" for block in content)
 
 
 def _cannot_be_threaded(request: APIRequest) -> Exception:
@@ -168,21 +188,14 @@ def _cannot_be_threaded(request: APIRequest) -> Exception:
 
 
 async def _observe(session: Session, request: APIRequest, response: AsyncAPIResponse[Any]) -> None:
-    """Feed the reply's usage back; a stream tells it as it is read."""
-    if not 200 <= response.status_code < 300:
+    """Feed the reply's usage back; a stream tells it as it is read. Whoever reads the raw body is left alone."""
+    if not 200 <= response.status_code < 300 or request.headers.get(RAW) == "stream":
         return
     try:
         parsed = await response.parse()  # kept by the response, so the caller's own parse costs nothing more
-        if not request.stream:
+        if request.stream:
+            observe_stream(parsed, lambda begun: session.observe(begun.usage, model=begun.model))
+        else:
             session.observe(parsed.usage, model=parsed.model)
-        elif hasattr(parsed, "_iterator"):
-            parsed._iterator = _observed(session, parsed._iterator)  # noqa: SLF001  the stream offers no hook of its own
     except Exception:
         logger.exception("the usage of a reply could not be read; the reply is passed on")
-
-
-async def _observed(session: Session, events: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for event in events:
-        if event.type == "message_start":
-            session.observe(event.message.usage, model=event.message.model)
-        yield event

@@ -3,180 +3,297 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import TYPE_CHECKING, Any, cast
 
-from ..messages import as_dict, blocks, common_prefix, compact_json, field
+from ..messages import as_dict, blocks, common_prefix, ensure_messages
+from ..messages import field as read
 
 if TYPE_CHECKING:
     from ..messages import Block, Message
 
-__all__ = ["Opening", "Projection", "digest", "unmarked", "with_marks"]
+__all__ = ["Match", "Opening", "Projection", "as_json", "digest", "unmarked", "with_marks"]
 
 MARK = "cache_control"
-RECENT = 64  # messages from the end in which a caller moves cache marks
+RECENT = 64  # messages from the end in which a caller moves cache marks in place
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Which messages of a history and of its context stand for each other, one by one.
+
+    The first *front*, and all from index *history* and *context* on. Between them a change has taken messages out.
+    """
+
+    front: int = 0
+    history: int = 0
+    context: int = 0
+
+    def place(self, index: int) -> int | None:
+        """Where message *index* of the history stands in the context, None where nothing does."""
+        if index >= self.history:
+            return index - self.history + self.context
+        return index if index < self.front else None
+
+    def behind(self, before: Sequence[Message], after: Sequence[Message], covered: int) -> Match:
+        """The match once the context *before*, of *covered* messages of the history, has become *after*."""
+        first = common_prefix(before, after)
+        most = min(covered - self.history, len(before) - first, len(after) - first)
+        same = 0
+        while same < most and before[-1 - same] is after[-1 - same]:
+            same += 1
+        front = min(first, self.front) if self.history or self.context else first
+        return Match(front, covered - same, len(after) - same)
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a projection makes of a history before any stage has run.
+    """What a projection makes of a *history*; nothing is remembered of it before `Projection.end`.
 
-    *context* ends with the new messages as they came; its first *same* messages are those of the last turn, as far as
-    that is known (None: compare). *known* messages of the history had been projected before. The caller has *adopted*
-    the context as his history; the history has *diverged* from the known one; then what was known may be of no use
-    any more, and the projection has *restarted*.
+    *context* ends with the new messages as they came; the first *same* of it are those of the last turn. *known*
+    messages of the history are known, and the first *kept* messages of the last context remain: fewer than all when
+    the history was *cut*. Behind them stands the history from message *fresh* on; that is before *known* where the cut
+    went into what a change had taken out. The caller should hear of it when the history has *diverged*. He may have
+    *adopted* the last context as his history.
     """
 
-    context: list[Message]
+    history: list[Message]
     known: int
-    same: int | None = None
-    adopted: bool = False
-    diverged: bool = False
-    restarted: bool = False
+    context: list[Message]
+    kept: int
+    same: int
+    match: Match
+    fresh: int
+    cut: bool
+    diverged: bool
+    adopted: bool
+    moved: Sequence[int]  # messages of the history that differ in form alone, such as cache marks
+    marked: Mapping[int, Message]  # messages of the context with other cache marks
 
 
 class Projection:
-    """What a conversation's *history* has become: its *context*.
+    """What a conversation's *history* has become: its *context*, the same list as long as nothing was changed.
 
-    Behind ``base`` = (history index, context index) the two correspond message by message; before it a stage has
-    changed their number. With *verify* edits inside known messages are noticed, at the price of reading them all.
+    With *verify* edits inside known messages are noticed, at the price of reading them all; without, only one that
+    exchanges the last message's content or its list of blocks.
     """
 
-    __slots__ = ("_digests", "_last", "_verify", "base", "context", "history")
+    __slots__ = ("_digests", "_last", "_verify", "context", "history", "match")
 
     def __init__(self, *, verify: bool = False) -> None:
-        self.history: list[Message] = []
-        self.context: list[Message] = []
-        self.base = (0, 0)
         self._verify = verify
-        self._digests: list[bytes] = []
-        self._last: object = None  # the content of the last known message, as it was
+        self.resume([], [], Match())
+
+    def resume(self, history: Sequence[Message], context: Sequence[Message], match: Match) -> None:
+        """Begin with what another process has remembered."""
+        self.history = list(history)
+        self.context = self.history if match == Match() and _are_same(history, context) else list(context)
+        self.match = match
+        self._digests: tuple[list[bytes], list[bytes]] = ([], [])
+        self._look([], [])
 
     def begin(self, history: list[Message]) -> Opening:
         """The context for *history* as far as it is known, and what is new.
 
         A history that was shortened, branched or rebuilt is cut back to the common beginning. A caller who goes on
-        with the context itself is recognised. Cache marks are taken from *history*.
+        with the context itself is recognised. Cache marks are taken from *history*. Raises InvalidHistory.
         """
-        moved: list[int] = []
-        known = self._agreeing(self.history, history, moved)
-        adopted = known < len(self.history) and self._is_adopted(history)
-        if adopted:
-            self.history, self.base, known = list(self.context), (0, 0), len(self.context)
-        known = self._unedited(history, known)
-        diverged = known < len(self.history)
-        if known and not diverged and _content(self.history[-1]) != self._last:
-            known -= 1  # results were appended to the last message in place
-        restarted = known < len(self.history) and self._cut(known)
-        same = self._take_marks(history, moved)
-        self.history += history[known:]
-        self._last = _content(self.history[-1]) if self.history else None
-        context = [*self.context, *history[known:]]
-        return Opening(context, known, None if diverged else same, adopted, diverged, restarted)
+        ensure_messages(history, len(self.history))
+        now = list(history)  # what is appended while the turn runs belongs to the next one
+        agreed, moved = _agreeing(self.history, now)
+        adopted = False
+        if agreed < len(self.history) and self.context:
+            taken, moved_there = _agreeing(self.context, now)
+            if taken == len(self.context):
+                agreed, moved, adopted = taken, moved_there, True
+        known = self._unedited(now, agreed, adopted)
+        return self._opening(now, agreed, known, [index for index in moved if index < known], adopted)
 
-    def end(self, given: Sequence[Message], context: Sequence[Message]) -> None:
-        """Remember that *given*, the context that `begin` returned, has become *context*."""
-        if len(given) != len(context):
-            self.base = len(self.history), len(context)
-            self.context = [unmarked(message) for message in context]
-        elif given is context:
-            self.context += context[len(self.context) :]
+    def end(self, opening: Opening, context: list[Message], match: Match) -> None:
+        """Remember that the history of *opening* has become *context*, and how the two *match* now."""
+        ours = self.context if opening.adopted else self.history
+        digests = self._digests[opening.adopted][: opening.known]
+        del ours[opening.known :]
+        ours += opening.history[opening.known :]
+        for index in opening.moved:
+            ours[index] = opening.history[index]
+        kept = opening.kept
+        if context is not opening.context:
+            kept, gap = 0, range(match.front, match.context)  # in the gap there is nothing to take marks from
+            self.context = [unmarked(message) if index in gap else message for index, message in enumerate(context)]
+        elif context is opening.history:
+            self.context = ours
         else:
-            self.context = list(context)
+            self._extend(opening)
+        self.history, self.match = ours, match
+        self._look(digests, self._digests[1][:kept])
 
-    def resume(self, history: list[Message], context: list[Message], base: tuple[int, int]) -> None:
-        """Begin with what another process has remembered."""
-        self.history, self.context, self.base = list(history), list(context), base
-        self._digests = [digest(message) for message in history] if self._verify else []
-        self._last = _content(history[-1]) if history else None
+    def _extend(self, opening: Opening) -> None:
+        del self.context[opening.kept :]
+        for index, message in opening.marked.items():
+            self.context[index] = message
+        self.context += opening.context[opening.kept :]
 
-    def _is_adopted(self, history: Sequence[Message]) -> bool:
-        return bool(self.context) and self._agreeing(self.context, history, []) == len(self.context)
+    # What is known ------------------------------------------------------------------------------------------------
 
-    def _cut(self, known: int) -> bool:
-        """Keep what belongs to the first *known* messages; True when that is nothing and the projection restarts."""
-        in_history, in_context = self.base
-        restarts = known < in_history
-        if restarts:
-            # The summary speaks of messages that are no longer there: begin anew from those that are.
-            self.context, self.base = self.history[:known], (0, 0)
-        else:
-            del self.context[in_context + known - in_history :]
-        del self.history[known:], self._digests[known:]
-        return restarts
+    def _look(self, history: list[bytes], context: list[bytes]) -> None:
+        """Keep what an edit in place is told by; with the digests as far as they are known."""
+        self._last = [_copied(messages[-1]) if messages else None for messages in (self.history, self.context)]
+        if self._verify:
+            history = [*history, *map(digest, self.history[len(history) :])]
+            plain = self.context is self.history
+            self._digests = history, history if plain else [*context, *map(digest, self.context[len(context) :])]
 
-    def _agreeing(self, ours: Sequence[Message], theirs: Sequence[Message], moved: list[int]) -> int:
-        """How many leading messages are the same but for cache marks; *moved* gets those that differ in them."""
-        agreed = common_prefix(ours, theirs)
-        while agreed < min(len(ours), len(theirs)) and unmarked(ours[agreed]) == unmarked(theirs[agreed]):
-            moved.append(agreed)
-            agreed += 1
-            agreed += common_prefix(ours[agreed:], theirs[agreed:])
-        return agreed
+    def _unedited(self, now: Sequence[Message], agreed: int, adopted: bool) -> int:
+        """How many of the *agreed* messages are word for word as they were."""
+        if self._verify:
+            pairs = zip(self._digests[adopted], map(digest, now[:agreed]), strict=False)
+            return next((index for index, (old, new) in enumerate(pairs) if old != new), agreed)
+        last = self._last[adopted]
+        whole = len(self.context if adopted else self.history)
+        if last is None or agreed < whole or _is_as_it_was(now[agreed - 1], last):
+            return agreed
+        return agreed - 1  # results were appended to the last message in place
 
-    def _unedited(self, history: Sequence[Message], known: int) -> int:
-        """How many of the *known* messages are word for word as they were, all of them without *verify*."""
-        if not self._verify:
-            return known
-        digests = [digest(message) for message in history]
-        pairs = enumerate(zip(self._digests[:known], digests, strict=False))
-        same = next((index for index, (old, new) in pairs if old != new), known)
-        self._digests = digests
-        return same
+    def _opening(self, now: list[Message], agreed: int, known: int, moved: list[int], adopted: bool) -> Opening:
+        ours, match = (self.context, Match()) if adopted else (self.history, self.match)
+        kept, fresh = len(self.context), known  # what remains of the context, and where the history goes on behind it
+        if known < len(ours):
+            place = match.place(known)
+            # Without a place, a change speaks of messages that are no longer there: begin anew in front of it.
+            kept, fresh = (match.front, match.front) if place is None else (place, known)
+            match = match if known >= match.history else Match()
+        is_plain = adopted or self.context is self.history or not fresh
+        marked = {} if is_plain else dict(self._marks(now, match, kept, moved))
+        context = now if is_plain else [*self.context[:kept], *now[fresh:]]
+        for index, message in marked.items():
+            context[index] = message
+        return Opening(
+            history=now,
+            known=known,
+            context=context,
+            kept=kept,
+            same=min([kept, *marked, *(moved[:1] if is_plain else ())]),
+            match=match,
+            fresh=fresh,
+            cut=known < len(ours),
+            diverged=agreed < len(ours) or known < len(ours) - 1 or fresh < known,
+            adopted=adopted,
+            moved=moved,
+            marked=marked,
+        )
 
-    def _take_marks(self, history: Sequence[Message], moved: Sequence[int]) -> int:
-        """Bring the context's cache marks up to date; return the first index at which the context changed."""
-        shift = self.base[1] - self.base[0]
-        first = len(self.history) - RECENT if not self._verify else 0
-        recent = range(max(self.base[0], first, 0), len(self.history))
-        same = len(self.context)
-        for index in {*recent, *(index for index in moved if self.base[0] <= index < len(self.history))}:
-            held, given = self.context[index + shift], history[index]
-            updated = given if held is self.history[index] else with_marks(held, given)
-            if updated is not held and updated != held:
-                same = min(same, index + shift)
-            self.context[index + shift], self.history[index] = updated, given
-        return same
+    def _marks(
+        self, now: Sequence[Message], match: Match, kept: int, moved: Sequence[int]
+    ) -> Iterator[tuple[int, Message]]:
+        """The messages of the context whose cache marks are no longer those of the history, as they are to be."""
+        known = min(len(now), len(self.history))
+        for index in {*moved, *range(max(0, known - RECENT), known)}:
+            place = match.place(index)
+            if place is None or place >= kept:
+                continue
+            held = self.context[place]
+            if held is not self.history[index]:
+                updated = with_marks(held, now[index])
+                if updated is not held:
+                    yield place, updated
+            elif index in moved:
+                yield place, now[index]
+
+
+def _agreeing(ours: Sequence[Message], now: list[Message]) -> tuple[int, list[int]]:
+    """How many leading messages say the same, and which of them differ in form. Raises InvalidHistory."""
+    moved: list[int] = []
+    if now[: len(ours)] == ours:
+        return len(ours), moved
+    agreed = common_prefix(ours, now)
+    ensure_messages(now, agreed)
+    for index in range(agreed, min(len(ours), len(now))):
+        if ours[index] != now[index]:
+            if _said(ours[index]) != _said(now[index]):
+                return index, moved
+            moved.append(index)
+    return min(len(ours), len(now)), moved
+
+
+def _is_as_it_was(message: Message, copied: Message) -> bool:
+    return message["content"] == copied["content"] or _said(message) == _said(copied)
+
+
+def _copied(message: Message) -> Message:
+    """*message* with a list of its own: what is exchanged in, or appended to, the original one shows."""
+    content = message["content"]
+    return cast("Message", {**message, "content": content if isinstance(content, str) else list(blocks(message))})
+
+
+def _are_same(ours: Sequence[object], theirs: Sequence[object]) -> bool:
+    return len(ours) == len(theirs) and all(map(is_, ours, theirs))
+
+
+# What a message says, whatever its form -----------------------------------------------------------------------------
 
 
 def digest(message: Message) -> bytes:
-    """A hash of what *message* says: cache marks, and keys that are None, make no difference."""
-    content = message["content"]
-    told = content if isinstance(content, str) else [_told(block) for block in blocks(message)]
-    text = compact_json([message["role"], told])
-    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).digest()
+    """A hash of what *message* says. Cache marks and keys that are None make no difference, nor text as one block."""
+    return hashlib.sha256(as_json(_said(message)).encode()).digest()
+
+
+def _plain(value: object) -> object:
+    # A client may send what JSON does not know, such as a date; that is no reason not to recognise it again.
+    return as_dict(value) if hasattr(value, "model_dump") else str(value)
+
+
+as_json = json.JSONEncoder(separators=(",", ":"), default=_plain).encode  # ASCII, lone surrogates included
+
+
+def _said(message: Message) -> list[Any]:
+    return [message["role"], *map(_told, _as_blocks(message))]
 
 
 def _told(block: Block) -> dict[str, Any]:
-    return {key: value for key, value in as_dict(block).items() if key != MARK and value is not None}
+    told = {key: value for key, value in as_dict(block).items() if key != MARK and value is not None}
+    if isinstance(told.get("content"), list | tuple):
+        told["content"] = [_told(held) for held in told["content"]]
+    return told
+
+
+def _as_blocks(message: Message) -> Sequence[Block]:
+    content = message["content"]
+    return [{"type": "text", "text": content}] if isinstance(content, str) else blocks(message)
+
+
+# Cache marks --------------------------------------------------------------------------------------------------------
 
 
 def with_marks(message: Message, source: Message) -> Message:
     """*message* with the cache marks that *source*, the message it was made from, has at the same blocks."""
-    ours, theirs = blocks(message), blocks(source)
+    ours, theirs = _as_blocks(message), _as_blocks(source)
     if len(ours) != len(theirs):
         return unmarked(message)
-    if all(field(own, MARK) == field(other, MARK) for own, other in zip(ours, theirs, strict=True)):
-        return message
-    marked = [_marked(own, field(other, MARK)) for own, other in zip(ours, theirs, strict=True)]
-    return cast("Message", {**message, "content": marked})
+    return _with(message, ours, [_marked(own, other) for own, other in zip(ours, theirs, strict=True)])
 
 
 def unmarked(message: Message) -> Message:
     """*message* without cache marks; the same object when it has none."""
-    if not any(field(block, MARK) for block in blocks(message)):
-        return message
-    return cast("Message", {**message, "content": [_marked(block, None) for block in blocks(message)]})
+    ours = blocks(message)
+    return _with(message, ours, [_marked(block, {}) for block in ours])
 
 
-def _marked(block: Block, mark: Any) -> Block:
-    if field(block, MARK) == mark:
+def _with(message: Message, ours: Sequence[Block], content: Sequence[Block]) -> Message:
+    return message if _are_same(ours, content) else cast("Message", {**message, "content": content})
+
+
+def _marked(block: Block, source: Block) -> Block:
+    held, given = read(block, "content"), read(source, "content")
+    inner = held
+    if isinstance(held, list | tuple):
+        sources = given if isinstance(given, list | tuple) and len(given) == len(held) else [{}] * len(held)
+        inner = [_marked(one, other) for one, other in zip(held, sources, strict=True)]
+    mark = read(source, MARK)
+    if read(block, MARK) == mark and (inner is held or _are_same(inner, held)):
         return block
-    plain = {key: value for key, value in as_dict(block).items() if key != MARK}
+    plain = {key: inner if key == "content" else value for key, value in as_dict(block).items() if key != MARK}
     return {**plain, MARK: mark} if mark else plain
-
-
-def _content(message: Message) -> object:
-    content = message["content"]
-    return content if isinstance(content, str) else list(content)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..messages import Message
 
-__all__ = ["archive_text", "load_archive"]
+__all__ = ["archive_text", "load_archive", "parse_archive"]
 
 
 def archive_text(messages: Sequence[Message]) -> Iterator[str]:
@@ -54,6 +54,11 @@ async def load_archive(path: str | os.PathLike[str]) -> list[Message]:
             text = await file.read()
     except OSError as error:
         raise StorageError(error.errno, f"cannot read the archive {path}: {error.strerror}") from error
+    return parse_archive(text, path)
+
+
+def parse_archive(text: str, path: str | os.PathLike[str]) -> list[Message]:
+    """The messages in an archive's *text*. Raises InvalidHistory, naming its *path*, when it holds something else."""
     try:
         messages: list[Message] = json.loads(text)
         ensure_messages(messages)

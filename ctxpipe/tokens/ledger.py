@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeAlias
 
 from ..messages import Message, field
 from .counter import Counting, TokenCounter, as_counter
@@ -17,6 +18,9 @@ FIRST_FACTOR = Fraction(3, 2)
 LEAST_FACTOR = Fraction(1)
 MOST_FACTOR = Fraction(9, 4)  # what text of any language was seen to cost at most
 ENOUGH_GROWTH = 1_000  # raw tokens between two bills that tell the price of text from a fixed part
+
+SavedBill: TypeAlias = tuple[str | None, int, int, int, int]
+"""A model, the raw and the billed tokens of its last bill, and both where this context began to grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,18 @@ class Ledger:
         estimated by its share. Never less than *raw*.
         """
         return self._bill.estimate(raw)
+
+    @property
+    def bills(self) -> list[SavedBill]:
+        """What was learnt, in a form to keep, the model in use last; for `learn`."""
+        ordered = sorted(self._bills.items(), key=lambda item: item[0] == self._model)
+        return [(model, bill.raw, bill.billed, *bill.since) for model, bill in ordered]
+
+    def learn(self, bills: Iterable[SavedBill]) -> None:
+        """Take over what another ledger of this conversation has learnt: its `bills`."""
+        for model, raw, billed, *since in bills:
+            self._bills[model] = Bill(raw, billed, (since[0], since[1]))
+            self._model = model
 
     def expect(self, model: str) -> None:
         """The next request goes to *model*: its own factor holds, or 1.5 while none was measured."""
