@@ -178,6 +178,25 @@ async def test_a_device_below_the_root_is_refused_before_it_is_opened() -> None:
         await refusal(Path("/dev"), path)
 
 
+async def test_a_pipe_is_not_even_opened(project: Path) -> None:
+    os.mkfifo(project / "pipe")
+    passed = False
+
+    def write() -> None:
+        nonlocal passed
+        os.close(os.open(project / "pipe", os.O_WRONLY))  # waits until somebody opens the other end
+        passed = True
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(anyio.to_thread.run_sync, write)
+        for _ in range(20):
+            await refusal(project, "pipe")
+        let_through = passed
+        os.close(os.open(project / "pipe", os.O_RDONLY))
+    assert passed
+    assert not let_through
+
+
 async def test_a_file_without_a_size_is_read_up_to_the_limit() -> None:
     found = await LocalFiles("/proc/self").read("status", LIMIT)
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import anyio
 import pytest
+from histories import chat, conversation, step, user
 
 from ctxpipe.compacted import ACKNOWLEDGED, SUMMARY, own_words, summary_body
 from ctxpipe.errors import InvalidHistory, SettingsError, SummaryFailed
 from ctxpipe.messages import Message, pending_calls, tool_results
 from ctxpipe.summarizers import PromptTooLong, Retry, Summarizer, Summary, summarised
-from histories import chat, conversation, step, user
 
 HISTORY = chat(6)
 
@@ -198,7 +198,8 @@ async def test_an_attempt_never_outlasts_what_is_left_of_all() -> None:
         await anyio.sleep_forever()
         raise AssertionError
 
-    error = await failure_of(hang, clock.retry(attempt_seconds=30, total_seconds=0.02, max_retries=0))
+    with anyio.fail_after(5):
+        error = await failure_of(hang, clock.retry(attempt_seconds=30, total_seconds=0.02, max_retries=0))
 
     assert isinstance(error.__cause__, TimeoutError)
 

@@ -116,16 +116,15 @@ class _Search:
         counted = await as_counter(self.counter).texts([text.text for _, text in found])
         fit: list[RestoredFile] = []
         unfit: list[RestoredFile] = []
-        room, stopped = self.max_tokens_total, False
+        room = self.max_tokens_total
         for (file, now), tokens in zip(found, counted, strict=True):
             restored = RestoredFile(file.path, now.text, tokens, was_changed(file, now.text))
             if tokens > self.max_tokens_per_file:
                 warnings.append(f"{file.path!r} is not restored: its {tokens} tokens exceed {self.max_tokens_per_file}")
                 unfit.append(restored)
                 continue
-            stopped = stopped or tokens > room  # what comes after stays out, however small
-            (unfit if stopped else fit).append(restored)
-            room -= tokens
+            (unfit if tokens > room else fit).append(restored)
+            room -= tokens  # below 0 from the first that is too much: what comes after stays out
         for warning in warnings:
             logger.warning("%s", warning)
         return RestoredFiles(tuple(fit), tuple(unfit), tuple(warnings), tuple(deleted))
