@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..edits.offload import Candidate, Scan, protected_from, said
-from ..messages import Message, ToolResult, blocks, kind, rewrite, split_system, tool_results
+from ..messages import Message, ToolResult, blocks, kind, rewrite, split_system, tool_calls, tool_results
 from ..stage import Change, Skip, Turn
+from ..stages.offload import BatchOffload
+from ..storage import TextWriter
 
-__all__ = ["ClearOldResults", "DropMiddle", "KeepLast", "MaskOldResults", "OldestUntil"]
+__all__ = ["ClearOldResults", "DropMiddle", "KeepLast", "MaskOldResults", "OffloadInputs", "OldestUntil"]
 
 CLEARED = "[Old tool result content cleared]"
 
@@ -142,3 +144,22 @@ class OldestUntil:
             excess -= turn.counter.block(blocks(turn.messages[candidate.item.message])[candidate.item.block])
             excess += self.placeholder_tokens
         return chosen or f"the context fits {self.max_tokens} tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadInputs:
+    """The inputs of the oldest calls, whatever their tool, go into files until the context fits *max_tokens*."""
+
+    storage: TextWriter
+    max_tokens: int
+    min_chars: int = 300
+
+    async def __call__(self, turn: Turn) -> Change | Skip:
+        stage = BatchOffload(
+            self.storage,
+            OldestUntil(self.max_tokens),
+            reference="absolute",
+            inputs={call.name for call in tool_calls(turn.messages)},
+            min_input_chars=self.min_chars,
+        )
+        return await stage(turn)

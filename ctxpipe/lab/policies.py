@@ -10,17 +10,19 @@ from .. import presets
 from ..edits.views import COMMON_READING_TOOLS
 from ..errors import SettingsError
 from ..pipeline import ContextPipeline
+from ..placeholders import Preview
 from ..prices import Prices
 from ..stage import Stage
 from ..stages.compact import Compact
 from ..stages.gates import RatioGate, RentOrBuyGate
 from ..stages.offload import BatchOffload
+from ..stages.truncate import SmartTruncate
 from ..summarizers import ExtractiveSummarizer
-from ..tokens import Budget
-from .baselines import ClearOldResults, DropMiddle, KeepLast, MaskOldResults
+from ..tokens import Budget, Ledger
+from .baselines import ClearOldResults, DropMiddle, KeepLast, MaskOldResults, OffloadInputs, OldestUntil
 from .workbench import Workbench
 
-__all__ = ["POLICIES", "Policy", "policies"]
+__all__ = ["BUDGETED", "POLICIES", "BudgetedPolicy", "Policy", "policies"]
 
 WINDOW, TRIGGER = 200_000, 167_000
 """A window of 200,000 tokens, and what the most widespread coding agent leaves of it before it compacts."""
@@ -95,3 +97,50 @@ POLICIES: Mapping[str, _Stages] = {
     "chat": _chat,
 }
 """The stages behind each name."""
+
+
+# To a budget --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetedPolicy:
+    """Makes pipelines that bring a context down to *max_tokens* raw tokens, in the way that goes by *name*."""
+
+    name: str
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.name not in BUDGETED:
+            raise SettingsError(f"there is no way {self.name!r} to keep to a budget; there are {', '.join(BUDGETED)}")
+
+    def __call__(self, bench: Workbench) -> ContextPipeline:
+        estimated = _estimate(self.max_tokens)
+        budget = Budget(window=100 * estimated, trigger=estimated + 1, target=estimated)
+        return ContextPipeline(BUDGETED[self.name](bench, self.max_tokens), budget=budget)
+
+
+def _estimate(raw_tokens: int) -> int:
+    """What the stages take *raw_tokens* for as long as no bill was seen."""
+    return Ledger().estimate(raw_tokens, ())
+
+
+def _offload(bench: Workbench, max_tokens: int, preview: Preview | None = None) -> list[Stage]:
+    gate = OldestUntil(max_tokens)
+    return [BatchOffload(bench.storage, gate, reference="absolute", preview=preview), KeepLast(max_tokens)]
+
+
+def _offload_inputs(bench: Workbench, max_tokens: int) -> list[Stage]:
+    results, last = _offload(bench, max_tokens)
+    return [results, OffloadInputs(bench.storage, max_tokens), last]
+
+
+BUDGETED: Mapping[str, Callable[[Workbench, int], list[Stage]]] = {
+    "keep last": lambda _bench, tokens: [KeepLast(tokens)],
+    "drop middle": lambda _bench, tokens: [DropMiddle(tokens)],
+    "clear old results": lambda _bench, tokens: [ClearOldResults(tokens, keep=1, target=tokens), KeepLast(tokens)],
+    "smart truncate": lambda _bench, tokens: [SmartTruncate(max_tokens=_estimate(tokens), require_archive=False)],
+    "offload oldest": _offload,
+    "offload, then inputs": _offload_inputs,
+    "offload, 450 characters shown": lambda bench, tokens: _offload(bench, tokens, Preview(300, 150)),
+}
+"""Ways to bring a context down to a budget, for `recall`: from the oldest on, until it fits."""

@@ -104,6 +104,9 @@ class Past:
             self.sources.append(Source(self._length, message["role"], text, call_id, view))
         self._length += 1
 
+    def __contains__(self, atom: Atom) -> bool:
+        return atom in self._holders
+
     def used_by(self, reply: Message) -> list[Atom]:
         """What *reply* says that was said before, in a fixed order."""
         return sorted(atom for atom in self._index.message(reply) if atom in self._holders)
