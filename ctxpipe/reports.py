@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from .messages import Message, Problem
@@ -120,7 +120,7 @@ class Result:
     messages: list[Message]
     reports: tuple[StageReport, ...] = ()
     repaired: tuple[Problem, ...] = ()
-    request_options: Mapping[str, object] = field(default_factory=dict)
+    request_options: Mapping[str, Any] = field(default_factory=dict)
     covered: int = 0
     notices: tuple[str, ...] = ()
     first_changed_index: int | None = None

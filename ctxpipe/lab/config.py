@@ -1,17 +1,17 @@
 """A pipeline written down in TOML, for the command line.
 
-    [budget]
-    window = 200_000
+[budget]
+window = 200_000
 
-    [[stage]]
-    use = "DirectOffload"
-    min_chars = 8000
-    preview = { head = 400, tail = 200 }
+[[stage]]
+use = "DirectOffload"
+min_chars = 8000
+preview = { head = 400, tail = 200 }
 
-    [[stage]]
-    use = "BatchOffload"
-    gate = { use = "RentOrBuyGate", alpha = 2.0 }
-    keep_recent = 5
+[[stage]]
+use = "BatchOffload"
+gate = { use = "RentOrBuyGate", alpha = 2.0 }
+keep_recent = 5
 """
 
 from __future__ import annotations
