@@ -50,7 +50,7 @@ async def run_agent(
     while True:
         result = await pipeline.run(history, session_id=session_id, system=SYSTEM, tools=definitions)
         history = result.messages  # go on with the context: what is offloaded stays offloaded
-        reply: Message = await client.messages.create(  # type: ignore[call-overload]  # see request_options
+        reply: Message = await client.messages.create(
             model=model,
             max_tokens=8192,
             system=SYSTEM,

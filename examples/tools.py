@@ -30,6 +30,7 @@ T = TypeVar("T")
 def folder_tools(folder: str | os.PathLike[str]) -> list[Tool]:
     """The tools, confined to *folder*. They raise ToolInputError with a text that the model can act on."""
     root = Path(folder).resolve()
+    homes = tuple(f"{Path(home).resolve()}{os.sep}" for home in (root, sys.prefix, sys.base_prefix))
 
     async def list_dir(arguments: Mapping[str, object]) -> str:
         return await in_thread(lambda: listing(root, inside(root, arguments.get("path", "."))))
@@ -42,7 +43,7 @@ def folder_tools(folder: str | os.PathLike[str]) -> list[Tool]:
         return await in_thread(lambda: "\n".join(matches(root, inside(root, path), str(pattern))) or "[no match]")
 
     async def run_python(arguments: Mapping[str, object]) -> str:
-        return await run(root, str(arguments.get("code", "")))
+        return await run(root, GUARD.format(homes=homes), str(arguments.get("code", "")))
 
     return [
         Tool(definition("list_dir", "List every file below a folder, with its size in bytes.", ("path",)), list_dir),
@@ -139,10 +140,8 @@ exec(compile(sys.stdin.read(), "program.py", "exec"), {{"__name__": "__main__"}}
 """
 
 
-async def run(root: Path, code: str) -> str:
+async def run(root: Path, guard: str, code: str) -> str:
     """What the program prints, and how it ended. It has no environment, hence no keys."""
-    homes = tuple(f"{Path(home).resolve()}{os.sep}" for home in (root, sys.prefix, sys.base_prefix))
-    guard = GUARD.format(homes=homes)
     try:
         with anyio.fail_after(SECONDS):
             done = await anyio.run_process(

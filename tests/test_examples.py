@@ -15,6 +15,7 @@ from typing import Any
 
 import anthropic
 import anyio
+import anyio.to_thread
 import pytest
 
 from ctxpipe import ContextPipeline, LocalStorage, Tool, offload_tools
@@ -206,10 +207,13 @@ async def test_the_scripted_model_surveys_a_folder_and_reads_the_longest_module_
 
 
 async def test_the_scripted_model_notices_when_an_offloaded_file_was_changed(folder: Path) -> None:
-    def meddling(body: Any) -> Any:
+    def meddle() -> None:
         for file in (folder.parent / "storage").rglob("*.md"):
             if "Much of the same" in (text := file.read_text()):
                 file.write_text(text.replace("x200 = 200", "x200 = 0"))
+
+    async def meddling(body: Any) -> Any:
+        await anyio.to_thread.run_sync(meddle)
         return survey(body)
 
     assert FAULTS[1] in last_words(await turns_of(meddling, folder))
