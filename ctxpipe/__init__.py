@@ -1,29 +1,34 @@
 """Keep the context of an LLM agent small, cheap and useful: history in, context out."""
 
-from .edits.repair import repair
-from .edits.truncate import truncate_conversation
-from .errors import CtxpipeError, InvalidHistory, SettingsError, StorageError, SummaryFailed, VocabularyError
-from .messages import Message, Problem, ToolCall, ToolResult, check, split_system
-from .pipeline import ContextPipeline
-from .placeholders import Preview
-from .prices import Prices, prices_of
-from .reports import Compacted, Detail, Offloaded, Outcome, Result, StageReport, Truncated
-from .session import Session
-from .stage import Change, Intent, Skip, Stage, Turn
-from .stages.compact import Compact, CompactResult, compact_messages, load_archive, restore_files
-from .stages.gates import Gate, RatioGate, RentOrBuyGate
-from .stages.offload import (
-    BatchOffload,
-    DirectOffload,
-    OffloadedMessage,
-    OffloadResult,
-    offload_tool_result,
-    offload_tool_results,
-)
-from .stages.truncate import SmartTruncate, Truncation, smart_truncate
-from .storage import Archive, LocalStorage, Page, TextReader, TextWriter
-from .tokens import Budget, Ledger, TokenCounter, conservative, count_tokens, should_compact
-from .tools import Tool, offload_tools
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .edits.fold import fold_files
+    from .edits.repair import repair
+    from .edits.truncate import truncate_conversation
+    from .errors import CtxpipeError, InvalidHistory, SettingsError, StorageError, SummaryFailed, VocabularyError
+    from .messages import Message, Problem, ToolCall, ToolResult, check, split_system
+    from .pipeline import ContextPipeline
+    from .placeholders import Preview
+    from .prices import Prices, prices_of
+    from .reports import Compacted, Detail, Offloaded, Outcome, Result, StageReport, Truncated
+    from .session import Session
+    from .stage import Change, Intent, Skip, Stage, Turn
+    from .stages.compact import Compact, CompactResult, compact_messages, load_archive, restore_files
+    from .stages.gates import Gate, RatioGate, RentOrBuyGate
+    from .stages.offload import (
+        BatchOffload,
+        DirectOffload,
+        OffloadedMessage,
+        OffloadResult,
+        offload_tool_result,
+        offload_tool_results,
+    )
+    from .stages.truncate import SmartTruncate, Truncation, smart_truncate
+    from .storage import Archive, LocalStorage, Page, TextReader, TextWriter
+    from .tokens import Budget, Ledger, TokenCounter, conservative, count_tokens, should_compact
+    from .tools import Tool, offload_tools
 
 __version__ = "0.1.0"
 
@@ -78,6 +83,7 @@ __all__ = [
     "compact_messages",
     "conservative",
     "count_tokens",
+    "fold_files",
     "load_archive",
     "offload_tool_result",
     "offload_tool_results",
@@ -90,3 +96,39 @@ __all__ = [
     "split_system",
     "truncate_conversation",
 ]
+
+# A name is imported when it is first asked for: `import ctxpipe` costs a few milliseconds.
+_NAMES = {
+    ".edits.fold": "fold_files",
+    ".edits.repair": "repair",
+    ".edits.truncate": "truncate_conversation",
+    ".errors": "CtxpipeError InvalidHistory SettingsError StorageError SummaryFailed VocabularyError",
+    ".messages": "Message Problem ToolCall ToolResult check split_system",
+    ".pipeline": "ContextPipeline",
+    ".placeholders": "Preview",
+    ".prices": "Prices prices_of",
+    ".reports": "Compacted Detail Offloaded Outcome Result StageReport Truncated",
+    ".session": "Session",
+    ".stage": "Change Intent Skip Stage Turn",
+    ".stages.compact": "Compact CompactResult compact_messages load_archive restore_files",
+    ".stages.gates": "Gate RatioGate RentOrBuyGate",
+    ".stages.offload": "BatchOffload DirectOffload OffloadResult OffloadedMessage "
+    "offload_tool_result offload_tool_results",
+    ".stages.truncate": "SmartTruncate Truncation smart_truncate",
+    ".storage": "Archive LocalStorage Page TextReader TextWriter",
+    ".tokens": "Budget Ledger TokenCounter conservative count_tokens should_compact",
+    ".tools": "Tool offload_tools",
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
