@@ -43,7 +43,7 @@ _WORD = re.compile(r"(>{1,2}\s*)?([^\s'\"`;|&()<>=,{}\[\]*?$]+)")
 _SOURCE_FILE = re.compile(
     r"[\w@+~./-]*[\w+-]\.(?:py|pyi|ipynb|go|ts|tsx|js|jsx|mjs|cjs|vue|svelte|rs|java|kt|scala|swift|c|h|cc|cpp|hpp|cs|rb|php|"
     r"pl|lua|r|sql|html|css|scss|md|mdx|rst|txt|json|jsonl|json5|yaml|yml|toml|ini|cfg|conf|xml|csv|tsv|log|lock|mod|sum|"
-    r"sh|bash|zsh|ps1|bat|proto|tf|tpl|patch|diff|diff|env|png|jpg|svg|pdf|parquet|db|sqlite|zip|gz|tar|whl)",
+    r"sh|bash|zsh|ps1|bat|proto|tf|tpl|patch|diff|env|png|jpg|svg|pdf|parquet|db|sqlite|zip|gz|tar|whl)",
     re.IGNORECASE,
 )
 _ROOTED = re.compile(r"(?:~?/|\.\.?/)[\w@+~-][\w@+~.-]+(?:/[\w@+~.-]+)*/?")
