@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("ci", max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile(
-    "nightly", max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.register_profile(
-    "quick", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("nightly", max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, bool]]:
     return "asyncio", {"debug": True}
+
+
+@pytest.fixture(autouse=True)
+def nothing_blocks_the_loop() -> Iterator[None]:
+    """A call of ctxpipe that would block the event loop is an error."""
+    with blockbuster_ctx("ctxpipe", excluded_modules=["ctxpipe.testing"]) as blocking:
+        for harmless in ("os.path.abspath", "os.getcwd"):  # they ask the process for its folder, and no disk
+            blocking.functions[harmless].deactivate()
+        yield
 
 
 @pytest.fixture(scope="session")
