@@ -23,7 +23,7 @@ from ctxpipe.edits.fold import (
     format_sections,
     merge_functions,
 )
-from ctxpipe.edits.languages import LANGUAGES, STEPS, Language, language_of
+from ctxpipe.edits.languages import LANGUAGES, STEPS, DefinitionType, Language, language_of
 
 SOURCES = Path(__file__).parent / "sources"
 FILES = sorted(path for path in SOURCES.iterdir() if path.suffix != ".names")
@@ -350,13 +350,13 @@ def test_a_view_may_begin_in_the_middle(path: str, view: str) -> None:
 
 # Merging, formatting, dropping ------------------------------------------------------------------------------------
 
-TYPES = st.sampled_from(["class", "interface", "type", "function"])
+TYPES: tuple[DefinitionType, ...] = ("class", "interface", "type", "function")
 
 
 @st.composite
 def found(draw: st.DrawFn) -> list[Definition]:
     lines = sorted(draw(st.lists(st.integers(1, 2000), max_size=40)))
-    return [Definition(draw(TYPES), draw(st.sampled_from("abcdef")), line) for line in lines]
+    return [Definition(draw(st.sampled_from(TYPES)), draw(st.sampled_from("abcdef")), line) for line in lines]
 
 
 @given(found(), st.integers(0, 300))
@@ -458,13 +458,12 @@ def test_a_file_that_defines_nothing_or_is_in_no_known_language_is_skipped() -> 
     assert [text is None for text in result.folded] == [True, False, True]
 
 
+def uncounted(text: str) -> int:
+    raise AssertionError(f"counted: {text}")
+
+
 def test_no_files_are_no_text_and_nothing_is_counted() -> None:
-    counted: list[str] = []
-
-    result = fold_files([], count=lambda text: counted.append(text) or 0)
-
-    assert result == Folded("", (), 0, 0, 0, ())
-    assert counted == []
+    assert fold_files([], count=uncounted) == Folded("", (), 0, 0, 0, ())
 
 
 def test_no_signature_and_no_body_are_shown() -> None:
@@ -498,10 +497,7 @@ def test_a_count_equal_to_the_budget_drops_nothing() -> None:
 
 
 def test_without_a_budget_nothing_is_dropped_and_nothing_counted() -> None:
-    def count(text: str) -> int:
-        raise AssertionError(text)
-
-    assert fold_files([("a.py", functions(300))], max_tokens=None, count=count).sections_dropped == 0
+    assert fold_files([("a.py", functions(300))], max_tokens=None, count=uncounted).sections_dropped == 0
 
 
 def test_what_is_dropped_depends_on_the_content_alone() -> None:

@@ -20,7 +20,7 @@ from anyio.lowlevel import checkpoint
 
 from ..edits import fold
 from ..edits.definitions import Definition, attempts, definitions
-from ..edits.fold import MAX_LINE_SPAN, MAX_TOKENS, Folded
+from ..edits.fold import MAX_LINE_SPAN, MAX_TOKENS, Folded, Outline
 from ..edits.languages import language_of
 from ..tokens import Counting, as_counter
 from ..tokens.memo import Memo
@@ -88,11 +88,13 @@ class Folder:
         outlines = [
             (path, await self._outline(path, text, each)) for (path, text), each in zip(files, found, strict=True)
         ]
-        content = fold.fold_outlines(outlines, max_tokens=None, count=len).content
-        tokens = sum(await as_counter(count or self.counter).texts([content])) if content else 0
+        whole = fold.fold_outlines(outlines, max_tokens=None, count=len)
+        if self.max_tokens is None or not whole.content:
+            return list(whole.folded)
+        (tokens,) = await as_counter(count or self.counter).texts([whole.content])
         return list(fold.fold_outlines(outlines, max_tokens=self.max_tokens, count=lambda _: tokens).folded)
 
-    async def _outline(self, path: str, text: str, found: Definitions) -> fold.Outline:
+    async def _outline(self, path: str, text: str, found: Definitions) -> Outline:
         await checkpoint()  # a thousand files are no reason to stall either
         outline = fold.merge_functions(found, self.max_line_span, merge=self.merge_functions)
         return outline if len(fold.format_file(path, outline)) < len(text) else ()
@@ -136,7 +138,7 @@ async def _read_here(files: Files) -> list[Definitions]:
 
 _WORKER = (
     "import pickle, sys; sys.path[:], files = pickle.load(sys.stdin.buffer);"
-    "from ctxpipe.stages.fold import answer; answer(files)"
+    "from ctxpipe.stages.fold import serve; serve(files)"
 )
 _READY = b"ready\n"
 
@@ -151,11 +153,11 @@ async def _read_apart(files: Files) -> list[Definitions]:
     try:
         async with to_process.current_default_process_limiter():
             answer = await _asked(request)
-    except (OSError, anyio.BrokenResourceError) as error:
+    except (OSError, anyio.BrokenResourceError, NotImplementedError) as error:  # the last from a loop on Windows
         return await _read_without_worker(files, error)
     ready, *lines = answer.splitlines(keepends=True) or [b""]
     if ready != _READY:
-        return await _read_without_worker(files, "it ended at once")
+        return await _read_without_worker(files, "it gave no answer")
     found = [await _decoded(line) for line in lines if line.endswith(b"\n")]
     if len(found) < len(files):
         logger.warning("%s cannot be folded: the parser failed or took too long", files[len(found)][0])
@@ -167,8 +169,11 @@ async def _asked(request: bytes) -> bytes:
     """What a worker says to *request*, as far as it comes."""
     answer = bytearray()
     with anyio.move_on_after(PATIENCE_SECONDS):
-        command = [sys.executable, "-I", "-c", _WORKER]
-        async with await anyio.open_process(command, stderr=subprocess.DEVNULL) as worker:
+        with anyio.CancelScope(shield=True):  # a start that is cancelled half-way leaves a process nobody waits for
+            worker = await anyio.open_process(
+                [sys.executable or "python3", "-I", "-c", _WORKER], stderr=subprocess.DEVNULL
+            )
+        async with worker:
             if worker.stdin is not None and worker.stdout is not None:
                 await worker.stdin.send(request)
                 await worker.stdin.aclose()
@@ -187,7 +192,7 @@ async def _read_without_worker(files: Files, reason: object) -> list[Definitions
     return await _read_here(files)
 
 
-def answer(files: Files) -> None:
+def serve(files: Files) -> None:
     """The worker's part: a line for each file, as soon as it is read."""
     sys.stdout.buffer.write(_READY)
     sys.stdout.buffer.flush()
