@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from histories import assistant, tool_result, user
 
 from ctxpipe.compacted import (
     CONTINUE,
@@ -17,7 +18,6 @@ from ctxpipe.compacted import (
     summary_body,
     summary_extras,
 )
-from histories import assistant, tool_result, user
 
 
 def test_a_summary_and_what_stands_behind_it_are_told_apart() -> None:

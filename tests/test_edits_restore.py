@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from histories import assistant, conversation, histories, step, tool_result, tool_use, user, view
 from hypothesis import given
 
 from ctxpipe.compacted import ACKNOWLEDGED, FILE_ACKNOWLEDGED, SUMMARY, restored_text
@@ -10,7 +11,6 @@ from ctxpipe.edits.restore import COMMON_WRITING_TOOLS, FileInWork, files_in_wor
 from ctxpipe.edits.views import COMMON_READING_TOOLS
 from ctxpipe.messages import Message
 from ctxpipe.placeholders import DIRECT, Preview, placeholder
-from histories import assistant, conversation, histories, step, tool_result, tool_use, user, view
 
 
 def paths(messages: list[Message], **settings: object) -> list[str]:

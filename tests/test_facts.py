@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from histories import assistant, conversation, histories, step, tool_result, tool_use, user
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxpipe.facts import Command, commands, identifiers, shortened, touched_paths
 from ctxpipe.messages import Message, tool_calls
-from histories import assistant, conversation, histories, step, tool_result, tool_use, user
 
 
 def paths_of(name: str, given: dict[str, object]) -> dict[str, bool]:

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 from anthropic.types import TextBlock, ToolUseBlock
+from histories import assistant, histories, system, user
 from hypothesis import given
 
 from ctxpipe.errors import InvalidHistory, StorageError
 from ctxpipe.messages import Message
 from ctxpipe.stages.archive import archive_text, load_archive
 from ctxpipe.storage import LocalStorage
-from histories import assistant, histories, system, user
 
 
 async def archived(messages: list[Message], folder: Path) -> str:

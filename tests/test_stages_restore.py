@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+from histories import assistant, conversation, step, tool_use, user, view
 
 from ctxpipe.compacted import restored_text
 from ctxpipe.errors import StorageError
 from ctxpipe.messages import Message
 from ctxpipe.stages.restore import restore_files
 from ctxpipe.storage.files import FileText, LocalFiles, is_secret
-from histories import assistant, conversation, step, tool_use, user, view
 
 
 def reads(*paths: str) -> list[Message]:

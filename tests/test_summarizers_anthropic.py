@@ -8,6 +8,8 @@ from typing import Any
 
 import anthropic
 import pytest
+from histories import assistant, chat, conversation, step, text, user
+from histories import thinking as thought
 
 from ctxpipe.errors import SettingsError, SummaryFailed
 from ctxpipe.messages import Message
@@ -28,8 +30,6 @@ from ctxpipe.testing import (
     thinking,
     tool_use,
 )
-from histories import assistant, chat, conversation, step, text, user
-from histories import thinking as thought
 
 HISTORY = conversation(user("Fix it."), step("toolu_1", "bash", {"command": "make"}, "ok"), assistant("Done."))
 TOOLS: Any = [{"name": "bash", "description": "Run it.", "input_schema": {"type": "object", "properties": {}}}]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from histories import assistant, chat, conversation, histories, step, tool_result, tool_use, user, view
 from hypothesis import given
 
 from ctxpipe.compacted import ACKNOWLEDGED, SUMMARY
 from ctxpipe.messages import Message, is_blank
 from ctxpipe.summarizers import ExtractiveSummarizer, Summary
-from histories import assistant, chat, conversation, histories, step, tool_result, tool_use, user, view
 
 HISTORY = conversation(
     user("Fix the login bug.\nNever touch the tests."),

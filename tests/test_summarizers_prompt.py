@@ -5,13 +5,6 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
-
-from ctxpipe.compacted import ACKNOWLEDGED, EVIDENCE, EVIDENCE_END, SUMMARY
-from ctxpipe.messages import Message, is_encodable
-from ctxpipe.summarizers import PromptSummarizer, PromptTooLong
-from ctxpipe.summarizers.prompt import MOST_RECENT, instructions, transcript
-from ctxpipe.tokens import TokenCounter, conservative
 from histories import (
     assistant,
     chat,
@@ -24,6 +17,13 @@ from histories import (
     tool_use,
     user,
 )
+from hypothesis import given
+
+from ctxpipe.compacted import ACKNOWLEDGED, EVIDENCE, EVIDENCE_END, SUMMARY
+from ctxpipe.messages import Message, is_encodable
+from ctxpipe.summarizers import PromptSummarizer, PromptTooLong
+from ctxpipe.summarizers.prompt import MOST_RECENT, instructions, transcript
+from ctxpipe.tokens import TokenCounter, conservative
 
 PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBOR" * 200}}
 
