@@ -11,7 +11,7 @@ import json
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -56,6 +56,7 @@ SPOKEN = frozenset({"text", "thinking"})  # blocks that hold their text under th
 ROLES = frozenset({"user", "assistant", "system"})
 MAX_CACHE_MARKS = 4
 SURROGATE = "a lone surrogate"
+_MAPPINGS = (dict, Mapping)  # nearly always a dict, which is six times as fast to tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +96,15 @@ class ToolResult:
 
 def field(block: Block, name: str, default: Any = None) -> Any:
     """Read *name* from a block, be it a mapping or a model object of the SDK."""
-    if isinstance(block, Mapping):
+    if isinstance(block, _MAPPINGS):
         return block.get(name, default)
     return getattr(block, name, default)
 
 
 def kind(block: Block) -> str:
     """The block's type, such as "text" or "tool_use"; "" when it has none."""
-    return str(field(block, "type", ""))
+    name = field(block, "type", "")
+    return name if isinstance(name, str) else str(name)
 
 
 def blocks(message: Message) -> Sequence[Block]:
@@ -378,11 +380,12 @@ def _message_problems(message: Message, encoding: bool) -> Iterator[str]:
         if encoding and not is_encodable(content):
             yield SURROGATE
     else:
-        yield from _order_problems(role, [kind(block) for block in blocks(message)])
-        for block in blocks(message):
-            if kind(block) == "text" and is_blank(field(block, "text")):
+        kinds = [kind(block) for block in blocks(message)]
+        yield from _order_problems(role, kinds)
+        for name, block in zip(kinds, blocks(message), strict=True):
+            if name == "text" and is_blank(field(block, "text")):
                 yield "an empty text block"
-            if encoding and kind(block) not in THINKING and not _is_sound(block):
+            if encoding and name not in THINKING and not _is_sound(block):
                 yield SURROGATE
 
 
@@ -404,22 +407,22 @@ def _pairing_problems(messages: Sequence[Message], index: int) -> Iterator[str]:
     called = _ids(message, "tool_use", "id")
     if called and index + 1 < len(messages):
         answered = _ids(messages[index + 1], "tool_result", "tool_use_id")
-        for missing in called - answered:
+        for missing in _more(called, answered):
             yield f"the tool_use {missing!r} has no tool_result in the next message"
     results = _ids(message, "tool_result", "tool_use_id")
     if results:
-        before = _ids(messages[index - 1], "tool_use", "id") if index else Counter[str]()
-        for orphan in results - before:
+        before = _ids(messages[index - 1], "tool_use", "id") if index else []
+        for orphan in _more(results, before):
             yield f"the tool_result {orphan!r} has no tool_use in the message before"
 
 
-def _ids(message: Message, block_kind: str, name: str) -> Counter[str]:
-    content = message["content"]
-    if isinstance(content, str):
-        return Counter()
-    return Counter(
-        str(field(block, name, "")) for block in cast("Sequence[Block]", content) if kind(block) == block_kind
-    )
+def _ids(message: Message, block_kind: str, name: str) -> list[str]:
+    return [str(field(block, name, "")) for block in blocks(message) if kind(block) == block_kind]
+
+
+def _more(ours: Sequence[str], theirs: Sequence[str]) -> Iterable[str]:
+    """The ids that are in *ours* more often than in *theirs*."""
+    return () if ours == theirs else Counter(ours) - Counter(theirs)
 
 
 def is_encodable(text: str) -> bool:
@@ -437,8 +440,8 @@ def _is_sound(value: object) -> bool:
     """Whether every string inside *value* can be encoded."""
     if isinstance(value, str):
         return is_encodable(value)
-    if isinstance(value, Mapping):
-        return all(_is_sound(key) and _is_sound(item) for key, item in value.items())
+    if isinstance(value, _MAPPINGS):
+        return all(map(_is_sound, value)) and all(map(_is_sound, value.values()))
     if isinstance(value, list | tuple):
         return all(map(_is_sound, value))
     # An SDK model keeps its fields in the one, and those that it does not know in the other.
