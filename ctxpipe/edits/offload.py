@@ -253,8 +253,8 @@ def measured(result: ToolResult) -> Candidate:
 
 
 def _is_own_preview(result: ToolResult) -> bool:
-    """Whether the content is our placeholder with a preview: its path must be the one that this id leads to (A-17)."""
-    where = previewed_reference(result.content)
+    """Whether it opens with our placeholder and a preview: the path must be the one that this id leads to (A-17)."""
+    where = previewed_reference(_opening(result.content))
     return where is not None and safe_name(result.tool_use_id) in where.replace("\\", "/").rsplit("/", 1)[-1]
 
 

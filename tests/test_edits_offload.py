@@ -1,0 +1,453 @@
+"""Which tool results leave the context, decided without touching anything."""
+
+from __future__ import annotations
+
+import copy
+import re
+from decimal import Decimal
+from typing import Any, cast
+
+import pytest
+from anthropic.types import TextBlock, ToolUseBlock
+from histories import assistant, conversation, histories, step, system, text, thinking, tool_result, tool_use, user
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxpipe import Preview
+from ctxpipe.edits.offload import (
+    Candidate,
+    Running,
+    Scan,
+    Selection,
+    answered,
+    characters,
+    is_placeholder,
+    lies_in,
+    newest,
+    offloadable,
+    passes,
+    prescan,
+    protected_from,
+    replaced,
+    result_characters,
+    rewritten_before,
+    said,
+    stored_text,
+)
+from ctxpipe.messages import Message, ToolCall, compact_json, tool_calls, tool_results
+from ctxpipe.placeholders import BATCH, DIRECT, placeholder
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K" * 99}}
+DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x" * 999}}
+FOUND = {"type": "search_result", "title": "t", "source": "s", "content": [text("x" * 200)]}
+POINTER = placeholder(BATCH, "./s/tool-result-a.md")
+
+
+def result(content: Any, name: str = "bash", given: dict[str, Any] | None = None) -> tuple[Any, ToolCall]:
+    """A result as the stages see it, with the call that it answers."""
+    history = step("a", name, given, content)
+    return next(tool_results(history)), next(tool_calls(history))
+
+
+# Measuring ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (user("漢🙂é"), 3),
+        (user(text("ab"), text("c")), 3),
+        (assistant(thinking("hmm"), text("ok")), 5),
+        (assistant({"type": "redacted_thinking", "data": "x" * 50}), 0),
+        (assistant(tool_use("a", "bash", {"command": "é"})), len('{"command":"é"}')),
+        (user(tool_result("a", "found")), 5),
+        (user(tool_result("a", [text("ab")])), len('[{"type":"text","text":"ab"}]')),
+        (user(tool_result("a", [text("ab"), IMAGE])), len('[{"type":"text","text":"ab"}]')),
+        (user(tool_result("a", [IMAGE])), 0),
+        (user(tool_result("a", [])), 0),
+        (user(tool_result("a", None)), 0),
+        (user(IMAGE), 0),
+        (user(DOCUMENT), 0),
+        (user({"type": "new", "x": 1}), len('{"type":"new","x":1}')),
+        (system("be"), 2),
+    ],
+)
+def test_characters_are_counted_by_the_kind_of_block(message: Message, expected: int) -> None:
+    assert characters(message) == expected
+
+
+def test_an_sdk_object_counts_as_its_dict_does() -> None:
+    objects = [
+        TextBlock(type="text", text="abc"),
+        ToolUseBlock(type="tool_use", id="a", name="bash", input={"command": "ls"}),
+    ]
+
+    assert characters(cast("Message", {"role": "assistant", "content": objects})) == characters(
+        assistant(text("abc"), tool_use("a", "bash", {"command": "ls"}))
+    )
+
+
+def test_the_size_of_a_block_list_is_that_of_its_json() -> None:
+    content = [text('"quoted"\n'), text("é")]
+
+    assert result_characters(content) == len(compact_json(content))
+
+
+# Before and after ---------------------------------------------------------------------------------------------
+
+
+def test_text_is_stored_as_it_is_and_blocks_as_json() -> None:
+    assert stored_text("a\n", indent=2) == "a\n"
+    assert stored_text([text("é")], indent=None) == '[{"type":"text","text":"é"}]'
+    assert stored_text([text("é")], indent=2) == '[\n  {\n    "type": "text",\n    "text": "é"\n  }\n]'
+
+
+def test_what_is_no_text_is_not_stored() -> None:
+    assert stored_text([text("a"), IMAGE, FOUND, text("b")], indent=None) == compact_json([text("a"), text("b")])
+
+
+def test_sdk_objects_are_stored_as_their_dicts() -> None:
+    assert '"text": "hi"' in stored_text([TextBlock(type="text", text="hi")], indent=2)
+
+
+def test_images_and_unknown_blocks_stay_behind_the_placeholder() -> None:
+    assert replaced([text("a"), IMAGE, text("b"), FOUND], "P") == [text("P"), IMAGE, FOUND]
+
+
+def test_text_alone_is_replaced_by_text_alone() -> None:
+    assert replaced("a", "P") == replaced([text("a"), text("b")], "P") == replaced(None, "P") == "P"
+
+
+def test_a_mark_for_the_cache_goes_with_the_text_it_stood_on() -> None:
+    marked = {**text("b"), "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+
+    assert replaced([text("a"), marked], "P") == [{**text("P"), "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
+
+
+def test_what_a_result_says_is_its_text() -> None:
+    assert said("a") == said([text("a")]) == said([IMAGE, text("a")]) == "a"
+    assert said([text("a"), text("b"), {"type": "text"}]) == "ab"
+    assert said(None) == said([]) == said([IMAGE]) == ""
+
+
+@pytest.mark.parametrize(
+    "content", [POINTER, [text(POINTER)], [text(POINTER), IMAGE], [TextBlock(type="text", text=POINTER)]]
+)
+def test_a_placeholder_is_recognised_alone_and_before_images(content: object) -> None:
+    assert is_placeholder(content)
+
+
+@pytest.mark.parametrize("content", ["", POINTER + "!", None, [], [IMAGE, text(POINTER)], 5, [{"type": "text"}]])
+def test_other_content_is_no_placeholder(content: object) -> None:
+    assert not is_placeholder(content)
+
+
+# Read back ----------------------------------------------------------------------------------------------------
+
+NUMBERED = "\n".join(f"line {n} of the file" for n in range(1000))
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        NUMBERED,
+        "<file>\n" + NUMBERED + "\n</file>",
+        "\n".join(f"{n:6}\t{line}" for n, line in enumerate(NUMBERED.split("\n"), 1)),
+        "\n".join(f"{n}→{line}" for n, line in enumerate(NUMBERED.split("\n"), 1)),
+        "\n".join(f"{n}: {line}" for n, line in enumerate(NUMBERED.split("\n"), 1)),
+        NUMBERED.replace("\n", "\r\n"),
+        NUMBERED[777:],
+    ],
+)
+def test_what_a_reading_tool_shows_lies_in_the_file(shown: str) -> None:
+    assert lies_in(NUMBERED, shown, 300, len(shown) - 300)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        NUMBERED.upper(),
+        NUMBERED + "\nsomething else" + "\n" * 300,
+        NUMBERED.replace("line 500 of", "line 500 off"),
+        "x" * 5000,
+        " ".join(NUMBERED.split("\n")),
+    ],
+)
+def test_what_a_filter_makes_of_the_file_lies_nowhere(shown: str) -> None:
+    assert not lies_in(NUMBERED, shown, 300, len(shown) - 100)
+
+
+def test_a_file_of_one_line_is_known_by_what_would_be_left_out() -> None:
+    line = "".join(chr(65 + n % 26) for n in range(9000))
+
+    assert lies_in(line, line, 300, 8000)
+    assert lies_in(line, f"content: {line}!", 300, 8000)
+    assert not lies_in(line, line[::-1], 300, 8000)
+
+
+# The functions' rules -----------------------------------------------------------------------------------------
+
+
+def test_textual_results_long_enough_are_offloadable_oldest_first() -> None:
+    history = conversation(
+        user("go"),
+        step("long", result="x" * 100),
+        step("short", result="x" * 99),
+        step("listed", result=[text("x" * 100)]),
+        step("picture", result=[text("x" * 999), IMAGE]),
+        step("empty", result=""),
+        step("done", result=placeholder(BATCH, "x" * 200)),
+    )
+
+    found = offloadable(history, 100)
+
+    assert [(candidate.id, candidate.chars) for candidate in found] == [("long", 100), ("listed", 127)]
+    assert prescan(history, 100).offloadable_chars == 227
+
+
+def test_an_empty_result_is_never_offloadable() -> None:
+    assert offloadable(step("a", result=""), 0) == []
+
+
+@pytest.mark.parametrize(
+    ("total", "part", "ratio", "expected"),
+    [
+        (1000, 200, 0.2, True),
+        (1000, 199, 0.2, False),
+        (0, 0, 0, False),
+        (10, 0, 0, False),
+        (10, 1, 0, True),
+        (10, 10, 1, True),
+        (10, 9, 1, False),
+        (10, 10, 2, False),
+        (10, 1, -1, True),
+        (100, 7, 0.07, True),
+        (10, 3, Decimal("0.3"), True),
+        (3, 1, 1 / 3, True),
+    ],
+)
+def test_the_gate_compares_exactly(total: int, part: int, ratio: float, expected: bool) -> None:
+    assert passes(Scan(total, part), ratio) is expected
+
+
+@given(histories(repeat_ids=True), st.integers(0, 200))
+def test_the_sums_of_the_prescan_are_consistent_and_read_only(history: list[Message], min_chars: int) -> None:
+    before = copy.deepcopy(history)
+
+    scan = prescan(history, min_chars)
+
+    assert history == before
+    assert 0 <= scan.offloadable_chars <= scan.total_chars
+    assert scan.offloadable_chars == sum(found.chars for found in offloadable(history, min_chars))
+
+
+# The stages' rules --------------------------------------------------------------------------------------------
+
+OURS = re.compile(r"\./s/[\w.-]+\.md")
+
+
+def test_a_result_long_enough_is_a_candidate() -> None:
+    found, call = result("x" * 100)
+
+    assert Selection(100).result(found, call) == Candidate(found, 100)
+    assert Selection(101).result(found, call) is None
+
+
+def test_a_result_without_its_call_is_a_candidate_too() -> None:
+    found, _ = result("x" * 100)
+
+    assert Selection(100).result(found, None) == Candidate(found, 100)
+
+
+def test_each_tool_may_have_a_limit_of_its_own() -> None:
+    found, call = result("x" * 100)
+
+    assert Selection(1000, per_tool={"bash": 100}).result(found, call) is not None
+    assert Selection(1, per_tool={"bash": None}).result(found, call) is None
+    assert Selection(1, per_tool={"grep": None}).result(found, call) is not None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        None,
+        [],
+        [IMAGE],
+        [FOUND],
+        [text("")],
+        POINTER,
+        [text(POINTER), IMAGE],
+        placeholder(BATCH, "./s/tool-result-a.md", "y" * 999, Preview(50, 50)),
+        [text(placeholder(BATCH, "./s/tool-result-a.md", "y" * 999, Preview(50, 50))), IMAGE],
+        placeholder(BATCH, "./s/tool-result-a-0123abcd.md", "y" * 999, Preview(50, 50)),
+    ],
+)
+def test_what_holds_no_text_or_is_ours_already_is_never_a_candidate(content: Any) -> None:
+    assert Selection(0).result(*result(content)) is None
+
+
+def test_a_forged_preview_of_another_id_is_content() -> None:
+    forged = placeholder(DIRECT, "/s/other.md", "y" * 999, Preview(50, 50))
+
+    assert Selection(0).result(*result(forged)) is not None
+
+
+def test_of_a_result_with_an_image_only_the_texts_count() -> None:
+    found, call = result([text("x" * 100), IMAGE, FOUND])
+
+    assert Selection(0).result(found, call) == Candidate(found, len(compact_json([text("x" * 100)])))
+
+
+def test_the_results_of_exempt_tools_stay() -> None:
+    assert Selection(0, exempt_tools={"bash"}).result(*result("x" * 100)) is None
+
+
+@pytest.mark.parametrize(
+    "given_input",
+    [{"path": "./s/a.md"}, {"command": "cat ./s/a.md | head"}, {"args": ["-n", {"file": "./s/a.md"}]}],
+)
+def test_the_result_of_a_call_that_reads_an_offloaded_file_stays(given_input: dict[str, Any]) -> None:
+    found, call = result("x" * 100, given=given_input)
+
+    assert Selection(0, ours=OURS).read_back(call) == "./s/a.md"
+    assert Selection(0, ours=OURS).result(found, call) is None
+
+
+def test_a_call_that_reads_something_else_is_no_read_back() -> None:
+    _, call = result("x", given={"command": "cat ./t/a.md", "n": 5})
+
+    assert Selection(0, ours=OURS).read_back(call) is None
+    assert Selection(0, ours=OURS).read_back(None) is None
+    assert Selection(0).read_back(call) is None
+
+
+def test_the_long_texts_of_a_writing_call_may_leave() -> None:
+    [call] = tool_calls(
+        [assistant(tool_use("a", "write", {"path": "x", "text": "y" * 1000, "edits": [{"new": "z" * 1500}, POINTER]}))]
+    )
+    selection = Selection(0, input_tools={"write"})
+
+    assert selection.input(call) == Candidate(call, 2500)
+    assert selection.long_texts(call) == ["y" * 1000, "z" * 1500]
+    assert Selection(0).input(call) is None
+    assert Selection(0, input_tools={"write"}, min_input_chars=2000).input(call) is None
+
+
+def test_a_placeholder_in_an_input_never_leaves_again() -> None:
+    pointer = placeholder(BATCH, "/" + "x" * 1000)
+    shown = placeholder(BATCH, "/x", "y" * 9999, Preview(900, 900))
+    [call] = tool_calls([assistant(tool_use("a", "write", {"text": pointer, "more": shown}))])
+
+    assert Selection(0, input_tools={"write"}).input(call) is None
+
+
+# Which part of the history ------------------------------------------------------------------------------------
+
+
+def test_new_is_what_stands_behind_the_last_reply() -> None:
+    history = conversation(user("go"), step("a"), step("b"), user("and"), system("note"))
+
+    assert newest(history) == 4
+    assert newest(history[:4]) == 4
+    assert newest([user("go")]) == 0
+    assert newest([]) == 0
+
+
+def test_each_result_comes_with_the_call_it_answers() -> None:
+    history = conversation(
+        user("go"),
+        assistant(tool_use("a", "bash"), tool_use("b", "grep")),
+        user(tool_result("b"), tool_result("a")),
+        assistant(tool_use("a", "view")),
+        user(tool_result("a"), tool_result("orphan")),
+    )
+
+    def named(start: int) -> list[tuple[str, str]]:
+        return [(found.tool_use_id, call.name if call else "") for found, call in answered(history, start)]
+
+    assert named(0) == [("b", "grep"), ("a", "bash"), ("a", "view"), ("orphan", "")]
+    assert named(4) == [("a", "view"), ("orphan", "")]
+
+
+def test_results_are_protected_until_the_model_has_answered_often_enough() -> None:
+    history = conversation(user("go"), step("a"), step("b"), step("c"))
+
+    assert [protected_from(history, keep) for keep in range(5)] == [7, 5, 3, 1, 0]
+    assert protected_from([*history, assistant("done")], 1) == 7
+    assert protected_from([], 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("message", "place"),
+    [
+        (user(tool_result("a", POINTER)), (2, 0)),
+        (user(tool_result("x"), tool_result("a", [text(POINTER), IMAGE])), (2, 1)),
+        (user(tool_result("a", placeholder(BATCH, "./x.md", "y" * 99, Preview(5, 5)))), (2, 0)),
+        (assistant(text("ok"), tool_use("a", "write", {"text": POINTER})), (2, 1)),
+        (user(tool_result("a", placeholder(DIRECT, "/x.md"))), None),
+        (user(f"so {POINTER}"), None),
+    ],
+)
+def test_the_first_block_that_batch_offloading_rewrote_is_found(
+    message: Message, place: tuple[int, int] | None
+) -> None:
+    later = step("z", result=POINTER) if place else []
+
+    assert rewritten_before([*step("y"), message, *later]) == place
+
+
+# The running sums ---------------------------------------------------------------------------------------------
+
+SELECTION = Selection(50, input_tools={"bash"}, min_input_chars=3)
+
+
+def summed(history: list[Message], start: int, end: int) -> tuple[Scan, list[Candidate]]:
+    """What a record says that was made afresh."""
+    running = Running()
+    running.extend(history, SELECTION)
+    return running.scan(start, end), running.candidates(start, end)
+
+
+def test_the_running_sums_are_those_of_the_prescan() -> None:
+    history = conversation(user("go"), step("a", "grep", result="x" * 100), step("b", "grep", result="x" * 30))
+
+    assert summed(history, 0, 5)[0] == prescan(history, 50)
+
+
+def test_only_candidates_in_the_asked_range_count() -> None:
+    history = conversation(user("go"), *[step(name, "grep", result="x" * 100) for name in "abc"])
+
+    total = prescan(history, 50).total_chars
+    assert [summed(history, *bounds)[0] for bounds in ((0, 7), (0, 4), (3, 7), (3, 4), (5, 3), (7, 7))] == [
+        Scan(total, chars) for chars in (300, 100, 200, 0, 0, 0)
+    ]
+    assert [found.id for found in summed(history, 3, 7)[1]] == ["b", "c"]
+
+
+@given(histories(4), histories(4), st.data())
+def test_sums_kept_from_turn_to_turn_are_those_made_afresh(
+    history: list[Message], other: list[Message], data: st.DataObject
+) -> None:
+    running = Running()
+    now: list[Message] = []
+    for source in (history, other, history):
+        # The context grows, shrinks or goes on differently behind some message.
+        kept = data.draw(st.integers(0, len(now)))
+        now = [*now[:kept], *source[: data.draw(st.integers(0, len(source)))]]
+        running.rewind(kept)
+        running.extend(now, SELECTION)
+        start, end = data.draw(st.integers(0, len(now))), data.draw(st.integers(0, len(now)))
+
+        assert (running.scan(start, end), running.candidates(start, end)) == summed(now, start, end)
+
+
+def test_a_message_that_cannot_be_measured_leaves_the_record_as_it_was() -> None:
+    running, history = Running(), conversation(user("go"), step("a", "grep", result="x" * 100))
+    broken = [*history, *step("b", "grep", {"odd": {1, 2}}, "x" * 100)]
+
+    with pytest.raises(ValueError, match="set"):
+        running.extend(broken, SELECTION)
+    running.extend(history, SELECTION)
+
+    assert (running.scan(0, 3), running.candidates(0, 3)) == summed(history, 0, 3)
