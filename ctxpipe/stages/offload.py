@@ -206,6 +206,23 @@ class _Pointers:
         return re.compile(rf"(?<![\w.-])(?:{named})")
 
 
+@dataclass(slots=True)
+class _Finder:
+    """What finds the paths of a session's files, and the folder from which they were printed so."""
+
+    pattern: re.Pattern[str] | None = None
+    folder: str = ""
+
+
+def _ours(pointers: _Pointers, turn: Turn) -> re.Pattern[str]:
+    """`_Pointers.ours`, made once per session: it takes longer than all else that a turn with nothing to do costs."""
+    finder = turn.recall(_Finder)
+    folder = os.getcwd() if pointers.reference == "relative" else ""
+    if finder.pattern is None or finder.folder != folder:
+        finder.pattern, finder.folder = pointers.ours(turn.session_id), folder
+    return finder.pattern
+
+
 @dataclass(frozen=True, slots=True)
 class _Move:
     """One text on its way out of the context: *place* and *key* of its block, and what replaces the text."""
@@ -363,7 +380,7 @@ class DirectOffload:
     async def _decide(self, turn: Turn) -> tuple[list[_Move], dict[tuple[int, int], str]]:
         """What goes into files, and what takes the place of texts that were read back and are too long."""
         selection = offload.Selection(
-            self.min_chars, self.per_tool, _exempt(self.exempt_tools), self._pointers.ours(turn.session_id)
+            self.min_chars, self.per_tool, _exempt(self.exempt_tools), _ours(self._pointers, turn)
         )
         pairs = list(offload.answered(turn.messages, offload.newest(turn.messages)))
         chosen = [found for result, call in pairs if (found := selection.result(result, call))]
@@ -470,7 +487,7 @@ class BatchOffload:
     def _selection(self, turn: Turn) -> offload.Selection:
         keep = self.keep_read_backs
         exempt = _exempt(self.exempt_tools) if keep else frozenset(self.exempt_tools) - READ_BACK_TOOLS
-        ours = self._pointers.ours(turn.session_id) if keep else None
+        ours = _ours(self._pointers, turn) if keep else None
         return offload.Selection(self.min_chars, self.per_tool, exempt, ours, self.inputs, self.min_input_chars)
 
     async def _decide(self, turn: Turn) -> list[_Move] | Skip:
