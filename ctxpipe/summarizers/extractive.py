@@ -29,6 +29,7 @@ _SHARES: Mapping[str, float] = {GOALS: 0.25, FILES: 0.1, CALLS: 0.2, STATUS: 0.3
 _CHARS_PER_WORD = 6
 _USER = "The user: "
 _COUNTS = "Calls since the last summary: "
+_NONE, _ELSEWHERE = "none", "listed in the evidence below"
 _ITEM_CHARS = 240
 
 _DECISION = re.compile(
@@ -63,7 +64,7 @@ class ExtractiveSummarizer:
         """The summary's text."""
         found = {
             GOALS: [*([] if self.brief else _requests(messages)), *_decisions(messages)],
-            FILES: [] if self.brief else _files(messages),
+            FILES: [_ELSEWHERE] if self.brief else _files(messages),
             CALLS: _calls(messages),
             STATUS: _status(messages),
             ERRORS: _errors(messages),
@@ -81,7 +82,7 @@ def _section(name: str, items: Iterable[str], room: int) -> str:
     distinct = list(dict.fromkeys(items))
     asked = _fitting([item for item in distinct if item.startswith(_USER)], room * 2 // 3, keep_first=True)
     others = _fitting([item for item in distinct if not item.startswith(_USER)], room - sum(map(len, asked)))
-    return "\n".join([f"## {name}", *(f"- {item}" for item in [*asked, *others] or ["none"])])
+    return "\n".join([f"## {name}", *(f"- {item}" for item in [*asked, *others] or [_NONE])])
 
 
 # What is said --------------------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ def _earlier_items(messages: Sequence[Message]) -> dict[str, list[str]]:
 
 def _items(text: str) -> Iterator[str]:
     for item in re.split(r"^(?=\S)(?:- )?", text, flags=re.MULTILINE):
-        if item.strip() not in ("", "none") and not item.startswith(_COUNTS):
+        if item.strip() not in ("", _NONE, _ELSEWHERE) and not item.startswith(_COUNTS):
             yield item.strip()
 
 
