@@ -137,13 +137,17 @@ def _errors(tree: SgNode) -> int:
 MACRO = r"[A-Z][A-Z0-9_]{2,}(?:[ \t]*\([^()\n]*\))?"
 MACROS = re.compile(
     rf"""
-    ^[ \t]*\#[ \t]*(?:if|elif|else|endif)[^\n]*(?:(?<=\\)\n[^\n]*)*      # a conditional: all its branches stay
-    | ^[ \t]*{MACRO}[ \t]*;?[ \t]*$                                       # a macro that is a line
-    | ^[ \t]*(?:{MACRO}[ \t]+)+(?=[\w:<~])                                # macros before a declaration,
-    | (?:(?<=\bstatic)|(?<=\binline)|(?<=\bconstexpr)|(?<=\bvirtual)|(?<=\bextern)|(?<=\bfriend)|(?<=>))
-      (?:[ \t]+{MACRO})+(?=[ \t]+[\w:<~])                                  # within it,
-    | (?:(?<=\bclass)|(?<=\bstruct))(?:[ \t]+{MACRO})+(?=[ \t]+\w[\w:<>, ]*\s*[:{{;])
-    | (?:(?<=\))|(?<=\bconst)|(?<=\boverride))[ \t]*{MACRO}(?=\s*[{{;])  # and behind its parameters
+    ^[ \t]*(?:
+        \#[ \t]*(?:if|elif|else|endif)[^\n]*(?:(?<=\\)\n[^\n]*)*      # a conditional: all its branches stay
+      | {MACRO}[ \t]*;?[ \t]*$                                        # a macro that is a line
+      | (?:{MACRO}[ \t]+)+(?=[\w:<~])                                 # macros before a declaration,
+    )
+    | (?<![ \t])(?=[ \t]+[A-Z][A-Z0-9_]{{2}})(?:
+        (?:(?<=\bstatic)|(?<=\binline)|(?<=\bconstexpr)|(?<=\bvirtual)|(?<=\bextern)|(?<=\bfriend)|(?<=>))
+        (?:[ \t]+{MACRO})+(?=[ \t]+[\w:<~])                           # within it,
+      | (?:(?<=\bclass)|(?<=\bstruct))(?:[ \t]+{MACRO})+(?=[ \t]+\w[\w:<>,\s]{{0,200}}[:{{;])
+      | (?:(?<=\))|(?<=\bconst)|(?<=\boverride))[ \t]+{MACRO}(?=\s*[{{;])  # and behind its parameters
+    )
     """,
     re.MULTILINE | re.VERBOSE,
 )
