@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import sys
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,15 +13,16 @@ try:
     import typer
     from rich.console import Console
     from rich.progress import Progress
-    from rich.table import Table
 except ImportError as missing:  # pragma: no cover  the extra is there when tests run
     raise SystemExit(f"the command needs {missing.name}: pip install 'ctxpipe[cli]'") from missing
 
 from .errors import CtxpipeError, SettingsError
 from .lab import tables
-from .lab.batch import FileReplay, replay_files
+from .lab.batch import FileReplay, Workers, replay_files, workers
+from .lab.cluster import cluster
 from .lab.config import read_config
 from .lab.policies import POLICIES, policies
+from .lab.printing import LEGEND, complain, one_line, print_figures, print_json, print_line, print_table, unit
 from .lab.replay import PipelineMaker, Settings
 from .lab.transcripts import Transcript, read_transcript
 from .lab.workbench import Workbench
@@ -34,13 +34,14 @@ from .tokens import TokenCounter
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    help="See what an agent's context costs and what it forgets, on recorded conversations of your own.",
+    help="See what an agent's context costs and what it forgets, on recorded conversations of your own.\n\n"
+    "Exit codes: 0 all is well, 1 a file failed, 2 the command was misused, 130 interrupted.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-FAILED, MISUSED = 1, 2
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
 Files = Annotated[list[str], typer.Argument(help="Transcripts (JSON, JSONL); - is standard input.", show_default=False)]
 File = Annotated[str, typer.Argument(help="A transcript (JSON or JSONL); - is standard input.", show_default=False)]
@@ -49,9 +50,14 @@ Preset = Annotated[str, typer.Option(help=f"What to try: {', '.join(POLICIES)}."
 Config = Annotated[Path | None, typer.Option(help="A pipeline of your own, in TOML, instead of a preset.")]
 Model = Annotated[str, typer.Option(help="Whose prices to take, such as claude-opus-4-5; default: in input tokens.")]
 ReadPrice = Annotated[float, typer.Option("--read", help="The price of a cached token, in that of an input token.")]
+Refetch = Annotated[bool, typer.Option(help="Price what the agent has to read again.")]
+Processes = Annotated[int | None, typer.Option(help="How many; default: one for each processor.", min=1)]
+Scheduler = Annotated[
+    str, typer.Option(help="The address of a Dask cluster that is to do the work, such as tcp://host:8786.")
+]
 
 
-@app.command()
+@app.command(epilog=LEGEND.replace("\n", "\n\n"))
 def replay(
     files: Files,
     compare: Annotated[str, typer.Option(help="Policies to compare, separated by commas.")] = "",
@@ -59,8 +65,9 @@ def replay(
     config: Config = None,
     model: Model = "",
     read: ReadPrice = 0.1,
-    refetch: Annotated[bool, typer.Option(help="Price what the agent has to read again.")] = True,
-    processes: Annotated[int | None, typer.Option(help="How many; default: one for each processor.")] = None,
+    refetch: Refetch = True,
+    processes: Processes = None,
+    scheduler: Scheduler = "",
     as_json: AsJson = False,
 ) -> None:
     """Replay conversations through a pipeline, turn by turn as in life: what they cost, what the agent still sees.
@@ -69,58 +76,61 @@ def replay(
     """
     with _told():
         prices = _prices(model, read)
-        names = [name.strip() for name in compare.split(",") if name.strip()] or ["none", preset]
-        makers: dict[str, PipelineMaker] = {**policies(dict.fromkeys(names), prices)}
-        if config is not None:
-            makers = {**policies([names[0]], prices), config.stem: read_config(config, prices)}
-        done = _replayed(files, makers, Settings(refetch=refetch), processes)
-        _print_replays(done, prices, next(iter(makers)), as_json=as_json)
+        makers = _makers(compare, preset, config, prices)
+        with _hands(scheduler, processes, len(files)) as hands:
+            done = _replayed(files, makers, Settings(refetch=refetch), hands)
+        _print_replays(done, prices, model, next(iter(makers)), as_json=as_json)
     raise typer.Exit(FAILED if any(file.error for file in done) else 0)
 
 
+def _makers(compare: str, preset: str, config: Path | None, prices: Prices) -> dict[str, PipelineMaker]:
+    """What to replay through, by name; each is tried once, so that nonsense is told before the work begins."""
+    names = [name.strip() for name in compare.split(",") if name.strip()] or ["none", preset]
+    if config is not None and not compare:
+        names = ["none"]
+    makers: dict[str, PipelineMaker] = {**policies(dict.fromkeys(names), prices)}
+    for make in makers.values():
+        make(Workbench())
+    return makers if config is None else {**makers, config.stem: read_config(config, prices)}
+
+
+def _hands(scheduler: str, processes: int | None, files: int) -> AbstractContextManager[Workers]:
+    if scheduler:
+        return cluster(scheduler)
+    return workers(min(processes or os.cpu_count() or 1, files))
+
+
 def _replayed(
-    files: Sequence[str], makers: Mapping[str, PipelineMaker], settings: Settings, processes: int | None
+    files: Sequence[str], makers: Mapping[str, PipelineMaker], settings: Settings, hands: Workers
 ) -> list[FileReplay]:
+    with _progress() as progress:
+        task = progress.add_task("replaying", total=len(set(files)))
+        return replay_files(files, makers, settings, hands=hands, progress=lambda _file: progress.advance(task))
+
+
+def _progress() -> Progress:
+    """A bar on standard error, where that is a terminal."""
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("replaying", total=len(files))
-        return replay_files(files, makers, settings, processes=processes, progress=lambda _file: progress.advance(task))
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
-def _print_replays(done: Sequence[FileReplay], prices: Prices, baseline: str, *, as_json: bool) -> None:
+def _print_replays(done: Sequence[FileReplay], prices: Prices, model: str, baseline: str, *, as_json: bool) -> None:
     rows = {file.path: tables.figures(file.replays, prices, baseline) for file in done if file.replays}
     everything = tables.summed(done, prices, baseline)
     errors = {file.path: file.error for file in done if file.error}
     if as_json:
         told = {path: [row.as_json() for row in found] for path, found in rows.items()}
-        _print_json({"files": told, "all": [row.as_json() for row in everything], "errors": errors})
+        all_rows = [row.as_json() for row in everything]
+        print_json({"unit": "dollars" if model else "input tokens", "files": told, "all": all_rows, "errors": errors})
     else:
         for path, found in rows.items():
-            _print_figures(Path(path).name, found)
+            print_figures(f"{Path(path).name} ({unit(model)})", found, dollars=bool(model))
         if len(rows) > 1:
-            _print_figures(f"all {len(rows)} conversations", everything)
-    for path, error in errors.items():
-        _complain(error if path in error else f"{path}: {error}")
-
-
-def _print_figures(title: str, rows: Sequence[tables.Figures]) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("policy")
-    for name in ("calls", "cost", "relative", "cache hits", "largest prompt", "refetches", "seen", "seen or findable"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(
-            row.policy,
-            f"{row.calls:,}",
-            f"{row.cost:,.2f}" if row.cost < 1000 else f"{row.cost:,.0f}",
-            f"{row.relative:.3f}",
-            f"{row.hit_rate:.1%}",
-            f"{row.largest:,.0f}",
-            f"{row.refetches:,}",
-            f"{row.visible:.3f}",
-            f"{row.reachable:.3f}",
-        )
-    Console().print(table)
+            print_figures(f"all {len(rows)} conversations ({unit(model)})", everything, dollars=bool(model))
+        if rows:
+            print_line(LEGEND)
+    for error in errors.values():
+        complain(error)
 
 
 @app.command()
@@ -137,14 +147,14 @@ def inspect(
         tools = tables.tokens_by_tool(transcript.messages, counter)
         largest = tables.largest_blocks(transcript.messages, counter, most)
     if as_json:
-        blocks = [{**asdict(block), "begins": _line(block.begins)} for block in largest]
-        _print_json({"name": transcript.name, "kinds": kinds, "tools": tools, "largest": blocks})
+        blocks = [{**asdict(block), "begins": one_line(block.begins)} for block in largest]
+        print_json({"name": transcript.name, "kinds": kinds, "tools": tools, "largest": blocks})
         return
     total = sum(kinds.values())
     _print_shares(_heading(transcript, total), kinds.most_common())
-    _print_table("by tool", ("tool", "calls", "tokens"), [(name, f"{n:,}", f"{t:,}") for name, n, t in tools])
-    shown = [(f"{b.message}", b.what, f"{b.tokens:,}", _line(b.begins)) for b in largest]
-    _print_table("largest blocks", ("message", "what", "tokens", "begins"), shown)
+    print_table("by tool", ("tool", "calls", "tokens"), [(name, f"{n:,}", f"{t:,}") for name, n, t in tools])
+    shown = [(f"{b.message}", b.what, f"{b.tokens:,}", one_line(b.begins)) for b in largest]
+    print_table("largest blocks", ("message", "what", "tokens", "begins"), shown)
 
 
 def _heading(transcript: Transcript, total: int) -> str:
@@ -175,16 +185,16 @@ def plan(file: File, preset: Preset = "coding", config: Config = None, as_json: 
         (
             report.stage,
             "would act" if report.outcome is Outcome.PLANNED else report.outcome.value,
-            report.reason or _line(str(report.detail or "")),
+            report.reason or one_line(str(report.detail or "")),
         )
         for report in result.reports
     ]
     if as_json:
         stages = [{"stage": stage, "outcome": outcome, "why": why} for stage, outcome, why in rows]
-        _print_json({"stages": stages, "saved": saved})
+        print_json({"stages": stages, "saved": saved})
         return
     title = f"{Path(transcript.name).name}: {saved:,} tokens would leave"
-    _print_table(title, ("stage", "outcome", "what, why"), rows)
+    print_table(title, ("stage", "outcome", "what, why"), rows)
 
 
 @app.command()
@@ -212,44 +222,16 @@ def clean(
                 records=records,
             )
         )
-    Console().print(f"{len(cleaned.files):,} files deleted, {cleaned.bytes:,} bytes freed", highlight=False)
+    print_line(f"{len(cleaned.files):,} files deleted, {cleaned.bytes:,} bytes freed")
 
 
-# Printing -------------------------------------------------------------------------------------------------------
+# Telling --------------------------------------------------------------------------------------------------------
 
 
 def _print_shares(title: str, shares: Sequence[tuple[str, int]]) -> None:
     total = sum(tokens for _, tokens in shares)
     rows = [(name, f"{tokens:,}", f"{tokens / total:.1%}" if total else "") for name, tokens in shares]
-    _print_table(title, ("what", "tokens", "share"), rows)
-
-
-def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for name in columns:
-        table.add_column(name, justify="right" if name in ("tokens", "share", "calls", "message") else "left")
-    for row in rows:
-        table.add_row(*(_plain(cell) for cell in row))
-    Console().print(table)
-
-
-def _plain(text: str) -> Any:
-    from rich.text import Text
-
-    return Text(text)  # brackets in a transcript are no markup
-
-
-def _print_json(value: object) -> None:
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=str) + "\n")
-
-
-def _line(text: str, most: int = 80) -> str:
-    joined = " ".join(text[: 4 * most].split())
-    return joined if len(joined) <= most else joined[: most - 1] + "…"
-
-
-def _complain(text: str) -> None:
-    Console(stderr=True).print(_plain(f"ctxpipe: {text}"))
+    print_table(title, ("what", "tokens", "share"), rows)
 
 
 @contextmanager
@@ -258,10 +240,10 @@ def _told() -> Iterator[None]:
     try:
         yield
     except SettingsError as error:
-        _complain(str(error))
+        complain(str(error))
         raise typer.Exit(MISUSED) from error
     except CtxpipeError as error:
-        _complain(str(error))
+        complain(str(error))
         raise typer.Exit(FAILED) from error
 
 
@@ -271,4 +253,4 @@ def _prices(model: str, read: float) -> Prices:
 
 def main() -> None:
     """The command ``ctxpipe``."""
-    app()
+    app(prog_name="ctxpipe")

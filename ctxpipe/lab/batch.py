@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeAlias
 
 from ..errors import CtxpipeError
 from .atoms import AtomIndex
 from .replay import PipelineMaker, Replay, Settings, replay
-from .transcripts import Format, read_transcript
+from .transcripts import STDIN, Format, read_bytes, read_transcript
 
-__all__ = ["FileReplay", "replay_file", "replay_files"]
+__all__ = ["FileReplay", "Workers", "replay_file", "replay_files", "workers"]
+
+_Makers: TypeAlias = Mapping[str, PipelineMaker]
+_Settings: TypeAlias = Mapping[str, Settings] | Settings | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +37,21 @@ class FileReplay:
     dropped: Mapping[str, int] = field(default_factory=dict)
 
 
-def replay_file(
-    path: str, makers: Mapping[str, PipelineMaker], settings: Mapping[str, Settings] | Settings | None = None
-) -> FileReplay:
-    """Replay the conversation at *path* through each of *makers*; *settings* may differ by the maker's name."""
+def replay_file(path: str, makers: _Makers, settings: _Settings = None, raw: bytes | None = None) -> FileReplay:
+    """Replay the conversation at *path* through each of *makers*; *settings* may differ by the maker's name.
+
+    *raw* is what the file holds, where that has been read. Whatever goes wrong is told in the result's error.
+    """
+    try:
+        return _replays(path, makers, settings, raw)
+    except Exception as error:  # noqa: BLE001  one file must not end the run of the others
+        return FileReplay(path, error=_told(path, error))
+
+
+def _replays(path: str, makers: _Makers, settings: _Settings, raw: bytes | None) -> FileReplay:
     import anyio
 
-    try:
-        transcript = read_transcript(path)
-    except CtxpipeError as error:
-        return FileReplay(path, error=str(error))
+    transcript = read_transcript(path, raw)
     index = AtomIndex()
     replays = {}
     for name, make in makers.items():
@@ -57,39 +70,26 @@ def replay_file(
 
 def replay_files(
     paths: Sequence[str],
-    makers: Mapping[str, PipelineMaker],
-    settings: Mapping[str, Settings] | Settings | None = None,
+    makers: _Makers,
+    settings: _Settings = None,
     *,
     processes: int | None = None,
+    hands: Workers | None = None,
     progress: Callable[[FileReplay], object] | None = None,
 ) -> list[FileReplay]:
-    """Replay each file through each maker, in the order of *paths*. A file that cannot be read stops no other.
+    """Replay each file through each maker, in the order of *paths*. A file that cannot be replayed stops no other.
 
-    With more than one of *processes* (default: one for each processor) the makers must be picklable, as `Policy` is.
-    *progress* is called with each file that is done, in whatever order.
+    With more than one of *processes* (default: one for each processor), or with *hands* that are there already, the
+    makers must be picklable, as `Policy` is. *progress* is called with each file that is done, in whatever order.
     """
-    processes = min(processes or os.cpu_count() or 1, len(paths))
+    distinct = sorted(set(paths), key=_size, reverse=True)
     done: dict[str, FileReplay] = {}
-    for found in _replayed(sorted(set(paths), key=_size, reverse=True), makers, settings, processes):
-        done[found.path] = found
-        if progress is not None:
-            progress(found)
+    with nullcontext(hands) if hands else workers(min(processes or os.cpu_count() or 1, len(distinct))) as chosen:
+        for found in _replayed(distinct, makers, settings, chosen):
+            done[found.path] = found
+            if progress is not None:
+                progress(found)
     return [done[path] for path in paths]
-
-
-def _replayed(
-    paths: Sequence[str],
-    makers: Mapping[str, PipelineMaker],
-    settings: Mapping[str, Settings] | Settings | None,
-    processes: int,
-) -> Iterator[FileReplay]:
-    if processes <= 1:
-        yield from (replay_file(path, makers, settings) for path in paths)
-        return
-    with ProcessPoolExecutor(processes) as pool:
-        waiting: list[Future[FileReplay]] = [pool.submit(replay_file, path, makers, settings) for path in paths]
-        for future in as_completed(waiting):
-            yield future.result()
 
 
 def _size(path: str) -> int:
@@ -98,3 +98,80 @@ def _size(path: str) -> int:
         return os.path.getsize(path)
     except OSError:
         return 0
+
+
+# Who does the work --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Where files are replayed: in *pool*, so many *at_once*, or without one right here.
+
+    Workers that may not see the caller's disk are sent what a file holds (*far*).
+    """
+
+    pool: Executor | None = None
+    at_once: int = 1
+    far: bool = False
+
+
+@contextmanager
+def workers(processes: int) -> Iterator[Workers]:
+    """So many processes, for as long as the context lasts. Left early, by an interruption say, they end at once."""
+    if processes <= 1:
+        yield Workers()
+        return
+    others = set(multiprocessing.active_children())
+    # Not forked: the caller may have threads, one that draws a progress bar say.
+    spawning = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, spawning, _leave_interruptions_to_the_parent)
+    finished = False
+    try:
+        yield Workers(pool, processes + 1)
+        finished = True
+    finally:
+        for child in [] if finished else set(multiprocessing.active_children()) - others:
+            child.terminate()
+        pool.shutdown(cancel_futures=True)
+
+
+def _leave_interruptions_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _replayed(paths: Sequence[str], makers: _Makers, settings: _Settings, hands: Workers) -> Iterator[FileReplay]:
+    if hands.pool is None:
+        yield from (replay_file(path, makers, settings) for path in paths)
+        return
+    waiting: dict[Future[FileReplay], str] = {}
+    left = iter(paths)
+    while True:
+        for path in islice(left, hands.at_once - len(waiting)):
+            try:
+                waiting[_submitted(hands.pool, path, makers, settings, hands.far)] = path
+            except (CtxpipeError, BrokenExecutor) as error:
+                yield FileReplay(path, error=_told(path, error))
+        if not waiting:
+            return
+        for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+            yield _outcome(waiting.pop(future), future)
+
+
+def _submitted(pool: Executor, path: str, makers: _Makers, settings: _Settings, far: bool) -> Future[FileReplay]:
+    raw = read_bytes(path) if far or path == STDIN else None  # a worker has another standard input
+    return pool.submit(replay_file, path, makers, settings, raw)
+
+
+def _outcome(path: str, future: Future[FileReplay]) -> FileReplay:
+    try:
+        return future.result()
+    except Exception as error:  # noqa: BLE001  a worker that was lost costs its file, not the others
+        return FileReplay(path, error=_told(path, error))
+
+
+def _told(path: str, error: Exception) -> str:
+    if isinstance(error, CtxpipeError):
+        return str(error)
+    if isinstance(error, BrokenExecutor):
+        return f"{path} could not be replayed: a worker process died, for want of memory perhaps"
+    return f"{path} could not be replayed: {type(error).__name__}: {error}"

@@ -15,7 +15,7 @@ from ..messages import Message, Problem, check
 from . import claude_code, openai_chat
 from .records import Entry, Record, as_message, counts, seconds
 
-__all__ = ["Format", "Transcript", "parse_transcript", "read_transcript"]
+__all__ = ["STDIN", "Format", "Transcript", "parse_transcript", "read_bytes", "read_transcript"]
 
 Format: TypeAlias = Literal["normal form", "Anthropic messages", "Claude Code session", "OpenAI chat"]
 
@@ -48,21 +48,30 @@ class Transcript:
         return sum(message["role"] == "assistant" for message in self.messages)
 
 
-def read_transcript(path: str | os.PathLike[str]) -> Transcript:
+def read_transcript(path: str | os.PathLike[str], raw: bytes | None = None) -> Transcript:
     """The conversation in the file at *path*, "-" for standard input. What kind of file it is, its content tells.
 
-    Raises TranscriptError, naming the file and the line, when it cannot be read or holds no conversation.
+    *raw* is what the file holds, where that has been read. Raises TranscriptError, naming the file and the line, when
+    it cannot be read or holds no conversation.
     """
-    name = "standard input" if path == STDIN else os.fspath(path)
+    raw = read_bytes(path) if raw is None else raw
+    name = _name(path)
+    return parse_transcript(_decoded(raw, name), name)
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """What the file at *path* holds, "-" for standard input. Raises TranscriptError when it cannot be read."""
     try:
         if path == STDIN:
-            raw = sys.stdin.buffer.read()
-        else:
-            with open(path, "rb") as file:
-                raw = file.read()
+            return sys.stdin.buffer.read()
+        with open(path, "rb") as file:
+            return file.read()
     except OSError as error:
-        raise TranscriptError(f"{name}: {error.strerror or error}") from error
-    return parse_transcript(_decoded(raw, name), name)
+        raise TranscriptError(f"{_name(path)}: {error.strerror or error}") from error
+
+
+def _name(path: str | os.PathLike[str]) -> str:
+    return "standard input" if path == STDIN else os.fspath(path)
 
 
 def parse_transcript(text: str, name: str = "transcript") -> Transcript:

@@ -1,0 +1,40 @@
+"""A Dask cluster that is there already, in the place of processes of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from ..errors import SettingsError
+from .batch import Workers
+
+__all__ = ["cluster"]
+
+SECONDS_TO_ANSWER = 10
+
+
+@contextmanager
+def cluster(address: str) -> Iterator[Workers]:
+    """The workers of the Dask scheduler at *address*; they are sent the files and need ctxpipe, not the caller's disk.
+
+    Raises SettingsError when ``ctxpipe[dask]`` is not installed, nothing answers at *address*, or nobody works there.
+    """
+    try:
+        distributed: Any = import_module("distributed")
+    except ImportError as error:
+        raise SettingsError("--scheduler needs the package distributed: pip install 'ctxpipe[dask]'") from error
+    try:
+        client = distributed.Client(address, timeout=SECONDS_TO_ANSWER, set_as_default=False)
+    except (OSError, ValueError, TypeError) as error:
+        raise SettingsError(f"no Dask scheduler answers at {address}: {str(error) or type(error).__name__}") from error
+    with client:
+        threads = sum(client.nthreads().values())
+        if not threads:
+            raise SettingsError(f"the Dask scheduler at {address} has no workers")
+        pool = client.get_executor(pure=False)
+        try:
+            yield Workers(pool, threads + 1, far=True)
+        finally:
+            pool.shutdown(wait=False)
