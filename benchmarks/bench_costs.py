@@ -1,0 +1,228 @@
+"""Simulated dollars of context policies on recorded sessions, beside those of no management in the same run.
+
+    python benchmarks/bench_costs.py FOLDER [--rest 33] [--all] [--ablate] [--recall]
+
+FOLDER holds transcripts of any kind that `ctxpipe.lab.transcripts` reads. Prices are in input tokens: writing to the
+cache costs 1.25, reading 0.1 or 0.05, output 5. Each policy runs twice: what a reply uses and the context no longer
+shows is fetched and paid for ("refetch"), or not ("free"), which is the lower bound. The transcripts that are compared
+tell no times, so the cache never lapses, or with --rest before each so-manieth call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import mean
+
+import anyio
+
+from ctxpipe import ContextPipeline, presets
+from ctxpipe.errors import TranscriptError
+from ctxpipe.lab.atoms import AtomIndex
+from ctxpipe.lab.batch import FileReplay, replay_files
+from ctxpipe.lab.costs import Bill, bill
+from ctxpipe.lab.policies import BUDGETED, BudgetedPolicy, Policy
+from ctxpipe.lab.recall import ORACLES, Scored, cuts, mean_recall, shaped
+from ctxpipe.lab.replay import PipelineMaker, Settings
+from ctxpipe.lab.transcripts import read_transcript
+from ctxpipe.lab.workbench import Workbench
+from ctxpipe.placeholders import Preview
+from ctxpipe.prices import Prices
+from ctxpipe.stages.gates import RentOrBuyGate
+from ctxpipe.stages.offload import BatchOffload, DirectOffload
+from ctxpipe.summarizers import ExtractiveSummarizer
+
+READ_PRICES = (0.1, 0.05)
+MAIN = ("none", "fixed-ratio", "rent-or-buy", "coding")
+OTHERS = ("chat", "compact", "clear-old", "keep-last", "drop-middle", "mask")
+SHARES = (0.1, 0.25, 0.5)
+TARGETS = {("rent-or-buy", 0.1): 0.95, ("rent-or-buy", 0.05): 0.92, ("coding", 0.1): 0.82, ("coding", 0.05): 0.80}
+"""What a policy may cost of the fixed ratio."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """The coding preset with some of its numbers changed."""
+
+    read: float
+    direct: Mapping[str, object] | None = None
+    batch: Mapping[str, object] | None = None
+    gate: Mapping[str, object] | None = None
+    without_direct: bool = False
+
+    def __call__(self, bench: Workbench) -> ContextPipeline:
+        prices = Prices.relative(read=self.read)
+        stages = presets.coding_agent(
+            bench.storage, prices=prices, summarize=ExtractiveSummarizer(), files=bench.files, clock=bench.clock
+        )
+        direct, batch, *rest = stages
+        assert isinstance(direct, DirectOffload)  # noqa: S101
+        assert isinstance(batch, BatchOffload)  # noqa: S101
+        batch = replace(batch, gate=RentOrBuyGate(prices, **(self.gate or {})), **(self.batch or {}))  # type: ignore[arg-type]
+        direct = replace(direct, **(self.direct or {}))  # type: ignore[arg-type]
+        return ContextPipeline([*([] if self.without_direct else [direct]), batch, *rest], budget=Policy("none").budget)
+
+
+ABLATIONS: Mapping[str, Callable[[float], PipelineMaker]] = {
+    "as it is": Coding,
+    "no direct offload": lambda read: Coding(read, without_direct=True),
+    "direct 4,000": lambda read: Coding(read, {"min_chars": 4000}),
+    "direct 20,000": lambda read: Coding(read, {"min_chars": 20_000}),
+    "no preview": lambda read: Coding(read, {"preview": None}),
+    "preview 1,600": lambda read: Coding(read, {"preview": Preview(1200, 400)}),
+    "keep 3": lambda read: Coding(read, batch={"keep_recent": 3}, gate={"free_calls": 3}),
+    "keep 8": lambda read: Coding(read, batch={"keep_recent": 8}, gate={"free_calls": 8}),
+    "no inputs": lambda read: Coding(read, batch={"inputs": frozenset()}),
+    "keep read-backs": lambda read: Coding(read, batch={"keep_read_backs": True}),
+    "alpha 1": lambda read: Coding(read, gate={"alpha": 1.0}),
+    "alpha 3": lambda read: Coding(read, gate={"alpha": 3.0}),
+    "from call 1": lambda read: Coding(read, gate={"min_calls": 0}),
+}
+"""The coding preset, one number changed at a time."""
+
+
+# Dollars ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One policy at one read price: its bill for each file, refetches paid or free."""
+
+    name: str
+    read: float
+    paid: Mapping[str, Bill]
+    free: Mapping[str, Bill]
+    visible: float
+
+    @property
+    def total(self) -> Bill:
+        return sum(self.paid.values(), Bill())
+
+    def of(self, other: Row) -> float:
+        return self.total.total / other.total.total
+
+    def free_of(self, other: Row) -> float:
+        return sum(b.total for b in self.free.values()) / sum(b.total for b in other.free.values())
+
+    def dearer(self, other: Row, *, paid: bool = True) -> list[tuple[float, str]]:
+        """Files that cost more than with *other*, the worst first, with how many times as much."""
+        mine, theirs = (self.paid, other.paid) if paid else (self.free, other.free)
+        times = [(mine[path].total / theirs[path].total, Path(path).stem) for path in mine]
+        return sorted((found for found in times if found[0] > 1 + 1e-9), reverse=True)
+
+
+def makers(names: Sequence[str], ablate: bool) -> dict[tuple[str, float], PipelineMaker]:
+    if ablate:
+        chosen: dict[tuple[str, float], PipelineMaker] = {("none", read): Policy("none") for read in READ_PRICES}
+        return chosen | {(name, read): make(read) for name, make in ABLATIONS.items() for read in READ_PRICES}
+    return {(name, read): Policy(name, Prices.relative(read=read)) for name in names for read in READ_PRICES}
+
+
+def measured(
+    paths: Sequence[str], chosen: Mapping[tuple[str, float], PipelineMaker], rest: int, processes: int | None
+) -> list[Row]:
+    jobs = {f"{name}|{read}|{kind}": make for (name, read), make in chosen.items() for kind in ("paid", "free")}
+    settings = {job: Settings(refetch=job.endswith("paid"), rest_every=rest) for job in jobs}
+    done = replay_files(paths, jobs, settings, processes=processes, progress=partial(told, len(paths), [0]))
+    known = [file for file in done if not file.error]
+    return [row(known, name, read) for name, read in chosen]
+
+
+def told(files: int, count: list[int], file: FileReplay) -> None:
+    count[0] += 1
+    print(f"\r{count[0]} of {files} files", end="" if not file.error else f": {file.error}\n", flush=True)
+
+
+def row(files: Sequence[FileReplay], name: str, read: float) -> Row:
+    prices = Prices.relative(read=read)
+    paid = {file.path: file.replays[f"{name}|{read}|paid"] for file in files}
+    free = {file.path: file.replays[f"{name}|{read}|free"] for file in files}
+    uses = [found.use for found in paid.values()]
+    return Row(
+        name,
+        read,
+        {path: bill(found.requests, prices) for path, found in paid.items()},
+        {path: bill(found.requests, prices) for path, found in free.items()},
+        sum(use.visible for use in uses) / sum(use.total for use in uses),
+    )
+
+
+def print_costs(rows: Sequence[Row], calls: int) -> None:
+    for read in READ_PRICES:
+        here = {row.name: row for row in rows if row.read == read}
+        none, fixed = here["none"], here.get("fixed-ratio", here["none"])
+        print(f"\nread price {read}: cost in that of no management, refetches paid and free")
+        print(f"{'':20} paid  free | of {fixed.name:11} | hit rate | refetch/100 | visible | dearer paid, free")
+        for row in here.values():
+            target = TARGETS.get((row.name, read)) if fixed is not none else None
+            verdict = "" if target is None else f"{'ok' if row.of(fixed) <= target else 'MISSED'} {target}"
+            worse, free = row.dearer(none), row.dearer(none, paid=False)
+            print(
+                f"{row.name:20} {row.of(none):.3f} {row.free_of(none):.3f} | {row.of(fixed):.3f} {verdict:10} | "
+                f"  {row.total.hit_rate:.3f}  |   {100 * row.total.refetches / calls:5.1f}     |  {row.visible:.3f}  | "
+                f"{len(worse)}, {len(free)}  {', '.join(f'{name} {times:.2f}' for times, name in worse[:3])}"
+            )
+    means = mean(found.hit_rate for found in rows[0].paid.values())
+    print(f"\nhit rate of no management: {rows[0].total.hit_rate:.3f} of all tokens, {means:.3f} as a mean of sessions")
+
+
+# Recall -------------------------------------------------------------------------------------------------------
+
+
+async def recalled(paths: Sequence[str]) -> tuple[dict[tuple[str, float], list[Scored]], list[Scored]]:
+    found: dict[tuple[str, float], list[Scored]] = {}
+    full: list[Scored] = []
+    for number, path in enumerate(paths, 1):
+        for cut in cuts(read_transcript(path), index=AtomIndex()):
+            full.append(await shaped(cut, Policy("none")))
+            for share in SHARES:
+                budget = int(share * cut.tokens)
+                for name in BUDGETED:
+                    found.setdefault((name, share), []).append(await shaped(cut, BudgetedPolicy(name, budget)))
+                for name, oracle in ORACLES.items():
+                    found.setdefault((name, share), []).append(oracle(cut, budget))
+        print(f"\r{number} of {len(paths)} files", end="", flush=True)
+    return found, full
+
+
+def print_recall(found: Mapping[tuple[str, float], Sequence[Scored]], full: Sequence[Scored]) -> None:
+    print(f"\n{len(full)} cuts; full context: recall {mean_recall(full).visible:.3f}")
+    print("visible / one reading call away / with views repeated, and tokens kept, by share of the history kept")
+    for name in dict.fromkeys(name for name, _ in found):
+        cells = []
+        for share in SHARES:
+            recall = mean_recall(found[name, share])
+            cells.append(
+                f"{recall.visible:.3f}/{recall.one_hop:.3f}/{recall.with_reread:.3f} {recall.tokens / 1000:5.1f}k"
+            )
+        print(f"{name:30} {'  '.join(cells)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rest", type=int, default=0, help="the cache lapses before each so-manieth call")
+    parser.add_argument("--all", action="store_true", help="the baselines as well")
+    parser.add_argument("--ablate", action="store_true", help="the coding preset, one number changed at a time")
+    parser.add_argument("--recall", action="store_true", help="future-reference recall instead of dollars")
+    parser.add_argument("--processes", type=int)
+    given = parser.parse_args()
+    paths = [str(path) for path in sorted(given.folder.glob("*.jsonl"))]
+    if not paths:
+        raise TranscriptError(f"{given.folder} holds no *.jsonl")
+    started = time.perf_counter()
+    if given.recall:
+        print_recall(*anyio.run(recalled, paths))
+    else:
+        chosen = makers((*MAIN, *(OTHERS if given.all else ())), given.ablate)
+        calls = sum(read_transcript(path).calls for path in paths)
+        print_costs(measured(paths, chosen, given.rest, given.processes), calls)
+    print(f"\n{len(paths)} sessions in {time.perf_counter() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
