@@ -18,8 +18,10 @@ __all__ = ["folder_of_another_user", "python", "python_killed_at", "python_of_an
 NOBODY = 65534
 # Everything is imported before: the interpreter may lie where only root can read.
 BECOMING_ANOTHER_USER = f"""
-import os, aiofiles, anyio, concurrent.futures.thread, ctxpipe
-anyio.run(anyio.to_thread.run_sync, int)
+import os, aiofiles, anyio, concurrent.futures.thread, functools
+from ctxpipe import *
+anyio.run(TokenCounter().warm)
+anyio.run(functools.partial(ContextPipeline().run, [], session_id="s"))
 if os.getuid() == 0:
     os.setgroups([])
     os.setgid({NOBODY})

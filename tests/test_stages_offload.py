@@ -1,0 +1,957 @@
+"""Bulky tool results go to files, and a placeholder says where they lie."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import pytest
+from anthropic.types import TextBlock, ToolUseBlock
+from histories import assistant, conversation, step, text, thinking, tool_result, tool_use, user
+from processes import folder_of_another_user, python_of_another_user, small_disk
+
+from ctxpipe import (
+    BatchOffload,
+    Budget,
+    ContextPipeline,
+    DirectOffload,
+    InvalidHistory,
+    LocalStorage,
+    Offloaded,
+    Outcome,
+    Preview,
+    RatioGate,
+    Result,
+    SettingsError,
+    Stage,
+    StorageError,
+    TokenCounter,
+    offload_tool_result,
+    offload_tool_results,
+)
+from ctxpipe.messages import Message, blocks, check, tool_calls, tool_results
+from ctxpipe.placeholders import reference
+from ctxpipe.stages.offload import WRITING_TOOLS
+from ctxpipe.tokens import vocabulary
+
+LOG = "\n".join(f"2026-11-20T17:{n // 60:02}:{n % 60:02}Z worker-{n % 7} finished job {n * 7919}" for n in range(60))
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"}}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def storage(root: Path) -> LocalStorage:
+    return LocalStorage(root)
+
+
+def new(content: Any = LOG, id: str = "a", name: str = "bash", given: dict[str, Any] | None = None) -> list[Message]:  # noqa: A002
+    """A history whose last message is the result that has just come."""
+    return conversation(user("go"), step(id, name, given, content))
+
+
+def old(*results: Any, last: str = "ok") -> list[Message]:
+    """A history in which the model has answered each result; ids a, b, c …"""
+    steps = [step(chr(97 + number), "bash", {"n": number}, result) for number, result in enumerate(results)]
+    return conversation(user("go"), *steps, assistant(last), user("and now?"))
+
+
+async def run(stage: Stage, history: list[Message], session: str = "s", **options: Any) -> Result:
+    return await ContextPipeline([stage], **options).run(history, session_id=session)
+
+
+def contents(messages: Sequence[Message]) -> list[Any]:
+    return [result.content for result in tool_results(messages)]
+
+
+def files_below(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_text() for path in files}
+
+
+def detail(result: Result) -> Offloaded:
+    [report] = result.reports
+    assert isinstance(report.detail, Offloaded)
+    return report.detail
+
+
+class Failing(LocalStorage):
+    """A storage on a disk that is full for the texts of some keys."""
+
+    broken: tuple[str, ...] = ()
+
+    async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
+        if any(part in key for key, _ in texts for part in self.broken):
+            raise StorageError(errno.ENOSPC, "cannot write: No space left on device")
+        return await super().write(texts)
+
+
+def failing(root: Path, *broken: str) -> Failing:
+    storage = Failing(root)
+    object.__setattr__(storage, "broken", broken)
+    return storage
+
+
+class WriteOnly:
+    """A storage that can be written but not read."""
+
+    def __init__(self, storage: LocalStorage) -> None:
+        self._storage = storage
+
+    async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
+        return await self._storage.write(texts)
+
+    def location(self, key: str, /) -> str:
+        return self._storage.location(key)
+
+
+# The function for one message ---------------------------------------------------------------------------------
+
+
+async def test_each_result_of_a_message_gets_a_file_and_a_pointer(root: Path) -> None:
+    message = user(tool_result("a", "one"), tool_result("b", [text("two")], is_error=True), text("and?"))
+    before = copy.deepcopy(message)
+
+    done = await offload_tool_result(message, session_id="s", output_dir=root)
+
+    assert done.files == (f"{root}/s/a.md", f"{root}/s/b.md")
+    assert done.file == done.files[0]
+    assert files_below(root) == {"s/a.md": "one", "s/b.md": '[{"type":"text","text":"two"}]'}
+    pointers = [f"[Tool result offloaded to file: {file}]" for file in done.files]
+    assert done.message == user(
+        tool_result("a", pointers[0]), tool_result("b", pointers[1], is_error=True), text("and?")
+    )
+    assert done.freed_chars == len("one") + len('[{"type":"text","text":"two"}]') - sum(map(len, pointers))
+    assert message == before
+
+
+async def test_the_same_id_again_overwrites_its_file(root: Path) -> None:
+    for words in ("one", "two"):
+        await offload_tool_result(user(tool_result("a", words)), session_id="s", output_dir=root)
+
+    assert files_below(root) == {"s/a.md": "two"}
+
+
+async def test_a_result_with_an_image_and_a_placeholder_stay(root: Path) -> None:
+    message = user(tool_result("a", [text("x"), IMAGE]), tool_result("b", "[Content offloaded to: ./b.md]"))
+
+    done = await offload_tool_result(message, session_id="s", output_dir=root)
+
+    assert done.message is message
+    assert (done.files, done.file, done.freed_chars) == ((), None, 0)
+    assert not root.exists()
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (user("hi"), "message 0 holds no tool_result"),
+        (user(text("hi")), "message 0 holds no tool_result"),
+        ({"role": "user"}, "message 0 has no content"),
+        (user("x") | {"content": [None]}, "block 0 of message 0 is NoneType"),
+        ("hi", "message 0 is str"),
+    ],
+)
+async def test_a_message_without_a_result_is_refused_and_nothing_written(root: Path, message: Any, words: str) -> None:
+    with pytest.raises(InvalidHistory, match=words):
+        await offload_tool_result(message, session_id="s", output_dir=root)
+
+    assert not root.exists()
+
+
+async def test_hostile_ids_and_sessions_stay_inside_and_apart(root: Path, tmp_path: Path) -> None:
+    hostile = ["../../x", "/etc/x", "a\\b", "a/b", "a\0", ".", "", "x" * 1500, "漢", "CON", "Con", "con"]
+    message = user(*[tool_result(name, name or "empty") for name in hostile])
+
+    for session in ("../up", "/abs", ""):
+        done = await offload_tool_result(message, session_id=session, output_dir=root)
+        assert len(set(done.files)) == len(hostile)
+
+    assert len(files_below(tmp_path)) == len(files_below(root)) == 3 * len(hostile)
+    assert all(name.count("/") == 1 and len(name.split("/")[1]) <= 123 for name in files_below(root))
+
+
+# The function for a whole history -----------------------------------------------------------------------------
+
+
+async def test_a_relative_folder_gives_absolute_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    done = await offload_tool_results(old(LOG), output_dir="out")
+
+    assert done.files == (f"{tmp_path}/out/tool-result-a.md",)
+    assert contents(done.messages) == ["[Content offloaded to: ./tool-result-a.md]"]
+
+
+async def test_a_writer_of_ones_own_is_used(root: Path, tmp_path: Path) -> None:
+    writer = WriteOnly(LocalStorage(root))
+
+    await offload_tool_results(old(LOG), output_dir=tmp_path / "unused", writer=writer)
+    await offload_tool_result(
+        user(tool_result("a", LOG)), session_id="s", output_dir=tmp_path / "unused", writer=writer
+    )
+
+    assert files_below(tmp_path) == {"root/tool-result-a.md": LOG, "root/s/a.md": LOG}
+
+
+async def test_its_own_output_is_left_alone(root: Path) -> None:
+    first = await offload_tool_results(old(LOG, LOG), output_dir=root)
+
+    assert (await offload_tool_results(first.messages, output_dir=root)).messages is first.messages
+
+
+@pytest.mark.parametrize(
+    "broken", [[user("go"), {"role": "user"}], [user("go"), "x"], {"role": "user"}, [user("x"), None]]
+)
+async def test_a_broken_history_is_refused_and_nothing_written(root: Path, broken: Any) -> None:
+    with pytest.raises(InvalidHistory):
+        await offload_tool_results(broken, output_dir=root)
+
+    assert not root.exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("min_chars", -1), ("min_chars", "x"), ("ratio", "x"), ("ratio", float("nan"))]
+)
+async def test_a_nonsensical_option_of_the_function_is_refused(root: Path, option: str, value: Any) -> None:
+    with pytest.raises(SettingsError, match=r"OFFLOAD_(CHAR|RATIO)_THRESHOLD is"):
+        await offload_tool_results(old(LOG), output_dir=root, **{option: value})
+
+
+async def test_an_unwritable_folder_is_an_error_with_the_cause_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+
+    for attempt in (
+        offload_tool_results(old(LOG), output_dir=tmp_path / "file"),
+        offload_tool_result(user(tool_result("a", LOG)), session_id="s", output_dir=tmp_path / "file"),
+    ):
+        with pytest.raises(StorageError, match="Not a directory") as failed:
+            await attempt
+        assert isinstance(failed.value.__cause__, NotADirectoryError)
+
+
+# Direct: new results ------------------------------------------------------------------------------------------
+
+
+async def test_a_new_long_result_goes_to_a_file_of_its_session(storage: LocalStorage, root: Path) -> None:
+    history = new()
+    before = copy.deepcopy(history)
+
+    result = await run(DirectOffload(storage), history)
+
+    assert contents(result.messages) == [f"[Tool result offloaded to file: {root}/s/a.md]"]
+    assert files_below(root) == {"s/a.md": LOG}
+    assert history == before
+    assert [new is old for new, old in zip(result.messages, history, strict=True)] == [True, True, False]
+    assert result.reports[0].outcome is Outcome.CHANGED
+    assert detail(result) == Offloaded(
+        files=(f"{root}/s/a.md",), chars=len(LOG), saved_chars=len(LOG) - len(contents(result.messages)[0]), results=1
+    )
+
+
+@pytest.mark.parametrize("history", [new("x " * 499), old(LOG), [user("go")], [], new([IMAGE]), new(None), new("")])
+async def test_where_nothing_new_is_long_the_very_same_list_comes_back(
+    storage: LocalStorage, root: Path, history: list[Message]
+) -> None:
+    result = await run(DirectOffload(storage), history)
+
+    assert result.messages is history
+    assert result.reports[0].reason == "no new result of 1000 characters or more"
+    assert not root.exists()
+
+
+async def test_a_thousand_characters_are_long_and_one_less_is_not(storage: LocalStorage) -> None:
+    assert (await run(DirectOffload(storage), new(LOG[:1000]))).changed
+    assert not (await run(DirectOffload(storage), new(LOG[:999]))).changed
+
+
+async def test_the_limit_comes_from_the_environment(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIRECT_OFFLOAD_CHAR_THRESHOLD", str(len(LOG) + 1))
+
+    assert not (await run(DirectOffload(storage), new())).changed
+
+
+async def test_all_new_results_of_a_batch_of_calls_go(storage: LocalStorage, root: Path) -> None:
+    history = conversation(
+        user("go"),
+        assistant(thinking(), tool_use("a"), tool_use("b"), tool_use("c")),
+        user(tool_result("c", LOG), tool_result("a", LOG + "!"), tool_result("b", "short"), text("see?")),
+    )
+
+    result = await run(DirectOffload(storage), history)
+
+    assert files_below(root) == {"s/a.md": LOG + "!", "s/c.md": LOG}
+    assert (detail(result).results, detail(result).files) == (2, (f"{root}/s/c.md", f"{root}/s/a.md"))
+    assert check(result.messages) == []
+
+
+async def test_a_result_stays_where_its_placeholder_would_not_be_cheaper(storage: LocalStorage, root: Path) -> None:
+    prose = "It was a dark and stormy night; the rain fell in torrents, except at occasional intervals, here."
+    assert len(prose) < 100
+
+    result = await run(DirectOffload(storage, min_chars=10), new(prose))
+
+    assert not result.changed
+    assert not root.exists()
+
+
+async def test_everything_but_the_content_of_the_block_is_kept(storage: LocalStorage) -> None:
+    block = {**tool_result("a", LOG, is_error=True), "cache_control": {"type": "ephemeral"}, "future": 1}
+
+    result = await run(DirectOffload(storage), conversation(user("go"), assistant(tool_use("a")), user(block)))
+
+    [kept] = blocks(result.messages[2])
+    assert kept == {**block, "content": contents(result.messages)[0]}
+
+
+async def test_images_and_unknown_blocks_stay_in_their_result(storage: LocalStorage, root: Path) -> None:
+    found = {"type": "search_result", "source": "s", "title": "t", "content": [text("x")]}
+
+    result = await run(DirectOffload(storage), new([text(LOG), IMAGE, text("tail"), found]))
+
+    assert json.loads(files_below(root)["s/a.md"]) == [text(LOG), text("tail")]
+    assert contents(result.messages) == [[text(f"[Tool result offloaded to file: {root}/s/a.md]"), IMAGE, found]]
+
+
+async def test_sdk_objects_are_content_like_any_other(storage: LocalStorage, root: Path) -> None:
+    call = ToolUseBlock(type="tool_use", id="a", name="bash", input={"command": "ls"})
+    history = [
+        user("go"),
+        cast("Message", {"role": "assistant", "content": [TextBlock(type="text", text="look"), call]}),
+        user(tool_result("a", [TextBlock(type="text", text=LOG)])),
+    ]
+
+    result = await run(DirectOffload(storage), history)
+
+    assert json.loads(files_below(root)["s/a.md"]) == [text(LOG)]
+    assert result.messages[1] is history[1]
+
+
+@pytest.mark.parametrize("awkward", ["a\0b", "a\r\nb", "\ufeff", "🙂漢", "half \ud83d"])
+async def test_awkward_text_goes_to_disk_and_the_context_can_be_sent(
+    storage: LocalStorage, root: Path, awkward: str
+) -> None:
+    result = await run(DirectOffload(storage), conversation(new(LOG + awkward), [user(f"so {awkward}")]))
+
+    assert (root / "s/a.md").read_bytes() == (LOG + awkward).encode("utf-8", "backslashreplace")
+    assert check(result.messages) == []
+
+
+async def test_awkward_text_that_stays_inline_can_be_sent_too(storage: LocalStorage) -> None:
+    result = await run(DirectOffload(storage), new("half \ud83d"))
+
+    assert contents(result.messages) == ["half \ufffd"]
+
+
+async def test_limits_may_differ_by_tool(storage: LocalStorage) -> None:
+    stage = DirectOffload(storage, per_tool={"bash": None, "grep": 300})
+
+    assert not (await run(stage, new(LOG, name="bash"))).changed
+    assert (await run(stage, new(LOG[:300], name="grep"))).changed
+    assert not (await run(stage, new(LOG[:300], name="view"))).changed
+
+
+async def test_results_of_exempt_tools_stay(storage: LocalStorage) -> None:
+    stage = DirectOffload(storage, exempt_tools={"screenshot"})
+
+    for name in ("screenshot", "read_offloaded", "search_offloaded"):
+        assert not (await run(stage, new(LOG, name=name))).changed
+
+
+async def test_a_preview_follows_the_mandated_line(storage: LocalStorage, root: Path) -> None:
+    result = await run(DirectOffload(storage, preview=Preview(head=20, tail=10)), new())
+
+    first, rest = contents(result.messages)[0].split("\n", 1)
+    assert first == f"[Tool result offloaded to file: {root}/s/a.md]"
+    assert rest.startswith(f"Preview, 30 of {len(LOG)} characters:\n{LOG[:20]}\n[...")
+    assert rest.endswith(LOG[-10:])
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("absolute", "{tmp}/root/s/a.md"),
+        ("relative", "../root/s/a.md"),
+        ("storage", "./s/a.md"),
+        ("/sandbox/{key}", "/sandbox/s/a.md"),
+        ("{name}", "a.md"),
+        ("file://{path}", "file://{tmp}/root/s/a.md"),
+    ],
+)
+async def test_the_path_that_the_model_sees_can_be_chosen(
+    storage: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, expected: str
+) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+
+    result = await run(DirectOffload(storage, reference=form), new())
+
+    assert reference(contents(result.messages)[0]) == expected.format(tmp=tmp_path)
+
+
+async def test_the_same_result_again_finds_its_file(storage: LocalStorage, root: Path) -> None:
+    first = await run(DirectOffload(storage), new())
+    written = os.stat(root / "s/a.md")
+
+    second = await run(DirectOffload(storage), new())
+
+    assert second.messages == first.messages
+    assert os.stat(root / "s/a.md") == written
+
+
+async def test_an_id_used_again_for_another_text_overwrites_nothing(storage: LocalStorage, root: Path) -> None:
+    first = await run(DirectOffload(storage), new())
+    second = await run(DirectOffload(storage), new(LOG.upper()))
+
+    assert contents(first.messages) != contents(second.messages)
+    assert sorted(files_below(root).values()) == sorted([LOG, LOG.upper()])
+    assert files_below(root)["s/a.md"] == LOG
+
+
+async def test_sessions_share_a_root_without_sharing_files(storage: LocalStorage, root: Path) -> None:
+    for session in ("one", "two", "../one", "One"):
+        await run(DirectOffload(storage), new(f"{session} {LOG}"), session)
+
+    assert sorted(held.split()[0] for held in files_below(root).values()) == ["../one", "One", "one", "two"]
+
+
+async def test_a_second_run_on_its_own_output_does_nothing(storage: LocalStorage) -> None:
+    for preview in (None, Preview()):
+        first = await run(DirectOffload(storage, preview=preview), new())
+
+        assert (await run(DirectOffload(storage, preview=preview), first.messages)).messages is first.messages
+
+
+async def test_the_ranks_are_loaded_in_a_worker_thread(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    build = vocabulary._build
+
+    def noted(name: str) -> Any:
+        threads.append(threading.get_ident())
+        return build(name)
+
+    monkeypatch.setattr(vocabulary, "_loaded", {})
+    monkeypatch.setattr(vocabulary, "_build", noted)
+
+    await run(DirectOffload(storage), new(), counter=TokenCounter())
+
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
+
+
+# Reading back -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"path": "{root}/s/a.md"},
+        {"command": "cat {root}/s/a.md"},
+        {"command": "head -n 50 '{root}/s/a.md' | tail"},
+        {"command": "cat ./s/a.md"},
+        {"command": "sed -n 1,5p s/a.md;"},
+        {"command": "grep -c x ./s/tool-result-a.md"},
+        {"command": "cat /sandbox/tool-result-a.md"},
+        {"file_path": "work/root/s/a.md"},
+        {"command": "cat {root}/another-session/b.md"},
+        {"files": [{"name": "{root}/s/a.md"}]},
+    ],
+)
+@pytest.mark.parametrize("kind", [DirectOffload, BatchOffload])
+async def test_what_a_call_reads_back_from_our_files_stays(
+    storage: LocalStorage, root: Path, given: dict[str, Any], kind: type
+) -> None:
+    named = json.loads(json.dumps(given).replace("{root}", str(root)))
+    history = new(name="bash", given=named)
+    if kind is BatchOffload:
+        history += [assistant("ok"), user("and?")]
+
+    assert (await run(kind(storage), history)).messages is history
+    assert not root.exists()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"path": "/etc/s"},
+        {"path": "src/s/a.py"},
+        {"command": "cat s.md"},
+        {"path": "{root}x/t/a.md"},
+        {"path": "bus/a.md"},
+        {"path": "s/a.markdown"},
+        {"n": 5},
+    ],
+)
+async def test_what_a_call_reads_elsewhere_is_offloaded(
+    storage: LocalStorage, root: Path, given: dict[str, Any]
+) -> None:
+    named = json.loads(json.dumps(given).replace("{root}", str(root)))
+
+    assert (await run(DirectOffload(storage), new(given=named))).changed
+
+
+@pytest.mark.parametrize("form", ["/sandbox/{name}", "{name}", "s3://bucket/{key}", "/my files [old]/{name}"])
+async def test_a_path_from_a_template_is_known_when_it_is_read_back(
+    storage: LocalStorage, root: Path, form: str
+) -> None:
+    stage = DirectOffload(storage, reference=form)
+    first = await run(stage, new())
+    where = reference(contents(first.messages)[0])
+    history = [*first.messages, *step("b", "bash", {"command": f"cat '{where}'"}, LOG)]
+
+    assert (await run(stage, history)).messages is history
+    assert len(files_below(root)) == 1
+
+
+LINES = "\n".join(f"{n} of many lines, no two of which are the same: {n * 7919 % 10007}" for n in range(3000))
+NUMBERED = "\n".join(f"{n:6}\t{line}" for n, line in enumerate(LINES.split("\n"), 1))
+
+
+@pytest.mark.parametrize(
+    "shown", [LINES, NUMBERED, f"<file>\n{LINES}\n</file>", [text(LINES)], [text(LINES), IMAGE]], ids=range(5)
+)
+async def test_a_huge_read_back_becomes_head_and_tail_behind_the_same_pointer(
+    storage: LocalStorage, root: Path, shown: Any
+) -> None:
+    stage = DirectOffload(storage, read_back_chars=20_000)
+    first = await run(stage, new(LINES))
+    where = reference(contents(first.messages)[0])
+    history = [*first.messages, *step("b", "bash", {"command": f"cat {where}"}, shown)]
+    before = copy.deepcopy(history)
+
+    result = await run(stage, history)
+
+    content = contents(result.messages)[1]
+    shortened = content if isinstance(content, str) else content[0]["text"]
+    assert shortened.startswith(f"[Tool result offloaded to file: {where}]\nPreview, 20000 of")
+    assert len(shortened) < 20_200
+    assert isinstance(content, str) or content[1:] == [IMAGE]
+    assert list(files_below(root)) == ["s/a.md"]
+    assert detail(result).saved_chars > 100_000
+    assert history == before
+    assert (await run(stage, result.messages)).messages is result.messages
+
+
+async def test_what_a_filter_makes_of_our_file_gets_a_file_of_its_own_and_is_shown_in_part(
+    storage: LocalStorage, root: Path
+) -> None:
+    stage = DirectOffload(storage, read_back_chars=20_000)
+    first = await run(stage, new(LINES))
+    made = LINES.upper()
+    history = [*first.messages, *step("b", "bash", {"command": "tr a-z A-Z < ./s/a.md"}, made)]
+
+    result = await run(stage, history)
+
+    assert files_below(root) == {"s/a.md": LINES, "s/b.md": made}
+    assert contents(result.messages)[1].startswith(f"[Tool result offloaded to file: {root}/s/b.md]\nPreview, 20000 of")
+    assert (await run(stage, result.messages)).messages is result.messages
+
+
+async def test_a_huge_result_that_only_mentions_a_folder_or_nothing_that_is_there_is_kept_whole_in_a_file(
+    storage: LocalStorage, root: Path
+) -> None:
+    for number, command in enumerate((f"grep -r x {root}/s", f"cat {root}/s/gone.md", "cat s/gone.md")):
+        await run(DirectOffload(storage), new(f"{number} {LINES}", f"id{number}", given={"command": command}))
+
+    assert sorted(held[0] for held in files_below(root).values()) == ["0", "1", "2"]
+
+
+async def test_where_a_storage_cannot_be_read_a_huge_read_back_is_kept_in_a_file(
+    storage: LocalStorage, root: Path
+) -> None:
+    stage = DirectOffload(WriteOnly(storage))
+
+    result = await run(stage, new(LINES, given={"command": f"cat {root}/s/x.md"}))
+
+    assert files_below(root) == {"s/a.md": LINES}
+    assert "Preview, 100000 of" in contents(result.messages)[0]
+
+
+async def test_without_a_limit_a_huge_read_back_stays(storage: LocalStorage, root: Path) -> None:
+    history = new(LINES, given={"command": f"cat {root}/s/x.md"})
+
+    assert (await run(DirectOffload(storage, read_back_chars=None), history)).messages is history
+
+
+async def test_our_own_tools_keep_their_answers_even_where_these_lie_nowhere(storage: LocalStorage, root: Path) -> None:
+    history = new(LINES, name="search_offloaded", given={"path": f"{root}/s/x.md", "pattern": "x"})
+
+    assert (await run(DirectOffload(storage), history)).messages is history
+
+
+# When a file cannot be written --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", [DirectOffload, BatchOffload])
+async def test_a_result_that_cannot_be_written_stays_inline_and_is_reported(root: Path, stage: type) -> None:
+    history = new() if stage is DirectOffload else old(LOG)
+
+    result = await run(stage(failing(root, "a.md")), history)
+
+    [report] = result.reports
+    assert result.messages is history
+    assert report.outcome is Outcome.FAILED
+    assert report.reason == "[Errno 28] cannot write: No space left on device"
+    assert isinstance(report.error, StorageError)
+
+
+@pytest.mark.parametrize("stage", [DirectOffload, BatchOffload])
+async def test_one_that_cannot_be_written_keeps_no_other_inline(
+    root: Path, stage: type, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls, results = [tool_use(name) for name in "abc"], [tool_result(name, name + LOG) for name in "abc"]
+    history = conversation(user("go"), assistant(*calls), user(*results))
+    if stage is BatchOffload:
+        history += [assistant("ok"), user("and?")]
+
+    with caplog.at_level(logging.WARNING, "ctxpipe"):
+        result = await run(stage(failing(root, "b.md")), history)
+
+    assert [str(content)[0] for content in contents(result.messages)] == ["[", "b", "["]
+    assert detail(result).failed == ("[Errno 28] cannot write: No space left on device",)
+    assert (detail(result).results, len(detail(result).files)) == (2, 2)
+    assert len(caplog.records) == 1
+    assert sorted(held[0] for held in files_below(root).values()) == ["a", "c"]
+
+
+async def test_a_read_back_is_shortened_although_the_disk_is_full(root: Path) -> None:
+    storage = failing(root, "c.md")
+    first = await run(DirectOffload(storage), new(LINES))
+    calls = assistant(tool_use("b", "bash", {"command": "cat ./s/a.md"}), tool_use("c", "bash"))
+    history = [*first.messages, calls, user(tool_result("b", LINES), tool_result("c", LOG))]
+
+    result = await run(DirectOffload(storage), history)
+
+    assert len(contents(result.messages)[1]) < 101_000
+    assert contents(result.messages)[2] == LOG
+    assert len(detail(result).failed) == 1
+
+
+async def test_on_a_full_disk_the_turn_goes_on(tmp_path: Path) -> None:
+    with small_disk(tmp_path, kilobytes=64) as disk:
+        history = new("漢字かな" * 50_000)
+
+        result = await run(DirectOffload(LocalStorage(disk)), history)
+
+        assert result.messages is history
+        assert "No space left on device" in result.reports[0].reason
+        assert [path for path in disk.rglob("*") if path.is_file()] == []
+
+
+def test_in_a_read_only_folder_the_turn_goes_on() -> None:
+    script = """
+import anyio, os, sys
+from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage
+from ctxpipe.messages import tool_results
+root = sys.argv[1]
+log = "line of a log\\n" * 200
+def step(name):
+    return [{"role": "assistant", "content": [{"type": "tool_use", "id": name, "name": "bash", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": name, "content": log}]}]
+async def main():
+    os.mkdir(root + "/s")
+    os.chmod(root + "/s", 0o500)
+    storage = LocalStorage(root)
+    history = [{"role": "user", "content": "go"}, *step("a"), *step("b")]
+    result = await ContextPipeline([DirectOffload(storage), BatchOffload(storage)]).run(history, session_id="s")
+    print(result.messages is history, *[report.outcome for report in result.reports])
+    print(*[type(report.error.__cause__).__name__ for report in result.reports], os.listdir(root + "/s"))
+anyio.run(main)
+"""
+    with folder_of_another_user() as folder:
+        told = python_of_another_user(script, folder)
+
+    assert told.splitlines() == ["True failed failed", "PermissionError PermissionError []"]
+
+
+async def test_with_on_error_raise_the_error_is_raised(root: Path) -> None:
+    with pytest.raises(StorageError, match="No space left"):
+        await run(DirectOffload(failing(root, "a.md")), new(), on_error="raise")
+
+
+async def test_a_planted_link_keeps_its_result_inline_and_is_not_followed(
+    storage: LocalStorage, root: Path, tmp_path: Path
+) -> None:
+    (root / "s").mkdir(parents=True)
+    (root / "s/a.md").symlink_to(tmp_path / "elsewhere.md")
+
+    result = await run(DirectOffload(storage), new())
+
+    assert result.reports[0].outcome is Outcome.FAILED
+    assert contents(result.messages) == [LOG]
+    assert not (tmp_path / "elsewhere.md").exists()
+
+
+async def test_a_cancelled_turn_leaves_history_and_disk_as_they_were(root: Path) -> None:
+    class Slow(LocalStorage):
+        async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
+            await anyio.sleep_forever()
+            return await super().write(texts)
+
+    history = new()
+    before = copy.deepcopy(history)
+    pipeline = ContextPipeline([DirectOffload(Slow(root))])
+
+    with anyio.move_on_after(0.01) as scope:
+        await pipeline.run(history, session_id="s")
+
+    assert scope.cancelled_caught
+    assert history == before
+    assert not root.exists()
+
+
+# Planning -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", [DirectOffload, BatchOffload])
+async def test_a_plan_tells_what_a_run_would_do_and_writes_nothing(root: Path, stage: type) -> None:
+    pipeline = ContextPipeline([stage(LocalStorage(root))])
+    history = new() if stage is DirectOffload else old(LOG, "short")
+
+    planned = await pipeline.plan(history, session_id="s")
+    nothing_there = not root.exists()
+    done = await pipeline.run(history, session_id="s")
+
+    assert nothing_there
+    assert planned.messages == done.messages
+    assert planned.reports[0].outcome is Outcome.PLANNED
+    assert planned.reports[0].detail == done.reports[0].detail
+    assert planned.first_changed_index == done.first_changed_index == 2
+
+
+async def test_a_plan_with_nothing_to_do_says_why(storage: LocalStorage) -> None:
+    for stage in (DirectOffload(storage), BatchOffload(storage)):
+        planned = await ContextPipeline([stage]).plan(new("short"), session_id="s")
+
+        assert (planned.reports[0].outcome, bool(planned.reports[0].reason)) == (Outcome.SKIPPED, True)
+
+
+# Batch: old results -------------------------------------------------------------------------------------------
+
+
+async def test_old_results_go_all_at_once_when_the_gate_opens(storage: LocalStorage, root: Path) -> None:
+    history = old(LOG, "short", [text(LOG)])
+    before = copy.deepcopy(history)
+
+    result = await run(BatchOffload(storage), history)
+
+    assert contents(result.messages) == [
+        "[Content offloaded to: ./s/tool-result-a.md]",
+        "short",
+        "[Content offloaded to: ./s/tool-result-c.md]",
+    ]
+    assert files_below(root) == {
+        "s/tool-result-a.md": LOG,
+        "s/tool-result-c.md": json.dumps([text(LOG)], indent=2, ensure_ascii=False),
+    }
+    assert result.first_changed_index == 2
+    assert history == before
+    assert detail(result).results == 2
+
+
+async def test_below_the_ratio_the_very_same_list_comes_back(storage: LocalStorage, root: Path) -> None:
+    history = conversation(old(LOG), [assistant("x" * len(LOG) * 10), user("go on")])
+
+    result = await run(BatchOffload(storage), history)
+
+    assert result.messages is history
+    assert result.reports[0].reason.endswith("of the history is offloadable, below 0.2")
+    assert not root.exists()
+
+
+@pytest.mark.parametrize(("keep", "expected"), [(0, "[[["), (1, "[[2"), (2, "[12"), (3, "012"), (4, "012")])
+async def test_the_results_that_the_model_has_not_answered_often_enough_stay(
+    storage: LocalStorage, keep: int, expected: str
+) -> None:
+    history = conversation(user("go"), *[step(name, result=f"{n} {LOG}") for n, name in enumerate("abc")])
+
+    result = await run(BatchOffload(storage, keep_recent=keep), history)
+
+    assert "".join(str(content)[0] for content in contents(result.messages)) == expected
+
+
+async def test_nothing_is_worth_a_placeholder_that_costs_more(storage: LocalStorage, root: Path) -> None:
+    prose = "The quick brown fox jumps over the lazy dog and then sleeps for a while under the old oak tree, ok."
+    line = "2026-11-20T17:24:00Z ERR 0x7ffd5e8a 10.244.3.17:48120->10.96.0.1:443 c0ffee-8d41-4f5e tx=9f3c2a7b17e4"
+    one, two = "toolu_01A09q90qw90lq917835lq9", "toolu_01B7xk2mN4pQ8rS6tU0vW3y"
+    said = conversation(user("go"), step(one, result=prose + "!"), [assistant("ok")])
+    logged = conversation(user("go"), step(two, result=line), [assistant("ok")])
+
+    kept = await run(BatchOffload(storage), said)
+    moved = await run(BatchOffload(storage), logged)
+
+    assert kept.messages is said
+    assert kept.reports[0].reason == "no placeholder would be cheaper than what it replaces"
+    assert contents(moved.messages) == [f"[Content offloaded to: ./s/tool-result-{two}.md]"]
+
+
+async def test_below_a_number_of_tokens_nothing_happens(storage: LocalStorage) -> None:
+    history = old(LOG)
+
+    below = await run(BatchOffload(storage, min_context_tokens=100_000), history)
+    above = await run(BatchOffload(storage, min_context_tokens=100), history)
+
+    assert below.messages is history
+    assert below.reports[0].reason == "the context is below 100000 tokens"
+    assert above.changed
+
+
+async def test_force_opens_the_gate_but_keeps_the_newest(storage: LocalStorage) -> None:
+    history = conversation(user("x" * 99_999), step("a", result=LOG), step("b", result="b" + LOG))
+    stage = BatchOffload(storage, RatioGate(5), min_context_tokens=10**6)
+
+    result = await ContextPipeline([stage]).run(history, session_id="s", force=True)
+
+    assert [str(content)[0] for content in contents(result.messages)] == ["[", "b"]
+
+
+async def test_with_nothing_old_force_finds_nothing(storage: LocalStorage) -> None:
+    result = await ContextPipeline([BatchOffload(storage)]).run(new(), session_id="s", force=True)
+
+    assert result.reports[0].reason == "no old result is long enough to offload"
+
+
+async def test_a_gate_of_ones_own_may_choose(storage: LocalStorage) -> None:
+    async def only_the_first(turn: Any, scan: Any, candidates: Any) -> Any:
+        return candidates()[:1] if scan.offloadable_chars > 100 else "too little"
+
+    result = await run(BatchOffload(storage, only_the_first), old(LOG, LOG))
+    skipped = await run(BatchOffload(storage, only_the_first), old("short"))
+
+    assert [str(content)[0] for content in contents(result.messages)] == ["[", "2"]
+    assert skipped.reports[0].reason == "too little"
+
+
+async def test_the_long_inputs_of_old_writing_calls_go_when_asked(storage: LocalStorage, root: Path) -> None:
+    given = {"path": "x.py", "content": LOG, "edits": [{"old": "a", "new": LOG[::-1]}, {"new": LOG}], "mode": 5}
+    history = conversation(user("go"), step("w", "write_file", given), step("v", "view"), [assistant("ok"), user("?")])
+    stage = BatchOffload(storage, inputs=WRITING_TOOLS)
+
+    result = await run(stage, history)
+
+    [call, _] = tool_calls(result.messages)
+    one, two = (f"[Content offloaded to: ./s/tool-result-w-input-{n}.md]" for n in (1, 2))
+    assert call.input == {
+        "path": "x.py",
+        "content": one,
+        "edits": [{"old": "a", "new": two}, {"new": one}],
+        "mode": 5,
+    }
+    assert files_below(root) == {"s/tool-result-w-input-1.md": LOG, "s/tool-result-w-input-2.md": LOG[::-1]}
+    assert (detail(result).inputs, detail(result).results) == (1, 0)
+    assert (await run(stage, result.messages)).messages is result.messages
+    assert not (await run(BatchOffload(storage), history)).changed
+
+
+async def test_the_newest_calls_keep_their_inputs(storage: LocalStorage) -> None:
+    history = conversation(user("go"), step("w", "Write", {"content": LOG}))
+
+    assert not (await run(BatchOffload(storage, inputs=WRITING_TOOLS), history)).changed
+
+
+async def test_ids_used_again_by_later_turns_never_share_a_file(storage: LocalStorage, root: Path) -> None:
+    history = conversation(user("go"), *[step("call_0", result=f"{n} {LOG}") for n in range(4)], [assistant("ok")])
+
+    result = await run(BatchOffload(storage), history)
+
+    named = [Path(str(reference(content))).name for content in contents(result.messages)]
+    assert len(set(named)) == 4
+    assert [files_below(root)[f"s/{name}"][0] for name in named] == ["0", "1", "2", "3"]
+
+
+async def test_after_direct_there_is_nothing_left_for_batch(storage: LocalStorage, root: Path) -> None:
+    pipeline = ContextPipeline([DirectOffload(storage, preview=Preview()), BatchOffload(storage, RatioGate(0))])
+    context: list[Message] = [user("go")]
+    for name in "abcd":
+        context = (await pipeline.run([*context, *step(name, result=[text(LOG), IMAGE])], session_id="s")).messages
+
+    assert sorted(files_below(root)) == ["s/a.md", "s/b.md", "s/c.md", "s/d.md"]
+
+
+# Settings -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", [DirectOffload, BatchOffload])
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("min_chars", -1),
+        ("min_chars", 1.5),
+        ("min_chars", True),
+        ("min_chars", None),
+        ("preview", "short"),
+        ("reference", "nowhere"),
+        ("reference", "{path"),
+        ("reference", "{unknown}/{name}"),
+        ("reference", "{0}"),
+        ("reference", "{path}\n"),
+        ("reference", "{name.x}"),
+        ("reference", None),
+        ("per_tool", ["bash"]),
+        ("per_tool", {"bash": -1}),
+        ("per_tool", {"bash": "many"}),
+        ("exempt_tools", "bash"),
+        ("exempt_tools", [5]),
+        ("exempt_tools", None),
+    ],
+)
+def test_nonsense_is_refused_at_construction_by_name(root: Path, stage: Any, setting: str, value: object) -> None:
+    with pytest.raises(SettingsError, match=f"^{setting}"):
+        stage(LocalStorage(root), **{setting: value})
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("keep_recent", -1),
+        ("keep_recent", "1"),
+        ("min_context_tokens", -1),
+        ("min_input_chars", -1),
+        ("inputs", "write_file"),
+        ("gate", 0.2),
+    ],
+)
+def test_nonsense_for_batch_is_refused_at_construction_by_name(root: Path, setting: str, value: Any) -> None:
+    with pytest.raises(SettingsError, match=f"^{setting} is"):
+        BatchOffload(LocalStorage(root), **{setting: value})
+
+
+def test_a_nonsensical_limit_for_read_backs_is_refused(root: Path) -> None:
+    with pytest.raises(SettingsError, match="read_back_chars is -1"):
+        DirectOffload(LocalStorage(root), read_back_chars=-1)
+
+
+@pytest.mark.parametrize("stage", [DirectOffload, BatchOffload])
+@pytest.mark.parametrize("nothing", [None, "folder", Path("folder"), Budget()])
+def test_a_storage_that_cannot_write_is_refused(stage: Any, nothing: object) -> None:
+    with pytest.raises(SettingsError, match="storage is"):
+        stage(nothing)
+
+
+@pytest.mark.parametrize("stage", [DirectOffload, BatchOffload])
+def test_nonsense_in_the_environment_is_refused_at_construction(
+    root: Path, monkeypatch: pytest.MonkeyPatch, stage: Any
+) -> None:
+    name = "DIRECT_OFFLOAD_CHAR_THRESHOLD" if stage is DirectOffload else "OFFLOAD_CHAR_THRESHOLD"
+    monkeypatch.setenv(name, "a lot")
+
+    with pytest.raises(SettingsError, match=f"the environment variable {name} is 'a lot'"):
+        stage(LocalStorage(root))
+
+
+@pytest.fixture(autouse=True)
+def _no_files_stay_open() -> Iterator[None]:
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    assert len(os.listdir("/proc/self/fd")) <= before + 3  # an event loop of a later test may have begun
