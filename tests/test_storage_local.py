@@ -716,13 +716,16 @@ async def test_the_oldest_go_until_the_rest_fits(dated: LocalStorage, root: Path
     assert files_below(root) == ["s/d.md", "t/c.md"]
 
 
-async def test_a_folder_that_became_empty_goes_and_others_stay(dated: LocalStorage, root: Path) -> None:
-    await aged(dated, {"s/a.md": 10, "t/b.md": 1})
-    (root / "empty, but not ours").mkdir()
+async def test_a_folder_goes_when_it_has_been_empty_for_an_hour(dated: LocalStorage, root: Path) -> None:
+    await aged(dated, {"s/a.md": 10, "t/b.md": 10, "u/c.md": 1})
 
     await dated.cleanup(max_age=5)
+    os.utime(root / "s", (996_399, 996_399))
+    os.utime(root / "t", (996_401, 996_401))
+    os.utime(root / "u", (0, 0))
+    await dated.cleanup()
 
-    assert sorted(path.name for path in root.iterdir()) == ["empty, but not ours", "t"]
+    assert sorted(path.name for path in root.iterdir()) == ["t", "u"]
 
 
 LIVE = "s/tool-result-live.md"
@@ -801,7 +804,7 @@ async def test_a_nonsensical_limit_is_refused_by_name(storage: LocalStorage, lim
 
 
 async def test_cleaning_up_while_others_write_and_clean_up_harms_nobody(root: Path) -> None:
-    storages = [LocalStorage(root, clock=lambda: 10.0**12) for _ in range(4)]
+    storages = [LocalStorage(root) for _ in range(4)]
 
     async def work(storage: LocalStorage, session: str) -> None:
         for number in range(20):

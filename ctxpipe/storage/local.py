@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Cleaned", "LocalStorage"]
 
 _DRAFT = ".draft-"
-_STALE_SECONDS = 3600.0  # a draft this old has no writer any more
+_STALE_SECONDS = 3600.0  # a draft or an empty folder this old has no writer any more
 _CHUNK = 1 << 16
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EMLINK}  # a file system without hard links
 
@@ -260,7 +260,7 @@ class LocalStorage:
             if goes and self._removed(entry):
                 held -= entry.info.st_size
                 removed.append(entry)
-        self._drop_empty({entry.folder for entry in removed})
+        self._drop_empty(now - _STALE_SECONDS)
         paths = tuple(os.path.join(self.root, entry.folder, entry.name) for entry in removed)
         return Cleaned(paths, sum(entry.info.st_size for entry in removed))
 
@@ -293,10 +293,12 @@ class LocalStorage:
             except StorageError as error:
                 _raise_unless_absent(error)
 
-    def _drop_empty(self, folders: Iterable[str]) -> None:
-        for folder in filter(None, folders):
-            with suppress(OSError), self._folder("", create=False) as fd:  # not empty, or in use again
-                os.rmdir(folder, dir_fd=fd)
+    def _drop_empty(self, before: float) -> None:
+        """Remove the folders that have been empty since *before*: in a fresh one somebody may be about to write."""
+        for folder in self._session_folders()[1:]:
+            with suppress(OSError), self._folder("", create=False) as fd:  # not empty
+                if os.stat(folder, dir_fd=fd, follow_symlinks=False).st_mtime < before:
+                    os.rmdir(folder, dir_fd=fd)
 
     # Folders --------------------------------------------------------------------------------------------------
 
