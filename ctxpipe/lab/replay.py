@@ -14,6 +14,7 @@ from ..session import Session
 from ..tokens import Ledger
 from .atoms import Atom, AtomIndex
 from .costs import CacheRules, CacheUse, PromptCache, Purpose, Request
+from .moments import Moment
 from .references import Context, Past, Source, Store, Use, needed, use_of
 from .transcripts import Transcript
 from .workbench import ROOT, Workbench
@@ -75,14 +76,18 @@ class Replay:
 
 
 async def replay(
-    transcript: Transcript, make: PipelineMaker, settings: Settings | None = None, index: AtomIndex | None = None
+    transcript: Transcript,
+    make: PipelineMaker,
+    settings: Settings | None = None,
+    index: AtomIndex | None = None,
+    watch: Callable[[Moment], object] | None = None,
 ) -> Replay:
     """Replay *transcript* through the pipeline that *make* makes. Deterministic: the same input, the same replay.
 
     Sharing *index* between replays of one transcript saves reading its texts again. What the pipeline writes stays in
-    memory. Raises what the pipeline raises.
+    memory. *watch* is shown the context before and after each run of the pipeline. Raises what the pipeline raises.
     """
-    run = _Run(transcript, make, settings or Settings(), index or AtomIndex())
+    run = _Run(transcript, make, settings or Settings(), index or AtomIndex(), watch)
     return Replay(transcript.name, tuple([await run.step(call, at) for call, at in enumerate(_replies(transcript))]))
 
 
@@ -93,9 +98,17 @@ def _replies(transcript: Transcript) -> list[int]:
 class _Run:
     """The agent's loop, with the recorded messages in place of a model and its tools."""
 
-    def __init__(self, transcript: Transcript, make: PipelineMaker, settings: Settings, index: AtomIndex) -> None:
+    def __init__(
+        self,
+        transcript: Transcript,
+        make: PipelineMaker,
+        settings: Settings,
+        index: AtomIndex,
+        watch: Callable[[Moment], object] | None,
+    ) -> None:
         self.transcript = transcript
         self.settings = settings
+        self.watch = watch
         self.bench = Workbench()
         pipeline = make(self.bench)
         self.session: Session = pipeline.session(
@@ -155,6 +168,8 @@ class _Run:
         before = self.context
         result = await self.session.run(before, system=self.transcript.system, tools=self.transcript.tools)
         self.context = result.messages
+        if self.watch is not None:
+            self.watch(Moment(call, before, self.context, result.reports))
         details = [report.detail for report in result.reports if report.outcome is Outcome.CHANGED]
         requests += [await self._summary(call, before, told) for told in details if isinstance(told, Compacted)]
         return [report for report in result.reports if report.outcome is not Outcome.SKIPPED]

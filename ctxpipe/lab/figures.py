@@ -1,0 +1,207 @@
+"""The page's charts: specifications of Vega-Lite, and the library that draws them.
+
+Colours are names of the page's style sheet, so a chart is light or dark as its reader is.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from .report import KINDS, Report
+
+__all__ = ["charts", "library"]
+
+Spec: TypeAlias = Mapping[str, object]
+
+VEGA_LITE = "6.4"
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
+DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
+STEPS = 6
+
+_CONFIG: Spec = {
+    "font": "system-ui, sans-serif",
+    "axis": {
+        "labelColor": "var(--soft)",
+        "titleColor": "var(--soft)",
+        "tickColor": "var(--line)",
+        "domainColor": "var(--line)",
+        "gridColor": "var(--line)",
+        "titleFontWeight": "normal",
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+    },
+    "legend": {"labelColor": "var(--ink)", "titleColor": "var(--soft)", "labelFontSize": 12, "symbolSize": 90},
+    "view": {"stroke": None},
+}
+
+
+@functools.cache
+def library() -> str:
+    """The plotting library, whole, as a script that needs no network. Takes a second or two, once in a process."""
+    import vl_convert
+
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
+
+
+def charts(report: Report) -> dict[str, object]:
+    """The charts of *report* by name, compiled; the page's script gives them their data."""
+    import vl_convert
+
+    found = {"tokens": _tokens(report), "cost": _cost(report)}
+    if report.recall:
+        found["recall"] = _recall(report)
+    return {name: vl_convert.vegalite_to_vega(json.dumps(spec), vl_version=VEGA_LITE) for name, spec in found.items()}
+
+
+def _chart(height: int, layers: Sequence[Spec], params: Sequence[str] = ()) -> Spec:
+    return {
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit", "contains": "padding"},
+        "background": None,
+        "params": [{"name": name, "value": None} for name in params],
+        "layer": layers,
+        "config": _CONFIG,
+    }
+
+
+def _turns(report: Report) -> Spec:
+    """The axis of turns; a single one stands in the middle."""
+    last = len(report.turns)
+    return {
+        "field": "turn",
+        "type": "quantitative",
+        "title": "turn",
+        "scale": {"nice": False, "domain": [1, last] if last > 1 else [0, 2]},
+        "axis": {"tickMinStep": 1, "grid": False},
+    }
+
+
+def _cursor(report: Report) -> Spec:
+    """A line at the turn that the reader has chosen."""
+    return {
+        "data": {"name": "turns"},
+        "transform": [{"filter": "datum.turn === turn"}],
+        "mark": {"type": "rule", "color": "var(--ink)", "strokeWidth": 1},
+        "encoding": {"x": _turns(report)},
+    }
+
+
+def _tokens(report: Report) -> Spec:
+    kinds = list(KINDS)
+    tokens = {"field": "tokens", "type": "quantitative", "title": "tokens", "axis": {"format": "~s", "tickCount": 6}}
+    area = {
+        "data": {"name": "kinds"},
+        "mark": {"type": "area", "interpolate": "step", "stroke": "var(--paper)", "strokeWidth": 0.3},
+        "encoding": {
+            "x": _turns(report),
+            "y": {**tokens, "stack": "zero"},
+            "color": {
+                "field": "kind",
+                "scale": {"domain": kinds, "range": [f"var(--{kind})" for kind in kinds]},
+                "legend": None,
+            },
+            "order": {"field": "order"},
+            "opacity": {
+                "condition": {"test": "chosen === null || chosen === datum.kind", "value": 1},
+                "value": 0.15,
+            },
+        },
+    }
+    without = {
+        "data": {"name": "turns"},
+        "mark": {"type": "line", "color": "var(--ink)", "strokeDash": DASHES[1], "strokeWidth": 1.5},
+        "encoding": {"x": _turns(report), "y": {**tokens, "field": "without"}},
+    }
+    stages = list(dict.fromkeys(action.stage for turn in report.turns for action in turn.actions))
+    marks = {
+        "data": {"name": "marks"},
+        "mark": {
+            "type": "point",
+            "size": 90,
+            "fill": "var(--paper)",
+            "stroke": "var(--ink)",
+            "strokeWidth": 1.5,
+            "opacity": 1,
+            "cursor": "pointer",
+        },
+        "encoding": {
+            "x": _turns(report),
+            "y": {**tokens, "field": "total"},
+            "shape": {
+                "field": "stage",
+                "type": "nominal",
+                "scale": {"domain": stages, "range": [SHAPES[i % len(SHAPES)] for i in range(len(stages))]},
+                "legend": {"orient": "top", "title": None, "symbolFillColor": "var(--paper)", "columns": 3}
+                if stages
+                else None,
+            },
+        },
+    }
+    return _chart(340, [area, without, _cursor(report), marks], ["turn", "chosen"])
+
+
+def _cost(report: Report) -> Spec:
+    series = [report.policy, report.baseline]
+    money = "$,.2f" if report.unit == "dollars" else "~s"
+    lines = {
+        "data": {"name": "costs"},
+        "mark": {"type": "line", "strokeWidth": 2},
+        "encoding": {
+            "x": _turns(report),
+            "y": {
+                "field": "cost",
+                "type": "quantitative",
+                "title": report.unit,
+                "axis": {"format": money, "tickCount": 5},
+            },
+            "color": {
+                "field": "series",
+                "scale": {"domain": series, "range": ["var(--accent)", "var(--ink)"]},
+                "legend": {"orient": "top", "title": None},
+            },
+            "strokeDash": {"field": "series", "scale": {"domain": series, "range": DASHES[:2]}},
+        },
+    }
+    return _chart(220, [lines, _cursor(report)], ["turn"])
+
+
+def _recall(report: Report) -> Spec:
+    policies = list(dict.fromkeys((point.policy, point.oracle) for point in report.recall))
+    names = [name for name, _ in policies]
+    colours = ["var(--soft)" if oracle else f"var(--series-{i % STEPS})" for i, (_, oracle) in enumerate(policies)]
+    dashes = [DASHES[1] if oracle else DASHES[0] for _, oracle in policies]
+    lines = {
+        "data": {"name": "recall"},
+        "mark": {"type": "line", "strokeWidth": 2, "point": {"size": 70}},
+        "encoding": {
+            "x": {
+                "field": "budget",
+                "type": "quantitative",
+                "title": "tokens in the context",
+                "scale": {"zero": False},
+                "axis": {"format": "~s", "grid": False, "tickCount": 6},
+            },
+            "y": {
+                "field": "recall",
+                "type": "quantitative",
+                "title": "share still visible",
+                "scale": {"domain": [0, 1]},
+                "axis": {"format": ".0%", "tickCount": 5},
+            },
+            "color": {
+                "field": "policy",
+                "scale": {"domain": names, "range": colours},
+                "legend": {"orient": "bottom", "title": None, "columns": 2},
+            },
+            "shape": {
+                "field": "policy",
+                "scale": {"domain": names, "range": [SHAPES[i % len(SHAPES)] for i in range(len(names))]},
+            },
+            "strokeDash": {"field": "policy", "scale": {"domain": names, "range": dashes}},
+        },
+    }
+    return _chart(280, [lines])

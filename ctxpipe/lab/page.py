@@ -1,0 +1,291 @@
+"""One conversation's way through a pipeline on one page: a single HTML file that needs no network.
+
+What stands in a transcript is anybody's text: it reaches the page escaped, as text, and the page forbids itself every
+script but its own and every request.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from html import escape
+from importlib.resources import files
+
+from .figures import charts, library
+from .report import KINDS, PageTurn, Report
+
+__all__ = ["page", "write_page"]
+
+TEXT_BYTES = 1_200_000
+"""Of the texts of all actions together: the library takes 0.9 MB, and the page is to stay below 3."""
+
+
+def write_page(path: str | os.PathLike[str], report: Report) -> None:
+    """Write the page of *report* to *path*. Raises OSError where that cannot be written."""
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        file.write(page(report))
+
+
+def page(report: Report) -> str:
+    """The page of *report*, as HTML. What cannot be encoded as UTF-8 becomes a question mark."""
+    scripts = [library(), _asset("page.js")]
+    data = f'<script type="application/json" id="report">{_json(_data(report))}</script>\n'
+    data += f'<script type="application/json" id="charts">{_json(charts(report))}</script>\n'
+    html = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(scripts)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(report.title)}</title>\n<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n"
+        f"<main>\n{''.join(_body(report))}</main>\n{_DIALOG}{data}"
+        f"{''.join(map(_script, scripts))}</body>\n</html>\n"
+    )
+    return html.encode("utf-8", "replace").decode()
+
+
+def _asset(name: str) -> str:
+    return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
+
+
+def _script(text: str) -> str:
+    """A module: its names are its own, and it runs when the page is there."""
+    return f'<script type="module">{text}</script>\n'
+
+
+def _policy(scripts: Iterable[str]) -> str:
+    """Nothing is loaded, and no script runs but these. The library interprets the charts' expressions: no eval."""
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+def _json(value: object) -> str:
+    """JSON that may stand in a script element: no text in it can end the element or begin a comment."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+# Data ---------------------------------------------------------------------------------------------------------
+
+
+def _data(report: Report) -> dict[str, object]:
+    """What the page's script reads."""
+    cut = _cut(report)
+    actions: list[dict[str, object]] = []
+    turns: list[dict[str, object]] = []
+    for number, turn in enumerate(report.turns, 1):
+        first = len(actions)
+        actions += [
+            {
+                "turn": number,
+                "stage": action.stage,
+                "outcome": action.outcome,
+                "told": action.told,
+                "saved": None if action.tokens_saved is None else round(action.tokens_saved),
+                "replaced": [
+                    {
+                        "name": change.name,
+                        "placeholder": cut(change.placeholder),
+                        "original": cut(change.original),
+                        "where": change.where,
+                        "before": round(change.tokens_before),
+                        "after": round(change.tokens_after),
+                    }
+                    for change in action.replaced
+                ],
+            }
+            for action in turn.actions
+        ]
+        turns.append(_turn(number, turn, range(first, len(actions))))
+    return {
+        "unit": report.unit,
+        "policy": report.policy,
+        "baseline": report.baseline,
+        "kinds": list(KINDS.items()),
+        "turns": turns,
+        "actions": actions,
+        "recall": [
+            {"policy": point.policy, "budget": point.budget_tokens, "recall": point.recall} for point in report.recall
+        ],
+    }
+
+
+def _turn(number: int, turn: PageTurn, actions: range) -> dict[str, object]:
+    return {
+        "turn": number,
+        "label": turn.label,
+        "kinds": [round(turn.tokens.get(kind, 0)) for kind in KINDS],
+        "total": round(turn.total),
+        "without": round(turn.tokens_without),
+        "cost": turn.cost,
+        "costWithout": turn.cost_without,
+        "actions": list(actions),
+    }
+
+
+def _cut(report: Report) -> Callable[[str], str]:
+    """Shortens long texts in their middle, as much as it takes to keep them all within bounds."""
+    changes = [change for turn in report.turns for action in turn.actions for change in action.replaced]
+    sizes = [
+        len(text.encode("utf-8", "replace")) for change in changes for text in (change.placeholder, change.original)
+    ]
+    limit = 20_000
+    while limit > 100 and sum(min(size, limit) for size in sizes) > TEXT_BYTES:
+        limit = limit * 3 // 4
+
+    def cut(text: str) -> str:
+        if len(text) <= limit:
+            return text
+        half = limit // 2
+        return f"{text[:half]}\n[… {len(text) - 2 * half:,} characters not shown here …]\n{text[-half:]}"
+
+    return cut
+
+
+# Body ---------------------------------------------------------------------------------------------------------
+
+_DIALOG = """<dialog id="action" aria-labelledby="action-title">
+<h2 id="action-title"></h2>
+<p id="action-told"></p>
+<div class="bar"><button type="button" id="previous">Previous action</button>
+<button type="button" id="next">Next action</button> <button type="button" id="close" autofocus>Close</button></div>
+<div id="action-body"></div>
+</dialog>
+"""
+
+
+def _body(report: Report) -> Iterator[str]:
+    yield f'<h1>{escape(report.title)}</h1>\n<p class="soft">{escape(report.subtitle)}</p>\n'
+    if report.facts:
+        rows = [(fact.name, fact.with_it, fact.without) for fact in report.facts]
+        yield _table("In all", ("", report.policy, report.baseline), rows, range(1, 3))
+    yield from _tokens(report)
+    yield from _actions(report)
+    yield from _costs(report)
+    yield from _recall(report)
+    yield from _blocks(report)
+
+
+def _tokens(report: Report) -> Iterator[str]:
+    baseline = escape(report.baseline)
+    last = len(report.turns)
+    told = (
+        "Tokens of each turn's prompt, stacked by kind, with the actions of the stages marked; the table below has all."
+    )
+    yield "<section>\n<h2>Tokens per turn</h2>\n"
+    yield (
+        f"<p>What each model call was sent. The dashed line: {baseline}. A mark is a stage's action: choose it to see "
+        "what it replaced.</p>\n"
+    )
+    yield f'<div class="chart" id="tokens" role="img" aria-label="{told}"></div>\n'
+    yield (
+        '<div class="pick"><label for="turn">Turn</label>'
+        f'<input type="range" id="turn" min="1" max="{last}" value="{last}">'
+        f'<label><input type="checkbox" id="compare" checked> {baseline}</label></div>\n'
+    )
+    yield '<div class="readout" id="readout" role="status"></div>\n'
+    yield '<ul class="kinds" aria-label="Kinds, from the bottom up; choose one to see it alone">\n'
+    for kind, name in KINDS.items():
+        yield (
+            f'<li><button type="button" aria-pressed="false" data-kind="{kind}">'
+            f'<span class="swatch" style="background: var(--{kind})"></span>{name}</button></li>\n'
+        )
+    yield "</ul>\n"
+    rows = [
+        (str(number), *(f"{turn.tokens.get(kind, 0):,.0f}" for kind in KINDS), *_sums(turn), turn.label)
+        for number, turn in enumerate(report.turns, 1)
+    ]
+    header = ("turn", *KINDS.values(), "in all", report.baseline, "what the model did")
+    yield _details("Table: tokens per turn", _table("Tokens per turn and kind", header, rows, range(12)))
+    yield "</section>\n"
+
+
+def _sums(turn: PageTurn) -> tuple[str, str]:
+    return f"{turn.total:,.0f}", f"{turn.tokens_without:,.0f}"
+
+
+def _actions(report: Report) -> Iterator[str]:
+    acted = [(number, action) for number, turn in enumerate(report.turns, 1) for action in turn.actions]
+    if not acted:
+        return
+    yield "<section>\n<h2>Actions</h2>\n"
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("turn", "action", "what", "tokens saved"))
+    rows = "".join(
+        f'<tr><td class="number">{number}</td><td><button type="button" data-action="{index}">{escape(action.stage)}: '
+        f"{escape(action.outcome)}</button></td><td>{escape(action.told)}</td>"
+        f'<td class="number">{"" if action.tokens_saved is None else f"{action.tokens_saved:,.0f}"}</td></tr>\n'
+        for index, (number, action) in enumerate(acted)
+    )
+    table = (
+        f"<table><caption>What each stage did</caption><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>"
+    )
+    yield _details(f"Table: {len(acted):,} actions", _scrolled(table, "Actions"))
+    yield "</section>\n"
+
+
+def _costs(report: Report) -> Iterator[str]:
+    yield "<section>\n<h2>Cost so far</h2>\n"
+    yield f"<p>Added up over the turns, in {escape(report.unit)}; prompts cached as the provider's rules say.</p>\n"
+    told = f"Cost so far, {report.policy} and {report.baseline}, turn by turn; the table below has all."
+    yield f'<div class="chart" id="cost" role="img" aria-label="{escape(told)}"></div>\n'
+    rows, ours, theirs = [], 0.0, 0.0
+    for number, turn in enumerate(report.turns, 1):
+        ours, theirs = ours + turn.cost, theirs + turn.cost_without
+        rows.append((str(number), _money(ours, report), _money(theirs, report)))
+    header = ("turn", report.policy, report.baseline)
+    yield _details("Table: cost so far", _table(f"Cost so far, {report.unit}", header, rows, range(3)))
+    yield "</section>\n"
+
+
+def _money(amount: float, report: Report) -> str:
+    return f"${amount:,.4f}" if report.unit == "dollars" else f"{amount:,.0f}"
+
+
+def _recall(report: Report) -> Iterator[str]:
+    if not report.recall:
+        return
+    yield "<section>\n<h2>Recall against budget</h2>\n"
+    yield (
+        "<p>The share of what the agent uses later that a context of so many tokens still shows. Dashed: an oracle "
+        "that knows the future.</p>\n"
+    )
+    told = "Recall of each policy against the tokens of its context, and the oracle's above; the table below has all."
+    yield f'<div class="chart" id="recall" role="img" aria-label="{told}"></div>\n'
+    rows = [(point.policy, f"{point.budget_tokens:,.0f}", f"{point.recall:.3f}") for point in report.recall]
+    yield _details("Table: recall", _table("Recall", ("policy", "tokens", "recall"), rows, range(1, 3)))
+    yield "</section>\n"
+
+
+def _blocks(report: Report) -> Iterator[str]:
+    if not report.blocks:
+        return
+    yield "<section>\n<h2>The biggest blocks, and where they went</h2>\n"
+    rows = [
+        (block.name, KINDS[block.kind], f"{block.tokens:,.0f}", str(block.turn), block.fate) for block in report.blocks
+    ]
+    header = ("block", "kind", "tokens", "since turn", "now")
+    yield _table("The biggest blocks", header, rows, range(2, 4))
+    yield "</section>\n"
+
+
+def _details(name: str, content: str) -> str:
+    return f"<details><summary>{escape(name)}</summary>\n{content}</details>\n"
+
+
+def _table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+    """A table; right-aligned where *numbers* has the column's index."""
+    classes = [' class="number"' if index in numbers else "" for index in range(len(header))]
+    head = "".join(f'<th scope="col"{at}>{escape(name)}</th>' for name, at in zip(header, classes, strict=True))
+    body = "".join(
+        f"<tr>{''.join(f'<td{at}>{escape(cell)}</td>' for cell, at in zip(row, classes, strict=True))}</tr>\n"
+        for row in rows
+    )
+    table = f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"
+    return _scrolled(table, caption)
+
+
+def _scrolled(table: str, name: str) -> str:
+    """A wide or long table in a box of its own, which the keyboard can scroll."""
+    return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(name)}">{table}</div>\n'

@@ -1,0 +1,115 @@
+"""What the page shows, as plain numbers and texts: filled from a replay, or while an agent works."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+__all__ = ["KINDS", "Action", "BlockFate", "Fact", "Kind", "PageTurn", "RecallPoint", "Replaced", "Report"]
+
+Kind: TypeAlias = Literal[
+    "system", "tools", "user", "assistant", "thinking", "calls", "results", "placeholders", "summary"
+]
+"""What tokens of a context are spent on."""
+
+KINDS: Mapping[Kind, str] = {
+    "system": "system prompt",
+    "tools": "tool definitions",
+    "user": "user text",
+    "assistant": "assistant text",
+    "thinking": "thinking",
+    "calls": "tool calls",
+    "results": "tool results",
+    "placeholders": "placeholders",
+    "summary": "summary and restored files",
+}
+"""Each kind's name for a reader, from the bottom of the stack to its top."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """What stood in the context (*original*) and what stands there now (*placeholder*, "" for nothing), in tokens."""
+
+    name: str
+    original: str
+    placeholder: str
+    where: str = ""
+    tokens_before: float = 0.0
+    tokens_after: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a stage did in a turn, or tried to: *outcome* in one word, *told* in a sentence."""
+
+    stage: str
+    outcome: str
+    told: str = ""
+    tokens_saved: float | None = None
+    replaced: tuple[Replaced, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PageTurn:
+    """One model call: tokens of its prompt by kind, and of the prompt without ctxpipe; the cost of either.
+
+    *label* says in a few words what the model did.
+    """
+
+    tokens: Mapping[Kind, float]
+    tokens_without: float
+    cost: float = 0.0
+    cost_without: float = 0.0
+    label: str = ""
+    actions: tuple[Action, ...] = ()
+
+    @property
+    def total(self) -> float:
+        """The tokens of the prompt."""
+        return sum(self.tokens.values())
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFate:
+    """One of the biggest blocks: the turn that saw it first, counted from 1, and what became of it."""
+
+    name: str
+    kind: Kind
+    tokens: float
+    turn: int
+    fate: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecallPoint:
+    """How much of what is used later a policy still shows, from 0 to 1, in contexts of so many tokens."""
+
+    policy: str
+    budget_tokens: float
+    recall: float
+    oracle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A row of the page's first table, in words."""
+
+    name: str
+    with_it: str
+    without: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One conversation's way through a pipeline. Costs are in *unit*: "dollars", or any other word for it."""
+
+    title: str
+    turns: tuple[PageTurn, ...]
+    subtitle: str = ""
+    unit: str = "input tokens"
+    policy: str = "with ctxpipe"
+    baseline: str = "without"
+    facts: tuple[Fact, ...] = ()
+    recall: tuple[RecallPoint, ...] = ()
+    blocks: tuple[BlockFate, ...] = field(default=())
