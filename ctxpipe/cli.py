@@ -18,11 +18,22 @@ except ImportError as missing:  # pragma: no cover  the extra is there when test
 
 from .errors import CtxpipeError, SettingsError
 from .lab import tables
+from .lab import tune as tuning
 from .lab.batch import FileReplay, Workers, replay_files, workers
 from .lab.cluster import cluster
 from .lab.config import read_config
-from .lab.policies import POLICIES, policies
-from .lab.printing import LEGEND, complain, one_line, print_figures, print_json, print_line, print_table, unit
+from .lab.policies import POLICIES, WINDOW, policies
+from .lab.printing import (
+    LEGEND,
+    complain,
+    one_line,
+    print_figures,
+    print_json,
+    print_line,
+    print_table,
+    tuned_text,
+    unit,
+)
 from .lab.replay import PipelineMaker, Settings
 from .lab.transcripts import Transcript, read_transcript
 from .lab.workbench import Workbench
@@ -131,6 +142,52 @@ def _print_replays(done: Sequence[FileReplay], prices: Prices, model: str, basel
             print_line(LEGEND)
     for error in errors.values():
         complain(error)
+
+
+@app.command()
+def tune(
+    files: Files,
+    recall: Annotated[float, typer.Option(help="The share of what replies use that the context must show.")] = 0.9,
+    budget: Annotated[int, typer.Option(help="At most so many replays: one file through one pipeline.", min=1)] = 400,
+    folds: Annotated[int, typer.Option(help="How often to choose without some files, and test on those.", min=2)] = 3,
+    seed: Annotated[int, typer.Option(help="Another seed draws other candidates.")] = 0,
+    window: Annotated[int, typer.Option(help="The model's context window, in tokens.", min=1000)] = WINDOW,
+    model: Model = "",
+    read: ReadPrice = 0.1,
+    refetch: Refetch = True,
+    processes: Processes = None,
+    scheduler: Scheduler = "",
+    as_json: AsJson = False,
+) -> None:
+    """Search the settings that cost least and still show the agent enough, by your own conversations.
+
+    Prints TOML that --config reads, the Pareto front and the test on conversations held out in its comments:
+    ctxpipe tune FILES > pipeline.toml. Where no settings show enough, those that show most are printed, and the exit
+    code is 1.
+    """
+    with _told():
+        prices = _prices(model, read)
+        with _hands(scheduler, processes, len(files)) as hands, _progress() as progress:
+            task = progress.add_task("replaying", total=budget)
+
+            def evaluate(paths: Sequence[str], makers: Mapping[str, PipelineMaker]) -> list[FileReplay]:
+                def advance(_file: FileReplay) -> None:
+                    progress.advance(task, len(makers))
+
+                return replay_files(paths, makers, Settings(refetch=refetch), hands=hands, progress=advance)
+
+            tuned = tuning.tune(
+                files, evaluate, prices=prices, recall=recall, folds=folds, budget=budget, seed=seed, window=window
+            )
+    if as_json:
+        print_json(tables.tuned_json(tuned))
+    else:
+        print_line(tuned_text(tuned, model, recall))
+    for error in tuned.errors:
+        complain(error)
+    if not tuned.reached:
+        complain(f"no settings that were tried reach a recall of {recall}; these reach {tuned.chosen.score.recall:.3f}")
+    raise typer.Exit(FAILED if tuned.errors or not tuned.reached else 0)
 
 
 @app.command()

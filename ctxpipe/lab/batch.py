@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TypeAlias
 
 from ..errors import CtxpipeError
@@ -144,17 +143,20 @@ def _replayed(paths: Sequence[str], makers: _Makers, settings: _Settings, hands:
         yield from (replay_file(path, makers, settings) for path in paths)
         return
     waiting: dict[Future[FileReplay], str] = {}
-    left = iter(paths)
-    while True:
-        for path in islice(left, hands.at_once - len(waiting)):
-            try:
-                waiting[_submitted(hands.pool, path, makers, settings, hands.far)] = path
-            except (CtxpipeError, BrokenExecutor) as error:
-                yield FileReplay(path, error=_told(path, error))
-        if not waiting:
-            return
-        for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-            yield _outcome(waiting.pop(future), future)
+    for path in paths:
+        if len(waiting) >= hands.at_once:
+            yield from _finished(waiting)
+        try:
+            waiting[_submitted(hands.pool, path, makers, settings, hands.far)] = path
+        except (CtxpipeError, BrokenExecutor) as error:
+            yield FileReplay(path, error=_told(path, error))
+    while waiting:
+        yield from _finished(waiting)
+
+
+def _finished(waiting: dict[Future[FileReplay], str]) -> Iterator[FileReplay]:
+    for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+        yield _outcome(waiting.pop(future), future)
 
 
 def _submitted(pool: Executor, path: str, makers: _Makers, settings: _Settings, far: bool) -> Future[FileReplay]:

@@ -13,8 +13,19 @@ from rich.table import Table
 from rich.text import Text
 
 from .tables import Figures
+from .tune import Candidate, Score, Tuned, front
 
-__all__ = ["complain", "figures_text", "one_line", "print_figures", "print_json", "print_line", "print_table", "unit"]
+__all__ = [
+    "complain",
+    "figures_text",
+    "one_line",
+    "print_figures",
+    "print_json",
+    "print_line",
+    "print_table",
+    "tuned_text",
+    "unit",
+]
 
 HEADINGS = ("policy", "calls", "cost", "ratio", "hits", "peak", "fetched", "seen", "found")
 LEGEND = """\
@@ -123,6 +134,62 @@ def _cells(row: Figures, dollars: bool) -> tuple[str, ...]:
         f"{row.visible:.3f}",
         f"{row.reachable:.3f}",
     )
+
+
+# Tuning -------------------------------------------------------------------------------------------------------
+
+SETTINGS = ("direct", "alpha", "min_chars", "keep", "inputs", "trigger")
+
+
+def tuned_text(tuned: Tuned, model: str, recall: float) -> str:
+    """What tuning found as TOML: the front and the test in its comments, then the chosen pipeline."""
+    text = StringIO()
+    console = Console(file=text, width=ENDLESS, color_system=None, highlight=False)
+    without = tuned.tried[0].score.cost
+    console.print(f"The Pareto front over {tuned.conversations} conversations ({unit(model)})")
+    console.print(f"after {tuned.replays} replays; * is the cheapest with a recall of {recall} or more.")
+    console.print(_table(("", "cost", "ratio", "seen", "found", *SETTINGS), _front_rows(tuned, without, bool(model))))
+    console.print(_test_text(tuned))
+    comments = "\n".join(f"# {line}".rstrip() for line in text.getvalue().splitlines())
+    return f"{comments}\n\n{tuned.chosen.candidate.toml() if tuned.chosen.candidate else ''}"
+
+
+def _front_rows(tuned: Tuned, without: float, dollars: bool) -> list[tuple[str, ...]]:
+    shown = sorted({*front(tuned.tried), tuned.chosen, tuned.tried[0]}, key=lambda one: one.score.cost)
+    return [
+        (
+            "*" if one == tuned.chosen else "",
+            f"${one.score.cost:,.2f}" if dollars else f"{one.score.cost:,.0f}",
+            f"{one.score.cost / without:.3f}" if without else "",
+            f"{one.score.recall:.3f}",
+            f"{one.score.reachable:.3f}",
+            *_settings(one.candidate),
+        )
+        for one in shown
+    ]
+
+
+def _settings(candidate: Candidate | None) -> tuple[str, ...]:
+    if candidate is None:
+        return ("no management", "", "", "", "", "")
+    head, tail = candidate.preview
+    return (
+        "-" if candidate.direct_min_chars is None else f"{candidate.direct_min_chars} show {head}+{tail}",
+        f"{candidate.alpha:g}",
+        f"{candidate.min_chars}",
+        f"{candidate.keep_recent}",
+        "yes" if candidate.inputs else "no",
+        f"{candidate.trigger:g}",
+    )
+
+
+def _test_text(tuned: Tuned) -> str:
+    if not tuned.folds:
+        return "A single conversation: the choice could not be tested on others."
+    score = sum((fold.score for fold in tuned.folds), Score())
+    without = sum(fold.without.cost for fold in tuned.folds)
+    ratio = f"{score.cost / without:.3f}" if without else "as much as"
+    return f"Chosen in {len(tuned.folds)} folds and tested on the others: ratio {ratio}, seen {score.recall:.3f}."
 
 
 # Lines --------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..edits.offload import is_placeholder
@@ -15,8 +15,9 @@ from ..tokens import TokenCounter
 from .batch import FileReplay
 from .costs import Bill, bill
 from .replay import Replay
+from .tune import Score, Scored, Tuned, front
 
-__all__ = ["Block", "Figures", "figures", "largest_blocks", "summed", "tokens_by_kind", "tokens_by_tool"]
+__all__ = ["Block", "Figures", "figures", "largest_blocks", "summed", "tokens_by_kind", "tokens_by_tool", "tuned_json"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,35 @@ def _row(name: str, replays: Sequence[Replay], total: Bill, baseline: float) -> 
         visible=use.visible / weight if weight else 1.0,
         reachable=(use.visible + use.pointer + use.reread) / weight if weight else 1.0,
     )
+
+
+# Tuning -------------------------------------------------------------------------------------------------------
+
+
+def tuned_json(tuned: Tuned) -> dict[str, Any]:
+    """What tuning found, for JSON."""
+    chosen = tuned.chosen.candidate
+    return {
+        "chosen": _scored_json(tuned.chosen),
+        "toml": chosen.toml() if chosen else "",
+        "reached": tuned.reached,
+        "front": [_scored_json(one) for one in front(tuned.tried)],
+        "tried": [_scored_json(one) for one in tuned.tried],
+        "held_out": [
+            {"settings": asdict(fold.chosen), **_score_json(fold.score), "cost_without": fold.without.cost}
+            for fold in tuned.folds
+        ],
+        "replays": tuned.replays,
+        "errors": list(tuned.errors),
+    }
+
+
+def _scored_json(one: Scored) -> dict[str, Any]:
+    return {"settings": asdict(one.candidate) if one.candidate else None, **_score_json(one.score)}
+
+
+def _score_json(score: Score) -> dict[str, float]:
+    return {"cost": score.cost, "visible": score.recall, "reachable": score.reachable}
 
 
 # What fills a context -------------------------------------------------------------------------------------------
