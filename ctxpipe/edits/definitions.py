@@ -117,9 +117,10 @@ def _readings(source: str, language: Language) -> Iterator[tuple[str, Language]]
     if language.else_as:
         yield source, language_called(language.else_as)
     beginning = source.lstrip("\r\n")
+    cautious = replace(language, bodied=f"{language.bodied} {language.misread}")
     for opening, sign in language.openings.items():
         if re.match(sign, beginning):
-            yield opening + source, language
+            yield opening + source, cautious
 
 
 def _parsed(source: str, language: Language) -> SgNode:
@@ -154,13 +155,14 @@ MACROS = re.compile(
 
 
 def without_macros(source: str) -> str:
-    """C++ with preprocessor conditionals and the macros around declarations blanked out, every line where it was."""
+    """C or C++ without preprocessor conditionals and the macros around declarations: blanks stand in their places."""
     return MACROS.sub(lambda macro: re.sub(r"[^\n]", " ", macro[0]), source)
 
 
 # Definitions ------------------------------------------------------------------------------------------------------
 
-NO_NAMES = frozenset({"_", "if", "for", "while", "switch", "catch", "return", "with", "function"})  # misread statements
+STATEMENTS = "await case catch do else export for function if import return super switch throw try while with yield"
+NO_NAMES = frozenset({"_", *STATEMENTS.split()})  # what a statement that was misread seems to be called
 LONGEST_NAME = 100  # a longer one is computed: a key that is an expression, the type that an impl is for
 ODD = re.compile(r"[{};\n]|system-reminder")  # no name, or one that would break out of the block it stands in
 

@@ -58,6 +58,8 @@ class Language:
     """Functions within functions are listed too."""
     openings: Mapping[str, str] = field(default_factory=dict)
     """What a view that begins in the middle of a file may lack before its first line → how such a line looks."""
+    misread: str = ""
+    """Kinds that a statement is easily taken for behind such an opening, unless they have a body."""
     else_as: str = ""
     """The grammar to try as well where this one finds errors."""
 
@@ -144,6 +146,7 @@ _TYPESCRIPT = Language(
     named_by=_SCRIPT_NAMES,
     keywords=_SCRIPT_WORDS,
     openings=_SCRIPT_OPENINGS,
+    misread="method_signature",
 )
 _C_FUNCTIONS = dict.fromkeys(("function_definition", "declaration", "field_declaration"), "declarator")
 _C_SCOPES = (
@@ -255,6 +258,7 @@ LANGUAGES: tuple[Language, ...] = (
         through=dict.fromkeys(_C_FUNCTIONS, "function_declarator"),
         bodied="struct_specifier union_specifier enum_specifier",
         inside={"declaration": _C_SCOPES},
+        has_macros=True,
         keywords=_C_WORDS,
     ),
     Language(
