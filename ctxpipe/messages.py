@@ -103,14 +103,14 @@ def field(block: Block, name: str, default: Any = None) -> Any:
 
 def kind(block: Block) -> str:
     """The block's type, such as "text" or "tool_use"; "" when it has none."""
-    name = field(block, "type", "")
+    name = block.get("type", "") if isinstance(block, dict) else field(block, "type", "")
     return name if isinstance(name, str) else str(name)
 
 
 def blocks(message: Message) -> Sequence[Block]:
     """The content blocks of *message*; bare text has none."""
     content = message["content"]
-    return () if isinstance(content, str) else cast("Sequence[Block]", content)
+    return () if isinstance(content, str) else content  # type: ignore[return-value]  # the SDK's type is an iterable
 
 
 def texts(message: Message) -> Iterator[str]:
@@ -404,8 +404,8 @@ def _order_problems(role: str, kinds: Sequence[str]) -> Iterator[str]:
 
 def _pairing_problems(messages: Sequence[Message], index: int) -> Iterator[str]:
     message = messages[index]
-    called = _ids(message, "tool_use", "id")
-    if called and index + 1 < len(messages):
+    called = _ids(message, "tool_use", "id") if index + 1 < len(messages) else []
+    if called:
         answered = _ids(messages[index + 1], "tool_result", "tool_use_id")
         for missing in _more(called, answered):
             yield f"the tool_use {missing!r} has no tool_result in the next message"
@@ -441,8 +441,13 @@ def _is_sound(value: object) -> bool:
     if isinstance(value, str):
         return is_encodable(value)
     if isinstance(value, _MAPPINGS):
-        return all(map(_is_sound, value)) and all(map(_is_sound, value.values()))
+        return _are_sound(value) and _are_sound(value.values())
     if isinstance(value, list | tuple):
-        return all(map(_is_sound, value))
+        return _are_sound(value)
     # An SDK model keeps its fields in the one, and those that it does not know in the other.
     return all(_is_sound(getattr(value, name, None) or {}) for name in ("__dict__", "__pydantic_extra__"))
+
+
+def _are_sound(values: Iterable[object]) -> bool:
+    # Nearly all are plain ASCII: a call for each would cost more than all other rules together.
+    return all((isinstance(value, str) and value.isascii()) or _is_sound(value) for value in values)

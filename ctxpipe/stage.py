@@ -62,7 +62,7 @@ class Turn:
 
     async def raw_tokens(self) -> int:
         """Exact tiktoken tokens of the messages, the system prompt and the tools."""
-        return (await self.prefix_sums())[len(self.messages)] + self.overhead
+        return await self.ledger.total(self.messages, known=self._known) + self.overhead
 
     async def tokens(self) -> int:
         """What the API will bill for this context, as far as is known: the calibrated estimate."""
@@ -70,8 +70,11 @@ class Turn:
 
     async def prefix_sums(self) -> Sequence[int]:
         """Raw tokens of the first 0, 1, 2 … messages, without the overhead; read it before the next turn."""
-        known = self.ledger.counted if self.tracked else None
-        return await self.ledger.prefix_sums(self.messages, known=known)
+        return await self.ledger.prefix_sums(self.messages, known=self._known)
+
+    @property
+    def _known(self) -> int | None:
+        return self.ledger.counted if self.tracked else None
 
     def recall(self, kind: Callable[[], T]) -> T:
         """The stage's own record of the type *kind* in this session, made at first use."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -207,20 +207,20 @@ class _Pointers:
 
 
 @dataclass(slots=True)
-class _Finder:
-    """What finds the paths of a session's files, and the folder from which they were printed so."""
+class _Remembered:
+    """What a stage may offload in a session, and the folder in which the paths are printed so."""
 
-    pattern: re.Pattern[str] | None = None
+    selection: offload.Selection | None = None
     folder: str = ""
 
 
-def _ours(pointers: _Pointers, turn: Turn) -> re.Pattern[str]:
-    """`_Pointers.ours`, made once per session: it takes longer than all else that a turn with nothing to do costs."""
-    finder = turn.recall(_Finder)
-    folder = os.getcwd() if pointers.reference == "relative" else ""
-    if finder.pattern is None or finder.folder != folder:
-        finder.pattern, finder.folder = pointers.ours(turn.session_id), folder
-    return finder.pattern
+def _remembered(turn: Turn, reference: str, make: Callable[[str], offload.Selection]) -> offload.Selection:
+    """What *make* gives for the session, once: it costs more than all else of a turn with nothing to do."""
+    held = turn.recall(_Remembered)
+    folder = os.getcwd() if reference == "relative" else ""
+    if held.selection is None or held.folder != folder:
+        held.selection, held.folder = make(turn.session_id), folder
+    return held.selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,11 +377,13 @@ class DirectOffload:
     def _pointers(self) -> _Pointers:
         return _Pointers(self.storage, DIRECT, self.reference, self.preview)
 
+    def _selection(self, session_id: str) -> offload.Selection:
+        ours = self._pointers.ours(session_id)
+        return offload.Selection(self.min_chars, self.per_tool, _exempt(self.exempt_tools), ours)
+
     async def _decide(self, turn: Turn) -> tuple[list[_Move], dict[tuple[int, int], str]]:
         """What goes into files, and what takes the place of texts that were read back and are too long."""
-        selection = offload.Selection(
-            self.min_chars, self.per_tool, _exempt(self.exempt_tools), _ours(self._pointers, turn)
-        )
+        selection = _remembered(turn, self.reference, self._selection)
         pairs = list(offload.answered(turn.messages, offload.newest(turn.messages)))
         chosen = [found for result, call in pairs if (found := selection.result(result, call))]
         moves = await _moves(self._pointers, turn, chosen, selection) if chosen else []
@@ -484,14 +486,14 @@ class BatchOffload:
     def _pointers(self) -> _Pointers:
         return _Pointers(self.storage, BATCH, self.reference, self.preview, prefix="tool-result-", indent=2)
 
-    def _selection(self, turn: Turn) -> offload.Selection:
+    def _selection(self, session_id: str) -> offload.Selection:
         keep = self.keep_read_backs
         exempt = _exempt(self.exempt_tools) if keep else frozenset(self.exempt_tools) - READ_BACK_TOOLS
-        ours = _ours(self._pointers, turn) if keep else None
+        ours = self._pointers.ours(session_id) if keep else None
         return offload.Selection(self.min_chars, self.per_tool, exempt, ours, self.inputs, self.min_input_chars)
 
     async def _decide(self, turn: Turn) -> list[_Move] | Skip:
-        selection = self._selection(turn)
+        selection = _remembered(turn, self.reference, self._selection)
         running = turn.recall(offload.Running)
         running.extend(turn.messages, selection)
         if not turn.force and self.min_context_tokens and await turn.tokens() < self.min_context_tokens:

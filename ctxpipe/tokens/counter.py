@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 MEMO_BYTES = 64 * 2**20
 HOP_BYTES = 32_768  # of text as Python holds it: some 4 ms of counting, forty times the cost of a thread hop
+_REMEMBERED_JSON_CHARS = 2048  # below that, making it again costs less than the copy by which an edit is noticed
 _ENTRY_BYTES = 200  # a dict entry, the number and the tuple that holds it
 
 
@@ -204,14 +205,15 @@ class TokenCounter:
         return await _in_thread(learn)  # all in one hop: a hop per text costs more than the text
 
     def _as_json(self, value: object) -> str:
-        """*value* as compact JSON, made once for each object as long as nobody edits it."""
+        """*value* as compact JSON, a long one made once for each object as long as nobody edits it."""
         if not isinstance(value, Mapping):
             return compact_json(value)
         entry = self._json.get(id(value))
         if entry is not None and entry[0] is value and entry[1] == value:
             return entry[2]
         text = compact_json(value)
-        self._json.put(id(value), (value, copy.deepcopy(value), text), 3 * sys.getsizeof(text) + _ENTRY_BYTES)
+        if len(text) >= _REMEMBERED_JSON_CHARS:
+            self._json.put(id(value), (value, copy.deepcopy(value), text), 3 * sys.getsizeof(text) + _ENTRY_BYTES)
         return text
 
 

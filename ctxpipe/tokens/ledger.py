@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import math
+from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeAlias
 
-from ..messages import Message, field
+from ..messages import Message
+from ..messages import field as read
 from .counter import Counting, TokenCounter, as_counter
 
 __all__ = ["Ledger"]
@@ -34,22 +35,23 @@ class Bill:
     raw: int = 0
     billed: int = 0
     since: tuple[int, int] = (0, 0)
+    slope: Fraction = field(init=False)  # what a raw token costs that is appended to this context
+
+    def __post_init__(self) -> None:
+        grown = self.raw - self.since[0]
+        slope = _clamped(self.billed - self.since[1], grown) if grown >= ENOUGH_GROWTH else self.factor
+        object.__setattr__(self, "slope", slope)  # once, and not at every estimate
 
     @property
     def factor(self) -> Fraction:
         return _clamped(self.billed, self.raw) if self.raw else FIRST_FACTOR
 
-    @property
-    def slope(self) -> Fraction:
-        """What a raw token costs that is appended to this context."""
-        grown = self.raw - self.since[0]
-        return _clamped(self.billed - self.since[1], grown) if grown >= ENOUGH_GROWTH else self.factor
-
     def estimate(self, raw: int) -> int:
         billed = max(self.billed, self.raw)  # never below the raw count, whatever a proxy reports
         if raw < self.raw:
-            return math.ceil(Fraction(raw * billed, self.raw))
-        return billed + math.ceil((raw - self.raw) * self.slope)
+            return -(-raw * billed // self.raw)
+        # In whole numbers: a product of fractions takes as long as all else that an estimate needs.
+        return billed - (self.raw - raw) * self.slope.numerator // self.slope.denominator
 
 
 def _clamped(billed: int, raw: int) -> Fraction:
@@ -68,7 +70,8 @@ class Ledger:
     def __init__(self, counter: Counting | None = None) -> None:
         self.counter: TokenCounter = as_counter(counter)
         self._seen: list[Message] = []
-        self._sums: list[int] = [0]  # never changed in place: `prefix_sums` hands it out
+        self._sums = array("q", [0])  # of the first 0, 1, 2 … messages
+        self._handed_out: Sequence[int] | None = None  # the same, but never changed
         self._tail: object = None
         self._sure = 0
         self._bills: dict[str | None, Bill] = {}
@@ -91,16 +94,28 @@ class Ledger:
         With *known* the caller vouches that the first so many messages equal those of the last call; without, they
         are compared.
         """
-        return (await self.prefix_sums(messages, known=known))[-1]
+        await self._read(messages, known)
+        return self._sums[-1]
 
     async def prefix_sums(self, messages: Sequence[Message], *, known: int | None = None) -> Sequence[int]:
         """The raw tokens of the first 0, 1, 2, … messages: one entry more than there are messages. Read it only."""
+        await self._read(messages, known)
+        if self._handed_out is None:
+            self._handed_out = self._sums[:]
+        return self._handed_out
+
+    async def _read(self, messages: Sequence[Message], known: int | None) -> None:
         now = messages if isinstance(messages, list) else list(messages)
         same = self._agreeing(now, known)
-        if same == len(now) == len(self._seen):
-            self._sure = same
-            return self._sums
-        return await self._counted(list(now), same)
+        if same < len(self._seen):
+            await self._recount(now, same)
+        elif same < len(now):
+            new = now[same:]
+            counts = await self.counter.counts(new)
+            self._seen += new
+            self._sums.extend(itertools.accumulate(counts, initial=self._sums.pop()))
+            self._tail, self._handed_out = _content(new[-1]), None
+        self._sure = len(now)
 
     def _agreeing(self, messages: list[Message], known: int | None) -> int:
         """How many messages, from the first on, are those counted already."""
@@ -109,23 +124,22 @@ class Ledger:
         return _common(messages, self._seen, known or 0)
 
     def _forget_last(self) -> None:
-        self._seen, self._sums = self._seen[:-1], self._sums[:-1]
-        self._tail = _content(self._seen[-1]) if self._seen else None
+        del self._seen[-1:], self._sums[-1:]
+        self._tail, self._handed_out = _content(self._seen[-1]) if self._seen else None, None
         self.rewind(len(self._seen))
 
-    async def _counted(self, messages: list[Message], same: int) -> Sequence[int]:
-        """The sums of *messages*, of which the first *same* and whatever agrees at the end are known."""
+    async def _recount(self, messages: list[Message], same: int) -> None:
+        """Take in *messages*, of which the first *same* and whatever agrees at the end are known."""
         before = self._sums
         kept = _common(messages[same:][::-1], self._seen[same:][::-1])
         counts = await self.counter.counts(messages[same : len(messages) - kept])
         sums = before[:same]
-        sums += itertools.accumulate(counts, initial=before[same])
+        sums.extend(itertools.accumulate(counts, initial=before[same]))
         if kept:
             shift = sums[-1] - before[-kept - 1]
-            sums += [tokens + shift for tokens in before[-kept:]]
-        self._seen, self._sums, self._sure = messages, sums, len(messages)
-        self._tail = _content(messages[-1]) if messages else None
-        return sums
+            sums.extend(tokens + shift for tokens in before[-kept:])
+        self._seen, self._sums = list(messages), sums
+        self._tail, self._handed_out = _content(messages[-1]) if messages else None, None
 
     # Calibration ---------------------------------------------------------------------------------------------
 
@@ -185,12 +199,12 @@ _INPUT = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_token
 
 
 def _billed(usage: object, name: str) -> int:
-    tokens = field(usage, name)
+    tokens = read(usage, name)
     return tokens if isinstance(tokens, int) and tokens > 0 else 0
 
 
 def _content(message: Message) -> object:
-    content = field(message, "content")
+    content = read(message, "content")
     return list(content) if isinstance(content, list) else content
 
 
