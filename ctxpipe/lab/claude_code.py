@@ -77,7 +77,7 @@ def _joined(first: Entry, second: Entry) -> Entry:
     """Both as one message, tool results in front; of a reply's bills the last one is complete."""
     content = sorted([*_content(first.message), *_content(second.message)], key=lambda b: kind(b) != "tool_result")
     message = cast("Message", {"role": first.message["role"], "content": content})
-    return replace(first, message=message, usage=second.usage or first.usage)
+    return replace(first, message=message, usage=second.usage or first.usage, model=first.model or second.model)
 
 
 def _content(message: Message) -> list[Block]:

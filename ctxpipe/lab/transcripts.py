@@ -148,7 +148,7 @@ def _request(records: list[Record], name: str) -> tuple[list[Record], Mapping[st
     """The records that are messages, and what stands beside them: a request's model, system prompt and tools."""
     for record in records:
         if not isinstance(record.value, Mapping):
-            raise TranscriptError(f"{name}, {record.place}: a {type(record.value).__name__} instead of an object")
+            raise TranscriptError(f"{name}, {record.place}: {type(record.value).__name__} instead of an object")
     first = cast("Mapping[str, Any]", records[0].value)
     if _is_header(first):
         return records, first

@@ -1,0 +1,292 @@
+"""Reading recorded conversations: what kind of file it is, what is in it, what is wrong with it."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from histories import conversation, histories, step, text, tool_result, tool_use, user
+from hypothesis import given
+
+from ctxpipe.errors import TranscriptError
+from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript
+from ctxpipe.messages import Message, as_dict, check, tool_calls, tool_results
+
+
+def lines(*values: object) -> str:
+    return "".join(json.dumps(value) + "\n" for value in values)
+
+
+WORK: list[Message] = conversation(user("Go."), step("t1", "bash", {"command": "ls"}, "a.py"), step("t2"))
+
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "How warm is it?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bonn"}'}},
+            {"id": "c2", "type": "function", "function": {"name": "weather", "arguments": "{broken"}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "21 degrees"},
+    {"role": "tool", "tool_call_id": "c2", "content": [{"type": "text", "text": "no such city"}]},
+    {"role": "assistant", "content": "It is 21 degrees."},
+]
+
+
+def code_line(role: str, content: object, **more: object) -> dict[str, Any]:
+    message = {"role": role, "content": content, **({"id": more.pop("id")} if "id" in more else {})}
+    message |= {key: more.pop(key) for key in ("model", "usage") if key in more}
+    return {"type": role, "message": message, **more}
+
+
+# The kinds ----------------------------------------------------------------------------------------------------
+
+
+def test_the_normal_form_is_a_header_and_one_message_per_line() -> None:
+    found = parse_transcript(lines({"type": "header", "id": "x", "model": "m-1", "tools": {"bash": 2}}, *WORK))
+
+    assert (found.format, found.model, found.messages, found.calls) == ("normal form", "m-1", WORK, 2)
+    assert found.tools is None
+
+
+def test_messages_may_stand_one_per_line_or_in_one_array_or_in_a_request() -> None:
+    request = {"model": "m-1", "system": "Be brief.", "tools": [{"name": "bash"}], "messages": WORK}
+
+    for whole in (lines(*WORK), json.dumps(WORK), json.dumps(WORK, indent=2)):
+        assert parse_transcript(whole).messages == WORK
+        assert parse_transcript(whole).format == "Anthropic messages"
+    for whole in (json.dumps(request), json.dumps(request, indent=1), lines(request)):
+        found = parse_transcript(whole)
+        assert (found.messages, found.model, found.system) == (WORK, "m-1", "Be brief.")
+        assert found.tools == [{"name": "bash"}]
+
+
+@given(histories(2))
+def test_any_history_comes_back_as_it_was_written(history: list[Message]) -> None:
+    if not any(message["role"] == "assistant" for message in history):
+        return
+    found = parse_transcript(lines({"type": "header"}, *history))
+
+    assert found.messages == history
+    assert not found.repaired
+
+
+def test_blank_lines_a_byte_order_mark_and_windows_line_ends_do_no_harm(tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + lines(*WORK).replace("\n", "\r\n\r\n").encode())
+
+    assert read_transcript(file).messages == WORK
+
+
+def test_a_file_in_utf_16_with_its_mark_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "t.json"
+    file.write_text(json.dumps(WORK), encoding="utf-16")
+
+    assert read_transcript(file).messages == WORK
+
+
+def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines(*WORK).encode())))
+
+    assert read_transcript("-").messages == WORK
+
+
+def test_a_reply_as_the_api_gave_it_tells_its_bill() -> None:
+    reply = {"type": "message", "role": "assistant", "model": "m-1", "content": [text("Hi.")], "usage": {"x": 1}}
+    found = parse_transcript(lines(user("Hi?"), reply))
+
+    assert found.messages[1] == {"role": "assistant", "content": [text("Hi.")]}
+    assert (found.model, found.usages) == ("m-1", {1: {"x": 1}})
+
+
+# Claude Code --------------------------------------------------------------------------------------------------
+
+
+def session() -> list[dict[str, Any]]:
+    return [
+        {"type": "summary", "summary": "Go."},
+        code_line("user", "Go.", uuid="1", timestamp="2026-01-01T10:00:00.000Z"),
+        code_line("assistant", [{"type": "thinking", "thinking": "hm", "signature": "s"}], id="r1", uuid="2"),
+        code_line("assistant", [tool_use("t1")], id="r1", uuid="3", usage={"input_tokens": 3}, model="claude-x"),
+        code_line("user", [tool_result("t1")], uuid="4", timestamp="2026-01-01T10:00:09Z"),
+        code_line("assistant", [tool_use("t2")], id="r1", uuid="5"),
+        code_line("user", [tool_result("t2")], uuid="6"),
+        code_line("assistant", [text("Done.")], id="r2", uuid="7", timestamp="2026-01-01T10:00:11Z"),
+    ]
+
+
+def test_the_lines_of_one_reply_are_one_message_and_its_results_the_next() -> None:
+    found = parse_transcript(lines(*session()))
+
+    assert found.format == "Claude Code session"
+    assert [message["role"] for message in found.messages] == ["user", "assistant", "user", "assistant"]
+    assert [call.id for call in tool_calls(found.messages)] == ["t1", "t2"]
+    assert [result.tool_use_id for result in tool_results(found.messages)] == ["t1", "t2"]
+    assert not found.repaired
+    assert not check(found.messages)
+    assert (found.model, found.usages) == ("claude-x", {1: {"input_tokens": 3}})
+
+
+def test_times_are_kept_by_message() -> None:
+    found = parse_transcript(lines(*session()))
+
+    assert [found.seconds[i] - found.seconds[0] for i in sorted(found.seconds)] == [0, 9, 11]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (code_line("user", "inner", isSidechain=True), "of a subagent"),
+        (code_line("user", "This session is continued …", isCompactSummary=True), "summary of a compaction"),
+        (code_line("assistant", [text("No.")], model="<synthetic>"), "shown to the user only"),
+        (code_line("user", "Go.", uuid="1"), "repeated"),
+        ({"type": "file-history-snapshot", "snapshot": {}}, "not a message"),
+    ],
+)
+def test_what_the_main_conversation_never_saw_is_left_out_and_counted(line: dict[str, Any], why: str) -> None:
+    plain = parse_transcript(lines(*session()))
+    found = parse_transcript(lines(*session(), line))
+
+    assert found.messages == plain.messages
+    assert found.dropped[why] == plain.dropped.get(why, 0) + 1
+
+
+# OpenAI -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whole", [json.dumps(CHAT), json.dumps({"model": "gpt", "messages": CHAT}), lines(*CHAT)])
+def test_a_chat_becomes_messages_with_its_calls_and_results_in_pairs(whole: str) -> None:
+    found = parse_transcript(whole)
+
+    assert found.format == "OpenAI chat"
+    assert not found.repaired
+    assert not check(found.messages)
+    assert [(call.name, call.input) for call in tool_calls(found.messages)] == [
+        ("weather", {"city": "Bonn"}),
+        ("weather", {"arguments": "{broken"}),
+    ]
+    assert [result.content for result in tool_results(found.messages)] == ["21 degrees", [text("no such city")]]
+    assert [message["role"] for message in found.messages] == ["system", "user", "assistant", "user", "assistant"]
+
+
+def test_a_call_in_the_form_before_tools_finds_its_result() -> None:
+    found = parse_transcript(
+        lines(
+            {"role": "user", "content": "Go."},
+            {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+            {"role": "function", "name": "f", "content": "7"},
+            {"role": "assistant", "content": "Seven."},
+        )
+    )
+
+    assert not found.repaired
+    assert [result.content for result in tool_results(found.messages)] == ["7"]
+
+
+def test_a_picture_in_a_chat_stays_a_picture() -> None:
+    data = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBO"}}
+    link = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+    asked = {"role": "user", "content": [{"type": "text", "text": "What is this?"}, data, link]}
+    found = parse_transcript(lines(asked, {"role": "assistant", "content": "A cat."}))
+
+    assert [as_dict(block).get("source") for block in found.messages[0]["content"][1:]] == [  # type: ignore[index]
+        {"type": "base64", "media_type": "image/png", "data": "iVBO"},
+        {"type": "url", "url": "https://example.org/a.png"},
+    ]
+
+
+# What is broken -----------------------------------------------------------------------------------------------
+
+
+def test_broken_pairs_are_mended_and_counted() -> None:
+    broken = conversation(user("Go."), step("t1"), user(tool_result("gone")), step("t2"))
+    found = parse_transcript(lines(*broken))
+
+    assert found.repaired
+    assert not check(found.messages)
+    assert [result.tool_use_id for result in tool_results(found.messages)] == ["t1", "t2"]
+
+
+def error(raw: bytes | str, tmp_path: Path) -> str:
+    file = tmp_path / "broken.jsonl"
+    file.write_bytes(raw if isinstance(raw, bytes) else raw.encode())
+    with pytest.raises(TranscriptError) as caught:
+        read_transcript(file)
+    told = str(caught.value)
+    assert told.startswith(str(file))
+    assert "\n" not in told
+    return told.removeprefix(str(file))
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        (b"", " is empty"),
+        (b" \n\n", " is empty"),
+        (lines(*WORK)[:-30], ", line 5, column"),
+        (lines(WORK[0]) + "{oops}\n" + lines(WORK[1]), ", line 2, column 2: this is not JSON"),
+        (b'[{"role": "user",\n "content": oops}]', ", line 2, column 13: this is not JSON"),
+        (lines(*WORK).encode() + b'{"role": "\xff"}', ", line 6: this is not UTF-8 text"),
+        (b"\x89PNG\r\n\x1a\n", ", line 1: this is not UTF-8 text"),
+        (lines(WORK[0], 7), ", line 2: int instead of an object"),
+        (lines(WORK[0], {"role": "assistant"}), ", line 2: has no content"),
+        (lines(WORK[0], {"role": "robot", "content": "x"}), ", line 2: has the role 'robot'"),
+        (json.dumps([WORK[0], {"role": "assistant", "content": 7}]), ", message 1: has int as content"),
+        (lines({"messages": WORK}, {"messages": WORK}), ", line 2: a second conversation"),
+        (lines(WORK[0]), " holds no reply of a model"),
+        (lines({"type": "header"}), " holds no reply of a model"),
+        ("[" * 100_000, ", line 1: the JSON is nested too deeply"),
+        ('{"a": 1}', ", line 1: has no role"),
+        (lines(CHAT[2], {"role": "judge", "content": ""}), ", line 2: the role 'judge'"),
+    ],
+)
+def test_what_is_no_transcript_is_told_in_one_sentence_with_file_and_line(
+    raw: bytes | str, told: str, tmp_path: Path
+) -> None:
+    assert told in error(raw, tmp_path)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(TranscriptError, match=r"missing\.jsonl: No such file"):
+        read_transcript(tmp_path / "missing.jsonl")
+
+
+def test_a_folder_is_no_transcript(tmp_path: Path) -> None:
+    with pytest.raises(TranscriptError, match="Is a directory"):
+        read_transcript(tmp_path)
+
+
+def test_a_very_long_line_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "long.jsonl"
+    file.write_text(lines(user("Go."), *step("t1", result="x" * 50_000_000)))
+
+    assert len(str(next(tool_results(read_transcript(file).messages)).content)) == 50_000_000
+
+
+def test_a_transcript_without_tools_or_with_pictures_only_is_a_transcript() -> None:
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"}}
+
+    assert parse_transcript(lines(user("Hi?"), {"role": "assistant", "content": "Hi."})).calls == 1
+    assert parse_transcript(lines(user(picture), {"role": "assistant", "content": "A cat."})).calls == 1
+
+
+@pytest.mark.shared
+def test_every_shared_transcript_is_read_as_it_is(shared: Path) -> None:
+    index = {entry["id"]: entry for entry in json.loads((shared / "transcripts" / "INDEX.json").read_text())}
+    found: dict[str, Transcript] = {
+        file.stem: read_transcript(file) for file in sorted((shared / "transcripts").glob("*.jsonl"))
+    }
+
+    assert found.keys() == index.keys()
+    for name, transcript in found.items():
+        assert transcript.format == "normal form"
+        assert sum(1 for _ in tool_calls(transcript.messages)) == index[name]["n_tool_uses"]
+        assert transcript.repaired or len(transcript.messages) == index[name]["n_messages"]
+        assert not check(transcript.messages)
