@@ -1,0 +1,174 @@
+"""Prompt caching by the published rules, and the bill."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+from histories import conversation, step, user
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxpipe.lab.costs import Bill, CacheRules, CacheUse, PromptCache, Request, bill
+from ctxpipe.messages import Message
+from ctxpipe.prices import Cliff, Prices
+
+TOKENS = 1000  # each message's
+
+
+def sums(messages: list[Message], overhead: float = 0) -> list[float]:
+    return list(accumulate([TOKENS] * len(messages), initial=overhead))
+
+
+def work(calls: int, name: str = "t") -> list[Message]:
+    return conversation(user("Go."), *(step(f"{name}{i}") for i in range(calls)))
+
+
+def sent(cache: PromptCache, messages: list[Message], seconds: float | None = None, overhead: float = 0) -> CacheUse:
+    return cache.request(messages, sums(messages, overhead), seconds)
+
+
+def test_the_first_request_is_written_to_the_cache() -> None:
+    assert sent(PromptCache(), work(1)) == CacheUse(read=0, written=3000)
+
+
+def test_what_was_sent_before_is_read_and_what_is_new_is_written() -> None:
+    cache = PromptCache()
+    sent(cache, work(1))
+
+    assert sent(cache, work(2)) == CacheUse(read=3000, written=2000)
+    assert sent(cache, work(2)) == CacheUse(read=5000, written=0)
+
+
+def test_an_equal_message_is_as_good_as_the_same() -> None:
+    cache = PromptCache()
+    sent(cache, work(1))
+
+    assert sent(cache, [dict(message) for message in work(2)]).read == 3000  # type: ignore[misc]
+
+
+def test_system_prompt_and_tools_stay_cached_when_the_conversation_begins_anew() -> None:
+    cache = PromptCache()
+    sent(cache, work(2), overhead=500)
+
+    assert sent(cache, [user("Other."), *work(2)[1:]], overhead=500) == CacheUse(read=500, written=5000)
+
+
+def test_a_rewrite_costs_what_stands_behind_it() -> None:
+    cache = PromptCache()
+    history = work(3)
+    for calls in range(4):
+        sent(cache, history[: 1 + 2 * calls])
+    changed = [*history[:4], user("changed"), *history[5:]]
+
+    # The longest entry in front of message 4 ends at message 2.
+    assert sent(cache, changed) == CacheUse(read=3000, written=4000)
+
+
+def test_a_prefix_that_no_request_ended_with_is_in_no_entry() -> None:
+    cache = PromptCache()
+    history = work(3)
+    sent(cache, history)
+
+    assert sent(cache, [*history[:4], user("changed")]) == CacheUse(read=0, written=5000)
+
+
+def test_without_a_mark_at_the_change_the_look_back_must_reach_an_entry() -> None:
+    history = work(20)
+
+    def after_change(rules: CacheRules) -> CacheUse:
+        cache = PromptCache(rules)
+        for calls in range(21):
+            sent(cache, history[: 1 + 2 * calls])
+        return sent(cache, [*history[:4], user("changed"), *history[5:]])
+
+    assert after_change(CacheRules(mark_changes=True)).read == 3000
+    assert after_change(CacheRules(mark_changes=False)).read == 0
+
+
+@pytest.mark.parametrize(("calls", "read"), [(9, 3000), (10, 3000), (11, 0)])
+def test_an_entry_is_looked_for_twenty_blocks_back(calls: int, read: int) -> None:
+    cache = PromptCache()
+    sent(cache, work(1))
+
+    assert sent(cache, work(1 + calls)).read == read
+
+
+def test_an_entry_lives_five_minutes_after_its_last_use() -> None:
+    cache = PromptCache()
+    sent(cache, work(1), 0)
+    sent(cache, work(2), 300)
+
+    assert sent(cache, work(3), 600).read == 5000
+    assert sent(cache, work(4), 901) == CacheUse(read=0, written=9000)
+
+
+def test_a_prompt_below_the_minimum_is_neither_read_nor_written() -> None:
+    cache = PromptCache(CacheRules(min_tokens=4000))
+
+    assert sent(cache, work(1)) == CacheUse(0, 0, fresh=3000)
+    assert sent(cache, work(2)) == CacheUse(read=0, written=5000)
+
+
+def test_to_peek_sends_nothing() -> None:
+    cache = PromptCache()
+    sent(cache, work(1))
+
+    assert cache.peek(work(2), sums(work(2))) == cache.peek(work(2), sums(work(2))) == CacheUse(3000, 2000)
+    assert sent(cache, work(2)) == CacheUse(3000, 2000)
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 3), st.integers(0, 400)), max_size=12))
+def test_every_token_of_a_prompt_is_billed_once_and_only_what_is_shared_is_read(
+    turns: list[tuple[int, int, int]],
+) -> None:
+    cache, before, now = PromptCache(), work(0), 0.0
+    for calls, version, pause in turns:
+        now += pause
+        after = work(calls, name=f"v{version}-")
+        use = sent(cache, after, now)
+        shared = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), None)
+        assert use.prompt == TOKENS * len(after)
+        assert use.read <= TOKENS * (min(len(before), len(after)) if shared is None else shared)
+        assert use.read == 0 or pause <= 300
+        before = after
+
+
+# The bill -----------------------------------------------------------------------------------------------------
+
+
+def test_a_bill_adds_up_what_was_read_written_fresh_and_said() -> None:
+    requests = [
+        Request(0, "reply", CacheUse(0, 1000, 200), 10),
+        Request(1, "refetch", CacheUse(1000, 500), 20),
+        Request(1, "summary", CacheUse(1500, 0, 400), 100),
+    ]
+    found = bill(requests, Prices.relative())
+
+    assert found.written == 1.25 * 1500
+    assert found.read == pytest.approx(0.1 * 2500)
+    assert found.fresh == 600
+    assert found.output == 5 * 130
+    assert found.total == pytest.approx(found.read + found.written + found.fresh + found.output)
+    assert (found.requests, found.refetches, found.summaries) == (3, 1, 1)
+    assert found.hit_rate == pytest.approx(2500 / 4600)
+
+
+def test_above_a_cliff_the_whole_request_is_dearer() -> None:
+    prices = Prices(1, 1.25, 2, 0.1, 5, cliffs=(Cliff(1000, 2, 1.5),))
+    below, above = (bill([Request(0, "reply", CacheUse(0, size), 10)], prices) for size in (1000, 1001))
+
+    assert below.total == 1250 + 50
+    assert above.total == 2 * 1.25 * 1001 + 1.5 * 50
+
+
+def test_no_requests_cost_nothing() -> None:
+    assert bill([], Prices.relative()) == Bill()
+    assert Bill().hit_rate == 0
+
+
+def test_bills_of_two_parts_are_the_bill_of_the_whole() -> None:
+    requests = [Request(i, "reply", CacheUse(i, 2 * i, i), i) for i in range(5)]
+    prices = Prices.relative()
+
+    assert bill(requests[:2], prices) + bill(requests[2:], prices) == bill(requests, prices)
