@@ -50,8 +50,8 @@ def charts(report: Report) -> dict[str, object]:
     """The charts of *report* by name, compiled; the page's script gives them their data."""
     import vl_convert
 
-    found = {"tokens": _tokens(report), "cost": _cost(report)}
-    if report.recall:
+    found = {"tokens": _tokens(report), "cost": _cost(report)} if report.turns else {}
+    if report.recall and report.turns:
         found["recall"] = _recall(report)
     return {name: vl_convert.vegalite_to_vega(json.dumps(spec), vl_version=VEGA_LITE) for name, spec in found.items()}
 

@@ -94,6 +94,7 @@ class _Reader:
     _pieces: dict[int, tuple[Message, list[_Piece]]] = field(default_factory=dict)  # by the message's identity
     _tools_called: dict[str, str] = field(default_factory=dict)  # tool names by call id
     _fates: dict[_Key, BlockFate] = field(default_factory=dict)
+    _texts: dict[_Key, str] = field(default_factory=dict)
     _last: Sequence[Message] = ()
 
     def read(self, moment: Moment) -> None:
@@ -105,8 +106,11 @@ class _Reader:
         self.tokens[moment.call] = self._by_kind(moment.after)
 
     def biggest(self) -> tuple[BlockFate, ...]:
-        """The biggest blocks seen."""
-        return tuple(nlargest(BIGGEST, self._fates.values(), key=lambda block: block.tokens))
+        """The biggest blocks seen; of those that say the same, only the first: the others are its readings."""
+        first: dict[str, BlockFate] = {}
+        for key, block in self._fates.items():
+            first.setdefault(self._texts[key], block)
+        return tuple(nlargest(BIGGEST, first.values(), key=lambda block: block.tokens))
 
     def _meet(self, message: Message, call: int) -> None:
         self._tools_called.update((made.id, made.name) for made in tool_calls([message]))
@@ -114,6 +118,7 @@ class _Reader:
             tokens = piece.tokens * self.tokens_per_raw
             fate = BlockFate(piece.name, piece.kind, tokens, call + 1, "still in the context")
             self._fates.setdefault(piece.key, fate)
+            self._texts.setdefault(piece.key, piece.text)
 
     # Tokens ---------------------------------------------------------------------------------------------------
 

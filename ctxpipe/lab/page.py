@@ -23,6 +23,10 @@ TEXT_BYTES = 1_200_000
 """Of the texts of all actions together: the library takes 0.9 MB, and the page is to stay below 3."""
 
 
+FEW = 12
+"""Actions that are listed at once; more only when asked for."""
+
+
 def write_page(path: str | os.PathLike[str], report: Report) -> None:
     """Write the page of *report* to *path*. Raises OSError where that cannot be written."""
     with open(path, "w", encoding="utf-8", newline="\n") as file:
@@ -157,42 +161,36 @@ _DIALOG = """<dialog id="action" aria-labelledby="action-title">
 
 
 def _body(report: Report) -> Iterator[str]:
+    """The sections. Whatever a chart shows stands in a table too."""
     yield f'<h1>{escape(report.title)}</h1>\n<p class="soft">{escape(report.subtitle)}</p>\n'
     if report.facts:
         rows = [(fact.name, fact.with_it, fact.without) for fact in report.facts]
         yield _table("In all", ("", report.policy, report.baseline), rows, range(1, 3))
-    yield from _tokens(report)
-    yield from _actions(report)
-    yield from _costs(report)
+    if report.turns:
+        yield from _tokens(report)
+        yield from _actions(report)
+        yield from _costs(report)
+    else:
+        yield "<p>There was no turn.</p>\n"
     yield from _recall(report)
     yield from _blocks(report)
 
 
 def _tokens(report: Report) -> Iterator[str]:
     baseline = escape(report.baseline)
-    last = len(report.turns)
-    told = (
-        "Tokens of each turn's prompt, stacked by kind, with the actions of the stages marked; the table below has all."
-    )
     yield "<section>\n<h2>Tokens per turn</h2>\n"
     yield (
-        f"<p>What each model call was sent. The dashed line: {baseline}. A mark is a stage's action: choose it to see "
+        f"<p>What each model call was sent; the dashed line: {baseline}. A mark is a stage's action: choose it to see "
         "what it replaced.</p>\n"
     )
-    yield f'<div class="chart" id="tokens" role="img" aria-label="{told}"></div>\n'
+    yield f'<div class="chart" id="tokens" role="img" aria-label="{escape(_told(report))}"></div>\n'
     yield (
-        '<div class="pick"><label for="turn">Turn</label>'
-        f'<input type="range" id="turn" min="1" max="{last}" value="{last}">'
-        f'<label><input type="checkbox" id="compare" checked> {baseline}</label></div>\n'
+        f'<div class="pick"><label for="turn">Turn</label><input type="range" id="turn" min="1" '
+        f'max="{len(report.turns)}" value="{len(report.turns)}">'
+        f'<label><input type="checkbox" id="compare" checked> compare with: {baseline}</label></div>\n'
+        '<div class="readout" id="readout" role="group" aria-label="The chosen turn"></div>\n'
     )
-    yield '<div class="readout" id="readout" role="status"></div>\n'
-    yield '<ul class="kinds" aria-label="Kinds, from the bottom up; choose one to see it alone">\n'
-    for kind, name in KINDS.items():
-        yield (
-            f'<li><button type="button" aria-pressed="false" data-kind="{kind}">'
-            f'<span class="swatch" style="background: var(--{kind})"></span>{name}</button></li>\n'
-        )
-    yield "</ul>\n"
+    yield from _kinds()
     rows = [
         (str(number), *(f"{turn.tokens.get(kind, 0):,.0f}" for kind in KINDS), *_sums(turn), turn.label)
         for number, turn in enumerate(report.turns, 1)
@@ -200,6 +198,27 @@ def _tokens(report: Report) -> Iterator[str]:
     header = ("turn", *KINDS.values(), "in all", report.baseline, "what the model did")
     yield _details("Table: tokens per turn", _table("Tokens per turn and kind", header, rows, range(12)))
     yield "</section>\n"
+
+
+def _told(report: Report) -> str:
+    """The chart of tokens for who cannot see it."""
+    last, largest = report.turns[-1].total, max(turn.total for turn in report.turns)
+    without = max(turn.tokens_without for turn in report.turns)
+    return (
+        f"Tokens of {len(report.turns):,} turns, stacked by kind: at most {largest:,.0f}, at the end {last:,.0f}; "
+        f"{report.baseline}: at most {without:,.0f}. The table below has them all."
+    )
+
+
+def _kinds() -> Iterator[str]:
+    """What the colours mean, in the order of the stack; a kind can be shown alone, so that nothing hangs on colour."""
+    yield '<ul class="kinds" aria-label="Kinds, from the top down; choose one to see it alone">\n'
+    for kind, name in reversed(KINDS.items()):
+        yield (
+            f'<li><button type="button" aria-pressed="false" data-kind="{kind}">'
+            f'<span class="swatch" style="background: var(--{kind})"></span>{name}</button></li>\n'
+        )
+    yield "</ul>\n"
 
 
 def _sums(turn: PageTurn) -> tuple[str, str]:
@@ -221,7 +240,7 @@ def _actions(report: Report) -> Iterator[str]:
     table = (
         f"<table><caption>What each stage did</caption><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>"
     )
-    yield _details(f"Table: {len(acted):,} actions", _scrolled(table, "Actions"))
+    yield _details(f"Table: {len(acted):,} actions", _scrolled(table, "Actions"), opened=len(acted) <= FEW)
     yield "</section>\n"
 
 
@@ -270,8 +289,8 @@ def _blocks(report: Report) -> Iterator[str]:
     yield "</section>\n"
 
 
-def _details(name: str, content: str) -> str:
-    return f"<details><summary>{escape(name)}</summary>\n{content}</details>\n"
+def _details(name: str, content: str, *, opened: bool = False) -> str:
+    return f"<details{' open' if opened else ''}><summary>{escape(name)}</summary>\n{content}</details>\n"
 
 
 def _table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:

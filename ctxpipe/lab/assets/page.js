@@ -181,4 +181,4 @@ async function start() {
   document.documentElement.dataset.drawn = performance.now().toFixed(0);
 }
 
-start();
+if (report.turns.length) start();

@@ -1,0 +1,280 @@
+"""The page of a report: as text, and in a real Chromium that nothing leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+from selenium.webdriver import ActionChains, Chrome
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.wait import WebDriverWait
+
+from ctxpipe import ContextPipeline, DirectOffload
+from ctxpipe.lab.page import page, write_page
+from ctxpipe.lab.report import KINDS, Action, BlockFate, PageTurn, RecallPoint, Replaced, Report
+from ctxpipe.lab.reporting import replayed_report
+from ctxpipe.lab.transcripts import Transcript, parse_transcript
+from ctxpipe.lab.workbench import Workbench
+
+HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><!-- \u2028 \" ' & \ud800"
+SWITCHES = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--window-size=1200,900",
+)
+
+
+def transcript(turns: int = 8, text: str = "x = 1\n" * 400) -> Transcript:
+    """An agent that reads a file in each turn."""
+    messages: list[object] = [{"role": "user", "content": f"Read them all. {HOSTILE}"}]
+    for turn in range(turns):
+        call = {"type": "tool_use", "id": f"t{turn}", "name": "Read", "input": {"path": f"f{turn}.py"}}
+        result = {"type": "tool_result", "tool_use_id": f"t{turn}", "content": f"file {turn}\n{text}{HOSTILE}"}
+        messages += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    messages.append({"role": "assistant", "content": "All read."})
+    return parse_transcript(json.dumps({"system": "Be brief.", "messages": messages}), "a-conversation")
+
+
+def with_offload(bench: Workbench) -> ContextPipeline:
+    return ContextPipeline([DirectOffload(bench.storage)])
+
+
+def without(_: Workbench) -> ContextPipeline:
+    return ContextPipeline()
+
+
+@pytest.fixture(scope="module")
+def replayed() -> Report:
+    """A replay through a pipeline that offloads."""
+    recall = [RecallPoint("keep last", 1000.0, 0.4), RecallPoint("oracle", 1000.0, 0.9, oracle=True)]
+    return anyio.run(lambda: replayed_report(transcript(), with_offload, without, recall=recall))
+
+
+def long_report(turns: int = 500) -> Report:
+    """As many turns as the page must bear, each with an action on a long text."""
+    original = "".join(f"line {n}: something that a tool has printed, more or less\n" for n in range(300))
+    swap = Replaced("result of Read", original, "[Content offloaded to: /there/t.md]", "/there/t.md", 4000.0, 12.0)
+    action = Action("BatchOffload", "changed", "1 block moved to files", 3988.0, (swap,))
+    made = [
+        PageTurn(dict.fromkeys(KINDS, 100.0 * turn), 4000.0 * turn, 0.01, 0.05, "Read", (action,))
+        for turn in range(1, turns + 1)
+    ]
+    blocks = tuple(BlockFate("result of Read", "results", 4000.0, turn, "moved") for turn in range(1, 16))
+    return Report("A long conversation", tuple(made), unit="dollars", blocks=blocks)
+
+
+# As text ------------------------------------------------------------------------------------------------------
+
+
+def test_no_text_of_a_transcript_becomes_markup():
+    replaced = Replaced(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 2.0, 1.0)
+    turn = PageTurn({"user": 5.0}, 6.0, label=HOSTILE, actions=(Action(HOSTILE, HOSTILE, HOSTILE, 1.0, (replaced,)),))
+    blocks = (BlockFate(HOSTILE, "user", 5.0, 1, HOSTILE),)
+    recall = (RecallPoint(HOSTILE, 10.0, 0.5),)
+    report = Report(HOSTILE, (turn,), HOSTILE, HOSTILE, HOSTILE, HOSTILE, recall=recall, blocks=blocks)
+
+    written = page(report)
+
+    assert "<img" not in written
+    assert written.count("</script>") == 4  # data, charts, the library, our own
+
+
+def test_a_report_without_turns_says_so():
+    assert "There was no turn." in page(Report("Nothing", ()))
+
+
+def test_every_figure_stands_in_a_table():
+    written = page(long_report(3))
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", written)
+
+    assert {"300", "2,700", "12,000", "$0.0300", "$0.1500", "3,988"} <= set(cells)
+
+
+def test_a_page_of_500_turns_stays_below_3_megabytes():
+    size = len(page(long_report()).encode())
+
+    print(f"500 turns: {size:,} bytes")
+    assert size < 3_000_000
+
+
+# In a browser -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("there is no Chromium with its driver: apt-get install chromium chromium-driver")
+    options = Options()
+    options.binary_location = chromium
+    for switch in (*SWITCHES, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(switch)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    with Chrome(options=options, service=Service(driver)) as chrome:
+        yield chrome
+
+
+Show = Callable[[Report], Chrome]
+
+
+@pytest.fixture
+def show(browser: Chrome, tmp_path: Path) -> Show:
+    """Opens the page of a report, and waits until it is drawn."""
+
+    def open_page(report: Report) -> Chrome:
+        write_page(tmp_path / "page.html", report)
+        for kind in ("browser", "performance"):
+            browser.get_log(kind)  # what another page has left
+        browser.get((tmp_path / "page.html").as_uri())
+        WebDriverWait(browser, 30).until(lambda chrome: drawn(chrome) is not None)
+        return browser
+
+    return open_page
+
+
+def drawn(chrome: Chrome) -> str | None:
+    """Milliseconds from opening the page until everything was drawn."""
+    found = chrome.execute_script("return document.documentElement.dataset.drawn ?? null")
+    return None if found is None else str(found)
+
+
+def text_of(chrome: Chrome, selector: str) -> str:
+    return str(chrome.find_element(By.CSS_SELECTOR, selector).get_property("textContent"))
+
+
+def mark(chrome: Chrome, number: int = 0) -> object:
+    return chrome.find_elements(By.CSS_SELECTOR, "#tokens .mark-symbol.role-mark path")[number]
+
+
+def test_three_charts_are_drawn_and_the_console_stays_empty(show: Show, replayed: Report):
+    chrome = show(replayed)
+
+    for name in ("tokens", "cost", "recall"):
+        box = chrome.find_element(By.CSS_SELECTOR, f"#{name} svg").rect
+        assert box["width"] > 500
+        assert box["height"] > 150
+    assert len(chrome.find_elements(By.CSS_SELECTOR, "#tokens .mark-symbol.role-mark path")) == 8
+    assert chrome.get_log("browser") == []
+
+
+def test_nothing_is_asked_of_any_network(show: Show, replayed: Report):
+    chrome = show(replayed)
+
+    events = [json.loads(entry["message"])["message"] for entry in chrome.get_log("performance")]
+    asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    assert len(asked) == 1
+    assert asked[0].startswith("file://")
+
+
+def test_text_of_a_transcript_stays_text(show: Show, replayed: Report):
+    report = dataclasses.replace(replayed, title=HOSTILE)
+    chrome = show(report)
+    chrome.execute_script("arguments[0].click()", chrome.find_element(By.CSS_SELECTOR, "button[data-action]"))
+
+    assert chrome.find_elements(By.TAG_NAME, "img") == []
+    assert chrome.title != "owned"
+    assert "<img src=x onerror=" in text_of(chrome, "#action pre.original")
+
+
+def test_hovering_shows_the_turn(show: Show, replayed: Report):
+    chrome = show(replayed)
+    plot = chrome.find_element(By.CSS_SELECTOR, "#tokens svg")
+
+    ActionChains(chrome).move_to_element(plot).perform()
+
+    assert re.match(r"Turn [456]: [\d,]+ tokens", text_of(chrome, "#tokens .tip"))
+    assert re.match(r"Turn [456]: Read", text_of(chrome, "#readout h3"))
+    assert "DirectOffload: changed" in text_of(chrome, "#readout")
+
+
+def test_a_click_on_an_action_shows_the_placeholder_and_what_it_replaced(show: Show, replayed: Report):
+    chrome = show(replayed)
+
+    ActionChains(chrome).click(mark(chrome, 2)).perform()
+
+    assert text_of(chrome, "#action-title") == "Turn 4: DirectOffload changed"
+    assert text_of(chrome, "#action pre.placeholder").startswith("[Tool result offloaded to file: /ctxpipe/")
+    assert text_of(chrome, "#action pre.original").startswith("file 2\nx = 1\n")
+
+
+def test_the_keyboard_reaches_a_turn_its_action_and_the_way_back(show: Show, replayed: Report):
+    chrome = show(replayed)
+
+    def focused() -> str:
+        return str(chrome.execute_script("const at = document.activeElement; return at.id || at.textContent"))
+
+    def press(*keys: str) -> None:
+        ActionChains(chrome).send_keys(*keys).perform()
+
+    for _ in range(10):
+        if focused() == "turn":
+            break
+        press(Keys.TAB)
+    assert focused() == "turn"
+    press(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+    assert text_of(chrome, "#readout h3") == "Turn 7: Read"
+    press(Keys.TAB, Keys.TAB)
+    assert focused().startswith("DirectOffload: changed")
+    press(Keys.ENTER)
+    assert text_of(chrome, "#action-title") == "Turn 7: DirectOffload changed"
+    press(Keys.ESCAPE)
+    assert focused().startswith("DirectOffload: changed")
+
+
+def test_a_kind_can_be_shown_alone(show: Show, replayed: Report):
+    chrome = show(replayed)
+    button = chrome.find_element(By.CSS_SELECTOR, "button[data-kind=results]")
+    button.click()
+
+    def faint() -> int:
+        return len(chrome.find_elements(By.CSS_SELECTOR, '#tokens .mark-area path[opacity="0.15"]'))
+
+    WebDriverWait(chrome, 10).until(lambda _: faint() == len(KINDS) - 1)
+    assert button.get_attribute("aria-pressed") == "true"
+
+
+@pytest.mark.parametrize(("scheme", "paper"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(21, 24, 27)")])
+def test_the_page_is_as_light_or_dark_as_its_reader_likes(show: Show, scheme: str, paper: str):
+    chrome = show(long_report(3))
+
+    wish = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", wish)
+
+    assert chrome.execute_script("return getComputedStyle(document.body).backgroundColor") == paper
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen(show: Show):
+    chrome = show(long_report(40))
+    phone = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+    chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    try:
+        chrome.refresh()
+        WebDriverWait(chrome, 30).until(lambda _: drawn(chrome) is not None)
+        assert chrome.execute_script("return document.documentElement.scrollWidth") == 360
+        assert 250 < chrome.find_element(By.CSS_SELECTOR, "#tokens svg").rect["width"] <= 360
+    finally:
+        chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_500_turns_are_drawn(show: Show):
+    chrome = show(long_report())
+
+    print(f"500 turns: drawn {drawn(chrome)} ms after the page was opened")
+    assert len(chrome.find_elements(By.CSS_SELECTOR, "#tokens .mark-symbol.role-mark path")) == 500
+    assert chrome.get_log("browser") == []
