@@ -22,6 +22,8 @@ from .lab import tune as tuning
 from .lab.batch import FileReplay, Workers, replay_files, workers
 from .lab.cluster import cluster
 from .lab.config import read_config
+from .lab.page import write_page
+from .lab.paging import Pages, page_paths
 from .lab.policies import POLICIES, WINDOW, policies
 from .lab.printing import (
     LEGEND,
@@ -31,6 +33,7 @@ from .lab.printing import (
     print_json,
     print_line,
     print_table,
+    tell,
     tuned_text,
     unit,
 )
@@ -79,6 +82,13 @@ def replay(
     refetch: Refetch = True,
     processes: Processes = None,
     scheduler: Scheduler = "",
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a page: the last policy beside the first, turn by turn. Of several files each gets a page of "
+            "its own, named after both: report-FILE.html for report.html.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Replay conversations through a pipeline, turn by turn as in life: what they cost, what the agent still sees.
@@ -88,9 +98,13 @@ def replay(
     with _told():
         prices = _prices(model, read)
         makers = _makers(compare, preset, config, prices)
+        first, *_, last = *makers, *makers
+        pages = Pages(last, first, prices if model else None) if html else None
         with _hands(scheduler, processes, len(files)) as hands:
-            done = _replayed(files, makers, Settings(refetch=refetch), hands)
-        _print_replays(done, prices, model, next(iter(makers)), as_json=as_json)
+            done = _replayed(files, makers, Settings(refetch=refetch), hands, pages)
+        _print_replays(done, prices, model, first, as_json=as_json)
+        if html:
+            _write_pages(html, done)
     raise typer.Exit(FAILED if any(file.error for file in done) else 0)
 
 
@@ -112,11 +126,27 @@ def _hands(scheduler: str, processes: int | None, files: int) -> AbstractContext
 
 
 def _replayed(
-    files: Sequence[str], makers: Mapping[str, PipelineMaker], settings: Settings, hands: Workers
+    files: Sequence[str], makers: Mapping[str, PipelineMaker], settings: Settings, hands: Workers, pages: Pages | None
 ) -> list[FileReplay]:
     with _progress() as progress:
         task = progress.add_task("replaying", total=len(set(files)))
-        return replay_files(files, makers, settings, hands=hands, progress=lambda _file: progress.advance(task))
+
+        def advance(_file: FileReplay) -> None:
+            progress.advance(task)
+
+        return replay_files(files, makers, settings, hands=hands, pages=pages, progress=advance)
+
+
+def _write_pages(html: Path, done: Sequence[FileReplay]) -> None:
+    reports = {file.path: file.report for file in done if file.report is not None}
+    for file, path in page_paths(html, [found.path for found in done]).items():
+        if file not in reports:
+            continue
+        try:
+            write_page(path, reports[file])
+        except OSError as error:
+            raise SettingsError(f"{path}: {error.strerror or error}") from error
+        tell(f"page: {path}")
 
 
 def _progress() -> Progress:

@@ -13,7 +13,10 @@ from typing import TypeAlias
 
 from ..errors import CtxpipeError
 from .atoms import AtomIndex
+from .moments import Moment
+from .paging import Pages
 from .replay import PipelineMaker, Replay, Settings, replay
+from .report import Report
 from .transcripts import STDIN, Format, read_bytes, read_transcript
 
 __all__ = ["FileReplay", "Workers", "replay_file", "replay_files", "workers"]
@@ -34,28 +37,38 @@ class FileReplay:
     calls: int = 0
     repaired: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
+    report: Report | None = None
 
 
-def replay_file(path: str, makers: _Makers, settings: _Settings = None, raw: bytes | None = None) -> FileReplay:
+def replay_file(
+    path: str,
+    makers: _Makers,
+    settings: _Settings = None,
+    raw: bytes | None = None,
+    pages: Pages | None = None,
+) -> FileReplay:
     """Replay the conversation at *path* through each of *makers*; *settings* may differ by the maker's name.
 
-    *raw* is what the file holds, where that has been read. Whatever goes wrong is told in the result's error.
+    *raw* is what the file holds, where that has been read; *pages* asks for the report of a page. Whatever goes wrong
+    is told in the result's error.
     """
+    import anyio
+
     try:
-        return _replays(path, makers, settings, raw)
+        return anyio.run(_replays, path, makers, settings, raw, pages)
     except Exception as error:  # noqa: BLE001  one file must not end the run of the others
         return FileReplay(path, error=_told(path, error))
 
 
-def _replays(path: str, makers: _Makers, settings: _Settings, raw: bytes | None) -> FileReplay:
-    import anyio
-
+async def _replays(
+    path: str, makers: _Makers, settings: _Settings, raw: bytes | None, pages: Pages | None
+) -> FileReplay:
     transcript = read_transcript(path, raw)
-    index = AtomIndex()
-    replays = {}
+    index, moments, replays = AtomIndex(), list[Moment](), dict[str, Replay]()
+    chosen = {name: settings.get(name) if isinstance(settings, Mapping) else settings for name in makers}
     for name, make in makers.items():
-        chosen = settings.get(name) if isinstance(settings, Mapping) else settings
-        replays[name] = anyio.run(replay, transcript, make, chosen, index)
+        watch = moments.append if pages and name == pages.ours else None
+        replays[name] = await replay(transcript, make, chosen[name], index, watch)
     return FileReplay(
         path,
         replays,
@@ -64,6 +77,7 @@ def _replays(path: str, makers: _Makers, settings: _Settings, raw: bytes | None)
         calls=transcript.calls,
         repaired=len(transcript.repaired),
         dropped=transcript.dropped,
+        report=await pages.report(transcript, replays, moments, chosen[pages.ours], index) if pages else None,
     )
 
 
@@ -74,17 +88,19 @@ def replay_files(
     *,
     processes: int | None = None,
     hands: Workers | None = None,
+    pages: Pages | None = None,
     progress: Callable[[FileReplay], object] | None = None,
 ) -> list[FileReplay]:
     """Replay each file through each maker, in the order of *paths*. A file that cannot be replayed stops no other.
 
     With more than one of *processes* (default: one for each processor), or with *hands* that are there already, the
-    makers must be picklable, as `Policy` is. *progress* is called with each file that is done, in whatever order.
+    makers must be picklable, as `Policy` is. *pages* asks for the report of a page for each file. *progress* is
+    called with each file that is done, in whatever order.
     """
     distinct = sorted(set(paths), key=_size, reverse=True)
     done: dict[str, FileReplay] = {}
     with nullcontext(hands) if hands else workers(min(processes or os.cpu_count() or 1, len(distinct))) as chosen:
-        for found in _replayed(distinct, makers, settings, chosen):
+        for found in _replayed(distinct, _Job(makers, settings, pages), chosen):
             done[found.path] = found
             if progress is not None:
                 progress(found)
@@ -138,16 +154,28 @@ def _leave_interruptions_to_the_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _replayed(paths: Sequence[str], makers: _Makers, settings: _Settings, hands: Workers) -> Iterator[FileReplay]:
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is done with each file."""
+
+    makers: _Makers
+    settings: _Settings
+    pages: Pages | None
+
+    def __call__(self, path: str, raw: bytes | None = None) -> FileReplay:
+        return replay_file(path, self.makers, self.settings, raw, self.pages)
+
+
+def _replayed(paths: Sequence[str], job: _Job, hands: Workers) -> Iterator[FileReplay]:
     if hands.pool is None:
-        yield from (replay_file(path, makers, settings) for path in paths)
+        yield from map(job, paths)
         return
     waiting: dict[Future[FileReplay], str] = {}
     for path in paths:
         if len(waiting) >= hands.at_once:
             yield from _finished(waiting)
         try:
-            waiting[_submitted(hands.pool, path, makers, settings, hands.far)] = path
+            waiting[_submitted(hands.pool, job, path, hands.far)] = path
         except (CtxpipeError, BrokenExecutor) as error:
             yield FileReplay(path, error=_told(path, error))
     while waiting:
@@ -159,9 +187,9 @@ def _finished(waiting: dict[Future[FileReplay], str]) -> Iterator[FileReplay]:
         yield _outcome(waiting.pop(future), future)
 
 
-def _submitted(pool: Executor, path: str, makers: _Makers, settings: _Settings, far: bool) -> Future[FileReplay]:
+def _submitted(pool: Executor, job: _Job, path: str, far: bool) -> Future[FileReplay]:
     raw = read_bytes(path) if far or path == STDIN else None  # a worker has another standard input
-    return pool.submit(replay_file, path, makers, settings, raw)
+    return pool.submit(job, path, raw)
 
 
 def _outcome(path: str, future: Future[FileReplay]) -> FileReplay:

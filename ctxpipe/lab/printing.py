@@ -23,6 +23,7 @@ __all__ = [
     "print_json",
     "print_line",
     "print_table",
+    "tell",
     "tuned_text",
     "unit",
 ]
@@ -197,7 +198,12 @@ def _test_text(tuned: Tuned) -> str:
 
 def print_line(text: str) -> None:
     """Print *text* as it stands."""
-    _console().print(Text(text))
+    _console().print(Text(text), soft_wrap=True)
+
+
+def tell(text: str) -> None:
+    """Say on standard error what was done beside what is printed."""
+    Console(stderr=True).print(Text(text), soft_wrap=True)
 
 
 def print_json(value: object) -> None:
@@ -207,7 +213,7 @@ def print_json(value: object) -> None:
 
 def complain(text: str) -> None:
     """Say on standard error what went wrong."""
-    Console(stderr=True).print(Text(f"ctxpipe: {text}"), soft_wrap=True)
+    tell(f"ctxpipe: {text}")
 
 
 def one_line(text: str, most: int = 80) -> str:
