@@ -4,7 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .edits.fold import fold_files
     from .edits.repair import repair
     from .edits.truncate import truncate_conversation
     from .errors import CtxpipeError, InvalidHistory, SettingsError, StorageError, SummaryFailed, VocabularyError
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from .session import Session
     from .stage import Change, Intent, Skip, Stage, Turn
     from .stages.compact import Compact, CompactResult, compact_messages, load_archive, restore_files
+    from .stages.fold import Folded, Folder, fold_files
     from .stages.gates import Gate, RatioGate, RentOrBuyGate
     from .stages.offload import (
         BatchOffload,
@@ -44,6 +44,8 @@ __all__ = [
     "CtxpipeError",
     "Detail",
     "DirectOffload",
+    "Folded",
+    "Folder",
     "Gate",
     "Intent",
     "InvalidHistory",
@@ -99,7 +101,6 @@ __all__ = [
 
 # A name is imported when it is first asked for: `import ctxpipe` costs a few milliseconds.
 _NAMES = {
-    ".edits.fold": "fold_files",
     ".edits.repair": "repair",
     ".edits.truncate": "truncate_conversation",
     ".errors": "CtxpipeError InvalidHistory SettingsError StorageError SummaryFailed VocabularyError",
@@ -111,6 +112,7 @@ _NAMES = {
     ".session": "Session",
     ".stage": "Change Intent Skip Stage Turn",
     ".stages.compact": "Compact CompactResult compact_messages load_archive restore_files",
+    ".stages.fold": "Folded Folder fold_files",
     ".stages.gates": "Gate RatioGate RentOrBuyGate",
     ".stages.offload": "BatchOffload DirectOffload OffloadResult OffloadedMessage "
     "offload_tool_result offload_tool_results",

@@ -179,6 +179,20 @@ def test_macros_do_not_hide_what_cpp_defines(export: str) -> None:
     assert {"A", "m"} <= set(names("a.cpp", source))
 
 
+def test_macros_do_not_hide_what_c_defines() -> None:
+    source = "MY_INTERNAL int\nset(struct a *x, int y)\n{\n    return 1;\n}\n\nMY_API PyObject *\nget(void)\n{\n}\n"
+
+    assert names("a.c", source) == ["set", "get"]
+
+
+def test_blanking_never_costs_a_name_that_is_there_without() -> None:
+    source = (
+        "#if A\nint one(void) {\n#else\nint two(int x) {\n#endif\n    return 1;\n}\nint three(void) { return 3; }\n"
+    )
+
+    assert {"one", "two", "three"} <= set(names("a.c", source))
+
+
 @given(st.text(alphabet="#if endAB_(){};\\\n \tclassx:", max_size=200))
 def test_without_macros_every_character_keeps_its_place(source: str) -> None:
     blanked = without_macros(source)
@@ -346,6 +360,12 @@ METHODS = """\
 )
 def test_a_view_may_begin_in_the_middle(path: str, view: str) -> None:
     assert names(path, view) == ["one", "two"]
+
+
+def test_the_calls_of_a_view_that_begins_in_the_middle_are_no_methods() -> None:
+    view = "    } else if (isList(a)) {\n      die(28)\n      return check(a)\n    }\n  }\n\n  one(): void {\n  }\n}\n"
+
+    assert names("a.ts", view) == ["one"]
 
 
 # Merging, formatting, dropping ------------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ import pickle
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 import anyio
 from anyio import to_process
@@ -100,7 +100,7 @@ class Folder:
         return outline if len(fold.format_file(path, outline)) < len(text) else ()
 
     async def _definitions(self, files: Files) -> list[Definitions]:
-        keys = [_key(path, text) for path, text in files]
+        keys = [await _key(path, text) for path, text in files]
         known = {key: _memo().get(key) for key in keys if key is not None}
         new = {key: file for key, file in zip(keys, files, strict=True) if key is not None and known[key] is None}
         few = sum(len(text) for _, text in new.values()) <= self.inline_chars
@@ -117,10 +117,11 @@ def _memo() -> Memo[Key, Definitions]:
     return Memo(MEMO_BYTES)
 
 
-def _key(path: str, text: str) -> Key | None:
+async def _key(path: str, text: str) -> Key | None:
     language = language_of(path)
     if language is None:
         return None
+    await checkpoint()
     return language.name, hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
@@ -137,8 +138,8 @@ async def _read_here(files: Files) -> list[Definitions]:
 # The worker process -----------------------------------------------------------------------------------------------
 
 _WORKER = (
-    "import pickle, sys; sys.path[:], files = pickle.load(sys.stdin.buffer);"
-    "from ctxpipe.stages.fold import serve; serve(files)"
+    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer);"
+    "from ctxpipe.stages.fold import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
 )
 _READY = b"ready\n"
 
@@ -149,10 +150,9 @@ async def _read_apart(files: Files) -> list[Definitions]:
     Not by `anyio.to_process`: its workers import the caller's main module, so that a script without a guard runs a
     second time, model calls and all, and they look for modules in the current folder, which may be any repository.
     """
-    request = pickle.dumps((sys.path, list(files)), protocol=5)
     try:
         async with to_process.current_default_process_limiter():
-            answer = await _asked(request)
+            answer = await _asked(files)
     except (OSError, anyio.BrokenResourceError, NotImplementedError) as error:  # the last from a loop on Windows
         return await _read_without_worker(files, error)
     ready, *lines = answer.splitlines(keepends=True) or [b""]
@@ -165,8 +165,8 @@ async def _read_apart(files: Files) -> list[Definitions]:
     return found
 
 
-async def _asked(request: bytes) -> bytes:
-    """What a worker says to *request*, as far as it comes."""
+async def _asked(files: Files) -> bytes:
+    """What a worker says about *files*, as far as it comes."""
     answer = bytearray()
     with anyio.move_on_after(PATIENCE_SECONDS):
         with anyio.CancelScope(shield=True):  # a start that is cancelled half-way leaves a process nobody waits for
@@ -175,7 +175,8 @@ async def _asked(request: bytes) -> bytes:
             )
         async with worker:
             if worker.stdin is not None and worker.stdout is not None:
-                await worker.stdin.send(request)
+                for each in (sys.path, *files):
+                    await worker.stdin.send(pickle.dumps(each, protocol=5))
                 await worker.stdin.aclose()
                 async for chunk in worker.stdout:
                     answer += chunk
@@ -192,11 +193,20 @@ async def _read_without_worker(files: Files, reason: object) -> list[Definitions
     return await _read_here(files)
 
 
-def serve(files: Files) -> None:
+def serve(given: IO[bytes], answers: IO[bytes]) -> None:
     """The worker's part: a line for each file, as soon as it is read."""
-    sys.stdout.buffer.write(_READY)
-    sys.stdout.buffer.flush()
+    files = list(_received(given))  # all of them before the first answer, or each side waits for the other to read
+    answers.write(_READY)
+    answers.flush()
     for path, text in files:
         found = [(each.type, each.name, each.line) for each in definitions(path, text) or ()]
-        sys.stdout.buffer.write(json.dumps(found).encode() + b"\n")
-        sys.stdout.buffer.flush()
+        answers.write(json.dumps(found).encode() + b"\n")
+        answers.flush()
+
+
+def _received(given: IO[bytes]) -> Iterator[tuple[str, str]]:
+    while True:
+        try:
+            yield pickle.load(given)  # noqa: S301 - from the process that started this one
+        except EOFError:
+            return
