@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..messages import MAX_CACHE_MARKS, THINKING, as_dict, blocks, field, is_blank, kind
+from ..messages import MAX_CACHE_MARKS, THINKING, as_dict, cache_marks, field, is_blank, kind
 
 __all__ = ["with_breakpoints"]
 
@@ -18,33 +18,26 @@ def with_breakpoints(body: Mapping[str, Any], limit: int) -> dict[str, Any]:
     They go, in this order, to the end of the prompt, which the next turn reads; to the end of the prompt before that,
     so that the look-back of 20 blocks finds it however much was appended; and behind the system prompt or the tools,
     which other conversations share. A request that asks for automatic caching, or has marks in its messages, decides
-    for itself there.
+    for itself there. *body* is not modified.
     """
-    free = min(limit, MAX_CACHE_MARKS - sum(1 for _ in _marks(body)))
-    marked = dict(body)
-    messages = list(body.get("messages", ()))
-    if not field(body, "cache_control") and not any(field(b, "cache_control") for m in messages for b in _held(m)):
-        for index in _ends(messages)[: max(0, free)]:
-            messages[index] = _with_mark(messages[index])
-            free -= 1
-        marked["messages"] = messages
-    shared = next((name for name in ("system", "tools") if body.get(name)), None)
-    if free > 0 and shared and not any(field(block, "cache_control") for block in _as_blocks(body[shared])):
-        marked[shared] = _last_marked(_as_blocks(body[shared]))
-    return marked
+    messages = body.get("messages", ())
+    marked = sum(sum(1 for _ in cache_marks(message)) for message in messages)
+    shared = {name: _as_blocks(body[name]) for name in ("system", "tools") if body.get(name)}
+    marked_shared = sum(_is_marked(block) for held in shared.values() for block in held)
+    automatic = bool(field(body, "cache_control"))
+    free = min(limit, MAX_CACHE_MARKS - marked - marked_shared - automatic)
+    changed = dict(body)
+    ends = [] if automatic or marked else _ends(messages)[: max(0, free)]
+    if ends:
+        changed["messages"] = [_with_mark(message) if i in ends else message for i, message in enumerate(messages)]
+    if shared and not marked_shared and free > len(ends):
+        name = next(iter(shared))
+        changed[name] = _last_marked(shared[name])
+    return changed
 
 
-def _marks(body: Mapping[str, Any]) -> Iterator[object]:
-    if field(body, "cache_control"):
-        yield body
-    for name in ("system", "tools"):
-        yield from (block for block in _as_blocks(body.get(name) or ()) if field(block, "cache_control"))
-    for message in body.get("messages", ()):
-        yield from (block for block in _held(message) if field(block, "cache_control"))
-
-
-def _held(message: Any) -> Sequence[object]:
-    return blocks(message)
+def _is_marked(block: object) -> bool:
+    return bool(field(block, "cache_control"))
 
 
 def _ends(messages: Sequence[Any]) -> list[int]:

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from histories import assistant, conversation, histories, step, text, thinking, tool_result, tool_use, user
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxpipe.edits.breakpoints import with_breakpoints
+from ctxpipe.messages import Message, cache_marks
+from ctxpipe.testing import Model, problems
+
+MARK = {"cache_control": {"type": "ephemeral"}}
+
+
+def request(*parts: Any, **more: Any) -> dict[str, Any]:
+    return {"model": "m", "max_tokens": 9, "messages": conversation(*parts), **more}
+
+
+def marked_messages(body: dict[str, Any]) -> list[int]:
+    return [index for index, message in enumerate(body["messages"]) if any(cache_marks(message))]
+
+
+def test_the_ends_of_this_prompt_and_the_one_before_are_marked_first() -> None:
+    body = request(user("go"), step("t1"), step("t2"), system="Be brief.")
+
+    changed = with_breakpoints(body, 2)
+
+    assert marked_messages(changed) == [2, 4]
+    assert changed["system"] == "Be brief."
+
+
+def test_a_third_mark_goes_behind_the_system_prompt() -> None:
+    changed = with_breakpoints(request(user("go"), step("t1"), system="Be brief."), 3)
+
+    assert changed["system"] == [{**text("Be brief."), **MARK}]
+
+
+def test_without_a_system_prompt_it_goes_behind_the_tools() -> None:
+    tools = [{"name": "a", "input_schema": {}}, {"name": "b", "input_schema": {}}]
+
+    changed = with_breakpoints(request(user("go"), tools=tools), 4)
+
+    assert changed["tools"] == [tools[0], {**tools[1], **MARK}]
+
+
+def test_a_request_with_marks_of_its_own_decides_for_itself() -> None:
+    body = request(user("go"), assistant("yes"), user({**text("and"), **MARK}))
+
+    assert with_breakpoints(body, 4) == body
+
+
+def test_a_mark_inside_a_tool_result_counts_as_one() -> None:
+    body = request(user("go"), assistant(tool_use("t")), user(tool_result("t", [{**text("a"), **MARK}])))
+
+    assert with_breakpoints(body, 4) == body
+
+
+def test_automatic_caching_decides_for_itself() -> None:
+    body = request(user("go"), system="Be brief.", **MARK)
+
+    assert with_breakpoints(body, 4)["messages"] == body["messages"]
+
+
+def test_a_system_prompt_with_a_mark_keeps_its_own() -> None:
+    system = [{**text("a"), **MARK}, text("b")]
+
+    assert with_breakpoints(request(user("go"), system=system), 4)["system"] == system
+
+
+@pytest.mark.parametrize("last", [user("  "), user(), assistant(thinking())])
+def test_what_cannot_carry_a_mark_gets_none(last: Message) -> None:
+    assert marked_messages(with_breakpoints(request(user("go"), assistant("hm"), last), 1)) == [0]
+
+
+def test_with_a_limit_of_none_nothing_is_marked() -> None:
+    body = request(user("go"), system="Be brief.")
+
+    assert with_breakpoints(body, 0) == body
+
+
+@given(histories(3, thoughts=False), st.integers(0, 4), st.integers(0, 4), st.booleans(), st.booleans())
+def test_there_are_never_more_than_four_marks_and_the_body_stays_as_it_was(
+    history: list[Message], limit: int, own: int, system: bool, automatic: bool
+) -> None:
+    body = request(
+        *history, **({"system": [{**text("s"), **MARK}] * own} if system else {}), **(MARK if automatic else {})
+    )
+    before = copy.deepcopy(body)
+    sound = not problems(body, Model())
+
+    changed = with_breakpoints(body, limit)
+
+    assert body == before
+    assert not (sound and problems(changed, Model()))
+    assert sum(sum(1 for _ in cache_marks(message)) for message in changed["messages"]) <= min(limit, 2)
