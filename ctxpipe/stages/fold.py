@@ -9,21 +9,22 @@ import pickle
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import IO, TypeAlias
+from typing import TypeAlias
 
 import anyio
 from anyio import to_process
 from anyio.lowlevel import checkpoint
 
 from ..edits import fold
-from ..edits.definitions import Definition, attempts, definitions
+from ..edits.definitions import Definition, attempts
 from ..edits.fold import MAX_LINE_SPAN, MAX_TOKENS, Folded, Outline
 from ..edits.languages import language_of
 from ..tokens import Counting, as_counter
 from ..tokens.memo import Memo
+from .fold_worker import READY
 
 __all__ = ["Folded", "Folder", "fold_files"]
 
@@ -139,9 +140,8 @@ async def _read_here(files: Files) -> list[Definitions]:
 
 _WORKER = (
     "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer);"
-    "from ctxpipe.stages.fold import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
+    "from ctxpipe.stages.fold_worker import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
 )
-_READY = b"ready\n"
 
 
 async def _read_apart(files: Files) -> list[Definitions]:
@@ -156,7 +156,7 @@ async def _read_apart(files: Files) -> list[Definitions]:
     except (OSError, anyio.BrokenResourceError, NotImplementedError) as error:  # the last from a loop on Windows
         return await _read_without_worker(files, error)
     ready, *lines = answer.splitlines(keepends=True) or [b""]
-    if ready != _READY:
+    if ready != READY:
         return await _read_without_worker(files, "it gave no answer")
     found = [await _decoded(line) for line in lines if line.endswith(b"\n")]
     if len(found) < len(files):
@@ -191,22 +191,3 @@ async def _decoded(line: bytes) -> Definitions:
 async def _read_without_worker(files: Files, reason: object) -> list[Definitions]:
     logger.warning("no worker process for folding (%s): the event loop waits while files are parsed", reason)
     return await _read_here(files)
-
-
-def serve(given: IO[bytes], answers: IO[bytes]) -> None:
-    """The worker's part: a line for each file, as soon as it is read."""
-    files = list(_received(given))  # all of them before the first answer, or each side waits for the other to read
-    answers.write(_READY)
-    answers.flush()
-    for path, text in files:
-        found = [(each.type, each.name, each.line) for each in definitions(path, text) or ()]
-        answers.write(json.dumps(found).encode() + b"\n")
-        answers.flush()
-
-
-def _received(given: IO[bytes]) -> Iterator[tuple[str, str]]:
-    while True:
-        try:
-            yield pickle.load(given)  # noqa: S301 - from the process that started this one
-        except EOFError:
-            return
