@@ -1,0 +1,325 @@
+"""A recorded conversation, turn by turn through a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import anyio
+import pytest
+from histories import assistant, conversation, histories, step, text, tool_use, user
+from hypothesis import given, settings
+
+from ctxpipe import BatchOffload, Budget, Compact, ContextPipeline, DirectOffload, RatioGate
+from ctxpipe.lab.costs import CacheRules, bill
+from ctxpipe.lab.policies import Policy
+from ctxpipe.lab.replay import PipelineMaker, Replay, Settings, replay
+from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript
+from ctxpipe.lab.workbench import Workbench
+from ctxpipe.messages import Message, check, compact_json, tool_calls, tool_results
+from ctxpipe.placeholders import Preview
+from ctxpipe.prices import Prices
+from ctxpipe.reports import Outcome
+from ctxpipe.stage import Skip, Turn
+from ctxpipe.summarizers import ExtractiveSummarizer
+from ctxpipe.tokens import TokenCounter
+
+NONE = Policy("none")
+FREE = Settings(refetch=False)
+FACT = "the old staging server keeps its keys in vault_entry_4711"
+LOG = f"the log:\n{FACT}\n" + "a line of a log that says nothing at all\n" * 120
+
+
+def recorded(messages: list[Message], **more: object) -> Transcript:
+    return replace(parse_transcript(compact_json(messages), "talk"), **more)  # type: ignore[arg-type]
+
+
+def work(calls: int, *, long: Sequence[int] = (), last: str = "All done here.") -> list[Message]:
+    steps = [step(f"t{i}", result=f"{i} {LOG}" if i in long else f"{i} is fine") for i in range(calls)]
+    return conversation(user("Go."), *steps, assistant(last))
+
+
+def offloading(keep_recent: int = 1) -> PipelineMaker:
+    def make(bench: Workbench) -> ContextPipeline:
+        return ContextPipeline(
+            [BatchOffload(bench.storage, RatioGate(0.2), keep_recent=keep_recent, reference="absolute")]
+        )
+
+    return make
+
+
+@dataclass
+class Seen:
+    """A stage that looks and does nothing."""
+
+    contexts: list[list[Message]] = field(default_factory=list)
+    cold: list[bool] = field(default_factory=list)
+
+    async def __call__(self, turn: Turn) -> Skip:
+        self.contexts.append(list(turn.messages))
+        self.cold.append(turn.cold)
+        return Skip("only looking")
+
+
+# As in life ---------------------------------------------------------------------------------------------------
+
+
+async def test_each_reply_is_one_call_with_all_that_was_said_before_it() -> None:
+    seen, history = Seen(), work(3)
+
+    found = await replay(recorded(history), lambda _: ContextPipeline([seen]))
+
+    assert seen.contexts == [history[:1], history[:3], history[:5], history[:7]]
+    assert [one.call for one in found.steps] == [0, 1, 2, 3]
+    assert [one.messages for one in found.steps] == [1, 3, 5, 7]
+
+
+@settings(max_examples=60)
+@given(histories(3, thoughts=False))
+async def test_without_stages_the_whole_conversation_is_sent_and_nothing_is_missed(history: list[Message]) -> None:
+    if not any(message["role"] == "assistant" for message in history):
+        return
+    transcript = recorded(history)
+    found = await replay(transcript, NONE)
+    counter = TokenCounter()
+    last = max(i for i, message in enumerate(transcript.messages) if message["role"] == "assistant")
+
+    assert len(found.steps) == len(found.requests) == transcript.calls
+    assert found.steps[-1].prompt_tokens == 1.25 * counter.total(transcript.messages[:last])
+    assert found.use.recall == 1
+
+
+async def test_what_a_stage_replaced_stays_replaced() -> None:
+    seen = Seen()
+
+    def make(bench: Workbench) -> ContextPipeline:
+        return ContextPipeline([seen, *offloading()(bench).stages])
+
+    await replay(recorded(work(6, long=[0])), make, FREE)
+
+    assert [FACT in compact_json(context) for context in seen.contexts] == [False, True, True, *[False] * 4]
+
+
+async def test_every_context_that_is_sent_is_valid() -> None:
+    seen = Seen()
+
+    def make(bench: Workbench) -> ContextPipeline:
+        return ContextPipeline([*offloading()(bench).stages, seen])
+
+    await replay(recorded(work(9, long=[0, 3, 5], last=f"Remember:\n{FACT}")), make)
+
+    assert all(not check(context) for context in seen.contexts)
+
+
+async def test_the_same_input_gives_the_same_replay() -> None:
+    transcript = recorded(work(9, long=[0, 3, 5], last=f"Remember:\n{FACT}"))
+    one, two = [await replay(transcript, Policy("coding")) for _ in range(2)]
+
+    assert one.requests == two.requests
+    assert one.use == two.use
+
+
+async def test_the_transcript_stays_as_it_was() -> None:
+    transcript = recorded(work(9, long=[0, 3]))
+    before = compact_json(transcript.messages)
+
+    await replay(transcript, offloading())
+
+    assert compact_json(transcript.messages) == before
+
+
+async def test_only_what_stages_did_is_reported() -> None:
+    found = await replay(recorded(work(6, long=[0])), offloading(), FREE)
+    told = [(one.call, report.outcome) for one in found.steps for report in one.reports]
+
+    assert told == [(2, Outcome.CHANGED)]
+
+
+# Time ---------------------------------------------------------------------------------------------------------
+
+
+async def test_after_a_pause_longer_than_the_cache_lives_the_stages_know_that_it_is_cold() -> None:
+    seen, history = Seen(), work(3, long=[0])
+    times = {1: 0.0, 3: 10.0, 5: 311.0, 7: 320.0}
+
+    found = await replay(recorded(history, seconds=times), lambda _: ContextPipeline([seen]))
+
+    assert seen.cold == [False, False, True, False]
+    assert [request.use.read > 0 for request in found.requests] == [False, False, False, True]
+
+
+async def test_without_times_the_cache_never_lapses_unless_the_agent_rests() -> None:
+    transcript = recorded(work(6, long=[0]))
+    awake, resting = [await replay(transcript, NONE, Settings(rest_every=n)) for n in (0, 3)]
+
+    assert [request.use.read > 0 for request in awake.requests[2:]] == [True] * 5
+    assert [request.use.read > 0 for request in resting.requests[2:]] == [True, False, True, True, False]
+
+
+async def test_the_rules_of_the_cache_are_the_replay_s() -> None:
+    transcript = recorded(work(3, long=[0]), seconds={1: 0.0, 3: 400.0})
+
+    found = await replay(transcript, NONE, Settings(cache=CacheRules(ttl_seconds=3600)))
+
+    assert found.requests[2].use.read > 0
+
+
+# Reading back -------------------------------------------------------------------------------------------------
+
+
+async def refetching(last: str, settings: Settings | None = None, keep_recent: int = 1) -> tuple[Replay, Seen]:
+    seen = Seen()
+
+    def make(bench: Workbench) -> ContextPipeline:
+        return ContextPipeline([*offloading(keep_recent)(bench).stages, seen])
+
+    return await replay(recorded(work(6, long=[0], last=last)), make, settings), seen
+
+
+async def test_what_a_reply_uses_and_the_context_does_not_show_is_read_back_first() -> None:
+    found, seen = await refetching(f"Here it is:\n{FACT}")
+    requests = [(request.call, request.purpose) for request in found.requests]
+
+    assert requests[-2:] == [(6, "refetch"), (6, "reply")]
+    assert sum(purpose == "refetch" for _, purpose in requests) == 1
+    [call] = tool_calls(seen.contexts[-1][-2:])
+    [result] = tool_results(seen.contexts[-1][-1:])
+    assert call.name == "read_offloaded"
+    assert str(call.input["path"]).endswith("tool-result-t0.md")
+    assert result.content == f"0 {LOG}"
+
+
+async def test_where_nothing_points_to_it_the_call_is_made_again() -> None:
+    seen = Seen()
+
+    def make(bench: Workbench) -> ContextPipeline:
+        return ContextPipeline([*Policy("mask")(bench).stages, seen])
+
+    history = conversation(
+        user("Go."), step("t0", "grep", {"q": "x"}, LOG), *(step(f"u{i}") for i in range(12)), assistant(FACT)
+    )
+    await replay(recorded(history), make)
+
+    [call] = tool_calls(seen.contexts[-1][-2:])
+    assert (call.name, call.input) == ("grep", {"q": "x"})
+
+
+async def test_without_refetching_the_reply_is_simply_made() -> None:
+    found, _ = await refetching(f"Here it is:\n{FACT}", FREE)
+
+    assert {request.purpose for request in found.requests} == {"reply"}
+    assert found.use.pointer > 0
+
+
+async def test_a_mention_of_little_weight_is_not_worth_reading_back() -> None:
+    found, _ = await refetching("It was vault_entry_4711.")
+
+    assert {request.purpose for request in found.requests} == {"reply"}
+    assert found.use.pointer == 0.5
+
+
+async def test_what_is_still_visible_is_not_read_back() -> None:
+    found, _ = await refetching(f"Here it is:\n{FACT}", keep_recent=10)
+
+    assert found.use.recall == 1
+    assert {request.purpose for request in found.requests} == {"reply"}
+
+
+async def test_reading_back_costs() -> None:
+    prices = Prices.relative()
+    paid, _ = await refetching(f"Here it is:\n{FACT}")
+    free, _ = await refetching(f"Here it is:\n{FACT}", FREE)
+
+    assert bill(paid.requests, prices).total > bill(free.requests, prices).total
+
+
+async def test_a_direct_offload_s_preview_counts_as_visible() -> None:
+    def make(bench: Workbench) -> ContextPipeline:
+        return ContextPipeline([DirectOffload(bench.storage, preview=Preview(len(FACT) + 20, 0))])
+
+    found = await replay(recorded(work(2, long=[0], last=FACT)), make)
+
+    assert found.use.lost == found.use.pointer == 0
+
+
+# Compaction ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_summary_is_paid_for_as_if_a_model_had_written_it() -> None:
+    def make(bench: Workbench) -> ContextPipeline:
+        stage = Compact(ExtractiveSummarizer(), archive=bench.storage, files=bench.files, clock=bench.clock)
+        return ContextPipeline([stage], budget=Budget(window=20_000, trigger=3000))
+
+    found = await replay(recorded(work(12, long=range(12))), make, FREE)
+    summaries = [request for request in found.requests if request.purpose == "summary"]
+
+    assert summaries
+    assert summaries[0].output == 2000
+    assert summaries[0].use.written == 0
+    assert summaries[0].use.read > 0
+    assert bill(found.requests, Prices.relative()).summaries == len(summaries)
+
+
+async def test_what_only_an_archive_holds_is_one_hop_away_where_its_path_is_told() -> None:
+    def make(bench: Workbench) -> ContextPipeline:
+        stage = Compact(ExtractiveSummarizer(), archive=bench.storage, files=bench.files, clock=bench.clock)
+        return ContextPipeline([stage], budget=Budget(window=20_000, trigger=3000))
+
+    told = "the seventh column of the ledger is written in green ink"
+    history = work(12, long=range(12), last=told)
+    history[1:3] = step("first", result=f"{told}\n{LOG}")
+    found = await replay(recorded(history), make, FREE)
+
+    assert found.use.lost + found.use.pointer > 0
+
+
+# Odd conversations --------------------------------------------------------------------------------------------
+
+
+async def test_two_replies_in_a_row_are_two_calls() -> None:
+    found = await replay(recorded([user("Go."), assistant("One."), assistant("Two."), user("Ok.")]), NONE)
+
+    assert [one.messages for one in found.steps] == [1, 2]
+
+
+async def test_system_prompt_and_tools_of_the_transcript_are_part_of_every_prompt() -> None:
+    bare = await replay(recorded(work(1)), NONE)
+    full = await replay(recorded(work(1), system="Be brief. " * 50, tools=[{"name": "bash"}]), NONE)
+    more = {round(b.prompt_tokens - a.prompt_tokens, 6) for a, b in zip(bare.steps, full.steps, strict=True)}
+
+    assert len(more) == 1
+    assert more.pop() > 100
+
+
+async def test_a_reply_with_calls_only_or_pictures_in_the_history_does_no_harm() -> None:
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"}}
+    history = conversation(user(picture), [assistant(tool_use("t")), user(text("Never mind."))], assistant("Ok."))
+
+    found = await replay(recorded(history), Policy("coding"))
+
+    assert len(found.steps) == 2
+
+
+def replayed(file: Path, make: PipelineMaker, settings: Settings | None = None) -> Replay:
+    return anyio.run(replay, read_transcript(file), make, settings)
+
+
+@pytest.mark.shared
+def test_the_full_context_of_a_real_session_has_recall_one_and_its_cache_nearly_always_hits(shared: Path) -> None:
+    file = shared / "transcripts" / "kimicli-fetchurl.jsonl"
+    found, resting = replayed(file, NONE), replayed(file, NONE, Settings(rest_every=33))
+
+    assert found.use.recall == 1
+    assert found.use.total > 100
+    assert 0.93 < bill(found.requests, Prices.relative()).hit_rate < 0.97
+    assert bill(resting.requests, Prices.relative()).hit_rate < bill(found.requests, Prices.relative()).hit_rate
+
+
+@pytest.mark.shared
+def test_on_a_real_session_nothing_is_lost_and_the_gate_saves_money(shared: Path) -> None:
+    file = shared / "transcripts" / "kimicli-pr-checklist-sonnet46.jsonl"
+    none, gated = replayed(file, NONE), replayed(file, Policy("rent-or-buy"))
+
+    assert gated.use.lost == 0
+    assert bill(gated.requests, Prices.relative()).total < bill(none.requests, Prices.relative()).total
