@@ -1,0 +1,158 @@
+"""What a reply uses of the conversation before it, and where that stands."""
+
+from __future__ import annotations
+
+import pytest
+from histories import assistant, conversation, histories, step, text, tool_result, tool_use, user, view
+from hypothesis import given
+
+from ctxpipe.lab.atoms import Atom, AtomIndex
+from ctxpipe.lab.references import Context, Past, Store, Use, needed, use_of
+from ctxpipe.messages import Message, compact_json
+from ctxpipe.tokens import TokenCounter
+
+ROOT = "/store/"
+
+
+class Lab:
+    """A past, a context and a store that share an index."""
+
+    def __init__(self, past: list[Message], context: list[Message], files: dict[str, str] | None = None) -> None:
+        index = AtomIndex()
+        self.past, self.context, self.store = Past(index), Context(index, "s"), Store(index, TokenCounter(), ROOT)
+        for message in past:
+            self.past.learn(message)
+        self.context.update(context)
+        self.store.learn({f"{ROOT}{key}": words for key, words in (files or {}).items()})
+
+    def use(self, *atoms: Atom) -> Use:
+        return use_of(atoms, self.past, self.context, self.store)[0]
+
+
+RESULT = "read_this and more_of_it"
+HISTORY = conversation(user("Look for start_here."), step("t1", "bash", {"command": "look"}, RESULT))
+
+
+def pointing(key: str) -> list[Message]:
+    return conversation(user("Look for start_here."), step("t1", result=f"[Content offloaded to: /x/{key}]"))
+
+
+def test_a_reply_uses_what_was_said_before_it_and_nothing_else() -> None:
+    lab = Lab(HISTORY, HISTORY)
+
+    assert lab.past.used_by(assistant("I did read_this, start_here and never_seen.")) == ["Iread_this", "Istart_here"]
+
+
+def test_what_stands_in_the_context_is_visible() -> None:
+    assert Lab(HISTORY, HISTORY).use("Iread_this") == Use(visible=0.5)
+
+
+def test_what_stands_in_a_file_whose_path_is_visible_is_one_hop_away() -> None:
+    files = {"s/t1.md": RESULT}
+
+    assert Lab(HISTORY, pointing("s/t1.md"), files).use("Iread_this").pointer == 0.5
+    assert Lab(HISTORY, HISTORY[:1], files).use("Iread_this").lost == 0.5
+
+
+def test_the_tokens_to_fetch_are_those_of_the_smallest_file() -> None:
+    files = {"s/big.md": RESULT + " and so on" * 100, "s/small.md": RESULT}
+    both = pointing("s/big.md") + pointing("s/small.md")
+
+    assert Lab(HISTORY, both, files).use("Iread_this").fetch_tokens == TokenCounter().text(RESULT)
+    assert Lab(HISTORY, pointing("s/big.md"), files).use("Iread_this").fetch_tokens > 100
+
+
+def test_an_archive_is_a_file_of_messages() -> None:
+    lines = "a line of the result that somebody will want to quote"
+    past = conversation(user("Go."), step("t1", result=f"first\n{lines}"))
+
+    lab = Lab(past, [user("[archive: /x/s/compact-1.json]")], {"s/compact-1.json": compact_json(past)})
+
+    assert lab.use(f"L{lines}").pointer == 1
+
+
+def test_what_a_visible_file_view_has_shown_can_be_looked_at_again() -> None:
+    past = conversation(user("Go."), view("t1", "/src/app/main.py", RESULT))
+
+    assert Lab(past, [user("We were in /src/app/main.py.")]).use("Iread_this") == Use(reread=0.5)
+    assert Lab(past, [user("We were there.")]).use("Iread_this") == Use(lost=0.5)
+
+
+def test_what_is_missing_is_told_with_its_weight() -> None:
+    lab = Lab(HISTORY, HISTORY[:1])
+    _, missing = use_of(["Iread_this", "Istart_here"], lab.past, lab.context, lab.store)
+
+    assert missing == {"Iread_this": 0.5}
+
+
+def test_what_is_missing_is_fetched_from_its_newest_source_that_no_model_wrote() -> None:
+    past = conversation(
+        user("Go."),
+        step("t1", result="read_this here"),
+        step("t2", result="read_this again"),
+        assistant("I will read_this."),
+    )
+    lab = Lab(past, [])
+
+    assert [source.text for source in needed(["Iread_this"], lab.past)] == ["read_this again"]
+
+
+def test_what_only_a_model_wrote_is_fetched_from_there_each_block_once() -> None:
+    past = [user("Go."), assistant("read_this then more_of_it"), user("Ok.")]
+
+    assert [source.role for source in needed(["Iread_this", "Imore_of_it"], Lab(past, []).past)] == ["assistant"]
+
+
+def test_a_context_forgets_what_left_it_and_keeps_what_stays() -> None:
+    lab = Lab(HISTORY, HISTORY)
+    lab.context.update(HISTORY[:1])
+
+    assert "Iread_this" not in lab.context
+    assert "Istart_here" in lab.context
+
+
+def test_a_path_counts_as_long_as_one_placeholder_shows_it() -> None:
+    lab = Lab([], pointing("s/t1.md") + pointing("s/t1.md"))
+    assert lab.context.keys == {"s/t1.md"}
+    lab.context.update([])
+    assert lab.context.keys == set()
+
+
+def test_paths_of_other_sessions_are_not_ours() -> None:
+    assert Lab([], pointing("other/t1.md")).context.keys == set()
+
+
+def test_blocks_of_one_message_are_sources_of_their_own() -> None:
+    past = [
+        user("Go."),
+        assistant(tool_use("a"), tool_use("b")),
+        user(tool_result("a", "one_thing"), tool_result("b", [text("other_thing")])),
+    ]
+    lab = Lab(past, [])
+
+    assert [(s.call_id, s.text) for s in lab.past.sources[-2:]] == [("a", "one_thing"), ("b", "other_thing")]
+
+
+@given(histories(2), histories(2))
+def test_a_context_kept_up_is_a_context_made_anew(before: list[Message], after: list[Message]) -> None:
+    kept, anew = Lab([], before), Lab([], [*before[:2], *after])
+    kept.context.update([*before[:2], *after])
+    index = AtomIndex()
+
+    for message in [*before, *after]:
+        for atom in index.message(message):
+            assert (atom in kept.context) == (atom in anew.context)
+
+
+def test_uses_add_up_and_nothing_used_is_full_recall() -> None:
+    both = Use(visible=3, pointer=1, fetch=50) + Use(reread=2, lost=2)
+
+    assert both == Use(3, 1, 2, 2, 50)
+    assert (both.recall, both.one_hop, both.with_reread) == (3 / 8, 4 / 8, 6 / 8)
+    assert both.fetch_tokens == 50
+    assert (Use().recall, Use().one_hop, Use().with_reread, Use().fetch_tokens) == (1, 1, 1, 0)
+
+
+@pytest.mark.parametrize("share", [Use(visible=1), Use(pointer=1), Use(reread=1), Use(lost=1)])
+def test_the_shares_stand_in_their_order(share: Use) -> None:
+    assert 0 <= share.recall <= share.one_hop <= share.with_reread <= 1
