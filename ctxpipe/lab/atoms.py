@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TypeAlias
 
 from ..messages import Block, Message, blocks, field, kind
@@ -23,9 +24,10 @@ WEIGHTS: Mapping[str, float] = {"L": 1.0, "H": 1.0, "P": 0.5, "F": 0.5, "I": 0.5
 
 MIN_LINE, MAX_LINE, MIN_WORDS, MIN_PATH = 24, 200, 3, 6
 
-_PATH = re.compile(r"(?:https?://)?(?:[\w.@+~-]*/)+[\w.@+-]*\w")
+# From where a run of such characters begins: tried at each of them, a long run would take quadratic time.
+_PATH = re.compile(r"(?<![\w.@+~-])(?:https?://)?(?:[\w.@+~-]*/)+[\w.@+-]*\w")
 _FILE = re.compile(
-    r"\b[\w-]+\.(?:py|go|tsx?|jsx?|rs|java|md|json|ya?ml|toml|sh|txt|c|h|cpp|rb|sql|html|css|lock|mod|log)\b"
+    r"\b[\w-]{1,100}\.(?:py|go|tsx?|jsx?|rs|java|md|json|ya?ml|toml|sh|txt|c|h|cpp|rb|sql|html|css|lock|mod|log)\b"
 )
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{5,63}")
 _INNER_CAPITAL = re.compile(r"[a-z0-9][A-Z]")
@@ -69,7 +71,8 @@ def _is_code(word: str) -> bool:
 def _line(line: str) -> str:
     """*line* without line number and indentation, "" when it is too short to be recognised again."""
     line = _BLANKS.sub(" ", _LINE_NUMBER.sub("", line)).strip()
-    if len(line) < MIN_LINE or len(_WORD.findall(line)) < MIN_WORDS:
+    words = islice(_WORD.finditer(line), MIN_WORDS)
+    if len(line) < MIN_LINE or sum(1 for _ in words) < MIN_WORDS:
         return ""
     return line[:MAX_LINE]
 

@@ -78,11 +78,11 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
     """The conversation in *text*; *name* is told in errors. Raises TranscriptError."""
     records, request = _request(_records(text, name), name)
     kind, entries, dropped = _entries(records, name)
-    if not any(entry.message["role"] == "assistant" for entry in entries):
-        raise TranscriptError(f"{name} holds no reply of a model, so there is nothing to replay")
     messages = [entry.message for entry in entries]
     problems = tuple(check(messages))
     sound = repair(messages) if problems else messages
+    if not any(message["role"] == "assistant" for message in sound):
+        raise TranscriptError(f"{name} holds no reply of a model, so there is nothing to replay")
     known = {id(entry.message): entry for entry in entries}
     found = [(index, known[id(message)]) for index, message in enumerate(sound) if id(message) in known]
     tools = request.get("tools")  # the normal form counts them there
@@ -146,6 +146,8 @@ def _parsed(text: str, name: str, line: int) -> object:
 
 def _request(records: list[Record], name: str) -> tuple[list[Record], Mapping[str, object]]:
     """The records that are messages, and what stands beside them: a request's model, system prompt and tools."""
+    if not records:
+        raise TranscriptError(f"{name} holds no message")
     for record in records:
         if not isinstance(record.value, Mapping):
             raise TranscriptError(f"{name}, {record.place}: {type(record.value).__name__} instead of an object")
