@@ -156,7 +156,10 @@ class Session:
             if not goes_one_by_one(step):
                 match = match.behind(step.before, step.after, len(opening.history))
         undos = list(map(undo_of, steps))
-        kept = shortened(self._undos, opening.kept) if opening.cut else self._undos
+        kept = self._undos
+        if opening.cut:
+            in_front = not opening.adopted and opening.known < self._projection.match.history
+            kept = shortened(self._undos, opening.kept, in_front=in_front)
         if self._journal:
             self._journal.follow(opening, undos, anew=kept != self._undos)
         self._undos_are_whole = self._undos_are_whole or not opening.kept

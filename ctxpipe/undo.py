@@ -95,15 +95,18 @@ def _short(message: Message) -> str:
 
 
 def _moved(before: Message, after: Message, files: set[str]) -> dict[str, tuple[str, str]] | None:
-    """By block index, form and digest of each block whose texts went to *files*; None when some went elsewhere."""
+    """By block index, form and digest of each block whose texts went to *files*; None when that is not all."""
+    ours, theirs = blocks(before), blocks(after)
+    if len(ours) != len(theirs) or before["role"] != after["role"]:
+        return None
     moved: dict[str, tuple[str, str]] = {}
-    for index, (old, new) in enumerate(zip(blocks(before), blocks(after), strict=True)):
+    for index, (old, new) in enumerate(zip(ours, theirs, strict=True)):
         if old is new or old == new:
             continue
         if not any(PurePath(where.replace("\\", "/")).name in files for where in _references(new)):
             return None
         moved[str(index)] = _form(field(old, "content")), _block_digest(old)
-    return moved
+    return moved or None
 
 
 def _form(content: object) -> str:
@@ -138,21 +141,20 @@ def _unchanged_at_end(before: Sequence[Message], after: Sequence[Message], start
 # After a cut ------------------------------------------------------------------------------------------------------
 
 
-def shortened(undos: Sequence[Undo], length: int) -> list[Undo]:
+def shortened(undos: Sequence[Undo], length: int, *, in_front: bool = False) -> list[Undo]:
     """What of *undos*, oldest first, can be taken back once only *length* messages of their outcome remain.
 
-    A cut into the outcome of a change, such as its summary, makes what remains the new raw history.
+    A cut into the outcome of a change, such as its summary, makes what remains the new raw history. A change that has
+    only taken messages out stands when the cut is right behind it, unless it lies *in_front*.
     """
     kept: list[Undo] = []
     for undo in reversed(undos):
-        if undo.start >= length:
-            continue  # all of it is gone
         if undo.needs is None:
-            kept.append(_first(undo, length))
-        elif length >= undo.needs:
+            kept += [_first(undo, length)] if undo.start < length else []
+        elif length >= undo.needs and not (in_front and length <= undo.start):
             kept.append(undo)
             length += undo.before - undo.after
-        else:
+        elif length > undo.start:
             break
     return kept[::-1]
 
