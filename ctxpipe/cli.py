@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -56,6 +57,9 @@ app = typer.Typer(
 )
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+
+# What a stage warns an agent's keeper of is no news about a recording.
+logging.getLogger("ctxpipe").addHandler(logging.NullHandler())
 
 Files = Annotated[list[str], typer.Argument(help="Transcripts (JSON, JSONL); - is standard input.", show_default=False)]
 File = Annotated[str, typer.Argument(help="A transcript (JSON or JSONL); - is standard input.", show_default=False)]
@@ -332,6 +336,9 @@ def _told() -> Iterator[None]:
     except CtxpipeError as error:
         complain(str(error))
         raise typer.Exit(FAILED) from error
+    except KeyboardInterrupt as interrupt:
+        complain("interrupted")
+        raise typer.Exit(INTERRUPTED) from interrupt
 
 
 def _prices(model: str, read: float) -> Prices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -139,7 +140,7 @@ def workers(processes: int) -> Iterator[Workers]:
     others = set(multiprocessing.active_children())
     # Not forked: the caller may have threads, one that draws a progress bar say.
     spawning = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, spawning, _leave_interruptions_to_the_parent)
+    pool = ProcessPoolExecutor(processes, spawning, _begin)
     finished = False
     try:
         yield Workers(pool, processes + 1)
@@ -150,8 +151,23 @@ def workers(processes: int) -> Iterator[Workers]:
         pool.shutdown(cancel_futures=True)
 
 
-def _leave_interruptions_to_the_parent() -> None:
+def _begin() -> None:
+    """A worker leaves interruptions to its parent, and tells in its results what happened, not on the terminal."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.getLogger("ctxpipe").addHandler(logging.NullHandler())
+
+
+@contextmanager
+def _interruptions_waiting() -> Iterator[None]:
+    """A process that is started here is deaf to them from its first moment on, before it could say so itself."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +205,8 @@ def _finished(waiting: dict[Future[FileReplay], str]) -> Iterator[FileReplay]:
 
 def _submitted(pool: Executor, job: _Job, path: str, far: bool) -> Future[FileReplay]:
     raw = read_bytes(path) if far or path == STDIN else None  # a worker has another standard input
-    return pool.submit(job, path, raw)
+    with _interruptions_waiting():  # a pool starts its processes when they are needed
+        return pool.submit(job, path, raw)
 
 
 def _outcome(path: str, future: Future[FileReplay]) -> FileReplay:
