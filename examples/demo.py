@@ -19,6 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ctxpipe import LocalStorage, Offloaded, TokenCounter, offload_tools
+from ctxpipe.lab.live import LiveReport
+from ctxpipe.lab.page import write_page
+from ctxpipe.lab.report import Fact
 from ctxpipe.stages.offload import READ_BACK_TOOLS
 from ctxpipe.testing import MessagesServer
 from examples.agent_loop import SYSTEM, Turn, build_pipeline, run_agent
@@ -43,6 +46,7 @@ class Tally:
 
     counter: TokenCounter
     overhead: int
+    live: LiveReport
     full: list[MessageParam] = field(default_factory=list)
     turns: int = 0
     turns_without: int = 0
@@ -56,6 +60,7 @@ class Tally:
     answer: str = ""
     files: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    _before: list[MessageParam] = field(default_factory=list)  # the context that the next turn begins with
     _now: tuple[int, int, str] = (0, 0, "")  # this turn's context, without ctxpipe, and what it called
 
     def add(self, turn: Turn) -> None:
@@ -72,11 +77,19 @@ class Tally:
         self.answer = "".join(block.text for block in turn.reply.content if block.type == "text")
         details = [report.detail for report in turn.result.reports]
         self.files += [file for detail in details if isinstance(detail, Offloaded) for file in detail.files]
+        self._watch(turn, names)
         self._now = context, self._add_without(turn, names), ", ".join(names) or "answer"
+
+    def _watch(self, turn: Turn, names: Sequence[str]) -> None:
+        """Let the page see the turn."""
+        reply: MessageParam = {"role": "assistant", "content": turn.reply.content}
+        reports, extra = turn.result.reports, reads_back(names)
+        self.live.add(self._before or turn.context, turn.context, reports, reply, self.full, extra=extra)
+        self._before = [*turn.context, reply, {"role": "user", "content": turn.answers}]
 
     def _add_without(self, turn: Turn, names: Sequence[str]) -> int:
         full = self.counter.total(self.full) + self.overhead
-        if names and READ_BACK_TOOLS.issuperset(names):  # without ctxpipe there would be nothing to read back
+        if reads_back(names):
             self.read_backs += len(names)
             return full
         self.turns_without += 1
@@ -91,6 +104,11 @@ class Tally:
         """The turn in one line."""
         context, without, names = self._now
         return f"turn {self.turns:3}: {self.calls:3} calls, {context:7,} tokens instead of {without:7,} ({names})"
+
+
+def reads_back(names: Sequence[str]) -> bool:
+    """Whether a turn only reads back what ctxpipe has moved away; without it there would be no such turn."""
+    return bool(names) and READ_BACK_TOOLS.issuperset(names)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -149,8 +167,9 @@ async def run(options: argparse.Namespace, console: Console) -> int:
     pipeline = build_pipeline(storage)
     session_id = time.strftime("%Y-%m-%d-%H%M%S")
     tools = [*folder_tools(options.folder), *offload_tools(storage, session_id=session_id)]
-    overhead = pipeline.counter.total([], system=SYSTEM, tools=[tool.definition for tool in tools])
-    tally = Tally(pipeline.counter, overhead)
+    definitions = [tool.definition for tool in tools]
+    overhead = pipeline.counter.total([], system=SYSTEM, tools=definitions)
+    tally = Tally(pipeline.counter, overhead, LiveReport(pipeline.counter, SYSTEM, definitions))
     async with connect(options) as (client, server):
         who = "A scripted model" if server else options.model
         console.print(f"{who} works on {options.folder}: {options.task}", soft_wrap=True)
@@ -162,8 +181,15 @@ async def run(options: argparse.Namespace, console: Console) -> int:
         refused = len(server.refused) if server else None
     if tally.turns:
         console.print(f"\n{tally.answer}\n", markup=False, highlight=False, soft_wrap=True)
-        console.print(table(tally, refused, time.monotonic() - started))
+        seconds = time.monotonic() - started
+        console.print(table(tally, refused, seconds))
         console.print(f"The files lie in {storage.root}", soft_wrap=True, highlight=False)
+        facts = [Fact(name, grouped(ours), grouped(theirs)) for name, ours, theirs in rows(tally, refused, seconds)]
+        report = tally.live.report(options.task, subtitle=f"{who} on {options.folder}", facts=facts)
+        page = Path(storage.root) / f"{session_id}.html"
+        page.parent.mkdir(parents=True, exist_ok=True)  # nothing may have been offloaded
+        await asyncio.to_thread(write_page, page, report)
+        console.print(f"Turn by turn, for a browser: {page}", soft_wrap=True, highlight=False)
     tally.faults += [fault for fault in FAULTS if server and fault in tally.answer]
     for fault in tally.faults:
         print(fault, file=sys.stderr)
@@ -197,9 +223,9 @@ def progress(console: Console) -> Iterator[Callable[[Tally], None]]:
         yield lambda tally: status.update(tally.line)
 
 
-def table(tally: Tally, refused: int | None, seconds: float) -> Table:
+def rows(tally: Tally, refused: int | None, seconds: float) -> list[tuple[str, int | str, int | str]]:
     size = sum(os.path.getsize(file) for file in tally.files)
-    rows: list[tuple[str, int | str, int | str]] = [
+    return [
         ("turns", tally.turns, tally.turns_without),
         ("tool calls and results", tally.calls, tally.calls - tally.read_backs),
         ("turns with parallel calls", tally.parallel, tally.parallel),
@@ -211,11 +237,14 @@ def table(tally: Tally, refused: int | None, seconds: float) -> Table:
         ("requests refused", "unknown" if refused is None else refused, ""),
         ("seconds", f"{seconds:.1f}", ""),
     ]
+
+
+def table(tally: Tally, refused: int | None, seconds: float) -> Table:
     shown = Table(title=f"{1 - tally.sent / tally.sent_without:.0%} fewer tokens sent", title_justify="left")
     shown.add_column("")
     shown.add_column("with ctxpipe", justify="right")
     shown.add_column("without", justify="right")
-    for name, with_it, without in rows:
+    for name, with_it, without in rows(tally, refused, seconds):
         shown.add_row(name, grouped(with_it), grouped(without))
     return shown
 

@@ -291,6 +291,14 @@ def test_the_demos_files_lie_where_it_says(demo: subprocess.CompletedProcess[str
     assert sum(path.stat().st_size for path in files) == row(demo, "bytes in them")[0]
 
 
+def test_the_demo_ends_with_its_page(demo: subprocess.CompletedProcess[str]) -> None:
+    said = re.search(r"^Turn by turn, for a browser: (.+)$", demo.stdout, re.MULTILINE)
+    assert said, demo.stdout
+    written = Path(said[1]).read_text("utf-8")
+    assert f"{row(demo, 'tokens sent in all')[0]:,}</td>" in written
+    assert '"stage":"DirectOffload"' in written
+
+
 def test_in_a_pipe_the_demo_prints_plain_lines(demo: subprocess.CompletedProcess[str]) -> None:
     assert "\x1b" not in demo.stdout
     assert re.search(r"^turn  10: +\d+ calls, +[\d,]+ tokens instead of +[\d,]+ \(", demo.stdout, re.MULTILINE)

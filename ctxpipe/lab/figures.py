@@ -20,8 +20,10 @@ VEGA_LITE = "6.4"
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
 STEPS = 6
+MANY = 40  # marks, from which on they are drawn smaller
 
 _CONFIG: Spec = {
+    "aria": False,  # a chart is one image to a screen reader; the table below it has every figure
     "font": "system-ui, sans-serif",
     "axis": {
         "labelColor": "var(--soft)",
@@ -53,7 +55,12 @@ def charts(report: Report) -> dict[str, object]:
     found = {"tokens": _tokens(report), "cost": _cost(report)} if report.turns else {}
     if report.recall and report.turns:
         found["recall"] = _recall(report)
-    return {name: vl_convert.vegalite_to_vega(json.dumps(spec), vl_version=VEGA_LITE) for name, spec in found.items()}
+    return {name: vl_convert.vegalite_to_vega(_encodable(spec), vl_version=VEGA_LITE) for name, spec in found.items()}
+
+
+def _encodable(spec: Spec) -> str:
+    """*spec* as JSON; names that cannot be encoded become what the page makes of them."""
+    return json.dumps(spec, ensure_ascii=False).encode("utf-8", "replace").decode()
 
 
 def _chart(height: int, layers: Sequence[Spec], params: Sequence[str] = ()) -> Spec:
@@ -116,12 +123,13 @@ def _tokens(report: Report) -> Spec:
         "mark": {"type": "line", "color": "var(--ink)", "strokeDash": DASHES[1], "strokeWidth": 1.5},
         "encoding": {"x": _turns(report), "y": {**tokens, "field": "without"}},
     }
-    stages = list(dict.fromkeys(action.stage for turn in report.turns for action in turn.actions))
+    acted = [action.stage for turn in report.turns for action in turn.actions]
+    stages = list(dict.fromkeys(acted))
     marks = {
         "data": {"name": "marks"},
         "mark": {
             "type": "point",
-            "size": 90,
+            "size": 90 if len(acted) <= MANY else 45,
             "fill": "var(--paper)",
             "stroke": "var(--ink)",
             "strokeWidth": 1.5,

@@ -13,11 +13,13 @@ from ..messages import (
     THINKING,
     Block,
     Message,
+    ToolCall,
     ToolResult,
     blocks,
     common_prefix,
     compact_json,
     kind,
+    strings,
     tool_calls,
 )
 from ..messages import (
@@ -92,7 +94,7 @@ class _Reader:
     tokens: dict[int, Mapping[Kind, float]] = field(default_factory=dict)
     actions: dict[int, list[Action]] = field(default_factory=dict)
     _pieces: dict[int, tuple[Message, list[_Piece]]] = field(default_factory=dict)  # by the message's identity
-    _tools_called: dict[str, str] = field(default_factory=dict)  # tool names by call id
+    _calls: dict[str, str] = field(default_factory=dict)  # what was called, by the call's id
     _fates: dict[_Key, BlockFate] = field(default_factory=dict)
     _texts: dict[_Key, str] = field(default_factory=dict)
     _last: Sequence[Message] = ()
@@ -113,7 +115,7 @@ class _Reader:
         return tuple(nlargest(BIGGEST, first.values(), key=lambda block: block.tokens))
 
     def _meet(self, message: Message, call: int) -> None:
-        self._tools_called.update((made.id, made.name) for made in tool_calls([message]))
+        self._calls.update((made.id, _call(made)) for made in tool_calls([message]))
         for piece in self._of(message):
             tokens = piece.tokens * self.tokens_per_raw
             fate = BlockFate(piece.name, piece.kind, tokens, call + 1, "still in the context")
@@ -156,10 +158,8 @@ class _Reader:
         if name == "text":
             return self._text(role, str(field_of(block, "text", "")))
         if name == "tool_use":
-            call_id, tool = str(field_of(block, "id")), str(field_of(block, "name"))
-            return _Piece(
-                ("call", call_id), "calls", f"call of {tool}", compact_json(field_of(block, "input", {})), tokens
-            )
+            call_id, told = str(field_of(block, "id")), compact_json(field_of(block, "input", {}))
+            return _Piece(("call", call_id), "calls", f"call of {self._calls.get(call_id, 'a tool')}", told, tokens)
         if name == "tool_result":
             return self._result(
                 ToolResult(0, 0, str(field_of(block, "tool_use_id")), field_of(block, "content")), tokens
@@ -170,7 +170,7 @@ class _Reader:
 
     def _result(self, result: ToolResult, tokens: int) -> _Piece:
         named: Kind = "results" if _where(result.content) is None else "placeholders"
-        name = f"result of {self._tools_called.get(result.tool_use_id, 'a tool')}"
+        name = f"result of {self._calls.get(result.tool_use_id, 'a tool')}"
         return _Piece(("result", result.tool_use_id), named, name, result_text(result), tokens)
 
     # Actions --------------------------------------------------------------------------------------------------
@@ -251,6 +251,12 @@ _SPOKEN: Mapping[str, Kind] = {"system": "system", "assistant": "assistant", "us
 
 def _where(content: object) -> str | None:
     return reference(content) or previewed_reference(content)
+
+
+def _call(call: ToolCall) -> str:
+    """The tool, and the beginning of what it was given."""
+    given = next((text for text in strings(call.input) if text.strip()), "")
+    return f"{call.name}: {_beginning(given)}" if given else call.name
 
 
 def _joined(pieces: Sequence[_Piece]) -> str:

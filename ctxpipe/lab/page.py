@@ -213,7 +213,7 @@ def _told(report: Report) -> str:
 def _kinds() -> Iterator[str]:
     """What the colours mean, in the order of the stack; a kind can be shown alone, so that nothing hangs on colour."""
     yield '<ul class="kinds" aria-label="Kinds, from the top down; choose one to see it alone">\n'
-    for kind, name in reversed(KINDS.items()):
+    for kind, name in reversed(list(KINDS.items())):
         yield (
             f'<li><button type="button" aria-pressed="false" data-kind="{kind}">'
             f'<span class="swatch" style="background: var(--{kind})"></span>{name}</button></li>\n'
@@ -240,7 +240,11 @@ def _actions(report: Report) -> Iterator[str]:
     table = (
         f"<table><caption>What each stage did</caption><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>"
     )
-    yield _details(f"Table: {len(acted):,} actions", _scrolled(table, "Actions"), opened=len(acted) <= FEW)
+    yield _details(
+        f"Table: {len(acted):,} action{'s' if len(acted) > 1 else ''}",
+        _scrolled(table, "Actions"),
+        opened=len(acted) <= FEW,
+    )
     yield "</section>\n"
 
 
