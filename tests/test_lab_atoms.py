@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from histories import assistant, histories, text, thinking, tool_result, tool_use, user
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxpipe.lab.atoms import WEIGHTS, AtomIndex, atoms, block_text, path_atom, weight
@@ -75,6 +75,7 @@ def test_a_message_refers_by_all_its_blocks() -> None:
     assert index.message(user("see read_file")) == {"Iread_file"}
 
 
+@settings(max_examples=settings().max_examples // 10)
 @given(histories(2))
 def test_an_index_says_what_the_texts_say(history: list[Message]) -> None:
     index = AtomIndex()

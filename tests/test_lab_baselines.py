@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from histories import assistant, conversation, histories, step, system, text, tool_result, tool_use, user
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxpipe import BatchOffload, ContextPipeline, LocalStorage
@@ -149,6 +149,7 @@ async def test_results_in_parallel_stay_with_their_calls() -> None:
         assert not check(result.messages)
 
 
+@settings(max_examples=settings().max_examples // 10)
 @given(histories(4), st.integers(20, 2000))
 async def test_on_any_history_the_result_is_valid_and_not_longer(history: list[Message], tokens: int) -> None:
     for stage in (KeepLast(tokens), DropMiddle(tokens), ClearOldResults(tokens, keep=1), MaskOldResults(1)):

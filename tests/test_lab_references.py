@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from histories import assistant, conversation, histories, step, text, tool_result, tool_use, user, view
-from hypothesis import given
+from hypothesis import given, settings
 
 from ctxpipe.lab.atoms import Atom, AtomIndex
 from ctxpipe.lab.references import Context, Past, Store, Use, needed, use_of
@@ -133,6 +133,7 @@ def test_blocks_of_one_message_are_sources_of_their_own() -> None:
     assert [(s.call_id, s.text) for s in lab.past.sources[-2:]] == [("a", "one_thing"), ("b", "other_thing")]
 
 
+@settings(max_examples=settings().max_examples // 10)
 @given(histories(2), histories(2))
 def test_a_context_kept_up_is_a_context_made_anew(before: list[Message], after: list[Message]) -> None:
     kept, anew = Lab([], before), Lab([], [*before[:2], *after])

@@ -75,7 +75,7 @@ async def test_each_reply_is_one_call_with_all_that_was_said_before_it() -> None
     assert [one.messages for one in found.steps] == [1, 3, 5, 7]
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples // 10)
 @given(histories(3, thoughts=False))
 async def test_without_stages_the_whole_conversation_is_sent_and_nothing_is_missed(history: list[Message]) -> None:
     if not any(message["role"] == "assistant" for message in history):

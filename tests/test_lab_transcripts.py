@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from histories import conversation, histories, step, text, tool_result, tool_use, user
-from hypothesis import given
+from hypothesis import given, settings
 
 from ctxpipe.errors import TranscriptError
 from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript
@@ -68,6 +68,7 @@ def test_messages_may_stand_one_per_line_or_in_one_array_or_in_a_request() -> No
         assert found.tools == [{"name": "bash"}]
 
 
+@settings(max_examples=settings().max_examples // 10)
 @given(histories(2))
 def test_any_history_comes_back_as_it_was_written(history: list[Message]) -> None:
     if not any(message["role"] == "assistant" for message in history):

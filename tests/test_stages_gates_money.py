@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from histories import conversation, histories, step, user
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxpipe import BatchOffload, ContextPipeline, LocalStorage
@@ -249,6 +249,7 @@ async def test_the_inputs_of_old_calls_weigh_what_would_leave() -> None:
     assert planned.messages[1] != history[1]
 
 
+@settings(max_examples=settings().max_examples // 10)
 @given(histories(), st.booleans())
 async def test_on_any_history_the_choice_is_a_suffix_of_the_candidates_and_always_the_same(
     history: list[Message], cold: bool
@@ -267,6 +268,7 @@ async def test_on_any_history_the_choice_is_a_suffix_of_the_candidates_and_alway
         assert list(chosen) == candidates[len(candidates) - len(chosen) :]
 
 
+@settings(max_examples=settings().max_examples // 10)
 @given(histories())
 async def test_it_never_fires_on_nothing(history: list[Message]) -> None:
     chosen = await RentOrBuyGate(min_calls=0, min_tokens=0)(Turn(history), Scan(0, 0), list)
