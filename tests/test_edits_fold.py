@@ -362,6 +362,12 @@ def test_a_view_may_begin_in_the_middle(path: str, view: str) -> None:
     assert names(path, view) == ["one", "two"]
 
 
+def test_a_view_may_begin_in_an_interface_of_go() -> None:
+    view = "\t// What one does.\n\tOne(x int) (bool, error)\n\n\tTwo()\n}\n\nfunc Three() {\n}\n"
+
+    assert names("a.go", view) == ["One", "Two", "Three"]
+
+
 def test_the_calls_of_a_view_that_begins_in_the_middle_are_no_methods() -> None:
     view = "    } else if (isList(a)) {\n      die(28)\n      return check(a)\n    }\n  }\n\n  one(): void {\n  }\n}\n"
 

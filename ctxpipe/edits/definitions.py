@@ -54,9 +54,7 @@ def attempts(path: str, text: str) -> Iterator[Definitions]:
 
 GUTTER = re.compile(r"^[ \t]*(\d{1,7}) ?([→\t|│:])(.*)$", re.MULTILINE)
 SAMPLE = 4000  # characters: a view is numbered from its beginning or not at all
-LONGEST_LINE = (
-    5000  # beyond it stands data, or code that nobody wrote; and a position costs as much as its line is long
-)
+LONGEST_LINE = 5000  # longer ones are data or minified, and asking where a node stands takes as long as its line is
 
 
 def without_gutter(text: str) -> tuple[str, list[int]]:

@@ -65,14 +65,15 @@ class Language:
 
     def kinds(self) -> Iterator[tuple[str, DefinitionType]]:
         """Every kind of node that defines a name, with the type of what it defines."""
-        for kinds, type_ in (
+        rows: tuple[tuple[str, DefinitionType], ...] = (
             (self.classes, "class"),
             (self.interfaces, "interface"),
             (self.types, "type"),
             (self.functions, "function"),
-        ):
+        )
+        for kinds, type_ in rows:
             for kind in kinds.split():
-                yield kind, type_  # type: ignore[misc]  # the literals above, widened by the loop
+                yield kind, type_
 
 
 STEPS: Mapping[str, str] = {
@@ -187,6 +188,7 @@ LANGUAGES: tuple[Language, ...] = (
         functions="function_declaration method_declaration method_elem",
         told_by={"struct_type": "interface", "interface_type": "interface"},
         keywords={"func": "function", "type": "type"},
+        openings={"func _(){": r"[\s)}]", "type _ interface{": r"\s"},
     ),
     Language(
         "rust",
