@@ -1,0 +1,136 @@
+"""The stages for common kinds of agents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+from histories import assistant, conversation, step, tool_use, user
+
+from ctxpipe import BatchOffload, Budget, Compact, ContextPipeline, DirectOffload, LocalStorage, SmartTruncate, presets
+from ctxpipe.lab.workbench import MemoryStorage
+from ctxpipe.messages import Message, check, tool_results
+from ctxpipe.prices import Prices
+from ctxpipe.reports import Outcome
+from ctxpipe.stage import Stage
+from ctxpipe.stages.gates import RentOrBuyGate
+from ctxpipe.stages.offload import WRITING_TOOLS
+from ctxpipe.summarizers import ExtractiveSummarizer, Retry
+
+Preset: TypeAlias = Callable[..., list[Stage]]
+
+WORDS = "some words of a result " * 120  # 600 tokens
+SMALL = Budget(window=30_000, trigger=20_000)
+
+
+def work(calls: int, result: str = WORDS) -> list[Message]:
+    return conversation(user("Go."), *(step(f"t{i}", result=f"{i} {result}") for i in range(calls)))
+
+
+@pytest.mark.parametrize("preset", [presets.coding_agent, presets.chat])
+async def test_a_preset_is_a_plain_list_of_four_stages(preset: Preset, tmp_path: Path) -> None:
+    stages = preset(LocalStorage(tmp_path))
+
+    assert type(stages) is list
+    assert [type(stage) for stage in stages] == [DirectOffload, BatchOffload, Compact, SmartTruncate]
+    assert len(ContextPipeline(stages).stages) == 4
+
+
+def test_its_stages_can_be_changed_one_by_one(tmp_path: Path) -> None:
+    stages = presets.coding_agent(LocalStorage(tmp_path))
+    direct = stages[0]
+    assert isinstance(direct, DirectOffload)
+
+    assert ContextPipeline([replace(direct, min_chars=20_000), *stages[1:]]).stages[0] == replace(
+        direct, min_chars=20_000
+    )
+
+
+def test_the_prices_reach_the_gate(tmp_path: Path) -> None:
+    prices = Prices.relative(read=0.05)
+    for preset in (presets.coding_agent, presets.chat):
+        batch = preset(LocalStorage(tmp_path), prices=prices)[1]
+        assert isinstance(batch, BatchOffload)
+        assert isinstance(batch.gate, RentOrBuyGate)
+        assert batch.gate.prices == prices
+
+
+def test_the_gate_s_free_calls_are_the_calls_that_results_are_kept_for(tmp_path: Path) -> None:
+    for preset in (presets.coding_agent, presets.chat):
+        batch = preset(LocalStorage(tmp_path))[1]
+        assert isinstance(batch, BatchOffload)
+        assert isinstance(batch.gate, RentOrBuyGate)
+        assert batch.gate.free_calls == batch.keep_recent
+
+
+@pytest.mark.parametrize("preset", [presets.coding_agent, presets.chat])
+async def test_a_short_conversation_is_left_alone(preset: Preset, tmp_path: Path) -> None:
+    history = work(20)
+
+    result = await ContextPipeline(preset(LocalStorage(tmp_path))).run(history, session_id="s")
+
+    assert result.messages is history
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("preset", [presets.coding_agent, presets.chat])
+async def test_a_long_new_result_leaves_with_a_preview_and_an_absolute_path(preset: Preset, tmp_path: Path) -> None:
+    history = work(1, "first words " + "x" * 9000 + " last words")
+
+    result = await ContextPipeline(preset(LocalStorage(tmp_path))).run(history, session_id="s")
+
+    [shown] = [str(found.content) for found in tool_results(result.messages)]
+    path = re.match(r"\[Tool result offloaded to file: (.+)\]\n", shown)
+    assert path
+    assert Path(path[1]).is_absolute()
+    assert "x" * 9000 in Path(path[1]).read_text()
+    assert "first words" in shown
+    assert "last words" in shown
+
+
+async def test_old_results_and_inputs_leave_once_they_have_cost_enough(tmp_path: Path) -> None:
+    written = [assistant(tool_use("w", "Write", {"file_path": "a.py", "content": WORDS})), *step("w")[1:]]
+    history = conversation(user("Go."), written, work(60)[1:])
+
+    result = await ContextPipeline(presets.coding_agent(LocalStorage(tmp_path))).run(history, session_id="s")
+
+    assert result.reports[1].outcome is Outcome.CHANGED
+    assert "Write" in WRITING_TOOLS
+    assert WORDS not in str(result.messages[1]["content"])
+    assert all(message is old for message, old in zip(result.messages[-10:], history[-10:], strict=True))
+
+
+@pytest.mark.parametrize("preset", [presets.coding_agent, presets.chat])
+async def test_near_the_limit_the_history_is_compacted(preset: Preset, tmp_path: Path) -> None:
+    stages = preset(LocalStorage(tmp_path), summarize=ExtractiveSummarizer())
+    talk = [message for i in range(40) for message in (user(f"{i} {WORDS}"), assistant(f"{i} {WORDS}"))]
+
+    result = await ContextPipeline(stages, budget=SMALL).run([*talk, user("And now?")], session_id="s")
+
+    assert result.reports[2].outcome is Outcome.CHANGED
+    assert not check(result.messages)
+    assert "And now?" in str(result.messages[-1]["content"])
+
+
+async def test_when_compaction_fails_the_context_is_truncated(tmp_path: Path) -> None:
+    async def broken(_messages: object) -> str:
+        raise ConnectionError("no network")
+
+    direct, batch, compact, truncate = presets.coding_agent(LocalStorage(tmp_path), summarize=broken)  # type: ignore[arg-type]
+    assert isinstance(compact, Compact)
+    stages: list[Stage] = [direct, batch, replace(compact, retry=Retry(max_retries=0)), truncate]
+    talk = [message for i in range(40) for message in (user(f"{i} {WORDS}"), assistant(f"{i} {WORDS}"))]
+
+    result = await ContextPipeline(stages, budget=SMALL).run([*talk, user("And now?")], session_id="s")
+
+    assert [report.outcome for report in result.reports[2:]] == [Outcome.FAILED, Outcome.CHANGED]
+    assert not check(result.messages)
+
+
+def test_any_storage_with_texts_and_archives_will_do() -> None:
+    assert isinstance(MemoryStorage(), presets.Storage)
+    assert isinstance(LocalStorage("x"), presets.Storage)
