@@ -18,7 +18,7 @@ from .moments import Moment
 from .paging import Pages
 from .replay import PipelineMaker, Replay, Settings, replay
 from .report import Report
-from .transcripts import STDIN, Format, read_bytes, read_transcript
+from .transcripts import STDIN, Format, Transcript, read_bytes, read_transcript
 
 __all__ = ["FileReplay", "Workers", "replay_file", "replay_files", "workers"]
 
@@ -56,15 +56,14 @@ def replay_file(
     import anyio
 
     try:
-        return anyio.run(_replays, path, makers, settings, raw, pages)
+        return anyio.run(_replays, path, read_transcript(path, raw), makers, settings, pages)
     except Exception as error:  # noqa: BLE001  one file must not end the run of the others
         return FileReplay(path, error=_told(path, error))
 
 
 async def _replays(
-    path: str, makers: _Makers, settings: _Settings, raw: bytes | None, pages: Pages | None
+    path: str, transcript: Transcript, makers: _Makers, settings: _Settings, pages: Pages | None
 ) -> FileReplay:
-    transcript = read_transcript(path, raw)
     index, moments, replays = AtomIndex(), list[Moment](), dict[str, Replay]()
     chosen = {name: settings.get(name) if isinstance(settings, Mapping) else settings for name in makers}
     for name, make in makers.items():

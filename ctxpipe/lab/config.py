@@ -51,31 +51,34 @@ class ConfiguredPolicy:
 
     def __call__(self, bench: Workbench) -> ContextPipeline:
         config = _parsed(self.text, self.source)
-        stages = [self._stage(bench, dict(table), number) for number, table in enumerate(config["stage"], 1)]
+        stages = [self._stage(bench, table, number) for number, table in enumerate(config["stage"], 1)]
         return ContextPipeline(stages, budget=_built(Budget, config.get("budget", {}), f"{self.source}: [budget]"))
 
-    def _stage(self, bench: Workbench, table: dict[str, Any], number: int) -> Stage:
+    def _stage(self, bench: Workbench, given: object, number: int) -> Stage:
         where = f"{self.source}: stage {number}"
+        table = _table(given, where)
         name = table.pop("use", None)
-        made = _STAGES.get(name)
+        made = _STAGES.get(name) if isinstance(name, str) else None
         if made is None:
             raise SettingsError(f"{where}: use is {name!r}; there are {', '.join(_STAGES)}")
         if "preview" in table:
             table["preview"] = _built(Preview, table["preview"], f"{where}: preview")
         if "gate" in table:
-            table["gate"] = self._gate(dict(table["gate"]), where)
-        if "inputs" in table:
-            table["inputs"] = frozenset(table["inputs"])
-        kind, given = made(bench)
-        stage: Stage = _built(kind, {**given, **table}, where)
+            table["gate"] = self._gate(table["gate"], f"{where}: gate")
+        for setting in ("inputs", "exempt_tools"):
+            if setting in table:
+                table[setting] = _names(table[setting], f"{where}: {setting}")
+        kind, standard = made(bench)
+        stage: Stage = _built(kind, {**standard, **table}, where)
         return stage
 
-    def _gate(self, table: dict[str, Any], where: str) -> object:
+    def _gate(self, given: object, where: str) -> object:
+        table = _table(given, where)
         name = table.pop("use", "RatioGate")
         if name not in _GATES:
-            raise SettingsError(f"{where}: gate is {name!r}; there are {', '.join(_GATES)}")
-        given = {"prices": self.prices} if name == "RentOrBuyGate" else {}
-        return _built(_GATES[name], {**given, **table}, f"{where}: gate")
+            raise SettingsError(f"{where} is {name!r}; there are {', '.join(_GATES)}")
+        standard = {"prices": self.prices} if name == "RentOrBuyGate" else {}
+        return _built(_GATES[name], {**standard, **table}, where)
 
 
 def read_config(path: str | os.PathLike[str], prices: Prices) -> ConfiguredPolicy:
@@ -102,11 +105,22 @@ def _parsed(text: str, source: str) -> dict[str, Any]:
     return config
 
 
-def _built(kind: Callable[..., Any], given: object, where: str) -> Any:
+def _table(given: object, where: str) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise SettingsError(f"{where} is {given!r}; give a table")
+    return dict(given)
+
+
+def _names(given: object, where: str) -> frozenset[str]:
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        raise SettingsError(f"{where} is {given!r}; give a list of names")
+    return frozenset(given)
+
+
+def _built(kind: Callable[..., Any], given: object, where: str) -> Any:
+    table = _table(given, where)
     try:
-        return kind(**given)
+        return kind(**table)
     except TypeError as error:
         known = [field.name for field in fields(kind)] if isinstance(kind, type) else []
         raise SettingsError(f"{where}: {error}; the settings are {', '.join(known)}") from error

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ctxpipe.errors import SettingsError
+from ctxpipe.lab.config import read_config
+from ctxpipe.lab.workbench import Workbench
+from ctxpipe.prices import Prices
+from ctxpipe.stages.gates import RentOrBuyGate
+from ctxpipe.stages.offload import BatchOffload, DirectOffload
+
+WHOLE = """
+[budget]
+window = 100_000
+trigger = 0.5
+
+[[stage]]
+use = "DirectOffload"
+min_chars = 8000
+preview = { head = 400, tail = 200 }
+
+[[stage]]
+use = "BatchOffload"
+gate = { use = "RentOrBuyGate", alpha = 3.0 }
+keep_recent = 7
+inputs = ["write_file"]
+
+[[stage]]
+use = "Compact"
+
+[[stage]]
+use = "SmartTruncate"
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "pipeline.toml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_every_setting_of_the_file_reaches_its_stage(tmp_path: Path):
+    prices = Prices.relative(read=0.05)
+
+    pipeline = read_config(written(tmp_path, WHOLE), prices)(Workbench())
+
+    direct, batch, *_ = pipeline.stages
+    assert isinstance(direct, DirectOffload)
+    assert isinstance(batch, BatchOffload)
+    assert isinstance(batch.gate, RentOrBuyGate)
+    assert (direct.min_chars, direct.preview and direct.preview.tail) == (8000, 200)
+    assert (batch.gate.alpha, batch.gate.prices, batch.keep_recent) == (3.0, prices, 7)
+    assert batch.inputs == {"write_file"}
+    assert (pipeline.budget.window, pipeline.budget.trigger) == (100_000, 50_000)
+
+
+def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
+    bench = Workbench()
+
+    pipeline = read_config(written(tmp_path, WHOLE), Prices.relative())(bench)
+
+    assert isinstance(pipeline.stages[0], DirectOffload)
+    assert pipeline.stages[0].storage is bench.storage
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[[stage]\n", "is no TOML"),
+        ("", "names no [[stage]]"),
+        ("[[stage]]\nuse = 'Nonsense'\n", "stage 1: use is 'Nonsense'; there are DirectOffload"),
+        ("[[stage]]\nuse = 'Compact'\n[[stage]]\nuse = 'DirectOffload'\nmin_chars = -1\n", "stage 2: min_chars is -1"),
+        ("[[stage]]\nuse = 'DirectOffload'\nmin_char = 1\n", "the settings are storage, min_chars"),
+        ("[[stage]]\nuse = 'DirectOffload'\npreview = 7\n", "preview is 7; give a table"),
+        ("[[stage]]\nuse = 'BatchOffload'\ngate = { use = 'Door' }\n", "gate is 'Door'; there are RatioGate"),
+        ("[[stage]]\nuse = 'BatchOffload'\ngate = 'RatioGate'\n", "gate is 'RatioGate'; give a table"),
+        ("[[stage]]\nuse = 'BatchOffload'\ninputs = 3\n", "inputs is 3; give a list of names"),
+        ("stage = [3]\n", "stage 1 is 3; give a table"),
+        ("budget = 3\n[[stage]]\nuse = 'Compact'\n", "[budget] is 3; give a table"),
+        ("[budget]\nwindow = -5\n[[stage]]\nuse = 'Compact'\n", "[budget]: window is -5"),
+        ("[budgets]\n[[stage]]\nuse = 'Compact'\n", "budgets means nothing here"),
+    ],
+)
+def test_nonsense_is_told_with_the_file_and_the_place(tmp_path: Path, text: str, told: str):
+    path = written(tmp_path, text)
+    with pytest.raises(SettingsError) as caught:
+        read_config(path, Prices.relative())
+    assert str(path) in str(caught.value)
+    assert told in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_told_in_one_sentence(tmp_path: Path):
+    with pytest.raises(SettingsError, match="cannot be read: No such file"):
+        read_config(tmp_path / "none.toml", Prices.relative())
+
+
+def test_a_file_in_another_encoding_is_told_in_one_sentence(tmp_path: Path):
+    path = tmp_path / "latin.toml"
+    path.write_bytes("# gr\u00fcn".encode("latin-1"))
+    with pytest.raises(SettingsError, match="cannot be read"):
+        read_config(path, Prices.relative())
