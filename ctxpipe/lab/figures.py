@@ -120,7 +120,13 @@ def _tokens(report: Report) -> Spec:
     }
     without = {
         "data": {"name": "turns"},
-        "mark": {"type": "line", "color": "var(--ink)", "strokeDash": DASHES[1], "strokeWidth": 1.5},
+        "mark": {
+            "type": "line",
+            "interpolate": "step",
+            "color": "var(--ink)",
+            "strokeDash": DASHES[1],
+            "strokeWidth": 1.5,
+        },
         "encoding": {"x": _turns(report), "y": {**tokens, "field": "without"}},
     }
     acted = [action.stage for turn in report.turns for action in turn.actions]
@@ -130,7 +136,6 @@ def _tokens(report: Report) -> Spec:
         "mark": {
             "type": "point",
             "size": 90 if len(acted) <= MANY else 45,
-            "fill": "var(--paper)",
             "stroke": "var(--ink)",
             "strokeWidth": 1.5,
             "opacity": 1,
@@ -139,6 +144,10 @@ def _tokens(report: Report) -> Spec:
         "encoding": {
             "x": _turns(report),
             "y": {**tokens, "field": "total"},
+            "fill": {
+                "condition": {"test": "datum.outcome !== 'changed'", "value": "var(--ink)"},
+                "value": "var(--paper)",
+            },
             "shape": {
                 "field": "stage",
                 "type": "nominal",

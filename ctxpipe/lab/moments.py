@@ -218,7 +218,7 @@ class _Reader:
         for piece in gone:
             self._fate(piece, moment, f"{verb} by {report.stage}")
         where = getattr(report.detail, "archive", None) or ""
-        return report, self._replaced(f"{len(gone)} blocks", gone, new, where)
+        return report, self._replaced(_counted(len(gone), "block"), gone, new, where)
 
     def _fate(self, piece: _Piece, moment: Moment, fate: str) -> None:
         known = self._fates.get(piece.key)
@@ -235,13 +235,15 @@ def _told(detail: Detail | None) -> str:
     """What a stage did, in a sentence."""
     match detail:
         case Offloaded():
-            return f"{detail.results + detail.inputs:,} blocks moved to files, {detail.chars:,} characters"
+            return f"{_counted(detail.results + detail.inputs, 'block')} moved to files, {detail.chars:,} characters"
         case Compacted():
-            brought = f", {len(detail.restored)} files brought back" if detail.restored else ""
-            return f"{detail.messages_summarised:,} messages summarised ({detail.summarizer or 'summariser'}){brought}"
+            brought = f", {_counted(len(detail.restored), 'file')} brought back" if detail.restored else ""
+            return f"{_counted(detail.messages_summarised, 'message')} summarised ({detail.summarizer or 'summariser'}){brought}"
         case Truncated():
-            deleted = f"deleted {detail.deleted:,} messages"
-            return f"removed {detail.filtered:,} calls, folded {detail.folded:,} files, {deleted}"
+            done = {"call": detail.filtered, "file view": detail.folded, "message": detail.deleted}
+            verbs = ("removed", "folded", "deleted")
+            told = zip(done.items(), verbs, strict=True)
+            return ", ".join(f"{_counted(number, name)} {verb}" for (name, number), verb in told if number)
         case _:
             return ""
 
@@ -263,7 +265,16 @@ def _joined(pieces: Sequence[_Piece]) -> str:
     """The text of one piece; of several the beginning of each, under its name."""
     if len(pieces) == 1:
         return pieces[0].text
-    return "\n\n".join(f"— {piece.name}\n{_excerpt(piece)}" for piece in pieces)
+    return "\n\n".join(f"— {_speaker(piece)}\n{_excerpt(piece)}" for piece in pieces)
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"
+
+
+def _speaker(piece: _Piece) -> str:
+    """Who says it; the beginning of a text need not be told twice."""
+    return piece.name.partition(":")[0] if piece.key[0] == "text" else piece.name
 
 
 def _excerpt(piece: _Piece) -> str:

@@ -180,8 +180,8 @@ def _tokens(report: Report) -> Iterator[str]:
     baseline = escape(report.baseline)
     yield "<section>\n<h2>Tokens per turn</h2>\n"
     yield (
-        f"<p>What each model call was sent; the dashed line: {baseline}. A mark is a stage's action: choose it to see "
-        "what it replaced.</p>\n"
+        f"<p>What each model call was sent; the dashed line: {baseline}. A mark is a stage's action, filled where it "
+        "came to nothing: choose it to see what it replaced.</p>\n"
     )
     yield f'<div class="chart" id="tokens" role="img" aria-label="{escape(_told(report))}"></div>\n'
     yield (

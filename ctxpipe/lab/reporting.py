@@ -74,7 +74,7 @@ def report_of(
     unit = "input tokens" if prices is None else "dollars"
     return Report(
         title=transcript.name.rpartition("/")[2],
-        subtitle=f"{len(turns):,} turns, replayed {names[0]} and {names[1]}",
+        subtitle=f"{len(turns):,} turns replayed: {names[0]}, compared with {names[1]}",
         turns=turns,
         unit=unit,
         policy=names[0],

@@ -38,7 +38,7 @@ function datasets() {
     turns: report.turns,
     kinds: report.turns.flatMap((turn) =>
       report.kinds.map(([kind], order) => ({ turn: turn.turn, kind, order, tokens: turn.kinds[order] }))),
-    marks: report.actions.map(({ turn, stage }, action) => ({ turn, stage, action, total: report.turns[turn - 1].total })),
+    marks: report.actions.map(({ turn, stage, outcome }, action) => ({ turn, stage, outcome, action, total: report.turns[turn - 1].total })),
     costs: cumulative(),
     recall: report.recall,
   };
@@ -145,7 +145,7 @@ function replacement(change) {
   before.setAttribute("aria-label", "what it replaced");
   return [
     element("h3", { textContent: `${change.name}: ${tokens(change.after)} tokens instead of ${tokens(change.before)}` }),
-    ...(change.where ? [element("p", { className: "soft", textContent: `It lies whole in ${change.where}` })] : []),
+    ...(change.where ? [element("p", { className: "soft", textContent: `Whole in ${change.where}` })] : []),
     element("p", { textContent: "In the context now:" }), now,
     element("p", { textContent: "What it replaced:" }), before,
   ];

@@ -1,0 +1,178 @@
+"""What contexts, turn by turn, tell the page: tokens by kind, actions, and what became of blocks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from histories import user, view
+
+from ctxpipe import BatchOffload, Compact, ContextPipeline, DirectOffload, TokenCounter
+from ctxpipe.lab.live import LiveReport
+from ctxpipe.lab.moments import Moment, Story, story
+from ctxpipe.lab.replay import Settings, replay
+from ctxpipe.lab.reporting import label, replayed_report
+from ctxpipe.lab.transcripts import Transcript, parse_transcript
+from ctxpipe.lab.workbench import Workbench
+from ctxpipe.messages import Message
+from ctxpipe.stages.gates import RatioGate
+from ctxpipe.summarizers import ExtractiveSummarizer
+from ctxpipe.tokens import Budget
+
+SYSTEM = "You read files."
+TOOLS = [{"name": "Read", "description": "Read a file.", "input_schema": {"type": "object"}}]
+
+
+def conversation(turns: int = 6, lines: int = 300) -> list[Message]:
+    """An agent that thinks, reads a file and says so, in each turn."""
+    messages: list[object] = [{"role": "user", "content": "Read every file, please."}]
+    for turn in range(turns):
+        content = [
+            {"type": "thinking", "thinking": f"The next is number {turn}.", "signature": "s"},
+            {"type": "text", "text": f"I read file {turn}."},
+            {"type": "tool_use", "id": f"t{turn}", "name": "Read", "input": {"path": f"src/f{turn}.py"}},
+        ]
+        text = "".join(f"f{turn}_{line} = {line}\n" for line in range(lines))
+        result = {"type": "tool_result", "tool_use_id": f"t{turn}", "content": text}
+        messages += [{"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
+    messages.append({"role": "assistant", "content": "All read."})
+    return parse_transcript(json.dumps(messages)).messages
+
+
+def transcript(**sizes: int) -> Transcript:
+    body = {"system": SYSTEM, "tools": TOOLS, "messages": conversation(**sizes)}
+    return parse_transcript(json.dumps(body), "conversation.json")
+
+
+def direct(bench: Workbench) -> ContextPipeline:
+    return ContextPipeline([DirectOffload(bench.storage)])
+
+
+def batch(bench: Workbench) -> ContextPipeline:
+    return ContextPipeline([BatchOffload(bench.storage, RatioGate(0.5), reference="absolute")])
+
+
+def compact(bench: Workbench) -> ContextPipeline:
+    stage = Compact(ExtractiveSummarizer(), archive=bench.storage, files=bench.files, clock=bench.clock)
+    return ContextPipeline([stage], budget=Budget(window=12_000))
+
+
+def none(_: Workbench) -> ContextPipeline:
+    return ContextPipeline()
+
+
+async def watched(make: object, **sizes: int) -> tuple[Story, list[Moment]]:
+    moments: list[Moment] = []
+    await replay(transcript(**sizes), make, watch=moments.append)  # type: ignore[arg-type]
+    return story(moments, TokenCounter(), system=SYSTEM, tools=TOOLS), moments
+
+
+@pytest.mark.parametrize("make", [none, direct, batch, compact])
+async def test_the_kinds_add_up_to_the_whole_prompt(make: object):
+    told, moments = await watched(make, turns=30)
+
+    counter = TokenCounter()
+    last = {moment.call: moment.after for moment in moments}
+    assert {call: sum(kinds.values()) for call, kinds in told.tokens.items()} == {
+        call: counter.total(context, system=SYSTEM, tools=TOOLS) for call, context in last.items()
+    }
+
+
+async def test_every_kind_is_told_apart():
+    told, _ = await watched(direct)
+
+    assert set(told.tokens[6]) == {"system", "tools", "user", "assistant", "thinking", "calls", "placeholders"}
+    assert told.tokens[6]["user"] == TokenCounter().text("Read every file, please.")
+
+
+async def test_an_offloaded_result_is_shown_with_its_placeholder_and_its_file():
+    told, moments = await watched(direct)
+
+    (action,) = told.actions[1]
+    (change,) = action.replaced
+    assert (action.stage, action.outcome) == ("DirectOffload", "changed")
+    assert change.original.startswith("f0_0 = 0\n")
+    assert change.placeholder == f"[Tool result offloaded to file: {change.where}]"
+    assert change.where.endswith("/t0.md")
+    assert change.tokens_before > change.tokens_after > 0
+    assert action.told == f"1 block moved to files, {len(change.original):,} characters"
+    assert moments[1].before[-1]["content"] != moments[1].after[-1]["content"]
+
+
+async def test_of_a_compaction_the_summary_and_what_it_stands_for_are_shown():
+    told, _ = await watched(compact, turns=30)
+
+    acted = [action for actions in told.actions.values() for action in actions]
+    assert acted
+    assert {action.stage for action in acted} == {"Compact"}
+    (change,) = acted[0].replaced
+    assert "[Conversation compressed]" in change.placeholder
+    assert "— result of Read: src/f0.py\nf0_0 = 0\n" in change.original
+    assert change.where.endswith(".json")
+    assert "summary" in told.tokens[30]
+
+
+async def test_the_biggest_blocks_say_where_they_went():
+    told, _ = await watched(batch, turns=12)
+
+    fates = {block.name: block.fate for block in told.blocks}
+    assert fates["result of Read: src/f0.py"].startswith("moved to /ctxpipe/")
+    assert fates["result of Read: src/f11.py"] == "still in the context"
+    assert [block.tokens for block in told.blocks] == sorted((block.tokens for block in told.blocks), reverse=True)
+    assert next(block.turn for block in told.blocks if block.name.endswith("f3.py")) == 5
+
+
+async def test_a_block_that_was_read_twice_is_listed_once():
+    context = [user("Go."), *view("t0", "f.py", "x = 1\n" * 50), *view("t1", "f.py", "x = 1\n" * 50)]
+
+    told = story([Moment(0, context, context)], TokenCounter())
+
+    assert sum(block.kind == "results" for block in told.blocks) == 1
+
+
+# Reports ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_report_holds_what_the_replays_tell():
+    settings = Settings(tokens_per_raw=1.25)
+    ours, theirs = [await replay(transcript(turns=20), make, settings) for make in (direct, none)]
+
+    report = await replayed_report(transcript(turns=20), direct, none, settings=settings)
+
+    assert [turn.total for turn in report.turns] == pytest.approx([step.prompt_tokens for step in ours.steps])
+    assert [turn.tokens_without for turn in report.turns] == [step.prompt_tokens for step in theirs.steps]
+    assert sum(turn.cost for turn in report.turns) < sum(turn.cost_without for turn in report.turns)
+    assert report.facts[0].without == f"{sum(step.prompt_tokens for step in theirs.steps):,.0f}"
+    assert [turn.label for turn in report.turns[-2:]] == ["Read", "an answer"]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"), [([], "an answer"), (["Read"], "Read"), (["Read", "Bash", "Read"], "Read ×2, Bash")]
+)
+def test_a_turn_is_named_by_what_the_model_did(names: Sequence[str], said: str):
+    content = [{"type": "tool_use", "id": str(n), "name": name, "input": {}} for n, name in enumerate(names)]
+    reply = {"role": "assistant", "content": content or "Done."}
+
+    assert label(reply) == said  # type: ignore[arg-type]
+
+
+async def test_a_session_is_reported_as_it_goes_on():
+    history = conversation(turns=3)
+    counter, bench = TokenCounter(), Workbench()
+    live, pipeline = LiveReport(counter, SYSTEM, TOOLS), direct(bench)
+    before: list[Message] = history[:1]
+    for index in (1, 3, 5):
+        result = await pipeline.run(before, session_id="s", system=SYSTEM, tools=TOOLS)
+        extra = index == 5
+        live.add(before, result.messages, result.reports, history[index], history[:index], extra=extra)
+        before = [*result.messages, *history[index : index + 2]]
+
+    report = live.report("A task")
+
+    assert [turn.tokens_without for turn in report.turns] == [
+        counter.total(history[:index], system=SYSTEM, tools=TOOLS) for index in (1, 3, 5)
+    ]
+    assert [len(turn.actions) for turn in report.turns] == [0, 1, 1]
+    assert report.turns[1].cost < report.turns[1].cost_without
+    assert report.turns[2].cost_without == 0
