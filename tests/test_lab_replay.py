@@ -12,7 +12,8 @@ from histories import assistant, conversation, histories, step, text, tool_use, 
 from hypothesis import given, settings
 
 from ctxpipe import BatchOffload, Budget, Compact, ContextPipeline, DirectOffload, RatioGate
-from ctxpipe.lab.costs import CacheRules, bill
+from ctxpipe.lab.baselines import KeepLast
+from ctxpipe.lab.costs import CacheRules, CacheUse, bill
 from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.replay import PipelineMaker, Replay, Settings, replay
 from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript
@@ -22,7 +23,7 @@ from ctxpipe.placeholders import Preview
 from ctxpipe.prices import Prices
 from ctxpipe.reports import Outcome
 from ctxpipe.stage import Skip, Turn
-from ctxpipe.summarizers import ExtractiveSummarizer
+from ctxpipe.summarizers import ExtractiveSummarizer, Summary
 from ctxpipe.tokens import TokenCounter
 
 NONE = Policy("none")
@@ -205,6 +206,19 @@ async def test_where_nothing_points_to_it_the_call_is_made_again() -> None:
     assert (call.name, call.input) == ("grep", {"q": "x"})
 
 
+async def test_what_no_tool_has_said_is_asked_for_as_a_message() -> None:
+    seen = Seen()
+
+    def make(_: Workbench) -> ContextPipeline:
+        return ContextPipeline([KeepLast(20), seen])
+
+    history = [user("Go."), assistant("Well."), user(FACT), *work(6, last=FACT)[1:]]
+    await replay(recorded(history), make)
+
+    [call] = tool_calls(seen.contexts[-1][-2:])
+    assert (call.name, call.input) == ("read_history", {"message": 2})
+
+
 async def test_without_refetching_the_reply_is_simply_made() -> None:
     found, _ = await refetching(f"Here it is:\n{FACT}", FREE)
 
@@ -259,6 +273,21 @@ async def test_a_summary_is_paid_for_as_if_a_model_had_written_it() -> None:
     assert summaries[0].use.written == 0
     assert summaries[0].use.read > 0
     assert bill(found.requests, Prices.relative()).summaries == len(summaries)
+
+
+async def test_a_summariser_s_own_bill_is_taken_where_it_tells_one() -> None:
+    class Billed:
+        async def __call__(self, _messages: Sequence[Message], /) -> Summary:
+            return Summary("## Goals\nGo on.", input_tokens=900, cached_tokens=600, output_tokens=77)
+
+    def make(bench: Workbench) -> ContextPipeline:
+        stage = Compact(Billed(), archive=bench.storage, files=bench.files, clock=bench.clock)
+        return ContextPipeline([stage], budget=Budget(window=20_000, trigger=3000))
+
+    found = await replay(recorded(work(12, long=range(12))), make, FREE)
+    summary = next(request for request in found.requests if request.purpose == "summary")
+
+    assert (summary.use, summary.output) == (CacheUse(600, 0, 300), 77)
 
 
 async def test_what_only_an_archive_holds_is_one_hop_away_where_its_path_is_told() -> None:

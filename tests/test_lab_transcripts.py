@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 from ctxpipe.errors import TranscriptError
 from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript
-from ctxpipe.messages import Message, as_dict, check, tool_calls, tool_results
+from ctxpipe.messages import Message, as_dict, check, compact_json, tool_calls, tool_results
 
 
 def lines(*values: object) -> str:
@@ -201,6 +201,39 @@ def test_a_picture_in_a_chat_stays_a_picture() -> None:
         {"type": "base64", "media_type": "image/png", "data": "iVBO"},
         {"type": "url", "url": "https://example.org/a.png"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ({"role": "assistant", "tool_calls": ["f"]}, "line 2: a tool call is str"),
+        ({"role": "user", "content": ["word"]}, "line 2: a part of the content is str"),
+        ({"role": "user", "content": 7}, "line 2: int as content"),
+    ],
+)
+def test_a_chat_of_another_shape_is_refused_with_its_line(message: dict[str, Any], told: str) -> None:
+    with pytest.raises(TranscriptError, match=told):
+        parse_transcript(lines(CHAT[3], message))
+
+
+def test_a_part_of_a_chat_that_no_message_knows_is_kept_as_text() -> None:
+    sound = {"type": "input_audio", "input_audio": {"data": "QUJD", "format": "wav"}}
+    found = parse_transcript(lines({"role": "user", "content": [sound]}, {"role": "assistant", "content": "A bell."}))
+
+    assert "input_audio" in compact_json(found.messages[0])
+
+
+@pytest.mark.parametrize(("time", "seconds"), [("2026-01-01T00:00:00Z", 1767225600), (1767225600, 1767225600)])
+def test_a_time_is_text_or_a_number(time: object, seconds: float) -> None:
+    for stamp in (time, seconds * 1000):
+        reply = {"role": "assistant", "content": "Hi.", "timestamp": stamp}
+        assert parse_transcript(lines(user("Hi?"), reply)).seconds == {1: seconds}
+
+
+def test_a_time_that_is_none_is_no_time() -> None:
+    reply = {"role": "assistant", "content": "Hi.", "timestamp": "yesterday"}
+
+    assert not parse_transcript(lines(user("Hi?"), reply)).seconds
 
 
 # What is broken -----------------------------------------------------------------------------------------------
