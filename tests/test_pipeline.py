@@ -1,0 +1,943 @@
+"""Stages run in order over a turn, guarded, timed and reported; whatever is remembered decides nothing."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import pytest
+from anthropic.types import TextBlock, ToolUseBlock
+from api_rules import faults
+from histories import (
+    assistant,
+    broken_histories,
+    chat,
+    conversation,
+    histories,
+    step,
+    system,
+    text,
+    thinking,
+    tool_result,
+    tool_use,
+    user,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from processes import python
+
+from ctxpipe import (
+    BatchOffload,
+    Budget,
+    Change,
+    ContextPipeline,
+    DirectOffload,
+    InvalidHistory,
+    LocalStorage,
+    Offloaded,
+    Outcome,
+    Preview,
+    RatioGate,
+    Result,
+    SettingsError,
+    Skip,
+    Stage,
+    StageReport,
+    TokenCounter,
+    Turn,
+    check,
+)
+from ctxpipe.messages import Message, blocks, tool_results
+from ctxpipe.placeholders import previewed_reference, reference
+from ctxpipe.stages.offload import WRITING_TOOLS
+
+HISTORY = conversation(user("go"), step("a", say="look", result="found " * 50), assistant("done"), user("and now?"))
+
+
+def proposing(change: Callable[[list[Message]], Sequence[Message]], **options: Any) -> Stage:
+    """A stage that proposes what *change* makes of a copy of the messages."""
+
+    async def propose(turn: Turn) -> Change:
+        return Change(cast("list[Message]", change(copy.deepcopy(list(turn.messages)))), **options)
+
+    return propose
+
+
+async def nothing(_turn: Turn) -> None:
+    return None
+
+
+async def run(*stages: Stage, history: list[Message] | None = None, **options: Any) -> Result:
+    pipeline = ContextPipeline(stages, **options)
+    return await pipeline.run(HISTORY if history is None else history, session_id="s")
+
+
+def shortened(messages: list[Message]) -> list[Message]:
+    cast("Any", messages[2]["content"])[0]["content"] = "short"
+    return messages
+
+
+# Running ------------------------------------------------------------------------------------------------------
+
+
+async def test_without_stages_the_very_same_list_comes_back() -> None:
+    result = await run()
+
+    assert result.messages is HISTORY
+    assert (result.reports, result.repaired, result.changed, result.first_changed_index) == ((), (), False, None)
+
+
+async def test_the_stages_run_in_the_order_in_which_they_were_added_each_on_the_context_of_the_one_before() -> None:
+    seen: list[tuple[str, int]] = []
+
+    def noting(name: str) -> Stage:
+        async def note(turn: Turn) -> Change:
+            seen.append((name, len(turn.messages)))
+            return Change(list(turn.messages[:-1]))
+
+        return note
+
+    history = chat(6)
+    result = await ContextPipeline().use(noting("one")).use(noting("two")).run(history, session_id="s")
+
+    assert seen == [("one", 6), ("two", 5)]
+    assert result.messages == history[:4]
+
+
+async def test_a_pipeline_tells_its_stages_budget_and_counter() -> None:
+    counter, budget = TokenCounter(), Budget(1000)
+    pipeline = ContextPipeline([nothing], counter=counter, budget=budget)
+
+    assert (pipeline.stages, pipeline.counter, pipeline.budget) == ((nothing,), counter, budget)
+    assert ContextPipeline().budget == Budget()
+
+
+async def test_a_turn_knows_session_force_budget_and_the_tokens_of_the_whole_request() -> None:
+    turns: list[tuple[Any, ...]] = []
+
+    async def note(turn: Turn) -> None:
+        turns.append((turn.session_id, turn.force, turn.budget.window, await turn.raw_tokens(), turn.overhead))
+
+    pipeline = ContextPipeline([note], budget=Budget(1000), counter=len)
+    tools = [{"name": "t", "description": "d"}]
+    await pipeline.run([user("four")], session_id="s", system="be brief", tools=tools, force=True)
+    await pipeline.run([user("four")], session_id="s")
+
+    [(session, force, window, raw, overhead), later] = turns
+    assert (session, force, window, raw) == ("s", True, 1000, 4 + overhead)
+    assert overhead == len("be brief") + len(json.dumps(tools[0], separators=(",", ":")))
+    assert later == ("s", False, 1000, 4, 0)
+
+
+async def test_a_stage_is_not_asked_before_the_history_is_known_to_have_the_shape_of_messages(tmp_path: Path) -> None:
+    for broken, words in (
+        ({"role": "user"}, "a history is a list"),
+        ([user("go"), {"role": "user"}], "message 1 has no content"),
+        ([*HISTORY, "hi"], f"message {len(HISTORY)} is str"),
+        ([*HISTORY, {"role": "user", "content": [None]}], f"block 0 of message {len(HISTORY)}"),
+    ):
+        pipeline = ContextPipeline([BatchOffload(LocalStorage(tmp_path / "root"))])
+        for attempt in (pipeline.run, pipeline.plan):
+            with pytest.raises(InvalidHistory, match=words):
+                await attempt(cast("list[Message]", broken), session_id="s")
+
+    assert not (tmp_path / "root").exists()
+
+
+async def test_what_is_appended_wrongly_later_is_refused_too_and_then_forgotten() -> None:
+    pipeline = ContextPipeline([nothing])
+    await pipeline.run(HISTORY, session_id="s")
+
+    with pytest.raises(InvalidHistory, match=f"message {len(HISTORY)} has no role"):
+        await pipeline.run([*HISTORY, cast("Message", {"content": "x"})], session_id="s")
+
+    assert (await pipeline.run(HISTORY, session_id="s")).messages is HISTORY
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"on_error": "ignore"}, "on_error is 'ignore'"),
+        ({"max_sessions": 0}, "max_sessions is 0"),
+        ({"counter": "no such encoding"}, "no such encoding"),
+        ({"thinking": "forget"}, "thinking is 'forget'"),
+        ({"stages": [5]}, "5 is not callable"),
+    ],
+)
+def test_nonsense_is_refused_at_construction_by_name(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        ContextPipeline(**options)
+
+
+@pytest.mark.parametrize("session", [None, 5, b"s"])
+async def test_a_session_that_is_no_text_is_refused_by_name(session: Any) -> None:
+    for attempt in (ContextPipeline().run, ContextPipeline().plan):
+        with pytest.raises(SettingsError, match="session_id is"):
+            await attempt(HISTORY, session_id=session)
+
+
+# Guarding -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_proposal_that_is_sound_and_shorter_counts() -> None:
+    result = await run(proposing(shortened))
+
+    assert [found.content for found in tool_results(result.messages)] == ["short"]
+    assert (result.reports[0].outcome, result.reports[0].first_changed_index) == (Outcome.CHANGED, 2)
+    assert result.first_changed_index == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda messages: messages[1:], "the first message is not the user's"),
+        (lambda messages: [*messages[:2], *messages[3:]], "the tool_use 'a' has no tool_result"),
+        (lambda messages: [messages[0], *messages[2:]], "the tool_result 'a' has no tool_use"),
+        (lambda messages: [*messages[:3], assistant("")], "it is empty"),
+        (lambda messages: [*messages[:3], assistant(text(" "))], "an empty text block"),
+        (lambda messages: [*messages[:3], assistant(text("x"), thinking("y"))], "it ends in a thinking block"),
+        (lambda messages: [*messages[:3], assistant("half \ud83d")], "a lone surrogate"),
+        (
+            lambda messages: [*messages[:3], user(*[{**text("x"), "cache_control": {"type": "e"}} for _ in range(5)])],
+            "the first of more than 4 cache_control marks",
+        ),
+    ],
+)
+async def test_a_proposal_that_breaks_a_rule_is_refused(change: Any, words: str) -> None:
+    for options in ({}, {"may_grow": True}):
+        result = await run(proposing(change, **options))
+
+        assert result.messages is HISTORY
+        assert result.reports[0].outcome is Outcome.REFUSED
+        assert "it would break a rule of the Messages API" in result.reports[0].reason
+        assert words in result.reports[0].reason
+
+
+async def test_a_proposal_that_saves_nothing_is_refused_unless_the_stage_may_grow() -> None:
+    def grown(messages: list[Message]) -> list[Message]:
+        return [*messages, user("more")]
+
+    refused, accepted = await run(proposing(grown)), await run(proposing(grown, may_grow=True))
+
+    assert refused.messages is HISTORY
+    assert (refused.reports[0].outcome, refused.reports[0].reason) == (
+        Outcome.REFUSED,
+        "it would not save a single token",
+    )
+    assert accepted.messages == [*HISTORY, user("more")]
+    assert accepted.first_changed_index == len(HISTORY)
+
+
+async def test_a_proposal_of_equal_messages_changes_nothing() -> None:
+    result = await run(proposing(lambda messages: messages, may_grow=True))
+
+    assert result.messages is HISTORY
+    assert (result.reports[0].outcome, result.reports[0].reason) == (Outcome.SKIPPED, "the proposal changes nothing")
+
+
+@pytest.mark.parametrize(("verdict", "reason"), [(True, "vetoed"), ("too much at once", "too much at once")])
+async def test_a_veto_refuses_a_proposal(verdict: bool | str, reason: str) -> None:
+    result = await run(proposing(shortened, detail=Offloaded(results=1)), veto=lambda _turn, _change: verdict)
+
+    assert result.messages is HISTORY
+    [report] = result.reports
+    assert (report.outcome, report.reason, report.detail) == (Outcome.REFUSED, reason, Offloaded(results=1))
+
+
+async def test_a_veto_sees_turn_and_proposal_and_may_let_it_pass() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def look(turn: Turn, change: Change) -> bool:
+        seen.append((len(turn.messages), len(change.messages)))
+        return False
+
+    result = await run(proposing(lambda messages: messages[:3]), veto=look)
+
+    assert seen == [(5, 3)]
+    assert result.changed
+
+
+async def test_a_veto_that_fails_stops_the_proposal_and_not_the_turn() -> None:
+    def fail(turn: Turn, change: Change) -> bool:
+        raise ZeroDivisionError("no verdict")
+
+    result = await run(proposing(shortened), nothing, veto=fail)
+
+    assert result.messages is HISTORY
+    assert [report.outcome for report in result.reports] == [Outcome.FAILED, Outcome.SKIPPED]
+
+
+# Failing ------------------------------------------------------------------------------------------------------
+
+
+async def failing(_turn: Turn) -> None:
+    raise ZeroDivisionError("division by zero")
+
+
+async def test_a_stage_that_fails_is_reported_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    result = await run(failing, proposing(shortened))
+
+    failed, changed = result.reports
+    assert (failed.stage, failed.outcome, failed.reason) == ("failing", Outcome.FAILED, "division by zero")
+    assert isinstance(failed.error, ZeroDivisionError)
+    assert changed.outcome is Outcome.CHANGED
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+async def test_an_error_without_words_is_told_by_its_name() -> None:
+    async def silent(_turn: Turn) -> None:
+        raise TimeoutError
+
+    assert (await run(silent)).reports[0].reason == "TimeoutError"
+
+
+async def test_with_on_error_raise_the_error_is_raised_as_it_is() -> None:
+    told: list[StageReport] = []
+
+    with pytest.raises(ZeroDivisionError):
+        await run(failing, on_error="raise", on_report=told.append)
+
+    assert [report.outcome for report in told] == [Outcome.FAILED]
+
+
+@pytest.mark.parametrize("answer", [[], HISTORY, "skip", True])
+async def test_an_answer_that_is_no_proposal_is_a_failure(answer: Any) -> None:
+    async def odd(_turn: Turn) -> Any:
+        return answer
+
+    result = await run(odd)
+
+    assert result.messages is HISTORY
+    assert result.reports[0].outcome is Outcome.FAILED
+    assert "a stage answers with a Change, a Skip or None" in result.reports[0].reason
+
+
+async def test_messages_that_are_none_are_a_failure() -> None:
+    def other(proposed: Any, _messages: list[Message]) -> Any:
+        return proposed
+
+    for proposed in (None, ["x"], [{"role": "user"}]):
+        result = await run(proposing(partial(other, proposed)))
+
+        assert result.messages is HISTORY
+        assert result.reports[0].outcome is Outcome.FAILED
+
+
+async def test_a_function_that_cannot_be_awaited_is_a_failure() -> None:
+    result = await run(cast("Stage", lambda _turn: None))
+
+    assert result.reports[0].outcome is Outcome.FAILED
+
+
+async def test_cancellation_passes_through_and_the_next_turn_is_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    patience = 0.01
+
+    async def slow(_turn: Turn) -> None:
+        await anyio.sleep(patience and 60)
+
+    pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path)), slow, proposing(shortened)])
+    history = conversation(HISTORY, [assistant(tool_use("b"))], [user(tool_result("b", "line of a log\n" * 200))])
+    before = copy.deepcopy(history)
+
+    with anyio.move_on_after(patience) as scope:
+        await pipeline.run(history, session_id="s")
+    patience = 0
+    result = await pipeline.run(history, session_id="s")
+
+    assert scope.cancelled_caught
+    assert history == before
+    assert [report.outcome for report in result.reports] == [Outcome.CHANGED, Outcome.SKIPPED, Outcome.CHANGED]
+
+
+async def test_what_is_no_exception_is_never_caught() -> None:
+    async def stop(_turn: Turn) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        await run(stop)
+
+
+# Reporting ----------------------------------------------------------------------------------------------------
+
+
+async def test_every_stage_is_reported_as_it_ends() -> None:
+    told: list[StageReport] = []
+
+    async def reasoned(_turn: Turn) -> Skip:
+        return Skip("too early", Offloaded(chars=5))
+
+    result = await run(nothing, reasoned, proposing(shortened, tokens_saved=7), on_report=told.append)
+
+    assert tuple(told) == result.reports
+    assert [(r.stage, r.session_id, r.outcome, r.reason) for r in told] == [
+        ("nothing", "s", Outcome.SKIPPED, ""),
+        ("reasoned", "s", Outcome.SKIPPED, "too early"),
+        ("propose", "s", Outcome.CHANGED, ""),
+    ]
+    assert told[1].detail == Offloaded(chars=5)
+    assert result.tokens_saved == 7
+    assert all(report.seconds >= 0 for report in told)
+
+
+async def test_an_observer_that_fails_never_breaks_the_turn(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(report: StageReport) -> None:
+        raise ZeroDivisionError
+
+    result = await run(proposing(shortened), nothing, on_report=fail)
+
+    assert [report.outcome for report in result.reports] == [Outcome.CHANGED, Outcome.SKIPPED]
+    assert [record.message for record in caplog.records if record.exc_info] == [
+        "on_report failed; the turn goes on"
+    ] * 2
+
+
+async def test_each_stage_writes_one_line_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "ctxpipe"):
+        await run(nothing, proposing(shortened), proposing(lambda messages: messages[1:]), failing)
+
+    levels = [(record.name, record.levelname) for record in caplog.records]
+    assert levels == [("ctxpipe", level) for level in ("DEBUG", "INFO", "WARNING", "WARNING")]
+    assert caplog.records[1].message.startswith("propose [s] changed from message 2 on")
+
+
+async def test_no_text_of_the_conversation_is_ever_logged(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    history = conversation(user("a secret"), step("a", say="a secret", result="a secret\n" * 200))
+
+    with caplog.at_level(logging.DEBUG):
+        await run(DirectOffload(LocalStorage(tmp_path)), BatchOffload(LocalStorage(tmp_path)), history=history)
+
+    assert len(caplog.records) >= 2
+    assert "secret" not in caplog.text
+
+
+@given(histories(2), st.data())
+async def test_the_first_changed_index_is_where_input_and_output_part(
+    history: list[Message], data: st.DataObject
+) -> None:
+    cuts = data.draw(st.lists(st.integers(0, len(history)), max_size=3))
+
+    def cut_at(end: int, messages: list[Message]) -> list[Message]:
+        return messages[:end]
+
+    stages = [proposing(partial(cut_at, end)) for end in cuts]
+
+    result = await run(*stages, history=history)
+
+    if result.first_changed_index is None:
+        assert result.messages == history
+    else:
+        index = result.first_changed_index
+        assert result.messages[:index] == history[:index]
+        assert result.messages[index : index + 1] != history[index : index + 1]
+
+
+def test_spans_tell_name_session_and_outcome() -> None:
+    script = """
+import anyio
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from ctxpipe import Change, ContextPipeline
+async def shorten(turn):
+    return Change(list(turn.messages[:1]))
+async def wait(turn):
+    pass
+async def fail(turn):
+    raise ZeroDivisionError
+async def main():
+    pipeline = ContextPipeline([shorten, wait, fail])
+    history = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "ok"}]
+    await pipeline.run(history, session_id="before")
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    await pipeline.run(history, session_id="s")
+    spans = exporter.get_finished_spans()
+    whole = next(span for span in spans if span.name == "ctxpipe.run")
+    for span in spans:
+        inside = span.parent is not None and span.parent.span_id == whole.context.span_id
+        print(span.name, dict(span.attributes), inside)
+anyio.run(main)
+"""
+    assert python(script).splitlines() == [
+        "ctxpipe.shorten {'ctxpipe.session_id': 's', 'ctxpipe.outcome': 'changed'} True",
+        "ctxpipe.wait {'ctxpipe.session_id': 's', 'ctxpipe.outcome': 'skipped'} True",
+        "ctxpipe.fail {'ctxpipe.session_id': 's', 'ctxpipe.outcome': 'failed'} True",
+        "ctxpipe.run {'ctxpipe.session_id': 's'} False",
+    ]
+
+
+# Mending ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_broken_history_is_mended_and_told() -> None:
+    broken = conversation(user("go"), assistant(tool_use("a")), assistant("so"), user("and?"))
+
+    result = await run(history=broken)  # the two replies become one
+
+    assert faults(result.messages) == []
+    assert [str(problem) for problem in result.repaired] == [
+        "message 1: the tool_use 'a' has no tool_result in the next message"
+    ]
+    assert (result.changed, result.first_changed_index) == (True, 1)
+
+
+async def test_a_broken_history_is_mended_before_the_stages_see_it() -> None:
+    async def look(turn: Turn) -> Skip:
+        return Skip(str(faults(turn.messages)))
+
+    broken = conversation(user("go"), assistant(""), assistant(tool_use("a")), user("and?"))
+
+    assert (await run(look, history=broken)).reports[0].reason == "[]"
+
+
+async def test_a_history_that_stays_broken_is_mended_at_every_turn() -> None:
+    pipeline = ContextPipeline([nothing])
+    history = conversation(system("be"), system("brief"), assistant("hi"), user("go"))
+    for turn in range(3):
+        history = [*history, *step(f"t{turn}")]
+
+        result = await pipeline.run(history, session_id="s")
+
+        assert faults(result.messages) == []
+        assert len(result.repaired) == 1
+
+
+# Remembering --------------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """A stage's record of how many messages it knows."""
+
+    def __init__(self) -> None:
+        self.known = 0
+
+    def rewind(self, known: int) -> None:
+        self.known = min(self.known, known)
+
+
+async def test_a_stage_has_a_memory_for_each_session_of_its_own() -> None:
+    seen: list[tuple[str, str, int]] = []
+
+    def remembering(name: str) -> Stage:
+        async def remember(turn: Turn) -> None:
+            record = turn.recall(Counting)
+            seen.append((name, turn.session_id, record.known))
+            record.known = len(turn.messages)
+
+        return remember
+
+    pipeline = ContextPipeline([remembering("one"), remembering("two")])
+    for session in ("s", "t", "s"):
+        await pipeline.run(HISTORY, session_id=session)
+
+    assert seen[:4] == [("one", "s", 0), ("two", "s", 0), ("one", "t", 0), ("two", "t", 0)]
+    # The last message is never taken for known: agents add results to it in place.
+    assert seen[4:] == [("one", "s", 4), ("two", "s", 4)]
+
+
+async def test_the_records_of_a_session_never_reach_behind_a_change() -> None:
+    known: list[int] = []
+
+    async def remember(turn: Turn) -> None:
+        record = turn.recall(Counting)
+        known.append(record.known)
+        record.known = len(turn.messages)
+
+    pipeline = ContextPipeline([remember, proposing(shortened)])
+    first = await pipeline.run(HISTORY, session_id="s")
+    await pipeline.run(HISTORY, session_id="s")
+    await pipeline.run(first.messages, session_id="s")
+    await pipeline.run(chat(2), session_id="s")
+
+    assert known == [0, 2, 2, 0]
+
+
+async def test_at_most_so_many_sessions_are_remembered_the_longest_unused_goes_first() -> None:
+    known: list[tuple[str, int]] = []
+
+    async def remember(turn: Turn) -> None:
+        record = turn.recall(Counting)
+        known.append((turn.session_id, record.known))
+        record.known = len(turn.messages)
+
+    pipeline = ContextPipeline([remember], max_sessions=2)
+    for session in ("a", "b", "a", "c", "a", "b"):
+        await pipeline.run(HISTORY, session_id=session)
+
+    assert known == [("a", 0), ("b", 0), ("a", 4), ("c", 0), ("a", 4), ("b", 0)]
+
+
+async def test_a_stage_added_later_begins_with_the_whole_history() -> None:
+    seen: list[int] = []
+
+    async def remember(turn: Turn) -> None:
+        seen.append(turn.recall(Counting).known)
+
+    pipeline = ContextPipeline([nothing])
+    await pipeline.run(HISTORY, session_id="s")
+    await pipeline.use(remember).run(HISTORY, session_id="s")
+
+    assert seen == [0]
+
+
+async def test_observing_a_bill_calibrates_what_the_stages_take_for_the_size() -> None:
+    sizes: list[tuple[int, int]] = []
+
+    async def note(turn: Turn) -> None:
+        sizes.append((await turn.raw_tokens(), await turn.tokens()))
+
+    pipeline = ContextPipeline([note], counter=len)
+    history = [user("x" * 1000)]
+    await pipeline.run(history, session_id="s")
+    pipeline.observe({"input_tokens": 1200}, history, session_id="s")
+    await pipeline.run(history, session_id="s")
+
+    assert sizes == [(1000, 1500), (1000, 1200)]
+
+
+async def test_many_sessions_at_once_do_not_mix(tmp_path: Path) -> None:
+    pipeline = ContextPipeline(
+        [DirectOffload(LocalStorage(tmp_path), min_chars=100), BatchOffload(LocalStorage(tmp_path))]
+    )
+
+    async def converse(name: str) -> None:
+        context: list[Message] = [user(f"{name} go")]
+        for number in range(5):
+            words = f"{name} says line {number}\n" * 20
+            context = (await pipeline.run([*context, *step("call_0", result=words)], session_id=name)).messages
+        pointers = [reference(found.content) for found in tool_results(context)]
+        assert len(set(pointers)) == 5
+        for number, pointer in enumerate(pointers):
+            read = await LocalStorage(tmp_path).read(str(pointer))
+            assert read.text == f"{name} says line {number}\n" * 20
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(100):
+            tasks.start_soon(converse, f"session {number}")
+
+
+async def test_two_runs_of_one_session_at_once_both_give_what_one_alone_would(tmp_path: Path) -> None:
+    pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path))])
+    history = conversation(user("go"), step("a", result="line of a log\n" * 200))
+    results: list[Result] = []
+
+    async def once() -> None:
+        results.append(await pipeline.run(history, session_id="s"))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(5):
+            tasks.start_soon(once)
+
+    assert len(results) == 5
+    assert all(result.messages == results[0].messages for result in results)
+    assert results[0].changed
+
+
+# Planning -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_stage_that_cannot_tell_beforehand_says_so_and_is_not_asked() -> None:
+    asked: list[Turn] = []
+
+    async def stage(turn: Turn) -> None:
+        asked.append(turn)
+
+    planned = await ContextPipeline([stage]).plan(HISTORY, session_id="s")
+
+    assert asked == []
+    assert planned.messages is HISTORY
+    assert (planned.reports[0].outcome, planned.reports[0].reason) == (
+        Outcome.PLANNED,
+        "it cannot say beforehand: it has no plan of its own",
+    )
+
+
+class Planned:
+    """A stage whose plan is given."""
+
+    def __init__(self, plan: Callable[[Turn], Awaitable[Any]]) -> None:
+        self.plan = plan
+
+    async def __call__(self, _turn: Turn) -> Any:
+        raise AssertionError("a plan never acts")
+
+
+async def test_a_plan_is_judged_as_a_run_is() -> None:
+    breaking = proposing(lambda messages: messages[1:])
+    stages = [Planned(breaking), Planned(failing), Planned(proposing(shortened))]
+
+    planned = await ContextPipeline(stages).plan(HISTORY, session_id="s")
+    vetoed = await ContextPipeline(stages, veto=lambda _turn, _change: "no").plan(HISTORY, session_id="s")
+
+    assert [r.outcome for r in planned.reports] == [Outcome.REFUSED, Outcome.FAILED, Outcome.PLANNED]
+    assert vetoed.reports[2].reason == "no"
+    with pytest.raises(ZeroDivisionError):
+        await ContextPipeline(stages, on_error="raise").plan(HISTORY, session_id="s")
+
+
+async def test_stages_of_one_kind_plan_without_sharing_what_they_remember(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path / "root")
+    history = conversation(user("go"), step("a", result="x y z " * 50), step("b", result="x y z " * 500), step("c"))
+    stages = [BatchOffload(storage, RatioGate(0), min_chars=2000), BatchOffload(storage, RatioGate(0), min_chars=200)]
+    pipeline = ContextPipeline(stages)
+
+    planned = await pipeline.plan(history, session_id="s")
+    done = await pipeline.run(history, session_id="s")
+
+    assert planned.messages == done.messages
+    assert [report.outcome for report in planned.reports] == [Outcome.PLANNED] * 2
+
+
+async def test_a_plan_touches_neither_disk_nor_threads_nor_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: list[int] = []
+
+    async def remember(turn: Turn) -> None:
+        known.append(turn.recall(Counting).known)
+
+    storage = LocalStorage(tmp_path / "root")
+    pipeline = ContextPipeline([remember, DirectOffload(storage), BatchOffload(storage)])
+    await pipeline.counter.warm()
+    hops: list[object] = []
+    hop = anyio.to_thread.run_sync
+
+    async def noted(*args: Any, **options: Any) -> Any:
+        hops.append(args)
+        return await hop(*args, **options)
+
+    monkeypatch.setattr(anyio.to_thread, "run_sync", noted)
+    history = conversation(user("go"), step("a", result="x y z " * 500), step("b", result="x y z " * 500))
+
+    planned = await pipeline.plan(history, session_id="s")
+
+    assert planned.changed
+    assert hops == []
+    assert not (tmp_path / "root").exists()
+    await pipeline.run(history, session_id="s")
+    assert hops != []
+    assert known == [0]
+
+
+# Whatever comes -----------------------------------------------------------------------------------------------
+
+
+def offloading(root: str, **options: Any) -> ContextPipeline:
+    """Both offload stages, eager enough for small histories."""
+    storage = LocalStorage(root)
+    return ContextPipeline(
+        [
+            DirectOffload(storage, min_chars=300, preview=Preview(20, 10), read_back_chars=700),
+            BatchOffload(storage, RatioGate(0.05), min_chars=60, inputs=WRITING_TOOLS | {"bash"}, min_input_chars=12),
+        ],
+        **options,
+    )
+
+
+def texts_of(history: Sequence[Message]) -> set[str]:
+    """Everything that a file may rightly hold of *history*."""
+    held: set[str] = set()
+    for message in history:
+        for block in blocks(message):
+            content = cast("Any", block).get("content")
+            if isinstance(content, list):
+                told = [part for part in content if part["type"] == "text"]
+                held |= {json.dumps(told, ensure_ascii=False, separators=s, indent=i) for s, i in FORMS}
+            elif content is not None:
+                held.add(content)
+            held |= {value for value in cast("Any", block).get("input", {}).values() if isinstance(value, str)}
+    return held
+
+
+FORMS: list[tuple[tuple[str, str] | None, int | None]] = [((",", ":"), None), (None, 2)]
+
+
+def pointers_in(messages: Sequence[Message]) -> list[str]:
+    found = [result.content for result in tool_results(messages)]
+    opened = [
+        content[0]["text"] if isinstance(content, list) and content else content for content in cast("Any", found)
+    ]
+    return [where for content in opened if (where := reference(content) or previewed_reference(content))]
+
+
+def file_text(root: str, where: str) -> str:
+    """What lies where a placeholder points to: an absolute path, or one below the root."""
+    return Path(root, where).read_bytes().decode()
+
+
+@given(histories(2, repeat_ids=True))
+async def test_a_valid_history_stays_valid_and_untouched(history: list[Message]) -> None:
+    before = copy.deepcopy(history)
+    with tempfile.TemporaryDirectory() as root:
+        result = await offloading(root).run(history, session_id="s")
+
+    assert history == before
+    assert (faults(result.messages), check(result.messages)) == ([], [])
+    assert result.repaired == ()
+
+
+@given(broken_histories(2))
+async def test_a_broken_history_becomes_valid_and_is_untouched(history: list[Message]) -> None:
+    before = copy.deepcopy(history)
+    with tempfile.TemporaryDirectory() as root:
+        result = await offloading(root).run(history, session_id="s")
+
+    assert history == before
+    assert (faults(result.messages), check(result.messages)) == ([], [])
+    assert bool(result.repaired) == bool(check(before))
+
+
+@given(histories(2, repeat_ids=True))
+async def test_behind_every_placeholder_lies_the_whole_text(history: list[Message]) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        result = await offloading(root).run(history, session_id="s")
+
+        for where in pointers_in(result.messages):
+            assert file_text(root, where) in texts_of(history)
+
+
+@given(histories(2))
+async def test_a_second_run_gives_the_same_object_and_writes_nothing(history: list[Message]) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        first = await offloading(root).run(history, session_id="s")
+        before = {path: path.stat().st_mtime_ns for path in Path(root).rglob("*")}
+
+        for pipeline in (offloading(root), offloading(root)):
+            assert (await pipeline.run(first.messages, session_id="s")).messages is first.messages
+        assert {path: path.stat().st_mtime_ns for path in Path(root).rglob("*")} == before
+
+
+@given(histories(2))
+async def test_a_plan_tells_what_a_run_will_do(history: list[Message]) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        pipeline = offloading(root)
+        planned = await pipeline.plan(history, session_id="s")
+        nothing_written = not list(Path(root).iterdir())
+        done = await pipeline.run(history, session_id="s")
+
+    assert nothing_written
+    assert planned.messages == done.messages
+    assert [r.detail for r in planned.reports] == [r.detail for r in done.reports]
+    assert planned.first_changed_index == done.first_changed_index
+
+
+@given(histories(2, repeat_ids=True), histories(2, repeat_ids=True))
+async def test_what_a_placeholder_names_never_changes_whoever_shares_the_root(
+    one: list[Message], two: list[Message]
+) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        named: dict[str, str] = {}
+        # Two sessions, and the first one's name and ids once more for another conversation.
+        for session, history in (("s", one), ("t", two), ("s", two), ("s", one)):
+            result = await offloading(root).run(history, session_id=session)
+            for where in pointers_in(result.messages):
+                assert named.setdefault(where, file_text(root, where)) == file_text(root, where)
+        assert {where: file_text(root, where) for where in named} == named
+
+
+class Caller:
+    """Somebody who hands a conversation in turn by turn, and not always as one should."""
+
+    def __init__(self, data: st.DataObject, source: list[Message], other: list[Message]) -> None:
+        self._draw = data.draw
+        self._source, self._other = source, other
+        self._next = 0
+        self.now: list[Message] = []
+
+    def grow(self) -> None:
+        end = self._draw(st.integers(self._next, min(len(self._source), self._next + 6)))
+        self.now = [*self.now, *self._source[self._next : end]]
+        self._next = end
+
+    def shrink(self) -> None:
+        self.now = self.now[: self._draw(st.integers(0, len(self.now)))]
+
+    def branch(self) -> None:
+        self.now = self.now[: self._draw(st.integers(0, len(self.now)))]
+        begin = self._draw(st.integers(0, len(self._other)))
+        self.now += self._other[begin : begin + self._draw(st.integers(0, 4))]
+
+    def rebuild(self) -> None:
+        self.now = copy.deepcopy(self.now)
+
+    def add_in_place(self) -> None:
+        content = self.now[-1]["content"] if self.now else ""
+        if isinstance(content, list):
+            content.append(cast("Any", text("x")) if self._draw(st.booleans()) else cast("Any", tool_result("late")))
+
+    def turn(self, last: Result | None) -> None:
+        if last is not None and self._draw(st.booleans()):
+            self.now = last.messages
+        ways = [self.grow, self.grow, self.grow, self.shrink, self.branch, self.rebuild, self.add_in_place]
+        self._draw(st.sampled_from(ways))()
+
+
+@given(histories(3, repeat_ids=True), broken_histories(1), st.data())
+async def test_what_is_remembered_changes_nothing(
+    source: list[Message], other: list[Message], data: st.DataObject
+) -> None:
+    """The same turns through one remembered session and through fresh pipelines: equal results (R10c)."""
+    caller, last = Caller(data, source, other), None
+    with tempfile.TemporaryDirectory() as root:
+        remembered = offloading(root)
+        for _ in range(data.draw(st.integers(1, 7))):
+            caller.turn(last)
+            fresh = await offloading(root).run(caller.now, session_id="s")
+            last = await remembered.run(caller.now, session_id="s")
+
+            assert last.messages == fresh.messages
+            assert (last.messages is caller.now) == (fresh.messages is caller.now)
+            assert [(r.outcome, r.reason, r.detail) for r in last.reports] == [
+                (r.outcome, r.reason, r.detail) for r in fresh.reports
+            ]
+            assert set(last.repaired) == set(fresh.repaired)
+            assert last.first_changed_index == fresh.first_changed_index
+
+
+@given(histories(2), st.data())
+async def test_the_totals_kept_from_turn_to_turn_are_those_counted_afresh(
+    source: list[Message], data: st.DataObject
+) -> None:
+    totals: list[list[int]] = []
+
+    async def note(turn: Turn) -> None:
+        totals.append(list(await turn.prefix_sums()))
+
+    with tempfile.TemporaryDirectory() as root:
+        stage = DirectOffload(LocalStorage(root), min_chars=300)
+        remembered = ContextPipeline([note, stage, note], counter=len)
+        caller, last = Caller(data, source, []), None
+        for _ in range(data.draw(st.integers(1, 6))):
+            caller.turn(last)
+            totals.clear()
+            await ContextPipeline([note, stage, note], counter=len).run(caller.now, session_id="s")
+            last = await remembered.run(caller.now, session_id="s")
+
+            assert totals[:2] == totals[2:]
+
+
+async def test_sdk_objects_pass_through_every_stage(tmp_path: Path) -> None:
+    pipeline = offloading(str(tmp_path))
+    context: list[Message] = [user("go")]
+    for number in range(6):
+        made = ToolUseBlock(type="tool_use", id=f"t{number}", name="write_file", input={"text": f"{number} " * 400})
+        content = [TextBlock(type="text", text="look", citations=None), made]
+        context = [*context, cast("Message", {"role": "assistant", "content": content})]
+        context += [user(tool_result(f"t{number}", [TextBlock(type="text", text=f"{number} line\n" * 100)]))]
+
+        result = await pipeline.run(context, session_id="s")
+
+        assert [report.outcome for report in result.reports if report.outcome is Outcome.FAILED] == []
+        assert faults(result.messages) == []
+        context = result.messages
+    assert len(pointers_in(context)) == 6
