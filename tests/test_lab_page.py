@@ -20,6 +20,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
 from ctxpipe import ContextPipeline, DirectOffload
+from ctxpipe.lab.figures import charts
 from ctxpipe.lab.page import page, write_page
 from ctxpipe.lab.report import KINDS, Action, BlockFate, PageTurn, RecallPoint, Replaced, Report
 from ctxpipe.lab.reporting import replayed_report
@@ -94,6 +95,23 @@ def test_no_text_of_a_transcript_becomes_markup():
 
     assert "<img src=x" not in written
     assert written.count("</script>") == 4  # data, charts, the library, our own
+
+
+def test_no_name_of_a_report_gets_into_an_expression():
+    turn = PageTurn({"user": 5.0}, 6.0, actions=(Action("a-stage", "changed"),))
+    recall = (RecallPoint("a-policy", 10.0, 0.5),)
+    report = Report("", (turn,), policy="with-it", baseline="without-it", recall=recall)
+
+    def expressions(value: object) -> Iterator[str]:
+        for name, item in value.items() if isinstance(value, dict) else ():
+            if isinstance(item, str) and name in {"signal", "expr", "test", "update", "init"}:
+                yield item
+        for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            yield from expressions(item)
+
+    found = list(expressions(charts(report)))
+    assert found
+    assert not any(name in text for name in ("a-stage", "a-policy", "with-it", "without-it") for text in found)
 
 
 def test_a_report_without_turns_says_so():
@@ -245,13 +263,16 @@ def test_the_keyboard_reaches_a_turn_its_action_and_the_way_back(show: Show, rep
 
 def test_a_kind_can_be_shown_alone(show: Show, replayed: Report):
     chrome = show(replayed)
-    button = chrome.find_element(By.CSS_SELECTOR, "button[data-kind=results]")
+    button = chrome.find_element(By.CSS_SELECTOR, "button[data-kind=placeholders]")
+    drawn_kinds = len(chrome.find_elements(By.CSS_SELECTOR, "#tokens .mark-area path"))
+    assert drawn_kinds == len({kind for turn in replayed.turns for kind, tokens in turn.tokens.items() if tokens})
+
     button.click()
 
     def faint() -> int:
         return len(chrome.find_elements(By.CSS_SELECTOR, '#tokens .mark-area path[opacity="0.15"]'))
 
-    WebDriverWait(chrome, 10).until(lambda _: faint() == len(KINDS) - 1)
+    WebDriverWait(chrome, 10).until(lambda _: faint() == drawn_kinds - 1)
     assert button.get_attribute("aria-pressed") == "true"
 
 

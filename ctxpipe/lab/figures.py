@@ -36,6 +36,7 @@ _CONFIG: Spec = {
         "titleFontSize": 12,
     },
     "legend": {"labelColor": "var(--ink)", "titleColor": "var(--soft)", "labelFontSize": 12, "symbolSize": 90},
+    "mark": {"invalid": "show"},  # every number is one: no need to look at each
     "view": {"stroke": None},
 }
 

@@ -238,7 +238,8 @@ def _told(detail: Detail | None) -> str:
             return f"{_counted(detail.results + detail.inputs, 'block')} moved to files, {detail.chars:,} characters"
         case Compacted():
             brought = f", {_counted(len(detail.restored), 'file')} brought back" if detail.restored else ""
-            return f"{_counted(detail.messages_summarised, 'message')} summarised ({detail.summarizer or 'summariser'}){brought}"
+            by = detail.summarizer or "summariser"
+            return f"{_counted(detail.messages_summarised, 'message')} summarised ({by}){brought}"
         case Truncated():
             done = {"call": detail.filtered, "file view": detail.folded, "message": detail.deleted}
             verbs = ("removed", "folded", "deleted")

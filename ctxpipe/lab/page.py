@@ -59,10 +59,15 @@ def _script(text: str) -> str:
 
 
 def _policy(scripts: Iterable[str]) -> str:
-    """Nothing is loaded, and no script runs but these. The library interprets the charts' expressions: no eval."""
+    """Nothing is loaded, and no script runs but these.
+
+    The library makes functions of the charts' expressions, which hold none of the report's texts; interpreted, they
+    would take three times as long.
+    """
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    sources = f"default-src 'none'; script-src {allowed} 'unsafe-eval'; style-src 'unsafe-inline'"
+    return f"{sources}; base-uri 'none'; form-action 'none'"
 
 
 def _json(value: object) -> str:

@@ -36,8 +36,8 @@ function cumulative() {
 function datasets() {
   return {
     turns: report.turns,
-    kinds: report.turns.flatMap((turn) =>
-      report.kinds.map(([kind], order) => ({ turn: turn.turn, kind, order, tokens: turn.kinds[order] }))),
+    kinds: report.kinds.flatMap(([kind], order) => (report.turns.some((turn) => turn.kinds[order])
+      ? report.turns.map((turn) => ({ turn: turn.turn, kind, order, tokens: turn.kinds[order] })) : [])),
     marks: report.actions.map(({ turn, stage, outcome }, action) => ({ turn, stage, outcome, action, total: report.turns[turn - 1].total })),
     costs: cumulative(),
     recall: report.recall,
@@ -50,7 +50,7 @@ async function draw(name, data) {
   const place = byId(name);
   if (!place || !charts[name]) return;
   for (const entry of charts[name].data) if (entry.name in data) entry.values = data[entry.name].map((row) => ({ ...row }));
-  const options = { mode: "vega", renderer: "svg", actions: false, tooltip: false, hover: false, ast: true };
+  const options = { mode: "vega", renderer: "svg", actions: false, tooltip: false, hover: false };
   views[name] = (await vegaEmbed(place, charts[name], options)).view;
 }
 
