@@ -313,7 +313,7 @@ def clean(
                 records=records,
             )
         )
-    print_line(f"{len(cleaned.files):,} files deleted, {cleaned.bytes:,} bytes freed")
+    print_line(f"files deleted: {len(cleaned.files):,}, bytes freed: {cleaned.bytes:,}")
 
 
 # Telling --------------------------------------------------------------------------------------------------------

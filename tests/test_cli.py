@@ -1,0 +1,325 @@
+"""The commands, as a person types them: mostly in this process, and for pipes and signals in one of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from histories import assistant, conversation, step, tool_result, tool_use, user
+from typer.testing import CliRunner
+
+from ctxpipe.cli import app
+from ctxpipe.messages import Message
+
+PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+LOOP = [step(f"t{n}", "bash", {"command": f"make part_{n}"}, f"part_{n} is made\n" * 30) for n in range(4)]
+HISTORY = conversation(user("Make all parts."), *LOOP, assistant("Done."))
+
+
+def run(*arguments: object, given: str | None = None) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], input=given)
+
+
+def process(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ctxpipe", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+def lines(history: list[Message]) -> str:
+    return "\n".join(map(json.dumps, history))
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Path:
+    path = tmp_path / "sound.jsonl"
+    path.write_text(lines(HISTORY), "utf-8")
+    return path
+
+
+# Replaying --------------------------------------------------------------------------------------------------------
+
+
+def test_a_replay_prints_a_row_for_each_policy_and_what_its_words_mean(sound: Path):
+    done = run("replay", sound, "--compare", "none,compact,coding")
+    assert done.exit_code == 0
+    assert "sound.jsonl (cost in input tokens)" in done.stdout
+    assert re.findall(r"^(none|compact|coding) +5 ", done.stdout, re.MULTILINE) == ["none", "compact", "coding"]
+    assert "seen     the share of" in done.stdout
+
+
+def test_with_a_model_costs_are_in_dollars(sound: Path):
+    done = run("replay", sound, "--model", "claude-opus-4-5")
+    assert "cost in dollars, claude-opus-4-5" in done.stdout
+    assert re.search(r"^none +5 +\$\d+\.\d\d ", done.stdout, re.MULTILINE)
+
+
+def test_json_holds_the_unit_each_file_the_sum_and_the_errors(sound: Path, tmp_path: Path):
+    done = run("replay", sound, tmp_path / "none.jsonl", "--json", "--processes", 1)
+    told = json.loads(done.stdout)
+    assert told["unit"] == "input tokens"
+    assert [row["policy"] for row in told["files"][str(sound)]] == ["none", "coding"]
+    assert [row["calls"] for row in told["all"]] == [5, 5]
+    assert list(told["errors"]) == [str(tmp_path / "none.jsonl")]
+    assert done.exit_code == 1
+
+
+def test_a_pipeline_of_ones_own_is_compared_with_no_management(sound: Path, tmp_path: Path):
+    config = tmp_path / "mine.toml"
+    config.write_text('[[stage]]\nuse = "DirectOffload"\nmin_chars = 100\n', "utf-8")
+    rows = json.loads(run("replay", sound, "--config", config, "--json").stdout)["all"]
+    assert [row["policy"] for row in rows] == ["none", "mine"]
+    assert rows[1]["largest"] < rows[0]["largest"]
+
+
+def test_a_conversation_comes_through_standard_input(sound: Path):
+    done = run("replay", "-", given=lines(HISTORY))
+    assert done.exit_code == 0
+    assert "none" in done.stdout
+
+
+def test_standard_input_may_stand_beside_files_in_several_processes(sound: Path):
+    done = process("replay", "-", sound, "--processes", 2, "--json", input=lines(HISTORY))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)["files"]
+    assert told["-"] == told[str(sound)]
+
+
+def test_a_page_is_written_and_named(sound: Path, tmp_path: Path):
+    html = tmp_path / "report.html"
+    done = run("replay", sound, "--html", html)
+    assert done.exit_code == 0
+    assert str(html) in done.stderr
+    assert "sound.jsonl" in html.read_text("utf-8")
+
+
+def test_several_files_have_a_page_each(sound: Path, tmp_path: Path):
+    other = tmp_path / "other.jsonl"
+    other.write_text(lines(HISTORY), "utf-8")
+    done = run("replay", sound, other, "--html", tmp_path / "r.html", "--processes", 1)
+    assert done.exit_code == 0
+    assert {path.name for path in tmp_path.glob("*.html")} == {"r-sound.html", "r-other.html"}
+
+
+def test_a_page_that_cannot_be_written_is_a_misuse(sound: Path, tmp_path: Path):
+    done = run("replay", sound, "--html", tmp_path / "no" / "r.html")
+    assert done.exit_code == 2
+    assert "No such file" in done.stderr
+
+
+# Bad input --------------------------------------------------------------------------------------------------------
+
+BAD = {
+    "empty": (b"", "is empty"),
+    "truncated": (lines(HISTORY).encode()[:-20], "this is not JSON"),
+    "cut": (b'{"messages": [{"role": "user"', "this is not JSON"),
+    "latin": ('{"role": "user", "content": "gr\u00fcn"}'.encode("latin-1"), "this is not UTF-8 text"),
+    "no turns": (b"[]", "holds no message"),
+    "no reply": (lines(conversation(user("Hi."))).encode(), "holds no reply"),
+    "long line": (lines(HISTORY[:1]).encode() + b"\n" + b"x" * 50_000_000, "line 2"),
+    "deep": (b"[" * 100_000, "nested too deeply"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_told_in_one_sentence_and_the_other_file_goes_on(name: str, sound: Path, tmp_path: Path):
+    content, told = BAD[name]
+    bad = tmp_path / "bad.jsonl"
+    bad.write_bytes(content)
+    done = run("replay", bad, sound, "--processes", 1)
+    assert done.exit_code == 1
+    assert re.search(r"^none +5 ", done.stdout, re.MULTILINE)
+    (sentence,) = done.stderr.splitlines()
+    assert sentence.startswith(f"ctxpipe: {bad}")
+    assert told in sentence
+
+
+USABLE = {
+    "no tool calls": conversation(user("Hi."), assistant("Hello.")),
+    "pairs broken": [user("Hi."), assistant(tool_use("a")), user(tool_result("zzz")), assistant("Done.")],
+    "images only": conversation(user(PICTURE), assistant("A cat."), user(PICTURE, PICTURE), assistant("Two.")),
+}
+
+
+@pytest.mark.parametrize("name", USABLE)
+def test_an_odd_conversation_is_replayed_all_the_same(name: str, tmp_path: Path):
+    path = tmp_path / "odd.jsonl"
+    path.write_text(lines(USABLE[name]), "utf-8")
+    for command in ("replay", "inspect", "plan"):
+        done = run(command, path)
+        assert (done.exit_code, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--preset", "nonsense"), "there is no policy 'nonsense'"),
+        (("--compare", "none,nonsense"), "there is no policy 'nonsense'"),
+        (("--model", "nonsense-9"), "no prices are known"),
+        (("--config", "/nowhere.toml"), "cannot be read"),
+        (("--read", "-1"), "the price read is -1"),
+        (("--scheduler", "nowhere"), "no Dask scheduler"),
+        (("--nonsense",), "No such option"),
+    ],
+)
+def test_a_misuse_is_told_in_a_sentence_with_exit_code_2(sound: Path, arguments: tuple[str, ...], told: str):
+    done = run("replay", sound, *arguments)
+    assert done.exit_code == 2
+    assert told in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+# Looking, planning, cleaning --------------------------------------------------------------------------------------
+
+
+def test_inspect_tells_what_fills_the_context(sound: Path):
+    told = json.loads(run("inspect", sound, "--json", "--most", 1).stdout)
+    assert told["kinds"]["tool result"] == max(told["kinds"].values())
+    assert told["tools"][0][:2] == ["bash", 4]
+    assert len(told["largest"]) == 1
+    assert "largest blocks" in run("inspect", sound).stdout
+
+
+def test_inspect_prints_what_looks_like_markup_as_it_stands(tmp_path: Path):
+    path = tmp_path / "markup.jsonl"
+    path.write_text(lines(conversation(user("[bold]x[/bold] [/nothing]"), assistant("Hm."))), "utf-8")
+    assert "[bold]x[/bold] [/nothing]" in run("inspect", path).stdout
+
+
+def test_plan_tells_what_each_stage_would_do(sound: Path, tmp_path: Path):
+    config = tmp_path / "mine.toml"
+    config.write_text('[[stage]]\nuse = "BatchOffload"\nkeep_recent = 1\n', "utf-8")
+    told = json.loads(run("plan", sound, "--config", config, "--json").stdout)
+    assert [(stage["stage"], stage["outcome"]) for stage in told["stages"]] == [("BatchOffload", "would act")]
+    assert told["saved"] > 0
+    assert "skipped" in run("plan", sound).stdout
+
+
+def test_clean_deletes_old_files_and_wants_to_know_which(tmp_path: Path):
+    assert run("clean", tmp_path).exit_code == 2
+    assert run("clean", tmp_path / "none", "--max-days", 1).exit_code == 2
+    folder = tmp_path / "session"
+    folder.mkdir()
+    old = folder / "t1.md"
+    old.write_text("text", "utf-8")
+    os.utime(old, (1, 1))
+    done = run("clean", tmp_path, "--max-days", 1)
+    assert done.exit_code == 0
+    assert "files deleted: 1, bytes freed: 4" in done.stdout
+    assert not old.exists()
+
+
+# Tuning -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_tune_prints_is_a_config(sound: Path, tmp_path: Path):
+    done = run("tune", sound, "--budget", 10, "--processes", 1)
+    assert done.exit_code == 0
+    assert "# The Pareto front over 1 conversations (cost in input tokens)" in done.stdout
+    config = tmp_path / "tuned.toml"
+    config.write_text(done.stdout, "utf-8")
+    assert run("replay", sound, "--config", config).exit_code == 0
+
+
+def test_tune_refuses_a_budget_that_is_too_small(sound: Path):
+    done = run("tune", sound, "--budget", 1)
+    assert done.exit_code == 2
+    assert "are the least" in done.stderr
+
+
+def test_tune_tells_a_broken_file_and_goes_on(sound: Path, tmp_path: Path):
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    done = run("tune", sound, empty, "--budget", 40, "--processes", 1, "--json")
+    assert done.exit_code == 1
+    assert "is empty" in done.stderr
+    assert json.loads(done.stdout)["chosen"]["visible"] == 1.0
+
+
+# In a process of its own ------------------------------------------------------------------------------------------
+
+
+def test_in_a_pipe_there_are_no_colours_no_bar_and_no_cut(sound: Path):
+    done = process("replay", sound, env={**os.environ, "COLUMNS": "30"})
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "…" not in done.stdout
+    assert "replaying" not in done.stderr
+    assert done.stdout.splitlines()[1].split()[0] == "policy"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+@pytest.mark.parametrize("unwanted", [{}, {"NO_COLOR": "1"}])
+def test_in_a_terminal_colours_are_shown_unless_they_are_unwanted(sound: Path, unwanted: dict[str, str]):
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"}
+    environment.pop("NO_COLOR", None)
+    printed = in_terminal(["replay", str(sound)], environment | unwanted)
+    assert "coding" in printed
+    assert bool(re.search(r"\x1b\[[\d;]*[39]\dm", printed)) is not bool(unwanted)
+
+
+def in_terminal(arguments: list[str], environment: dict[str, str]) -> str:
+    import pty
+
+    parent, child = pty.openpty()
+    command = [sys.executable, "-m", "ctxpipe", *arguments]
+    with subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environment):
+        os.close(child)
+        printed = b""
+        try:
+            while part := os.read(parent, 65536):
+                printed += part
+        except OSError:  # Linux says so when the other end is closed
+            pass
+    os.close(parent)
+    return printed.decode()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="interruptions are sent in another way")
+def test_an_interruption_ends_it_with_130_and_no_traceback(tmp_path: Path):
+    fifo = tmp_path / "never.jsonl"
+    os.mkfifo(fifo)  # reading it waits for a writer that never comes
+    command = [sys.executable, "-m", "ctxpipe", "replay", str(fifo)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        writer = os.open(fifo, os.O_WRONLY)  # returns once it is read
+        time.sleep(0.1)
+        running.send_signal(signal.SIGINT)
+        _, told = running.communicate(timeout=60)
+        os.close(writer)
+    assert running.returncode == 130
+    assert told == "ctxpipe: interrupted\n"
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path):
+    path = tmp_path / "long.jsonl"  # more than a pipe holds is printed of it
+    path.write_text(lines([user("word " * 50), assistant("Well.")] * 1000), "utf-8")
+    command = f"{sys.executable} -m ctxpipe inspect {path} --json --most 2000 | head -1"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+def test_help_names_every_command_and_the_exit_codes():
+    done = run("--help")
+    assert done.exit_code == 0
+    for name in ("replay", "tune", "inspect", "plan", "clean", "Exit codes"):
+        assert name in done.stdout
+
+
+# Real conversations -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.shared
+def test_real_transcripts_are_replayed_without_forgetting_when_nothing_is_done(shared: Path):
+    names = ("tau1-airline-gpt4o-a", "mini-django-11564")
+    done = run("replay", *(shared / "transcripts" / f"{name}.jsonl" for name in names), "--json", "--processes", 1)
+    assert done.exit_code == 0
+    none, coding = json.loads(done.stdout)["all"]
+    assert none["visible"] == none["reachable"] == 1.0
+    assert coding["cost"] <= none["cost"]

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+from histories import assistant, conversation, step, user
+
+from ctxpipe.lab.batch import replay_files, workers
+from ctxpipe.lab.paging import Pages, page_paths, recall_points
+from ctxpipe.lab.policies import policies
+from ctxpipe.lab.transcripts import read_transcript
+from ctxpipe.lab.workbench import Workbench
+from ctxpipe.pipeline import ContextPipeline
+
+MAKERS = policies(["none", "coding"])
+
+
+@dataclass(frozen=True, slots=True)
+class Dying:
+    """A pipeline that takes its process with it."""
+
+    def __call__(self, _bench: Workbench) -> ContextPipeline:
+        os._exit(9)
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """A pipeline that cannot be made."""
+
+    def __call__(self, _bench: Workbench) -> ContextPipeline:
+        raise RuntimeError("out of luck")
+
+
+def written(folder: Path, name: str, steps: int = 4) -> str:
+    loop = [step(f"t{n}", "bash", {"command": f"make part_{n}"}, f"part_{n} is made\n" * 30) for n in range(steps)]
+    history = conversation(user("Make all parts."), *loop, assistant("Done."))
+    path = folder / name
+    path.write_text("\n".join(map(json.dumps, history)), "utf-8")
+    return str(path)
+
+
+def test_files_come_back_in_the_order_in_which_they_were_given(tmp_path: Path):
+    paths = [written(tmp_path, f"{n}.jsonl", steps) for n, steps in enumerate((1, 5, 3))]
+    done = replay_files(paths, MAKERS, processes=2)
+    assert [file.path for file in done] == paths
+    assert [file.calls for file in done] == [2, 6, 4]
+
+
+def test_several_processes_find_what_one_does(tmp_path: Path):
+    paths = [written(tmp_path, f"{n}.jsonl", n) for n in (2, 3, 4)]
+    assert replay_files(paths, MAKERS, processes=2) == replay_files(paths, MAKERS, processes=1)
+
+
+def test_a_file_that_cannot_be_read_stops_no_other(tmp_path: Path):
+    paths = [str(tmp_path / "none.jsonl"), written(tmp_path, "a.jsonl")]
+    for processes in (1, 2):
+        broken, sound = replay_files(paths, MAKERS, processes=processes)
+        assert "No such file" in broken.error
+        assert not sound.error
+
+
+def test_far_workers_are_sent_what_the_files_hold_and_a_missing_one_stops_no_other(tmp_path: Path):
+    missing = [str(tmp_path / f"none-{n}.jsonl") for n in range(5)]
+    paths = [*missing, written(tmp_path, "a.jsonl")]
+    with workers(2) as hands:
+        done = replay_files(paths, MAKERS, hands=type(hands)(hands.pool, 2, far=True))
+    assert [bool(file.error) for file in done] == [True] * 5 + [False]
+
+
+def test_a_pipeline_that_raises_is_told_as_the_files_error(tmp_path: Path):
+    (file,) = replay_files([written(tmp_path, "a.jsonl")], {"failing": Failing()}, processes=1)
+    assert file.error.endswith("a.jsonl could not be replayed: RuntimeError: out of luck")
+
+
+def test_a_worker_that_dies_is_told_as_the_files_error(tmp_path: Path):
+    paths = [written(tmp_path, f"{n}.jsonl") for n in range(4)]
+    done = replay_files(paths, {"dying": Dying()}, processes=2)
+    assert all("a worker process died" in file.error for file in done)
+
+
+def test_progress_hears_of_each_file_once(tmp_path: Path):
+    paths = [written(tmp_path, "a.jsonl"), written(tmp_path, "b.jsonl"), str(tmp_path / "none.jsonl")]
+    heard: list[str] = []
+    replay_files([*paths, paths[0]], MAKERS, processes=2, progress=lambda file: heard.append(file.path))
+    assert sorted(heard) == sorted(paths)
+
+
+# Pages ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_comes_back_from_another_process_when_a_page_is_wanted(tmp_path: Path):
+    paths = [written(tmp_path, "a.jsonl"), written(tmp_path, "b.jsonl")]
+    done = replay_files(paths, MAKERS, pages=Pages("coding", "none"), processes=2)
+    assert [file.report and file.report.title for file in done] == ["a.jsonl", "b.jsonl"]
+    assert all(file.report and len(file.report.turns) == 5 for file in done)
+
+
+def test_a_short_conversation_has_no_curve_of_recall(tmp_path: Path):
+    transcript = read_transcript(written(tmp_path, "a.jsonl"))
+    assert anyio.run(recall_points, transcript) == []
+
+
+def test_one_page_goes_where_it_was_asked_for_and_several_beside_it(tmp_path: Path):
+    html = tmp_path / "report.html"
+    assert page_paths(html, ["x/a.jsonl"]) == {"x/a.jsonl": html}
+    several = page_paths(html, ["x/a.jsonl", "y/a.jsonl", "-"])
+    assert [path.name for path in several.values()] == ["report-a.html", "report-a-2.html", "report-stdin.html"]

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import pytest
+from histories import assistant, conversation, step, tool_result, tool_use, user, view
+
+from ctxpipe.lab.batch import FileReplay
+from ctxpipe.lab.costs import CacheUse, Request
+from ctxpipe.lab.printing import figures_text
+from ctxpipe.lab.references import Use
+from ctxpipe.lab.replay import Replay, Step
+from ctxpipe.lab.tables import Figures, figures, largest_blocks, summed, tokens_by_kind, tokens_by_tool
+from ctxpipe.placeholders import BATCH, placeholder
+from ctxpipe.prices import Prices
+from ctxpipe.tokens import TokenCounter
+
+PRICES = Prices.relative()
+HISTORY = conversation(
+    user("Find the bug."),
+    view("a", "src/a.py", "def f():\n    return 1\n" * 40),
+    step("b", "bash", {"command": "make"}, "all is well"),
+    assistant("Done."),
+)
+
+
+def replayed(*, read: float, fresh: float, use: Use) -> Replay:
+    request = Request(0, "reply", CacheUse(read, 0.0, fresh), 0.0)
+    return Replay("t", (Step(0, read + fresh, 1, (request,), (), use),))
+
+
+def figure(policy: str = "none", cost: float = 14_328_916.4) -> Figures:
+    return Figures(policy, 469, cost, 1.0, 0.996, 474_572.0, 0, 1.0, 1.0)
+
+
+# Figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_cost_is_told_in_that_of_the_baseline():
+    replays = {
+        "none": replayed(read=0, fresh=1000, use=Use(visible=1)),
+        "some": replayed(read=1000, fresh=400, use=Use(visible=3, pointer=1)),
+    }
+    none, some = figures(replays, PRICES, "none")
+    assert (none.cost, none.relative) == (1000, 1.0)
+    assert (some.cost, some.relative) == (500, 0.5)
+    assert some.hit_rate == 1000 / 1400
+    assert (some.visible, some.reachable) == (0.75, 1.0)
+    assert some.largest == 1400
+
+
+def test_over_all_files_costs_and_uses_are_added_before_they_are_divided():
+    files = [
+        FileReplay("a", {"none": replayed(read=0, fresh=100, use=Use(visible=1))}),
+        FileReplay("broken", error="broken"),
+        FileReplay("b", {"none": replayed(read=0, fresh=900, use=Use(lost=3))}),
+    ]
+    (row,) = summed(files, PRICES, "none")
+    assert (row.cost, row.calls, row.visible) == (1000, 2, 0.25)
+
+
+def test_nothing_used_is_nothing_missed():
+    (row,) = figures({"none": replayed(read=0, fresh=1, use=Use())}, PRICES, "none")
+    assert (row.visible, row.reachable) == (1.0, 1.0)
+
+
+# What fills a context ---------------------------------------------------------------------------------------------
+
+
+def test_the_kinds_hold_every_token_of_the_blocks():
+    counter = TokenCounter()
+    kinds = tokens_by_kind(HISTORY, counter)
+    assert set(kinds) == {"user text", "assistant text", "tool use", "tool result"}
+    assert kinds["tool result"] > kinds["tool use"] > 0
+
+
+def test_a_placeholder_is_a_kind_of_its_own():
+    text = placeholder(BATCH, "/store/s/a.md")
+    kinds = tokens_by_kind([assistant(tool_use("a")), user(tool_result("a", text))], TokenCounter())
+    assert kinds["placeholder"]
+    assert not kinds["tool result"]
+
+
+def test_a_tool_is_told_with_its_calls_and_the_tokens_of_inputs_and_results():
+    (first, calls, tokens), second = tokens_by_tool(HISTORY, TokenCounter())
+    assert (first, calls) == ("read_file", 1)
+    assert second[0] == "bash"
+    assert tokens > second[2]
+
+
+def test_the_largest_blocks_come_first_and_no_more_than_wanted():
+    largest, *others = largest_blocks(HISTORY, TokenCounter(), 2)
+    assert (largest.message, largest.what) == (2, "tool result of read_file")
+    assert largest.begins.startswith("def f():")
+    assert len(others) == 1
+    assert largest_blocks(HISTORY, TokenCounter(), 0) == []
+
+
+# On a terminal ----------------------------------------------------------------------------------------------------
+
+
+def numbers(text: str) -> set[str]:
+    return {word for word in text.split() if any(letter.isdigit() for letter in word)}
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_no_figure_is_cut_however_narrow_the_terminal(width: int):
+    rows = [figure(name) for name in ("none", "fixed-ratio", "drop-middle", "rent-or-buy")]
+    text = figures_text("t.jsonl", rows, width, dollars=False)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    assert {"14,328,916", "474,572", "99.6%", "1.000", "469"} <= numbers(text)
+    assert text.count("14,328,916") == len(rows)
+
+
+def test_a_policy_has_a_row_at_80_columns_and_a_column_at_40():
+    rows = [figure("none"), figure("rent-or-buy")]
+    wide = figures_text("t", rows, 80, dollars=False).splitlines()
+    narrow = figures_text("t", rows, 40, dollars=False).splitlines()
+    assert wide[1].split() == ["policy", "calls", "cost", "ratio", "hits", "peak", "fetched", "seen", "found"]
+    assert narrow[1].split() == ["policy", "none", "rent-or-buy"]
+
+
+def test_dollars_are_shown_as_dollars():
+    assert "$12.35" in figures_text("t", [figure(cost=12.345678)], 80, dollars=True)
