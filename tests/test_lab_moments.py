@@ -96,6 +96,7 @@ async def test_an_offloaded_result_is_shown_with_its_placeholder_and_its_file():
     assert change.placeholder == f"[Tool result offloaded to file: {change.where}]"
     assert change.where.endswith("/t0.md")
     assert change.tokens_before > change.tokens_after > 0
+    assert action.tokens_saved == change.tokens_before - change.tokens_after
     assert action.told == f"1 block moved to files, {len(change.original):,} characters"
     assert moments[1].before[-1]["content"] != moments[1].after[-1]["content"]
 

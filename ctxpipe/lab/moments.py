@@ -186,8 +186,10 @@ class _Reader:
             if report.outcome is not Outcome.SKIPPED:
                 yield self._action(report, replaced.get(id(report), ()))
 
-    def _action(self, report: StageReport, replaced: Iterable[Replaced]) -> Action:
+    def _action(self, report: StageReport, replaced: Sequence[Replaced]) -> Action:
         saved = None if report.tokens_saved is None else report.tokens_saved * self.tokens_per_raw
+        if saved is None and replaced:  # not every stage counts
+            saved = sum(change.tokens_before - change.tokens_after for change in replaced)
         told = report.reason or _told(report.detail)
         return Action(report.stage, str(report.outcome), told, saved, tuple(replaced))
 
@@ -259,7 +261,8 @@ def _where(content: object) -> str | None:
 def _call(call: ToolCall) -> str:
     """The tool, and the beginning of what it was given."""
     given = next((text for text in strings(call.input) if text.strip()), "")
-    return f"{call.name}: {_beginning(given)}" if given else call.name
+    told = _beginning(given) if " " in given else _end(given)  # what tells one path from another stands at its end
+    return f"{call.name}: {told}" if given else call.name
 
 
 def _joined(pieces: Sequence[_Piece]) -> str:
@@ -282,6 +285,10 @@ def _excerpt(piece: _Piece) -> str:
     if piece.kind == "summary" or len(piece.text) <= EXCERPT_CHARS:
         return piece.text
     return f"{piece.text[:EXCERPT_CHARS]} … {len(piece.text) - EXCERPT_CHARS:,} more characters"
+
+
+def _end(text: str, chars: int = 48) -> str:
+    return text if len(text) <= chars else f"…{text[-chars:]}"
 
 
 def _beginning(text: str, chars: int = 48) -> str:

@@ -235,7 +235,10 @@ def _actions(report: Report) -> Iterator[str]:
     if not acted:
         return
     yield "<section>\n<h2>Actions</h2>\n"
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("turn", "action", "what", "tokens saved"))
+    head = (
+        '<th scope="col" class="number">turn</th><th scope="col">action</th><th scope="col">what</th>'
+        '<th scope="col" class="number">tokens saved</th>'
+    )
     rows = "".join(
         f'<tr><td class="number">{number}</td><td><button type="button" data-action="{index}">{escape(action.stage)}: '
         f"{escape(action.outcome)}</button></td><td>{escape(action.told)}</td>"
