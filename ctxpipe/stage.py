@@ -89,7 +89,8 @@ class Change:
     """A proposal for a new context; the pipeline checks it before it counts.
 
     It must be valid and, unless the stage says *may_grow*, hold fewer tokens than the turn. *tokens_saved* is the
-    exact saving where the stage has counted it already; left out, the pipeline counts.
+    exact saving where the stage has counted it already; left out, the pipeline counts no more than it must to know
+    that something is saved.
     """
 
     messages: list[Message]

@@ -1,0 +1,299 @@
+"""Reading tools for the model: page by page and by search, and nothing outside the storage."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import pytest
+from anthropic.types import ToolUseBlock
+from histories import tool_result, tool_use
+
+from ctxpipe import LocalStorage, SettingsError, Tool, offload_tools
+from ctxpipe import tools as module
+from ctxpipe.stages.offload import READ_BACK_TOOLS
+from ctxpipe.tools import ToolInputError, answer
+
+TEXT = "\n".join(f"line {n}: {'漢🙂' * (n % 3)} status {'FAILED' if n % 10 == 7 else 'ok'}" for n in range(1, 101))
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> LocalStorage:
+    storage = LocalStorage(tmp_path / "root")
+    anyio.run(storage.write, [("s/a.md", TEXT), ("s/empty.md", ""), ("t/b.md", "of another session")])
+    return storage
+
+
+def tools(storage: LocalStorage, **options: Any) -> tuple[Tool, Tool]:
+    reading, searching = offload_tools(storage, **options)
+    return reading, searching
+
+
+async def read(storage: LocalStorage, arguments: Mapping[str, object], **options: Any) -> str:
+    return await tools(storage, **options)[0](arguments)
+
+
+async def search(storage: LocalStorage, arguments: Mapping[str, object], **options: Any) -> str:
+    return await tools(storage, **options)[1](arguments)
+
+
+# Definitions --------------------------------------------------------------------------------------------------
+
+
+def test_the_definitions_are_plain_anthropic_tools(storage: LocalStorage) -> None:
+    for tool, required in zip(tools(storage), (["path"], ["path", "pattern"]), strict=True):
+        schema = cast("Any", tool.definition["input_schema"])
+        assert set(tool.definition) == {"name", "description", "input_schema"}
+        assert schema["type"] == "object"
+        assert schema["required"] == required
+        assert set(required) < set(schema["properties"])
+
+
+def test_the_stages_exempt_tools_of_exactly_these_names(storage: LocalStorage) -> None:
+    assert {tool.name for tool in tools(storage)} == READ_BACK_TOOLS
+
+
+def test_the_definition_says_how_much_one_answer_holds(storage: LocalStorage) -> None:
+    schema = cast("Any", tools(storage, max_chars=500)[0].definition["input_schema"])
+
+    assert schema["properties"]["limit"]["default"] == 500
+
+
+@pytest.mark.parametrize("nonsense", [0, -1, 1.5, None, "many"])
+def test_a_nonsensical_size_is_refused_at_construction(storage: LocalStorage, nonsense: Any) -> None:
+    with pytest.raises(SettingsError, match="max_chars is"):
+        offload_tools(storage, max_chars=nonsense)
+
+
+# Reading ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_short_text_comes_whole(storage: LocalStorage) -> None:
+    assert await read(storage, {"path": "./s/a.md"}) == TEXT
+
+
+async def test_a_long_text_comes_in_pages_that_make_it_up(storage: LocalStorage) -> None:
+    pages, offset = [], 0
+    while True:
+        page = await read(storage, {"path": "s/a.md", "offset": offset}, max_chars=700)
+        more = re.search(r"\n\[Characters (\d+) to (\d+) of (\d+)\. Read on with offset=(\d+)\.\]\Z", page)
+        pages.append(page[: more.start()] if more else page)
+        if more is None:
+            break
+        assert (int(more[1]), int(more[2]), int(more[3])) == (offset, int(more[4]), len(TEXT))
+        offset = int(more[4])
+
+    assert len(pages) > 3
+    assert all(len(page) <= 700 for page in pages)
+    assert "".join(pages) == TEXT
+
+
+async def test_offset_and_limit_count_characters(storage: LocalStorage) -> None:
+    page = await read(storage, {"path": "s/a.md", "offset": 10, "limit": 20})
+
+    assert page.startswith(TEXT[10:30] + "\n[Characters 10 to 30 of")
+
+
+async def test_an_empty_file_says_that_it_is_empty(storage: LocalStorage) -> None:
+    assert await read(storage, {"path": "s/empty.md"}) == "[The file is empty.]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "path is missing; give a text"),
+        ({"path": ""}, "path is missing"),
+        ({"path": 5}, "path is missing"),
+        ({"path": "s/a.md", "offset": -1}, "offset is -1; give a whole number of 0 or more"),
+        ({"path": "s/a.md", "offset": "1"}, "offset is '1'"),
+        ({"path": "s/a.md", "offset": True}, "offset is True"),
+        ({"path": "s/a.md", "limit": 0}, "limit is 0; give a whole number of 1 or more"),
+        ({"path": "s/a.md", "offset": 10**6}, f"offset is 1000000, but the file has only {len(TEXT)} characters"),
+        ({"path": "s/gone.md"}, "there is no offloaded text 's/gone.md'; give the path as the placeholder has it"),
+    ],
+)
+async def test_what_makes_no_sense_is_told_in_words_that_help(
+    storage: LocalStorage, arguments: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ToolInputError, match=re.escape(words)):
+        await read(storage, arguments)
+
+
+# Staying inside -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "../outside.md", "s/../../outside.md", "s", ".", "~", "\0", "\ud83d", "x" * 9999]
+)
+async def test_nothing_outside_of_the_storage_is_read(storage: LocalStorage, tmp_path: Path, path: str) -> None:
+    (tmp_path / "outside.md").write_text("secret")
+
+    for attempt in (read(storage, {"path": path}), search(storage, {"path": path, "pattern": "s"})):
+        with pytest.raises(ToolInputError, match="there is no offloaded text"):
+            await attempt
+
+
+async def test_no_folder_of_this_machine_is_named(storage: LocalStorage, tmp_path: Path) -> None:
+    with pytest.raises(ToolInputError) as failed:
+        await read(storage, {"path": "s/gone.md"})
+
+    assert str(tmp_path) not in str(failed.value)
+
+
+async def test_with_a_session_no_other_session_is_in_sight(storage: LocalStorage) -> None:
+    assert await read(storage, {"path": "s/a.md"}, session_id="s") == TEXT
+    assert await read(storage, {"path": "t/b.md"}) == "of another session"
+
+    errors = []
+    for path in ("t/b.md", "t/no.md"):
+        with pytest.raises(ToolInputError) as failed:
+            await read(storage, {"path": path}, session_id="s")
+        errors.append(str(failed.value).replace(path, "…"))
+    assert len(set(errors)) == 1
+
+
+# Searching ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_search_gives_the_lines_with_number_and_offset(storage: LocalStorage) -> None:
+    found = (await search(storage, {"path": "s/a.md", "pattern": "FAILED"})).split("\n")
+
+    assert len(found) == 10
+    for line in found:
+        told = re.fullmatch(r"line (\d+), offset (\d+): (.*)", line)
+        assert told is not None
+        assert TEXT.split("\n")[int(told[1]) - 1] == told[3]
+        assert TEXT[int(told[2]) :].startswith(told[3])
+
+
+async def test_a_pattern_is_taken_literally(storage: LocalStorage) -> None:
+    await storage.write([("s/c.md", "a+b\naab\n[x]")])
+
+    assert await search(storage, {"path": "s/c.md", "pattern": "a+b"}) == "line 1, offset 0: a+b"
+    assert await search(storage, {"path": "s/c.md", "pattern": "a+b", "regex": "yes"}) == "line 1, offset 0: a+b"
+
+
+async def test_a_regular_expression_is_one_when_asked(storage: LocalStorage) -> None:
+    found = await search(storage, {"path": "s/a.md", "pattern": r"^line \d7:", "regex": True, "limit": 3})
+
+    assert [line.split(":")[0] for line in found.split("\n")[:3]] == [
+        f"line {n}, offset {TEXT.index(f'line {n}:')}" for n in (17, 27, 37)
+    ]
+
+
+async def test_more_matches_than_asked_for_are_mentioned(storage: LocalStorage) -> None:
+    found = await search(storage, {"path": "s/a.md", "pattern": "FAILED", "limit": 2})
+
+    assert len(found.split("\n")) == 3
+    assert found.endswith("\n[Only the first 2 matches are shown.]")
+
+
+async def test_all_matches_of_a_file_of_one_line_are_found(storage: LocalStorage) -> None:
+    line = "".join(f"{n:06d} {'needle' if n % 1000 == 5 else 'straw'} " for n in range(5000))
+    await storage.write([("s/one.md", line)])
+
+    found = (await search(storage, {"path": "s/one.md", "pattern": "needle"})).split("\n")
+
+    assert len(found) == 5
+    for number, told in enumerate(found):
+        offset, shown = re.fullmatch(r"line 1, offset (\d+): (.*)", told).groups()  # type: ignore[union-attr]
+        assert line[int(offset) :].startswith(shown)
+        assert f"{number * 1000 + 5:06d} needle" in shown
+        assert len(shown) <= 400
+
+
+async def test_a_line_that_fits_is_shown_whole(storage: LocalStorage) -> None:
+    line = "x" * 390 + " needle"
+    await storage.write([("s/one.md", line)])
+
+    assert await search(storage, {"path": "s/one.md", "pattern": "needle"}) == f"line 1, offset 0: {line}"
+
+
+async def test_no_match_is_said(storage: LocalStorage) -> None:
+    assert await search(storage, {"path": "s/a.md", "pattern": "nowhere"}) == "[No line matches 'nowhere'.]"
+
+
+async def test_an_answer_never_grows_beyond_its_size(storage: LocalStorage) -> None:
+    found = await search(storage, {"path": "s/a.md", "pattern": "line", "limit": 100}, max_chars=300)
+
+    assert found.endswith("\n[Cut at 300 characters.]")
+    assert len(found) < 350
+
+
+@pytest.mark.parametrize("pattern", ["(", "[a", "*", "(?P<x", "(" * 1000])
+async def test_a_pattern_that_is_no_regular_expression_is_told(storage: LocalStorage, pattern: str) -> None:
+    with pytest.raises(ToolInputError, match="pattern is no regular expression"):
+        await search(storage, {"path": "s/a.md", "pattern": pattern, "regex": True})
+
+
+async def test_a_pattern_too_long_to_be_meant_is_refused(storage: LocalStorage) -> None:
+    with pytest.raises(ToolInputError, match="pattern has 1001 characters"):
+        await search(storage, {"path": "s/a.md", "pattern": "x" * 1001})
+
+
+async def test_a_pattern_that_would_run_for_ever_is_stopped(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.05)
+    await storage.write([("s/evil.md", "a" * 60 + "!")])
+
+    with pytest.raises(ToolInputError, match=r"the search took longer than 0\.05 s"):
+        await search(storage, {"path": "s/evil.md", "pattern": r"(a|aa)+$", "regex": True})
+
+
+async def test_many_lines_that_each_take_a_while_are_stopped_too(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.0)
+
+    with pytest.raises(ToolInputError, match="the search took longer"):
+        await search(storage, {"path": "s/a.md", "pattern": "x"})
+
+
+async def test_a_cancelled_search_does_not_wait_for_its_end(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SEARCH_SECONDS", 1.0)
+    await storage.write([("s/evil.md", "a" * 60 + "!")])
+
+    with anyio.move_on_after(0.05) as scope:
+        await search(storage, {"path": "s/evil.md", "pattern": r"(a|aa)+$", "regex": True})
+
+    assert scope.cancelled_caught
+
+
+# Answering ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_is_answered_with_a_result_of_its_id(storage: LocalStorage) -> None:
+    for call in (
+        tool_use("t1", "read_offloaded", {"path": "s/a.md"}),
+        ToolUseBlock(type="tool_use", id="t1", name="read_offloaded", input={"path": "s/a.md"}),
+    ):
+        assert await answer(call, tools(storage)) == {"type": "tool_result", "tool_use_id": "t1", "content": TEXT}
+
+
+async def test_a_call_of_another_tool_is_not_ours(storage: LocalStorage) -> None:
+    assert await answer(tool_use("t1", "bash"), tools(storage)) is None
+
+
+@pytest.mark.parametrize("given", [{}, {"path": "gone.md"}, None, ["s/a.md"], "s/a.md"])
+async def test_what_fails_is_answered_with_an_error(storage: LocalStorage, given: Any) -> None:
+    result = await answer({**tool_use("t1", "search_offloaded"), "input": given}, tools(storage))
+
+    assert result is not None
+    assert result["is_error"] is True
+    assert result["content"]
+
+
+async def test_a_tool_of_ones_own_is_a_tool_like_any_other() -> None:
+    async def echo(arguments: Mapping[str, object]) -> str:
+        return str(arguments["text"])
+
+    tool = Tool({"name": "echo", "input_schema": {"type": "object"}}, echo)
+
+    assert await tool({"text": "hi"}) == "hi"
+    assert await answer(tool_use("t1", "echo", {"text": "hi"}), [tool]) == tool_result("t1", "hi")
