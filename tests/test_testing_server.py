@@ -370,7 +370,8 @@ async def test_a_request_that_is_cancelled_ends_at_the_server_too(script: Script
         with anyio.fail_after(60):
             async with anyio.create_task_group() as group:
                 group.start_soon(ask, client)
-                while not server.calls:  # cancelled any earlier, it would never have been a request
+                # Cancelled any earlier, it would never have been a request; the server tells nobody when it is.
+                while not server.calls:  # noqa: ASYNC110
                     await anyio.sleep(0.01)
                 group.cancel_scope.cancel()
             if script is None:
