@@ -98,27 +98,10 @@ def _cursor(report: Report) -> Spec:
     }
 
 
+_AMOUNT: Spec = {"field": "tokens", "type": "quantitative", "title": "tokens", "axis": {"format": "~s", "tickCount": 6}}
+
+
 def _tokens(report: Report) -> Spec:
-    kinds = list(KINDS)
-    tokens = {"field": "tokens", "type": "quantitative", "title": "tokens", "axis": {"format": "~s", "tickCount": 6}}
-    area = {
-        "data": {"name": "kinds"},
-        "mark": {"type": "area", "interpolate": "step", "stroke": "var(--paper)", "strokeWidth": 0.3},
-        "encoding": {
-            "x": _turns(report),
-            "y": {**tokens, "stack": "zero"},
-            "color": {
-                "field": "kind",
-                "scale": {"domain": kinds, "range": [f"var(--{kind})" for kind in kinds]},
-                "legend": None,
-            },
-            "order": {"field": "order"},
-            "opacity": {
-                "condition": {"test": "chosen === null || chosen === datum.kind", "value": 1},
-                "value": 0.15,
-            },
-        },
-    }
     without = {
         "data": {"name": "turns"},
         "mark": {
@@ -128,11 +111,34 @@ def _tokens(report: Report) -> Spec:
             "strokeDash": DASHES[1],
             "strokeWidth": 1.5,
         },
-        "encoding": {"x": _turns(report), "y": {**tokens, "field": "without"}},
+        "encoding": {"x": _turns(report), "y": {**_AMOUNT, "field": "without"}},
     }
+    return _chart(340, [_stack(report), without, _cursor(report), _marks(report)], ["turn", "chosen"])
+
+
+def _stack(report: Report) -> Spec:
+    """The tokens of each turn by kind; all but the chosen kind are faint."""
+    colours = {"domain": list(KINDS), "range": [f"var(--{kind})" for kind in KINDS]}
+    return {
+        "data": {"name": "kinds"},
+        "mark": {"type": "area", "interpolate": "step", "stroke": "var(--paper)", "strokeWidth": 0.3},
+        "encoding": {
+            "x": _turns(report),
+            "y": {**_AMOUNT, "stack": "zero"},
+            "color": {"field": "kind", "scale": colours, "legend": None},
+            "order": {"field": "order"},
+            "opacity": {"condition": {"test": "chosen === null || chosen === datum.kind", "value": 1}, "value": 0.15},
+        },
+    }
+
+
+def _marks(report: Report) -> Spec:
+    """The stages' actions, on the line of the whole prompt: each stage has a shape of its own."""
     acted = [action.stage for turn in report.turns for action in turn.actions]
     stages = list(dict.fromkeys(acted))
-    marks = {
+    shapes = {"domain": stages, "range": [SHAPES[i % len(SHAPES)] for i in range(len(stages))]}
+    legend = {"orient": "top", "title": None, "symbolFillColor": "var(--paper)", "columns": 3}
+    return {
         "data": {"name": "marks"},
         "mark": {
             "type": "point",
@@ -144,22 +150,14 @@ def _tokens(report: Report) -> Spec:
         },
         "encoding": {
             "x": _turns(report),
-            "y": {**tokens, "field": "total"},
+            "y": {**_AMOUNT, "field": "total"},
             "fill": {
                 "condition": {"test": "datum.outcome !== 'changed'", "value": "var(--ink)"},
                 "value": "var(--paper)",
             },
-            "shape": {
-                "field": "stage",
-                "type": "nominal",
-                "scale": {"domain": stages, "range": [SHAPES[i % len(SHAPES)] for i in range(len(stages))]},
-                "legend": {"orient": "top", "title": None, "symbolFillColor": "var(--paper)", "columns": 3}
-                if stages
-                else None,
-            },
+            "shape": {"field": "stage", "type": "nominal", "scale": shapes, "legend": legend if stages else None},
         },
     }
-    return _chart(340, [area, without, _cursor(report), marks], ["turn", "chosen"])
 
 
 def _cost(report: Report) -> Spec:
