@@ -15,7 +15,7 @@ FRESH, READ, WRITTEN = "input_tokens", "cache_read_input_tokens", "cache_creatio
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The prompts of *calls* whose bill is known, as billed and as simulated: their tokens, and those from the cache."""
+    """The prompts of *calls* whose bill is known, as billed and as simulated: all their tokens, and the cached ones."""
 
     calls: int
     billed_tokens: float
