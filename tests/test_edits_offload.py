@@ -167,6 +167,8 @@ def test_what_a_reading_tool_shows_lies_in_the_file(shown: str) -> None:
     "shown",
     [
         NUMBERED.upper(),
+        "\n".join(sorted(NUMBERED.split("\n"))),
+        "\n".join(NUMBERED.split("\n")[::2]),
         NUMBERED + "\nsomething else" + "\n" * 300,
         NUMBERED.replace("line 500 of", "line 500 off"),
         "x" * 5000,

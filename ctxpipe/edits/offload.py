@@ -6,7 +6,7 @@ import json
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -160,17 +160,21 @@ def said(content: str | Sequence[Block] | None) -> str:
     return "".join(read(block, "text") or "" for block in content or () if kind(block) == "text")
 
 
-_GUTTER = re.compile(r"[ \t]*[0-9]{1,9}(?:[→│|:] ?|\t)")
+_GUTTER = re.compile(r"^[ \t]*[0-9]{1,9}(?:[→│|:] ?|\t)")
 
 
 def lies_in(stored: str, text: str, start: int, end: int) -> bool:
-    """Whether all that *text* says from *start* to *end* is in *stored*: as it is, or line by line, also numbered."""
+    """Whether what *text* says from *start* to *end* stands in *stored*: as it is, or in lines that are numbered."""
     if text[start:end] in stored:
         return True
-    held = {"", *map(str.rstrip, stored.splitlines())}
     first, last = text.rfind("\n", 0, start) + 1, text.find("\n", end)
-    lines = map(str.rstrip, text[first : last if last >= 0 else None].splitlines())
-    return all(line in held or _GUTTER.sub("", line, count=1) in held for line in lines)
+    lines = [line.rstrip() for line in text[first : last if last >= 0 else None].splitlines()]
+    held = _framed(map(str.rstrip, stored.splitlines()))
+    return _framed(lines) in held or _framed(_GUTTER.sub("", line) for line in lines) in held
+
+
+def _framed(lines: Iterable[str]) -> str:
+    return "\n" + "".join(f"{line}\n" for line in lines)
 
 
 # The functions' rules -----------------------------------------------------------------------------------------
