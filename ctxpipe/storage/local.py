@@ -33,6 +33,7 @@ __all__ = ["Cleaned", "LocalStorage"]
 _DRAFT = ".draft-"
 _STALE_SECONDS = 3600.0  # a draft or an empty folder this old has no writer any more
 _CHUNK = 1 << 16
+_PLAIN_KEY = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*")  # nothing to normalise in it
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EMLINK}  # a file system without hard links
 
 # Eight batches at a time for all storages of an event loop: a thousand sessions must not exhaust the descriptors.
@@ -91,15 +92,18 @@ class LocalStorage:
         with ExitStack() as opened:
             folders: dict[str, tuple[int, set[str]]] = {}  # each folder is opened once per batch
             for key, text in texts:
-                folder, name = os.path.split("/".join(_parts(key)))
+                *parents, name = _parts(key)
+                folder = "/".join(parents)
                 if folder not in folders:
                     folders[folder] = opened.enter_context(self._folder(folder, create=True)), set()
                 fd, reserved = folders[folder]
-                with _translated("cannot write", os.path.join(self.root, folder, name)):
+                try:
                     name = self._write_one(fd, name, text, reserved)
+                except (OSError, ValueError) as error:
+                    raise _storage_error("cannot write", os.path.join(self.root, key), error) from error
                 if self.taken == "number":  # a number is one result's own, even for the same bytes (BO-7)
                     reserved.add(name)
-                locations.append(os.path.join(self.root, folder, name))
+                locations.append(os.path.join(self.root, *parents, name))
         return locations
 
     def _write_one(self, fd: int, name: str, text: str, reserved: Collection[str]) -> str:
@@ -119,13 +123,16 @@ class LocalStorage:
             held = _read_bytes(fd, name, len(data) + 1)
             if held is not None:
                 return held == data
-        with _draft(fd, [data], sync=self.fsync) as draft:
+        draft = _drafted(fd, [data], sync=self.fsync)
+        try:
             if self.taken == "overwrite":
                 os.replace(draft, name, src_dir_fd=fd, dst_dir_fd=fd)
             elif not _claim(fd, draft, name):  # another process was faster
                 return _read_bytes(fd, name, len(data) + 1) == data
             if self.fsync:
                 os.fsync(fd)
+        finally:
+            _discard(fd, draft)
         return True
 
     def _bytes(self, text: str) -> bytes:
@@ -192,9 +199,12 @@ class LocalStorage:
             numbered = re.compile(re.escape(stem) + r"-\d{8}T\d{6}Z-(\d+)\.json")
             used = [int(match[1]) for name in os.listdir(fd) if (match := numbered.fullmatch(name))]
             names = (f"{stem}-{stamp}-{number}.json" for number in count(max(used, default=0) + 1))
-            with _draft(fd, map(self._bytes, chunks), sync=True) as draft:
+            draft = _drafted(fd, map(self._bytes, chunks), sync=True)
+            try:
                 name = next(name for name in names if _claim(fd, draft, name))
                 os.fsync(fd)
+            finally:
+                _discard(fd, draft)
         return os.path.join(where, name)
 
     async def append(self, session_id: str, name: str, text: str, /) -> str:
@@ -376,15 +386,22 @@ def _translated(what: str, where: str) -> Iterator[None]:
     """Turn the operating system's errors into StorageError, once, with the cause."""
     try:
         yield
-    except StorageError:
-        raise
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise StorageError(getattr(error, "errno", None) or errno.EIO, f"{what} {where}: {reason}") from error
+        raise _storage_error(what, where, error) from error
+
+
+def _storage_error(what: str, where: str, error: OSError | ValueError) -> StorageError:
+    """*error* as a StorageError; the same one when it is one already."""
+    if isinstance(error, StorageError):
+        return error
+    reason = getattr(error, "strerror", None) or str(error)
+    return StorageError(getattr(error, "errno", None) or errno.EIO, f"{what} {where}: {reason}")
 
 
 def _parts(key: str) -> tuple[str, ...]:
     """The components of a key. Raises StorageError when it is empty or leads out of the root."""
+    if _PLAIN_KEY.fullmatch(key):
+        return tuple(key.split("/"))
     path = PurePosixPath(key)
     if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in key:
         raise StorageError(errno.EINVAL, f"{key!r} does not name a file below the storage's root")
@@ -422,26 +439,31 @@ def _sweep(fd: int, before: float) -> None:
                     os.unlink(name, dir_fd=fd)
 
 
-@contextmanager
-def _draft(fd: int, chunks: Iterable[bytes], *, sync: bool) -> Iterator[str]:
-    """The name of a new hidden file in folder *fd* that holds *chunks*; it is gone at the end, whatever happened."""
+def _drafted(fd: int, chunks: Iterable[bytes], *, sync: bool) -> str:
+    """The name of a new hidden file in folder *fd* that holds *chunks*; nothing is left of it when that fails."""
     name = f"{_DRAFT}{os.getpid()}-{next(_DRAFTS)}-{time.time_ns():x}"
     file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=fd)
+    whole = False
     try:
-        try:
-            os.fchmod(file, 0o600)
-            for chunk in chunks:
-                view = memoryview(chunk)
-                while view:
-                    view = view[os.write(file, view) :]
-            if sync:
-                os.fsync(file)
-        finally:
-            os.close(file)
-        yield name
+        os.fchmod(file, 0o600)
+        for chunk in chunks:
+            written = os.write(file, chunk)
+            while written < len(chunk):
+                written += os.write(file, chunk[written:])
+        if sync:
+            os.fsync(file)
+        whole = True
     finally:
-        with suppress(FileNotFoundError):  # moved into place
-            os.unlink(name, dir_fd=fd)
+        os.close(file)
+        if not whole:
+            _discard(fd, name)
+    return name
+
+
+def _discard(fd: int, draft: str) -> None:
+    """Remove *draft*, unless it was moved into place."""
+    with suppress(FileNotFoundError):
+        os.unlink(draft, dir_fd=fd)
 
 
 def _claim(fd: int, draft: str, name: str) -> bool:
