@@ -5,12 +5,14 @@ Written without ctxpipe on purpose, so that a mistake in its own checks cannot h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 __all__ = ["faults"]
 
+LONE = re.compile("[\ud800-\udfff]")
 THOUGHTS = ("thinking", "redacted_thinking")
 
 
@@ -88,7 +90,7 @@ def _faults_between(body: Sequence[Mapping[str, Any]], index: int, pending_ok: b
 
 def _encodable(value: object) -> bool:
     if isinstance(value, str):
-        return not any("\ud800" <= character <= "\udfff" for character in value) if not value.isascii() else True
+        return value.isascii() or LONE.search(value) is None
     if isinstance(value, Mapping):
         signed = value.get("type") in THOUGHTS  # what is signed may not be touched, whatever it holds
         return signed or all(_encodable(key) and _encodable(item) for key, item in value.items())
