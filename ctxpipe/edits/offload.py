@@ -44,6 +44,7 @@ __all__ = [
     "prescan",
     "replaced",
     "result_characters",
+    "scanned",
     "stored_text",
 ]
 
@@ -189,7 +190,12 @@ def offloadable(messages: Sequence[Message], min_chars: int) -> list[Candidate]:
 
 def prescan(messages: Sequence[Message], min_chars: int) -> Scan:
     """The ratio gate's two sums. Reads only. Source: RG-1, RG-3, RG-4, RG-18."""
-    return Scan(sum(map(characters, messages)), sum(found.chars for found in offloadable(messages, min_chars)))
+    return scanned(messages, offloadable(messages, min_chars))
+
+
+def scanned(messages: Sequence[Message], found: Iterable[Candidate]) -> Scan:
+    """The gate's two sums, once the results that may leave are *found*."""
+    return Scan(sum(map(characters, messages)), sum(candidate.chars for candidate in found))
 
 
 def passes(scan: Scan, ratio: Decimal | float) -> bool:

@@ -136,17 +136,19 @@ async def offload_tool_results(
     """
     ensure_messages(messages)
     min_chars, share = OFFLOAD_CHAR_THRESHOLD(min_chars), OFFLOAD_RATIO_THRESHOLD(ratio)
-    if not offload.passes(offload.prescan(messages, min_chars), share):
+    found = offload.offloadable(messages, min_chars)
+    if not offload.passes(offload.scanned(messages, found), share):
         return OffloadResult(messages)
     writer = writer or LocalStorage(output_dir, taken="number")
-    results = [(c.item, c.chars) for c in offload.offloadable(messages, min_chars) if isinstance(c.item, ToolResult)]
+    results = [(c.item, c.chars) for c in found if isinstance(c.item, ToolResult)]
     texts = [
         (f"tool-result-{safe_name(result.tool_use_id)}.md", offload.stored_text(result.content, indent=2))
         for result, _ in results
     ]
     files = tuple(await writer.write(texts))
     pointers = {
-        result.place: BATCH.format(f"./{PurePath(file).name}") for (result, _), file in zip(results, files, strict=True)
+        result.place: BATCH.format(f"./{os.path.basename(file)}")
+        for (result, _), file in zip(results, files, strict=True)
     }
     return OffloadResult(rewrite(messages, pointers), len(results), sum(chars for _, chars in results), files)
 
