@@ -1,0 +1,118 @@
+"""The package as a whole: what it offers, and what it does not do when it is imported."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from pathlib import Path
+
+import pytest
+from processes import python
+
+import ctxpipe
+
+MODULES = sorted(
+    module.name for module in pkgutil.walk_packages(ctxpipe.__path__, "ctxpipe.") if "__main__" not in module.name
+)
+HEAVY = ("aiofiles", "anthropic", "ast_grep_py", "distributed", "opentelemetry", "rich", "tenacity", "tiktoken")
+
+
+def test_the_public_names_are_sorted_and_each_is_there() -> None:
+    assert list(ctxpipe.__all__) == sorted(set(ctxpipe.__all__))
+    for name in ctxpipe.__all__:
+        assert getattr(ctxpipe, name) is not None
+
+
+def test_what_users_of_the_offloading_part_need_is_public() -> None:
+    needed = {
+        "BatchOffload", "Budget", "Change", "ContextPipeline", "DirectOffload", "InvalidHistory", "LocalStorage",
+        "Message", "Offloaded", "Preview", "RatioGate", "Result", "SettingsError", "Skip", "Stage", "StageReport",
+        "StorageError", "TextReader", "TextWriter", "TokenCounter", "Tool", "Turn", "check", "count_tokens",
+        "offload_tool_result", "offload_tool_results", "offload_tools", "repair", "split_system",
+    }  # fmt: skip
+
+    assert needed <= set(ctxpipe.__all__)
+
+
+def test_dir_shows_the_public_names_and_others_are_missing() -> None:
+    assert set(ctxpipe.__all__) <= set(dir(ctxpipe))
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = ctxpipe.nothing
+
+
+def test_every_error_of_ours_belongs_to_the_family() -> None:
+    errors = importlib.import_module("ctxpipe.errors")
+
+    assert all(issubclass(getattr(errors, name), ctxpipe.CtxpipeError) for name in errors.__all__)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_says_what_it_is_and_offers_only_what_it_has(name: str) -> None:
+    module = importlib.import_module(name)
+
+    assert module.__doc__
+    for public in getattr(module, "__all__", ()):
+        assert hasattr(module, public)
+
+
+@pytest.mark.parametrize("name", sorted(set(ctxpipe.__all__) - {"Message", "Stage", "Detail"}))
+def test_every_public_name_says_what_it_promises(name: str) -> None:
+    assert inspect.getdoc(getattr(ctxpipe, name))
+
+
+def test_importing_it_loads_nothing_heavy() -> None:
+    assert python(f"import sys, ctxpipe; print([name for name in {HEAVY} if name in sys.modules])") == "[]"
+
+
+def test_building_a_pipeline_loads_neither_anthropic_nor_tiktoken() -> None:
+    script = """
+import sys
+from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage
+storage = LocalStorage(".ctxpipe")
+ContextPipeline([DirectOffload(storage), BatchOffload(storage)])
+print([name for name in ("anthropic", "tiktoken") if name in sys.modules])
+"""
+    assert python(script) == "[]"
+
+
+def test_neither_importing_nor_offloading_opens_a_connection(tmp_path: Path) -> None:
+    script = """
+import sys
+def audit(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo", "urllib.Request"):
+        print("the network was asked:", event, arguments)
+sys.addaudithook(audit)
+import anyio
+from ctxpipe import *
+async def main():
+    storage = LocalStorage(sys.argv[1])
+    call = {"type": "tool_use", "id": "a", "name": "bash", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "line of a log\\n" * 500}
+    history = [{"role": "user", "content": "go"}, {"role": "assistant", "content": [call]},
+               {"role": "user", "content": [result]}]
+    done = await ContextPipeline([DirectOffload(storage), BatchOffload(storage)]).run(history, session_id="s")
+    print(done.changed, count_tokens(history) > 0)
+anyio.run(main)
+"""
+    assert python(script, tmp_path) == "True True"
+
+
+def test_importing_it_writes_and_logs_nothing(tmp_path: Path) -> None:
+    script = """
+import os, sys
+os.chdir(sys.argv[1])
+import logging
+import ctxpipe
+from ctxpipe import *
+print(os.listdir("."), logging.getLogger("ctxpipe").handlers, logging.root.handlers)
+"""
+    assert python(script, tmp_path) == "[] [] []"
+
+
+def test_it_is_typed() -> None:
+    assert (Path(ctxpipe.__file__).parent / "py.typed").exists()
+
+
+def test_its_version_is_the_one_that_was_built() -> None:
+    assert importlib.metadata.version("ctxpipe") == ctxpipe.__version__
