@@ -144,8 +144,9 @@ class Runner:
         """*given* mended, and what was broken. Only what is new since the last run is looked at."""
         if not isinstance(session_id, str):
             raise SettingsError(f"session_id is {session_id!r}, not a text")
-        if not isinstance(given, list):
-            ensure_messages(given)  # raises
+        handed_in: object = given  # whatever its type says
+        if not isinstance(handed_in, list):
+            ensure_messages(handed_in)  # raises
         if known is None:  # agents add results to the last message in place
             known = max(0, min(common_prefix(record.context, given), len(record.context) - 1))
         known = min(known, len(record.context))  # a run that failed may have left less than it was given

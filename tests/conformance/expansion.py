@@ -80,7 +80,7 @@ def _tool(argument: Any, folder: Path) -> list[Any]:
 
 
 def _surrogate(argument: Any, _folder: Path) -> str:
-    return "\ud83d" * argument
+    return "\ud83d" * int(argument)
 
 
 GENERATORS: Mapping[str, Callable[[Any, Path], Any]] = {

@@ -75,7 +75,7 @@ def removal_faults(before: Sequence[Any], after: Sequence[Any], expected: Mappin
     if not gone:
         return ["nothing was removed"] if 0 not in expected.get("count_in", [0]) else []
     first, last = gone[0], gone[-1]
-    rules = {
+    rules: dict[str, Callable[[Any], bool]] = {
         "count_in": lambda wanted: len(gone) in wanted,
         "contiguous": lambda wanted: not wanted or gone == list(range(first, last + 1)),
         "within": lambda wanted: wanted[0] <= first and last <= wanted[1],
