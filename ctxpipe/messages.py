@@ -311,11 +311,15 @@ def _block_fault(block: object) -> str:
     return next((f"holds a block that {fault}" for fault in map(_block_fault, content) if fault), "")
 
 
-def check(messages: Sequence[Message], start: int = 0, *, encoding: bool = True) -> list[Problem]:
+def check(
+    messages: Sequence[Message], start: int = 0, *, encoding: bool = True, marks: CacheMarks | None = None
+) -> list[Problem]:
     """The rules of the Messages API that *messages* break, from message *start* on; empty when they are sound.
 
     A call still waiting for its result, in the last message, is no problem; without *encoding* lone surrogates are
-    none either (the stages still want to store them as they are). Source: promise 2 of the design, R1, R8.
+    none either (the stages still want to store them as they are). *marks* knows how many cache_control marks there
+    are before *start*; without it they are counted only in a check of the whole. Source: promise 2 of the design, R1,
+    R8.
     """
     head = _head_length(messages)
     found: list[Problem] = []
@@ -327,7 +331,9 @@ def check(messages: Sequence[Message], start: int = 0, *, encoding: bool = True)
             continue
         found += [Problem(index, text) for text in _message_problems(messages[index], encoding)]
         found += [Problem(index, text) for text in _pairing_problems(messages, index)]
-    return found if start else found + CacheMarks().problems(messages)
+    if start and marks is None:
+        return found
+    return found + (marks or CacheMarks()).problems(messages)
 
 
 class CacheMarks:
@@ -360,7 +366,7 @@ class CacheMarks:
 def cache_marks(message: Message) -> Iterator[tuple[int, int | None]]:
     """Where *message* is marked for the cache: the block's index, and the inner one where a tool result holds it."""
     for place, block in enumerate(blocks(message)):
-        content = field(block, "content") if kind(block) == "tool_result" else None
+        content = field(block, "content")  # of a tool result
         if isinstance(content, list | tuple):
             yield from ((place, inner) for inner, held in enumerate(content) if field(held, "cache_control"))
         if field(block, "cache_control"):

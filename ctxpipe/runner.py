@@ -152,11 +152,11 @@ class Runner:
         known = min(known, len(record.context))  # a run that failed may have left less than it was given
         record.rewind(known)
         ensure_messages(given, known)
-        if not record.context and (place := rewritten_before(given)) is not None:
+        if not record.context and _behind_thinking(given) and (place := rewritten_before(given)) is not None:
             record.unbound = min(place, record.unbound[0]) if record.unbound else place, len(given)
         # A reply that was the last message may have called what is answered only now.
         start = known - 1 if known and given[known - 1]["role"] == "assistant" else known
-        problems = (*check(given, start), *record.marks.problems(given))
+        problems = check(given, start, marks=record.marks)
         # What cannot be encoded stays for now: the stages store it as it is.
         mended = repair(given, encoding=False) if problems else given
         return _recorded(record, given, mended), tuple(dict.fromkeys(problems))

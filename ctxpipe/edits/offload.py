@@ -79,9 +79,7 @@ def characters(message: Message) -> int:
     Text and thinking their length, a tool call the compact JSON of its input, a tool result its content, media 0.
     """
     content = message["content"]
-    if isinstance(content, str):
-        return len(content)
-    return sum(_block_characters(block) for block in blocks(message))
+    return len(content) if isinstance(content, str) else sum(map(_block_characters, blocks(message)))
 
 
 def _block_characters(block: Block) -> int:
@@ -224,6 +222,11 @@ class Selection:
     input_tools: AbstractSet[str] = frozenset()
     min_input_chars: int = 1000
 
+    @property
+    def least_chars(self) -> int:
+        """The size below which no result is a candidate, whatever its tool."""
+        return max(1, min(limit for limit in (self.min_chars, *self.per_tool.values()) if limit is not None))
+
     def result(self, result: ToolResult, call: ToolCall | None) -> Candidate | None:
         """*result* as a candidate, None when it must stay."""
         name = call.name if call else ""
@@ -276,11 +279,15 @@ def newest(messages: Sequence[Message]) -> int:
     return start
 
 
-def answered(messages: Sequence[Message], start: int) -> Iterator[tuple[ToolResult, ToolCall | None]]:
-    """Each tool result from message *start* on, with the call that it answers."""
+def answered(
+    messages: Sequence[Message], start: int, min_chars: int = 0
+) -> Iterator[tuple[ToolResult, ToolCall | None]]:
+    """Each tool result of *min_chars* or more from message *start* on, with the call that it answers."""
     calls: dict[str, ToolCall] = {}
     index = -1
     for result in tool_results(messages, start):
+        if min_chars and measured(result).chars < min_chars:
+            continue  # most results are short: their calls need not be looked up
         if result.message != index:
             index = result.message
             calls = {call.id: call for call in tool_calls(messages, max(0, index - 1), index)}
@@ -333,7 +340,8 @@ class Running:
         """Take in the messages behind those that are known."""
         known = len(self._totals) - 1
         sizes = [characters(messages[index]) for index in range(known, len(messages))]
-        results = (selection.result(result, call) for result, call in answered(messages, known))
+        pairs = answered(messages, known, selection.least_chars)
+        results = (selection.result(result, call) for result, call in pairs)
         inputs = map(selection.input, tool_calls(messages, known)) if selection.input_tools else ()
         found = sorted(filter(None, (*results, *inputs)), key=lambda candidate: candidate.item.message)
         # From here on nothing can fail: a record that knows a message by half would never make it good.
