@@ -397,3 +397,12 @@ def test_a_folder_that_is_not_there_is_an_error() -> None:
 
     assert done.returncode == 2
     assert "there is no folder nowhere" in done.stderr
+
+
+async def test_the_sdks_tool_runner_works_through_its_task_with_the_middleware() -> None:
+    command = [sys.executable, "-m", "examples.tool_runner"]
+    environment = {name: value for name, value in os.environ.items() if name != "ANTHROPIC_API_KEY"}
+    done = await anyio.run_process(command, check=False, cwd=ROOT, env=environment)
+
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().rstrip().endswith(" 0 refused")
