@@ -27,10 +27,10 @@ lint: $(STAMP)  ## ruff, mypy --strict, import-linter
 	$(BIN)/lint-imports
 
 test: lint  ## lint, then pytest with branch coverage
-	$(BIN)/python -m pytest --cov --cov-report=term
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --cov --cov-report=term
 
 nightly: $(STAMP)  ## the long property tests: 10,000 examples each
-	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses auto
 
 bench: $(STAMP)  ## every benchmark, each with a baseline of the same run
 	@set -e; for file in benchmarks/bench_*.py; do echo; echo "== $$file"; $(BIN)/python $$file; done
