@@ -90,36 +90,40 @@ class LocalStorage:
     def _write(self, texts: Sequence[tuple[str, str]]) -> list[str]:
         locations: list[str] = []
         with ExitStack() as opened:
-            folders: dict[str, tuple[int, set[str]]] = {}  # each folder is opened once per batch
+            folders: dict[str, tuple[int, str, set[str]]] = {}  # each folder is opened once per batch
             for key, text in texts:
                 *parents, name = _parts(key)
                 folder = "/".join(parents)
                 if folder not in folders:
-                    folders[folder] = opened.enter_context(self._folder(folder, create=True)), set()
-                fd, reserved = folders[folder]
+                    fd = opened.enter_context(self._folder(folder, create=True))
+                    folders[folder] = fd, os.path.join(self.root, folder, ""), set()
+                fd, path, reserved = folders[folder]
                 try:
                     name = self._write_one(fd, name, text, reserved)
                 except (OSError, ValueError) as error:
-                    raise _storage_error("cannot write", os.path.join(self.root, key), error) from error
+                    raise _storage_error("cannot write", path + name, error) from error
                 if self.taken == "number":  # a number is one result's own, even for the same bytes (BO-7)
                     reserved.add(name)
-                locations.append(os.path.join(self.root, *parents, name))
+                locations.append(path + name)
         return locations
 
     def _write_one(self, fd: int, name: str, text: str, reserved: Collection[str]) -> str:
         data = self._bytes(text)
-        free = (candidate for candidate in self._candidates(name, text) if candidate not in reserved)
-        return next(candidate for candidate in free if self._place(fd, candidate, data))
+        if name not in reserved and self._place(fd, name, data):
+            return name
+        others = (other for other in self._others(name, text) if other not in reserved)
+        return next(other for other in others if self._place(fd, other, data))
 
-    def _candidates(self, name: str, text: str) -> Iterator[str]:
-        yield name
+    def _others(self, name: str, text: str) -> Iterator[str]:
+        """The names that a text may go to when *name* is taken."""
         if self.taken == "hash":
             yield suffixed(name, content_hash(text))
         yield from (suffixed(name, str(number)) for number in count(1))
 
     def _place(self, fd: int, name: str, data: bytes) -> bool:
         """Put *data* under *name*; False when other bytes lie there that must stay."""
-        if self.taken != "overwrite":
+        # Asking first costs less than an open that fails.
+        if self.taken != "overwrite" and os.access(name, os.F_OK, dir_fd=fd, follow_symlinks=False):
             held = _read_bytes(fd, name, len(data) + 1)
             if held is not None:
                 return held == data
