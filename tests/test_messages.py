@@ -47,9 +47,9 @@ SURROGATE = "half a pair \ud83d"
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"}}
 
 
-def told(messages: list[Message], **options: bool) -> list[str]:
+def told(messages: list[Message], *, encoding: bool = True) -> list[str]:
     """The problems that `check` finds, as text."""
-    return [str(problem) for problem in check(messages, **options)]
+    return [str(problem) for problem in check(messages, encoding=encoding)]
 
 
 def marked(words: str = "hi") -> dict[str, Any]:
