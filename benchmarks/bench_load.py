@@ -1,0 +1,400 @@
+"""Load: a thousand agents at once over the real SDK and a loopback Messages API, with offloads and compactions.
+
+    python benchmarks/bench_load.py                      # 1,000 sessions x 100 turns: about half an hour
+    python benchmarks/bench_load.py --sessions 50 --turns 20
+    python benchmarks/bench_load.py --hour               # 30 sessions, each an hour's turns, one every five seconds
+
+The API is a process of its own. Each agent calls the model, runs a tool, and adds the result to its history, as often
+as *turns* says; the model takes *latency* seconds to answer, so that all sessions are under way all the time. A ticker
+on the agents' event loop measures how late it wakes. First the same loop runs without ctxpipe: its lag is the SDK's.
+
+At the end every session's raw history is rebuilt from what lies on disk and compared with the one that the agent kept.
+The exit code is 1 when a request was refused, a file is missing, or the lag is above its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ctxpipe import (
+    BatchOffload,
+    Budget,
+    Compact,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    Preview,
+    Session,
+    SmartTruncate,
+    StageReport,
+    StorageError,
+)
+from ctxpipe.messages import Message
+from ctxpipe.summarizers import AnthropicSummarizer, Retry
+
+if TYPE_CHECKING:
+    import anthropic
+
+AGENT, SUMMARY = "claude-opus-5", "claude-haiku-4-5"
+LAG_LIMIT_MS = 50.0
+TICK_SECONDS = 0.005
+WINDOW = 16_000  # tokens: with the results below a session is compacted every thirty turns or so
+HOUR_SECONDS = 3600.0
+
+
+# The API, in its own process ------------------------------------------------------------------------------------------
+
+
+async def serve(latency: float) -> None:
+    """Answer until standard input ends; then print what came in."""
+    from ctxpipe.testing import MessagesServer, Model, RequestBody, answer, tool_use
+    from ctxpipe.testing.replies import Answer
+
+    numbers = iter(range(10**9))
+
+    def reply(body: RequestBody) -> Answer:
+        number = next(numbers)
+        if body["model"] == SUMMARY:
+            return answer(f"Summary {number}: the agent has read modules, and goes on reading them.", seconds=latency)
+        call = tool_use("read_file", {"path": f"src/module_{number % 40}.py"})
+        return answer(f"Step {number}: the next module.", call, seconds=latency)
+
+    seen: Counter[str] = Counter()
+    refused: list[str] = []
+
+    def take_stock(server: MessagesServer) -> None:
+        """What came in is counted, and not kept: a hundred thousand bodies are gigabytes."""
+        done = [request for request in server.requests if request.reply is not None]
+        for request in done:
+            seen[str(request.body.get("model"))] += 1
+            refused.extend(request.problems)
+        kept = {id(request) for request in done}
+        server.requests[:] = [request for request in server.requests if id(request) not in kept]
+
+    async with MessagesServer(reply, model=Model(window=WINDOW)) as server:
+        print(server.url, flush=True)
+        loop = asyncio.get_running_loop()
+        ended = loop.run_in_executor(None, sys.stdin.read)
+        while not ended.done():
+            await asyncio.wait([ended], timeout=1)
+            take_stock(server)
+    print(json.dumps({"seen": seen, "refused": len(refused), "first refusals": refused[:5]}))
+
+
+@contextlib.contextmanager
+def api(latency: float) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """The API's address, and what ends it and tells what it saw."""
+    command = [sys.executable, __file__, "--serve", str(latency)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        url = process.stdout.readline().strip() if process.stdout else ""
+
+        def end() -> dict[str, Any]:
+            told, _ = process.communicate()
+            return dict(json.loads(told))
+
+        try:
+            yield url, end
+        finally:
+            process.kill()
+
+
+# What is measured -----------------------------------------------------------------------------------------------------
+
+
+class Waiting:
+    """How long this thread has waited for a processor that others had, in milliseconds; Linux tells."""
+
+    def __init__(self) -> None:
+        try:
+            self._file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+        except OSError:
+            self._file = -1
+
+    def __call__(self) -> float:
+        return int(os.pread(self._file, 100, 0).split()[1]) / 1e6 if self._file >= 0 else 0.0
+
+
+@dataclass
+class Lag:
+    """How late the event loop wakes who asked to be woken, in milliseconds.
+
+    *own* is without the time that the thread waited for a processor: what the loop itself was busy with.
+    """
+
+    late: list[float] = field(default_factory=list)
+    own: list[float] = field(default_factory=list)
+
+    async def tick(self) -> None:
+        waiting = Waiting()
+        while True:
+            due, waited = time.perf_counter() + TICK_SECONDS, waiting()
+            await asyncio.sleep(TICK_SECONDS)
+            late = (time.perf_counter() - due) * 1000
+            self.late.append(late)
+            self.own.append(max(0.0, late - (waiting() - waited)))
+
+    def __str__(self) -> str:
+        return f"{_spread(self.late)} (without waiting for a processor: {_spread(self.own)})"
+
+
+def share(values: Sequence[float], part: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+
+
+def _spread(values: Sequence[float]) -> str:
+    figures = (f"{name} {share(values, part):.1f}" for name, part in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)))
+    return f"{', '.join(figures)}, longest {max(values):.0f} ms"
+
+
+def resident() -> float:
+    """Resident memory of this process, in megabytes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@dataclass
+class Clock:
+    """Seconds of the simulated work: each session's turn moves it on by its share."""
+
+    now: float = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# The agents -----------------------------------------------------------------------------------------------------------
+
+
+class Caller(Protocol):
+    """Asks the model for the next message of a history."""
+
+    async def __call__(self, client: anthropic.AsyncAnthropic, history: list[Message], /) -> Any: ...
+
+
+def result_text(source: random.Random) -> str:
+    """A tool's result: mostly short, every fourth long, every thirtieth very long."""
+    lines = source.choices((source.randint(4, 15), source.randint(40, 120), 400), (22, 7, 1))[0]
+    return "\n".join(f"{source.randrange(16**8):08x} measured at {source.randrange(100)}" for _ in range(lines))
+
+
+@dataclass
+class Load:
+    """A number of agents at work, each with a history of its own."""
+
+    sessions: int
+    turns: int
+    latency: float
+    clock: Clock
+    step_seconds: float
+    lag: Lag = field(default_factory=Lag)
+    done: int = 0
+    memory: list[tuple[int, float]] = field(default_factory=list)
+
+    async def run(self, client: anthropic.AsyncAnthropic, callers: Sequence[Caller]) -> list[list[Message]]:
+        """Every agent's history, once all have done their turns."""
+        ticker = asyncio.create_task(self.lag.tick())
+        teller = asyncio.create_task(self._tell())
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._agent(i, client, caller)) for i, caller in enumerate(callers)]
+        finally:
+            ticker.cancel()
+            teller.cancel()
+        return [task.result() for task in tasks]
+
+    async def _agent(self, number: int, client: anthropic.AsyncAnthropic, caller: Caller) -> list[Message]:
+        source = random.Random(number)
+        history: list[Message] = [{"role": "user", "content": f"Session {number}: read every module, change none."}]
+        await asyncio.sleep(self.latency * number / self.sessions)  # nobody's agents all begin at one moment
+        for _ in range(self.turns):
+            reply = await caller(client, history)
+            history.append({"role": "assistant", "content": [block.to_dict() for block in reply.content]})
+            results: list[Any] = [
+                {"type": "tool_result", "tool_use_id": block.id, "content": result_text(source)}
+                for block in reply.content
+                if block.type == "tool_use"
+            ]
+            history.append({"role": "user", "content": results})
+            self.done += 1
+            self.clock.now += self.step_seconds / self.sessions
+        return history
+
+    async def _tell(self) -> None:
+        begun, total = time.perf_counter(), self.sessions * self.turns
+        while True:
+            self.memory.append((self.done, resident()))
+            rate = self.done / max(0.001, time.perf_counter() - begun)
+            print(
+                f"  {self.done:>7,} of {total:,} turns, {rate:4.0f} a second, {self.memory[-1][1]:,.0f} MB", flush=True
+            )
+            await asyncio.sleep(10)
+
+
+async def plain(client: anthropic.AsyncAnthropic, history: list[Message], /) -> Any:
+    """A call without ctxpipe."""
+    return await client.messages.create(model=AGENT, max_tokens=1000, tools=TOOLS, messages=history)
+
+
+def through(session: Session) -> Caller:
+    """A call through *session*."""
+
+    async def call(client: anthropic.AsyncAnthropic, history: list[Message], /) -> Any:
+        return await session.create(client, model=AGENT, max_tokens=1000, tools=TOOLS, messages=history)
+
+    return call
+
+
+TOOLS: Any = [
+    {
+        "name": "read_file",
+        "description": "Read a file.",
+        "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}},
+    }
+]
+
+
+# The run --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Told:
+    """What the reports of all sessions tell."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    files: int = 0
+    errors: list[str] = field(default_factory=list)
+
+    def __call__(self, report: StageReport) -> None:
+        self.outcomes[f"{report.stage} {report.outcome}"] += 1
+        self.files += len(getattr(report.detail, "files", ()))
+        if report.error is not None:
+            self.errors.append(str(report))
+
+
+def pipeline(root: Path, client: anthropic.AsyncAnthropic, clock: Clock, told: Told) -> ContextPipeline:
+    storage = LocalStorage(root / "store", clock=clock)
+    summarize = AnthropicSummarizer(client, model=SUMMARY)
+    stages = (
+        DirectOffload(storage, min_chars=4000, preview=Preview(head=200, tail=100)),
+        BatchOffload(storage, min_chars=600, keep_recent=3, reference="absolute"),
+        Compact(
+            summarize, storage, work_dir=root / "work", clock=clock, retry=Retry(attempt_seconds=120, total_seconds=300)
+        ),
+        SmartTruncate(storage),
+    )
+    return ContextPipeline(stages, budget=Budget(WINDOW, trigger=6_000, target=3_500), on_report=told)
+
+
+def modules(root: Path) -> None:
+    """The files that the agents read, for compactions to bring back."""
+    (root / "work" / "src").mkdir(parents=True)
+    for number in range(40):
+        body = "\n".join(f"def step_{number}_{line}(value):\n    return value + {line}\n" for line in range(12))
+        (root / "work" / "src" / f"module_{number}.py").write_text(body)
+
+
+async def restored(sessions: Sequence[Session], histories: Sequence[list[Message]], storage: LocalStorage) -> list[str]:
+    """Which histories cannot be rebuilt from context and disk, and why."""
+    lost = []
+    for session, history in zip(sessions, histories, strict=True):
+        await session.run(history)  # the last result is in no context yet
+        try:
+            if await session.restore_history(storage) != history:
+                lost.append(f"{session.session_id}: not as it was")
+        except StorageError as error:
+            lost.append(f"{session.session_id}: {error}")
+    return lost
+
+
+async def measured(arguments: argparse.Namespace, url: str, root: Path) -> tuple[Lag, list[str], list[str]]:
+    import anthropic
+
+    connections = arguments.sessions + 10
+    limits = anthropic.DefaultAsyncHttpxClient(limits=_limits(connections), timeout=600)
+    clock, told = Clock(), Told()
+    modules(root)
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="local", max_retries=0, http_client=limits) as client:
+        # What the first call loads and compiles is no lag of a loop at work.
+        await plain(client, [{"role": "user", "content": "Hello."}])
+        gc.collect()
+        gc.freeze()  # as servers do once they are up; what comes afterwards is collected as ever
+        print(f"\nwithout ctxpipe: {arguments.sessions:,} sessions x {arguments.baseline_turns} turns")
+        bare = Load(arguments.sessions, arguments.baseline_turns, arguments.latency, Clock(), 0)
+        await bare.run(client, [plain] * arguments.sessions)
+        print(f"  lag of the loop: {bare.lag}")
+
+        shaped = pipeline(root, client, clock, told)
+        await shaped.counter.warm()
+        storage = LocalStorage(root / "store")
+        sessions = [shaped.session(f"s{number}", clock=clock) for number in range(arguments.sessions)]
+        print(f"\nwith ctxpipe: {arguments.sessions:,} sessions x {arguments.turns} turns")
+        load = Load(arguments.sessions, arguments.turns, arguments.latency, clock, arguments.step_seconds)
+        begun, cpu, before = time.perf_counter(), time.process_time(), resident()
+        histories = await load.run(client, [through(session) for session in sessions])
+        seconds, cpu, after = time.perf_counter() - begun, time.process_time() - cpu, resident()
+        print(f"  lag of the loop: {load.lag}; without ctxpipe: {bare.lag}")
+        kept = sum(len(json.dumps(history)) for history in histories) / 2**20
+        print(
+            f"  {load.done / seconds:.0f} turns a second for {seconds:.0f} s, {cpu / load.done * 1000:.2f} ms CPU each"
+        )
+        print(
+            f"  resident memory grew by {after - before:,.0f} MB; the agents' own histories hold {kept:,.0f} MB of text"
+        )
+        print(f"  simulated time: {(clock.now - Clock().now) / HOUR_SECONDS:.2f} h")
+        print(f"  outcomes: {dict(sorted(told.outcomes.items()))}; {told.files:,} files named")
+        lost = await restored(sessions, histories, storage)
+        print(f"  histories not rebuilt from disk: {len(lost)} of {len(sessions):,} {lost[:3]}")
+    return load.lag, lost, told.errors
+
+
+def _limits(connections: int) -> Any:
+    import httpx2
+
+    return httpx2.Limits(max_connections=connections, max_keepalive_connections=connections)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=1_000)
+    parser.add_argument("--turns", type=int, default=100)
+    parser.add_argument("--baseline-turns", type=int, default=5)
+    parser.add_argument("--latency", type=float, default=12.0, help="seconds that the model takes to answer")
+    parser.add_argument("--step-seconds", type=float, default=36.0, help="what a turn takes on the injected clock")
+    parser.add_argument("--hour", action="store_true", help="30 sessions x 720 turns of five seconds")
+    parser.add_argument("--serve", type=float, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve is not None:
+        asyncio.run(serve(arguments.serve))
+        return 0
+    if arguments.hour:
+        arguments.sessions, arguments.turns, arguments.step_seconds, arguments.latency = 30, 720, 5.0, 0.5
+    with tempfile.TemporaryDirectory() as folder, api(arguments.latency) as (url, end):
+        lag, lost, errors = asyncio.run(measured(arguments, url, Path(folder)))
+        stock = end()
+    print(f"\nthe API saw {stock['seen']}; refused: {stock['refused']} {stock['first refusals']}")
+    print(f"stages that failed: {len(errors)} {errors[:3]}")
+    late, own = share(lag.late, 0.99), share(lag.own, 0.99)
+    held = "within" if late <= LAG_LIMIT_MS else "OVER"
+    print(f"lag p99 {late:.1f} ms, of it the loop's own {own:.1f} ms: {held} {LAG_LIMIT_MS:g} ms")
+    return int(bool(stock["refused"] or lost or errors or late > LAG_LIMIT_MS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
