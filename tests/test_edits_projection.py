@@ -328,6 +328,27 @@ def test_marks_moved_in_place_reach_a_rewritten_message() -> None:
     assert opening.context[2] == user(tool_result("t1", "short"))
 
 
+def test_what_another_process_remembered_takes_form_and_marks_from_the_history() -> None:
+    result, short = tool_result("a", "long"), tool_result("a", "short")
+    history = conversation(user("go"), step("a", result="long"), user("on"))
+    now = [history[0], history[1], marked(history[2]), marked(history[3])]
+    assert cast("Any", history[2]["content"]) == [result]
+
+    projection = Projection()
+    projection.resume(now, [*history[:2], user(short), history[3]], Match())
+
+    assert projection.context == [*now[:2], user({**short, **MARK}), now[3]]
+    assert projection.context[3] is now[3]
+
+
+def test_what_another_process_remembered_as_unchanged_is_the_history() -> None:
+    projection, history = Projection(), [user("go"), marked(assistant("done"))]
+
+    projection.resume(history, [user("go"), assistant("done")], Match())
+
+    assert projection.context is projection.history
+
+
 def test_marks_inside_a_tool_result_follow_the_history() -> None:
     projection = Projection()
     inner = user(tool_result("t1", [{**text("a"), **MARK}]))

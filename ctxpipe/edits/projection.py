@@ -89,9 +89,15 @@ class Projection:
         self.resume([], [], Match())
 
     def resume(self, history: Sequence[Message], context: Sequence[Message], match: Match) -> None:
-        """Begin with what another process has remembered."""
-        self.history = list(history)
-        self.context = self.history if match == Match() and _are_same(history, context) else list(context)
+        """Begin with what another process has remembered; form and cache marks are those of *history*."""
+        self.history, self.context = list(history), list(context)
+        for index, message in enumerate(self.history):
+            place = match.place(index)
+            if place is not None and self.context[place] is not message:
+                held = self.context[place]
+                self.context[place] = message if _said(held) == _said(message) else with_marks(held, message)
+        if match == Match() and _are_same(self.history, self.context):
+            self.context = self.history
         self.match = match
         self._digests: tuple[list[bytes], list[bytes]] = ([], [])
         self._look([], [])
