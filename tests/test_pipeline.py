@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import anyio
 import pytest
-from anthropic.types import TextBlock, ToolUseBlock
+from anthropic.types import TextBlock, ThinkingBlock, ToolUseBlock
 from api_rules import faults
 from histories import (
     assistant,
@@ -37,6 +37,7 @@ from ctxpipe import (
     BatchOffload,
     Budget,
     Change,
+    Compact,
     ContextPipeline,
     DirectOffload,
     InvalidHistory,
@@ -44,19 +45,23 @@ from ctxpipe import (
     Offloaded,
     Outcome,
     Preview,
+    Prices,
     RatioGate,
     Result,
     SettingsError,
     Skip,
+    SmartTruncate,
     Stage,
     StageReport,
     TokenCounter,
     Turn,
     check,
 )
-from ctxpipe.messages import Message, blocks, tool_results
+from ctxpipe.edits.thinking import drop_block
+from ctxpipe.messages import Message, blocks, tool_calls, tool_results
 from ctxpipe.placeholders import previewed_reference, reference
 from ctxpipe.stages.offload import WRITING_TOOLS
+from ctxpipe.summarizers import ExtractiveSummarizer
 
 HISTORY = conversation(user("go"), step("a", say="look", result="found " * 50), assistant("done"), user("and now?"))
 
@@ -356,6 +361,35 @@ async def test_cancellation_passes_through_and_the_next_turn_is_as_if_nothing_ha
     assert [report.outcome for report in result.reports] == [Outcome.CHANGED, Outcome.SKIPPED, Outcome.CHANGED]
 
 
+async def test_a_turn_cancelled_while_a_file_is_being_written_leaves_it_whole_and_the_history_as_it_was(
+    tmp_path: Path,
+) -> None:
+    scope = anyio.CancelScope()
+
+    def cancelling(words: str) -> str:
+        anyio.from_thread.run_sync(scope.cancel)  # we are in the worker thread, in the midst of the write
+        return words
+
+    async def pause(_turn: Turn) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    words = "line of a log\n" * 200
+    history = conversation(user("go"), step("a", result=words))
+    before = copy.deepcopy(history)
+    pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path, redact=cancelling)), pause])
+
+    with scope:
+        await pipeline.run(history, session_id="s")
+    held = {path.name: path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    result = await pipeline.run(history, session_id="s")
+
+    assert scope.cancelled_caught
+    assert history == before
+    assert held == {"a.md": words}
+    assert reference(next(tool_results(result.messages)).content) == str(tmp_path / "s/a.md")
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a.md"]
+
+
 async def test_what_is_no_exception_is_never_caught() -> None:
     async def stop(_turn: Turn) -> None:
         raise KeyboardInterrupt
@@ -510,6 +544,95 @@ async def test_a_history_that_stays_broken_is_mended_at_every_turn() -> None:
 
         assert faults(result.messages) == []
         assert len(result.repaired) == 1
+
+
+# Thinking behind a rewritten message --------------------------------------------------------------------------
+
+THOUGHTFUL = conversation(
+    user("go"),
+    step("a", say="look", think="first", result="found " * 50),
+    step("b", think="second", result="more"),
+    assistant("done"),
+    user("and now?"),
+)
+
+
+async def test_thinking_that_lost_its_bond_stays_and_the_request_says_so() -> None:
+    asked = {"extra_headers": {"x": "y"}}
+    pipeline = ContextPipeline([proposing(shortened)])
+
+    result = await pipeline.run(THOUGHTFUL, session_id="s", request=asked)
+    later = await ContextPipeline([nothing]).run(THOUGHTFUL, session_id="s")
+
+    assert blocks(result.messages[3])[0] == thinking("second")
+    assert result.request_options == drop_block(asked)
+    assert later.request_options == {}
+
+
+async def test_every_later_request_says_so_too_also_in_another_process(tmp_path: Path) -> None:
+    stages = [BatchOffload(LocalStorage(tmp_path), min_chars=200)]
+    pipeline = ContextPipeline(stages)
+    first = await pipeline.run(THOUGHTFUL, session_id="s")
+    grown = [*first.messages, assistant("so"), user("go on")]
+
+    assert first.changed
+    for later in (pipeline, ContextPipeline(stages)):
+        assert (await later.run(grown, session_id="s")).request_options == drop_block() != {}
+
+
+async def test_what_changes_behind_all_thinking_breaks_no_bond(tmp_path: Path) -> None:
+    new = conversation(THOUGHTFUL[:4], [user(tool_result("b", "line of a log\n" * 200))])
+
+    result = await run(DirectOffload(LocalStorage(tmp_path)), history=new)
+
+    assert (result.changed, result.request_options) == (True, {})
+
+
+async def test_stripped_of_what_lost_its_bond_the_request_needs_nothing() -> None:
+    result = await run(proposing(shortened), history=THOUGHTFUL, thinking="strip")
+
+    assert blocks(result.messages[1])[0] == thinking("first")
+    assert [block["type"] for block in cast("Any", blocks(result.messages[3]))] == ["tool_use"]
+    assert result.request_options == {}
+
+
+async def test_inside_an_open_tool_loop_thinking_is_never_stripped() -> None:
+    result = await run(proposing(shortened), history=THOUGHTFUL[:5], thinking="strip")
+
+    assert blocks(result.messages[3])[0] == thinking("second")
+    assert result.request_options == drop_block()
+
+
+async def test_protected_thinking_keeps_what_stands_before_it() -> None:
+    def shorter_end(messages: list[Message]) -> list[Message]:
+        return [*messages[:-1], user("?")]
+
+    refused = await run(proposing(shortened), history=THOUGHTFUL, thinking="protect")
+    accepted = await run(proposing(shorter_end), history=THOUGHTFUL, thinking="protect")
+
+    assert refused.messages is THOUGHTFUL
+    assert refused.reports[0].reason == "it would rewrite a message before kept thinking, which is protected"
+    assert accepted.changed
+
+
+async def test_a_protected_result_is_no_candidate_at_all(tmp_path: Path) -> None:
+    stage = BatchOffload(LocalStorage(tmp_path / "root"), RatioGate(0))
+
+    result = await run(stage, history=THOUGHTFUL, thinking="protect")
+
+    assert result.messages is THOUGHTFUL
+    assert result.reports[0].outcome is Outcome.SKIPPED
+    assert not (tmp_path / "root").exists()
+
+
+async def test_where_prices_are_known_a_change_says_what_it_burns_and_saves() -> None:
+    history = conversation(user("x " * 3000), THOUGHTFUL[1:])
+    result = await run(proposing(shortened), history=history, prices=Prices.relative())
+
+    cost = result.reports[0].cost
+    assert cost is not None
+    assert cost.burnt > 0
+    assert cost.saved_per_call > 0
 
 
 # Remembering --------------------------------------------------------------------------------------------------
@@ -926,7 +1049,71 @@ async def test_the_totals_kept_from_turn_to_turn_are_those_counted_afresh(
             assert totals[:2] == totals[2:]
 
 
-async def test_sdk_objects_pass_through_every_stage(tmp_path: Path) -> None:
+@given(histories(3, repeat_ids=True), st.data())
+async def test_nothing_is_offloaded_twice(history: list[Message], data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        pipeline, context, end = offloading(root), list[Message](), 0
+        while end < len(history):
+            start, end = end, min(len(history), end + data.draw(st.integers(1, 6)))
+            before = {result.place: result.content for result in tool_results(context)}
+            context = (await pipeline.run([*context, *history[start:end]], session_id="s")).messages
+            # What points to a file goes on doing so in the same words.
+            for result in tool_results(context):
+                was = before.get(result.place)
+                assert result.content == was or not pointers_in([user(tool_result("x", cast("Any", was)))])
+        held = [path.read_bytes().decode() for path in Path(root).rglob("*.md")]
+
+    assert [words for words in held if reference(words) or previewed_reference(words)] == []
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_sdk_objects_pass_through_every_stage_in_any_order(tmp_path: Path, order: int) -> None:
+    storage = LocalStorage(tmp_path)
+    stages: list[Stage] = [
+        DirectOffload(storage, min_chars=2000),
+        BatchOffload(storage, RatioGate(0.15), min_chars=500, inputs=WRITING_TOOLS),
+        Compact(ExtractiveSummarizer(), archive=storage),
+        SmartTruncate(archive=storage),
+    ]
+    pipeline = ContextPipeline(stages[::order], budget=Budget(6000, 3000))
+    context: list[Message] = [user("go")]
+    acted: set[str] = set()
+    for number in range(40):
+        made = ToolUseBlock(type="tool_use", id=f"t{number}", name="write_file", input={"text": f"{number} is " * 90})
+        said = TextBlock(type="text", text=f"Step {number}: " + "look at what there is " * 20, citations=None)
+        thought = ThinkingBlock(type="thinking", thinking="hm " * 20, signature="signed")
+        found = TextBlock(type="text", text=f"{number} line of a log\n" * (150 if number % 5 == 0 else 40))
+        context = [*context, cast("Message", {"role": "assistant", "content": [thought, said, made]})]
+        answered: list[Any] = [tool_result(f"t{number}", [found])]
+        context += [cast("Message", {"role": "user", "content": answered})]
+
+        result = await pipeline.run(context, session_id="s")
+
+        assert [report.reason for report in result.reports if report.outcome is Outcome.FAILED] == []
+        assert faults(result.messages) == []
+        acted |= {report.stage for report in result.reports if report.outcome is Outcome.CHANGED}
+        context = result.messages
+
+    assert acted == {"DirectOffload", "BatchOffload", "Compact", "SmartTruncate"}
+
+
+async def test_hostile_ids_go_through_every_offload_stage_and_stay_inside(tmp_path: Path) -> None:
+    hostile = ["../../x", "/etc/x", "a\\b", "a/b", "a\0", ".", "", "x" * 1500, "漢", "CON", "con", "{path}", "[x]\n"]
+    root = tmp_path / "root"
+    pipeline = offloading(str(root))
+    context: list[Message] = [user("go")]
+    said = [f"{number} line of a log\n" * (12 if number % 2 else 30) for number in range(2 * len(hostile))]
+    for name, words in zip([*hostile, *hostile], said, strict=True):
+        context = (await pipeline.run([*context, *step(name, result=words)], session_id="../../s")).messages
+
+    *pointers, last = [result.content for result in tool_results(context)]
+    assert [file_text(str(root), where) for where in pointers_in(context)] == said[: len(pointers)]
+    assert last == said[-1]  # it is new, and below the limit for new ones
+    assert {path for path in tmp_path.rglob("*") if path.is_file() and root not in path.parents} == set()
+    assert {call.id for call in tool_calls(context)} == set(hostile)
+
+
+async def test_sdk_objects_pass_through_both_offload_stages(tmp_path: Path) -> None:
     pipeline = offloading(str(tmp_path))
     context: list[Message] = [user("go")]
     for number in range(6):
