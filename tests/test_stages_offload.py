@@ -606,6 +606,15 @@ async def test_a_result_that_cannot_be_written_stays_inline_and_is_reported(root
     assert isinstance(report.error, StorageError)
 
 
+async def test_where_none_of_many_can_be_written_all_stay_inline_and_the_stage_has_failed(root: Path) -> None:
+    history = old(LOG, LOG)
+
+    result = await run(BatchOffload(failing(root, "tool-result")), history)
+
+    assert result.messages is history
+    assert result.reports[0].outcome is Outcome.FAILED
+
+
 @pytest.mark.parametrize("stage", [DirectOffload, BatchOffload])
 async def test_one_that_cannot_be_written_keeps_no_other_inline(
     root: Path, stage: type, caplog: pytest.LogCaptureFixture

@@ -488,6 +488,40 @@ async def test_a_file_that_appears_while_we_write_is_kept(root: Path) -> None:
     assert (Path(path).read_text(), (root / "s/a.md").read_text()) == ("ours", "theirs")
 
 
+@pytest.mark.parametrize(("theirs", "ours_at"), [("ours", "a.md"), ("theirs", f"a-{content_hash('ours')}.md")])
+@pytest.mark.parametrize("links", [True, False])
+async def test_when_another_process_is_faster_its_file_stays(
+    root: Path, monkeypatch: pytest.MonkeyPatch, theirs: str, ours_at: str, links: bool
+) -> None:
+    link = os.link
+
+    def late(draft: str, name: str, **options: Any) -> None:
+        if name == "a.md":  # the other one comes in between our look and our claim
+            (root / "s/a.md").write_text(theirs)
+        if not links:
+            raise OSError(errno.ENOTSUP, "Operation not supported")
+        link(draft, name, **options)
+
+    monkeypatch.setattr(os, "link", late)
+
+    assert await LocalStorage(root).write([("s/a.md", "ours")]) == [str(root / "s" / ours_at)]
+    assert (root / "s/a.md").read_text() == theirs
+    assert set(files_below(root)) == {"s/a.md", f"s/{ours_at}"}
+
+
+async def test_a_disk_that_fails_when_the_file_is_named_leaves_no_draft(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "link", fail)
+
+    with pytest.raises(StorageError, match=r"cannot write .*: Input/output error"):
+        await LocalStorage(root).write([("s/a.md", "x")])
+    assert files_below(root) == []
+
+
 async def test_without_hard_links_it_still_works(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_links(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")  # as a FAT file system answers
