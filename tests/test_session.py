@@ -1,0 +1,619 @@
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import tracemalloc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import pytest
+from api_rules import faults
+from histories import assistant, chat, conversation, step, text, tool_result, tool_use, user
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxpipe import (
+    BatchOffload,
+    Budget,
+    Change,
+    Compact,
+    Compacted,
+    ContextPipeline,
+    DirectOffload,
+    InvalidHistory,
+    LocalStorage,
+    Outcome,
+    Result,
+    SettingsError,
+    Skip,
+    SmartTruncate,
+    StorageError,
+    Turn,
+)
+from ctxpipe.edits.projection import digest, unmarked
+from ctxpipe.messages import Message, blocks, cache_marks
+from ctxpipe.session import Session
+from ctxpipe.summarizers import ExtractiveSummarizer, PromptSummarizer, Retry, Summary
+
+LONG = "a long line of output\n" * 200
+MARK = {"cache_control": {"type": "ephemeral"}}
+
+
+class Summaries:
+    """A summariser that counts its calls, and waits in each until *opened* is set."""
+
+    def __init__(self, *, wait: bool = False) -> None:
+        self.calls = 0
+        self.asked = anyio.Event()
+        self.opened = anyio.Event()
+        if not wait:
+            self.opened.set()
+
+    async def __call__(self, messages: Sequence[Message], /) -> Summary:
+        self.calls += 1
+        self.asked.set()
+        await self.opened.wait()
+        return Summary(f"summary {self.calls} of {len(messages)} messages")
+
+
+def small(root: str | os.PathLike[str], summarize: Any = None, **options: Any) -> ContextPipeline:
+    """All four stages and a budget so small that there is much to do."""
+    storage = LocalStorage(root, clock=float)
+    stages = (
+        DirectOffload(storage, min_chars=2000),
+        BatchOffload(storage),
+        Compact(summarize or ExtractiveSummarizer(), storage, clock=float, retry=Retry(max_retries=0)),
+        SmartTruncate(storage, max_tokens=900),
+    )
+    return ContextPipeline(stages, budget=Budget(window=3000, trigger=2400), **options)
+
+
+def compacting(root: str | os.PathLike[str], summarize: Summaries) -> ContextPipeline:
+    """Compaction alone."""
+    return ContextPipeline([Compact(summarize, LocalStorage(root))], budget=Budget(window=3000, trigger=2400))
+
+
+def loop(turns: int, words: int = 60) -> list[Message]:
+    """An agent at work: a call and its result in each turn, every fourth result long."""
+    results = [LONG if i % 4 == 3 else f"line {i} of this result\n" * (words // 5) for i in range(turns)]
+    return conversation(user("go"), *(step(f"t{i}", result=results[i], say=f"step {i}") for i in range(turns)))
+
+
+def bytes_of(messages: Sequence[Message]) -> list[str]:
+    return [json.dumps(message) for message in messages]
+
+
+# Both kinds of caller ---------------------------------------------------------------------------------------------
+
+
+async def test_a_caller_with_the_full_history_gets_what_one_gets_who_adopts_the_context(tmp_path: Path) -> None:
+    history, sent = loop(40), list[list[str]]()
+    session = small(tmp_path).session("s")
+    sent = [bytes_of((await session.run(history[:stop])).messages) for stop in range(1, len(history) + 1, 2)]
+    for path in tmp_path.rglob("*.json"):
+        path.unlink()
+
+    session, adopted = small(tmp_path).session("s"), list[Message]()
+    for number, stop in enumerate(range(1, len(history) + 1, 2)):
+        adopted = (await session.run([*adopted, *history[max(0, stop - 2) : stop]])).messages
+        assert bytes_of(adopted) == sent[number]
+
+
+async def test_each_turn_is_a_byte_prefix_of_the_next_unless_it_says_from_where_on_not(tmp_path: Path) -> None:
+    history, session, before = loop(60), small(tmp_path).session("s"), list[str]()
+    changes = 0
+    for stop in range(1, len(history) + 1, 2):
+        result = await session.run(history[:stop])
+        now, first = bytes_of(result.messages), result.first_changed_index
+        same = len(before) if first is None else min(first, len(before))
+        assert now[:same] == before[:same]
+        changes += first is not None and first < len(before)
+        before = now
+    assert 3 < changes < 30  # something was rewritten, and that in batches
+
+
+async def test_the_context_of_a_history_with_nothing_to_do_is_the_history(tmp_path: Path) -> None:
+    session, history = small(tmp_path).session("s"), chat(9)
+
+    result = await session.run(history)
+
+    assert result.messages == history
+    assert (result.covered, result.notices, result.changed) == (9, (), False)
+    assert all(ours is theirs for ours, theirs in zip(result.messages, history, strict=True))
+
+
+async def test_the_history_is_never_modified(tmp_path: Path) -> None:
+    history = loop(40)
+    before = copy.deepcopy(history)
+    session = small(tmp_path).session("s")
+    for stop in range(1, len(history) + 1, 2):
+        await session.run(history[:stop])
+
+    assert history == before
+
+
+async def test_a_history_that_is_none_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    session, history = small(tmp_path).session("s"), chat(3)
+    await session.run(history)
+
+    for nonsense in (None, "hello", [*history, {"role": "user"}], [{"role": "nobody", "content": "x"}]):
+        with pytest.raises(InvalidHistory):
+            await session.run(cast("Any", nonsense))
+
+    assert (await session.run([*history, assistant("more")])).messages == [*history, assistant("more")]
+
+
+# At the same time -------------------------------------------------------------------------------------------------
+
+
+async def test_messages_appended_while_a_summary_is_written_are_not_lost(tmp_path: Path) -> None:
+    summarize = Summaries(wait=True)
+    session, history = compacting(tmp_path, summarize).session("s"), loop(30)
+
+    async with anyio.create_task_group() as group:
+        results = list[Result]()
+
+        async def turn() -> None:
+            results.append(await session.run(history))
+
+        group.start_soon(turn)
+        with anyio.fail_after(30):
+            await summarize.asked.wait()
+        history += step("appended", result="meanwhile")
+        summarize.opened.set()
+
+    covered = results[0].covered
+    following = await session.run(history)
+    assert covered == len(history) - 2
+    assert following.messages[-2:] == step("appended", result="meanwhile")
+    assert summarize.calls == 1
+
+
+async def test_two_runs_at_once_ask_for_one_summary(tmp_path: Path) -> None:
+    summarize = Summaries(wait=True)
+    session, history = compacting(tmp_path, summarize).session("s"), loop(30)
+    results = list[Result]()
+
+    async with anyio.create_task_group() as group:
+
+        async def turn() -> None:
+            results.append(await session.run(history))
+
+        for _ in range(3):
+            group.start_soon(turn)
+        with anyio.fail_after(30):
+            await summarize.asked.wait()
+        summarize.opened.set()
+
+    assert summarize.calls == 1
+    assert results[0].messages == results[1].messages == results[2].messages
+    assert [result.changed for result in results] == [True, False, False]
+
+
+async def test_a_turn_that_was_cancelled_is_made_up_for_by_the_next(tmp_path: Path) -> None:
+    summarize = Summaries(wait=True)
+    session, history = compacting(tmp_path, summarize).session("s"), loop(30)
+    await session.run(history[:5])
+
+    with anyio.move_on_after(0.05):
+        await session.run(history)
+    summarize.opened.set()
+
+    result = await session.run(history)
+    assert await session.restore_history(LocalStorage(tmp_path)) == history
+    assert not faults(result.messages)
+    assert summarize.calls == 2
+
+
+async def test_a_turn_that_a_stage_has_failed_is_made_up_for_by_the_next(tmp_path: Path) -> None:
+    fails = [False]
+
+    async def failing(turn: Turn) -> Skip:
+        if fails[0]:
+            raise RuntimeError("not today")
+        return Skip(f"{await turn.tokens()} tokens")
+
+    pipeline = small(tmp_path, on_error="raise").use(failing)
+    session, history = pipeline.session("s"), loop(12)
+    for stop in range(1, len(history) + 1, 2):
+        fails[0] = True
+        with pytest.raises(RuntimeError):
+            await session.run(history[:stop])
+        fails[0] = False
+        result = await session.run(history[:stop])
+
+        assert result.reports[-1].reason == f"{await fresh_tokens(pipeline, result)} tokens"
+    assert await session.restore_history(LocalStorage(tmp_path)) == history
+
+
+async def fresh_tokens(pipeline: ContextPipeline, result: Result) -> int:
+    """What the context of *result* counts to, without any memory."""
+    turn = Turn(result.messages, budget=pipeline.budget)
+    return await turn.tokens()
+
+
+async def test_a_thousand_sessions_of_one_pipeline_know_nothing_of_each_other(tmp_path: Path) -> None:
+    pipeline = small(tmp_path)
+    sessions = [pipeline.session(f"s{number}") for number in range(1000)]
+
+    async def turn(number: int, stop: int) -> None:
+        history = [user(f"go {number}"), *loop(4, words=20 + number % 7)[1:stop]]
+        result = await sessions[number].run(history)
+        assert result.messages[0] == user(f"go {number}")
+        assert len(result.messages) == stop
+        assert str(tmp_path / f"s{number}") in json.dumps(result.messages) or stop < 9
+
+    for stop in (3, 5, 9):
+        async with anyio.create_task_group() as group:
+            for number in range(1000):
+                group.start_soon(turn, number, stop)
+    assert all(pipeline.session(f"s{number}") is session for number, session in enumerate(sessions))
+
+
+def test_an_idle_session_of_200_messages_takes_at_most_64_kilobytes_beyond_them(tmp_path: Path) -> None:
+    """With a quarter of its results in files: what the context holds of its own is counted."""
+    many = [copy.deepcopy(loop(100, words=5)[:200]) for _ in range(31)]
+    pipeline = ContextPipeline(small(tmp_path).stages)
+    sessions = [pipeline.session(f"s{number}") for number in range(31)]
+
+    async def played(number: int) -> None:
+        for stop in (*range(1, 200, 2), 200):
+            result = await sessions[number].run(many[number][:stop])
+        assert sum(LONG not in json.dumps(message) for message in result.messages) == 200
+
+    anyio.run(played, 0)  # what the first one loads is of use to all
+    tracemalloc.start()
+    for number in range(1, 31):
+        anyio.run(played, number)
+    gc.collect()
+    taken = tracemalloc.get_traced_memory()[0] / 30
+    tracemalloc.stop()
+
+    assert taken <= 64 * 1024, taken
+
+
+# Shortened, branched, repaired ------------------------------------------------------------------------------------
+
+
+async def test_a_branch_is_told_and_shaped_anew_from_there(tmp_path: Path) -> None:
+    session, history = small(tmp_path).session("s"), chat(9)
+    await session.run(history)
+
+    result = await session.run([*history[:4], user("another way")])
+
+    assert result.notices == ("the history differs from the known one; message 4 and those behind it are new",)
+    assert result.messages == [*history[:4], user("another way")]
+
+
+async def test_a_history_cut_into_its_summary_begins_anew(tmp_path: Path) -> None:
+    session, history = small(tmp_path).session("s"), loop(30)
+    await session.run(history)
+
+    result = await session.run(history[:6])
+
+    assert result.notices
+    assert await session.restore_history(LocalStorage(tmp_path)) == history[:6]
+
+
+async def test_a_broken_history_is_mended_once_and_stays_mended(tmp_path: Path) -> None:
+    session = small(tmp_path).session("s")
+    history = conversation(user("go"), assistant(tool_use("lost")), user("hello?"))
+
+    first = await session.run(history)
+    second = await session.run([*history, assistant("yes")])
+
+    assert first.repaired
+    assert not second.repaired
+    assert second.messages[: len(first.messages)] == first.messages
+    assert await session.restore_history(LocalStorage(tmp_path)) == [*history, assistant("yes")]
+
+
+async def test_results_appended_in_place_reach_the_context(tmp_path: Path) -> None:
+    session = small(tmp_path).session("s")
+    history = conversation(user("go"), assistant(tool_use("a"), tool_use("b")), user(tool_result("a", LONG)))
+    await session.run(history)
+
+    cast("list[Any]", history[-1]["content"]).append(tool_result("b", LONG + "b"))
+    result = await session.run(history)
+
+    assert len(blocks(result.messages[-1])) == 2
+    assert LONG not in json.dumps(result.messages)
+    assert not result.notices
+    assert await session.restore_history(LocalStorage(tmp_path)) == history
+
+
+# Hysteresis -------------------------------------------------------------------------------------------------------
+
+
+def near_the_ratio(number: int) -> list[Message]:
+    """A fifth of the characters may be offloaded, give or take."""
+    old = [*step("old", result="o" * 1900), assistant("seen"), user("on")]
+    return conversation(user("go"), old, assistant("a" * (7600 + (-1) ** number * 90)), user("now?"))
+
+
+def near_the_trigger(number: int) -> list[Message]:
+    """The context reaches the trigger, give or take; no result is long enough to be offloaded."""
+    steps = (step(f"t{i}", result=f"{i} " * 40) for i in range(17))
+    return conversation(user("go"), *steps, assistant("and"), user("word " * (175 + (-1) ** number * 22)))
+
+
+@pytest.mark.parametrize("summaries", [True, False], ids=["compaction", "truncation"])
+async def test_a_size_that_bobs_around_the_trigger_is_rewritten_once(summaries: bool, tmp_path: Path) -> None:
+    async def none(messages: Sequence[Message], /) -> Summary:
+        raise RuntimeError("no model today")
+
+    session = small(tmp_path, Summaries() if summaries else none).session("s")
+    rewrites = [await rewritten_from(session, near_the_trigger(number)) for number in range(20)]
+
+    sizes = [ContextPipeline().counter.total(near_the_trigger(number)) * 3 // 2 for number in (0, 1)]
+    assert sizes[1] < 2400 <= sizes[0] < 1.02 * 2400 < 1.04 * sizes[1]
+    assert len([first for first in rewrites if first is not None and first < 36]) == 1
+
+
+async def test_a_size_that_bobs_around_the_ratio_is_rewritten_once(tmp_path: Path) -> None:
+    session = ContextPipeline([BatchOffload(LocalStorage(tmp_path))]).session("s")
+    rewrites = [await rewritten_from(session, near_the_ratio(number)) for number in range(1, 21)]
+
+    assert [first for first in rewrites if first is not None] == [2]
+
+
+async def test_bills_that_bob_around_the_trigger_lead_to_one_rewrite(tmp_path: Path) -> None:
+    session, rewrites = small(tmp_path, Summaries()).session("s"), 0
+    history = near_the_trigger(1)
+    for number in range(20):
+        result = await session.run(history)
+        rewrites += any(isinstance(report.detail, Compacted) for report in result.reports)
+        billed = 2400 + (-1) ** number * 24 if not rewrites else 700 + (-1) ** number * 7
+        session.observe({"input_tokens": billed}, model="m")
+    assert rewrites == 1
+
+
+async def rewritten_from(session: Session, history: list[Message]) -> int | None:
+    return (await session.run(history)).first_changed_index
+
+
+# Compacting by hand -----------------------------------------------------------------------------------------------
+
+
+async def test_compacting_by_hand_summarises_whatever_the_budget_says(tmp_path: Path) -> None:
+    summarize = Summaries()
+    session, history = small(tmp_path, summarize).session("s"), loop(6)
+    await session.run(history)
+
+    result = await session.compact()
+
+    assert [report.stage for report in result.reports] == ["Compact"]
+    assert isinstance(result.reports[0].detail, Compacted)
+    assert (await session.run([*history, *step("on")])).messages == [*result.messages, *step("on")]
+    assert await session.restore_history(LocalStorage(tmp_path)) == [*history, *step("on")]
+
+
+async def test_the_focus_reaches_the_summariser(tmp_path: Path) -> None:
+    prompts = list[str]()
+
+    async def ask(prompt: str, _model: str) -> str:
+        prompts.append(prompt)
+        return "a summary"
+
+    session = small(tmp_path, PromptSummarizer(ask)).session("s")
+
+    await session.compact(loop(6), focus="the failing test in parser.py")
+
+    assert "the failing test in parser.py" in prompts[0]
+    assert "summary" in json.dumps((await session.run(loop(6))).messages[0])
+
+
+async def test_while_calls_wait_for_their_results_compacting_says_so(tmp_path: Path) -> None:
+    session = small(tmp_path, Summaries()).session("s")
+    history = [*loop(3), assistant(tool_use("waiting"))]
+
+    result = await session.compact(history)
+
+    assert result.messages[-1] == history[-1]
+    assert (result.reports[0].outcome, "postponed" in result.reports[0].reason) == (Outcome.SKIPPED, True)
+
+
+async def test_system_and_tools_of_the_last_turn_are_counted_when_compacting_by_hand(tmp_path: Path) -> None:
+    seen = list[int]()
+
+    def look(turn: Turn, _: Change) -> bool:
+        seen.append(turn.overhead)
+        return False
+
+    session = small(tmp_path, Summaries(), veto=look).session("s")
+    await session.run(loop(6), system="Be brief. " * 50)
+
+    await session.compact()
+
+    assert seen[-1] > 50
+
+
+async def test_compacting_without_a_stage_for_it_is_an_error() -> None:
+    session = ContextPipeline().session("s")
+
+    with pytest.raises(SettingsError, match="no Compact stage"):
+        await session.compact(chat(3))
+
+
+async def test_compacting_what_was_never_handed_in_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="nothing to compact yet"):
+        await small(tmp_path).session("s").compact()
+
+
+# What else a session knows ----------------------------------------------------------------------------------------
+
+
+async def test_the_cache_is_cold_once_it_has_lapsed(tmp_path: Path) -> None:
+    now, cold = [0.0], list[bool]()
+
+    async def look(turn: Turn) -> None:
+        cold.append(turn.cold)
+
+    session = ContextPipeline([look]).session("s", clock=lambda: now[0], cache_seconds=300)
+    await session.run(chat(1))
+    session.observe({"input_tokens": 5, "cache_read_input_tokens": 100})
+    for seconds in (299, 301):
+        now[0] = seconds
+        await session.run(chat(1))
+    session.observe({"input_tokens": 105, "cache_read_input_tokens": 0})
+    await session.run(chat(1))
+
+    assert cold == [False, False, True, False]
+
+
+async def test_force_opens_the_gates(tmp_path: Path) -> None:
+    session, history = small(tmp_path, Summaries()).session("s"), loop(3)
+    await session.run(history)
+
+    result = await session.run(history, force=True)
+
+    assert {type(report.detail) for report in result.reports if report.outcome is Outcome.CHANGED} >= {Compacted}
+
+
+async def test_the_pipeline_hands_out_one_session_as_long_as_it_is_in_use() -> None:
+    pipeline = ContextPipeline()
+    session = pipeline.session("s")
+    assert pipeline.session("s") is session
+
+    await session.run(chat(3))
+    del session
+    gc.collect()
+
+    assert (await pipeline.session("s").run(chat(1))).notices == ()
+
+
+async def test_a_session_is_its_own_context_manager() -> None:
+    async with ContextPipeline().session("s") as session:
+        assert (await session.run(chat(3))).messages == chat(3)
+
+
+async def test_restoring_needs_a_storage(tmp_path: Path) -> None:
+    session = ContextPipeline().session("s")
+    await session.run(chat(3))
+
+    with pytest.raises(SettingsError, match="needs the storage"):
+        await session.restore_history()
+    assert await session.restore_history(LocalStorage(tmp_path)) == chat(3)
+
+
+async def test_restoring_before_anything_is_known_is_an_error(tmp_path: Path) -> None:
+    session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
+
+    with pytest.raises(StorageError, match="run the session first"):
+        await session.restore_history()
+
+
+# Any caller -------------------------------------------------------------------------------------------------------
+
+
+def marked(message: Message, *, in_place: bool) -> Message:
+    """*message* with a mark at its last block."""
+    content = message["content"]
+    held: list[Any] = [text(content)] if isinstance(content, str) else list(content)
+    if in_place and not isinstance(content, str):
+        cast("dict[str, Any]", held[-1]).update(MARK)
+        return message
+    return cast("Message", {**message, "content": [*held[:-1], {**held[-1], **MARK}]})
+
+
+def with_marks_moved(history: list[Message], number: int, *, in_place: bool) -> list[Message]:
+    """*history* marked at its end and at one other place, and nowhere else, as a caller does it for each request."""
+    if in_place:
+        for message in history:
+            for block in blocks(message):
+                cast("dict[str, Any]", block).pop("cache_control", None)
+    else:
+        history = [unmarked(message) for message in history]
+    for index in {len(history) - 1, number % len(history)}:
+        history[index] = marked(history[index], in_place=in_place)
+    return history
+
+
+def edited(history: list[Message], number: int) -> list[Message]:
+    """*history*, whose first request was exchanged in place."""
+    cast("dict[str, Any]", history[0])["content"] = f"go, edited {number}"
+    return history
+
+
+def cut(history: list[Message], number: int) -> list[Message]:
+    """The beginning of *history*, which ends with no call."""
+    stop = number % (len(history) + 1)
+    while stop and any(cast("Any", block)["type"] == "tool_use" for block in blocks(history[stop - 1])):
+        stop -= 1
+    return history[:stop] or [user("anew")]
+
+
+ACT: dict[str, Callable[[list[Message], int], list[Message]]] = {
+    "grow": lambda history, number: [*history, *step(f"g{number}", result=f"{number} words " * (number % 60))],
+    "long": lambda history, number: [*history, *step(f"l{number}", result=f"{number} " + LONG)],
+    "cut": cut,
+    "branch": lambda history, number: [*cut(history, number), user(f"another way {number}")],
+    "rebuild": lambda history, _: json.loads(json.dumps(history)),
+    "mark": lambda history, number: with_marks_moved(history, number, in_place=False),
+    "mark in place": lambda history, number: with_marks_moved(history, number, in_place=True),
+    "edit": edited,
+}
+ACTIONS = st.lists(st.tuples(st.sampled_from(["grow", "grow", *ACT]), st.integers(0, 999)), min_size=1, max_size=14)
+
+
+@pytest.mark.parametrize("adopts", [False, True], ids=["full history", "adopting"])
+@settings(max_examples=settings().max_examples // 5)  # each writes some files, and starts some sessions
+@given(ACTIONS)
+async def test_whatever_a_caller_does_the_context_is_sound_and_another_process_would_send_the_same(
+    adopts: bool, actions: list[tuple[str, int]]
+) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        storage = LocalStorage(root, clock=float)
+        session = small(root).session("s", journal=storage, verify=True)
+        history = [user("go")]
+        for number, (action, choice) in enumerate(actions):
+            history = ACT[action](history, choice + 1000 * number)
+            before = copy.deepcopy(history)
+
+            result = await session.run(history)
+
+            assert history == before
+            assert not faults(result.messages)
+            check_marks(session, history, result.messages)
+            again = small(root).session("s", journal=storage, verify=True)
+            resumed = await again.run(copy.deepcopy(history))
+            assert bytes_of(resumed.messages) == bytes_of(result.messages)
+            if not adopts:
+                back = await again.restore_history()
+                assert list(map(digest, back)) == list(map(digest, history))
+            history = list(result.messages) if adopts else history
+
+
+def check_marks(session: Session, history: list[Message], context: list[Message]) -> None:
+    """The marks of *context* are those of *history*, where there is still a message for them."""
+    assert sum(sum(1 for _ in cache_marks(message)) for message in context) <= 4
+    match = session._projection.match
+    for index, message in enumerate(history):
+        place = match.place(index)
+        if place is not None:
+            assert list(cache_marks(context[place])) == list(cache_marks(message))
+
+
+# Killed -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_session_killed_at_any_await_goes_on_with_nothing_lost_and_no_summary_asked_for_again(tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("killed_session.py")), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    *killed, unharmed = map(json.loads, ran.stdout.splitlines())
+
+    assert len(killed) == unharmed["points"] > 100
+    assert {found["journalled"] for found in killed} == {0, 1}  # killed before and after
+    for found in killed:
+        assert (found["faults"], found["whole"]) == ([], True)
+        assert found["asked again"] == unharmed["asked"] - found["journalled"]
+        assert found["context"] == unharmed["context"] or not found["journalled"]
