@@ -38,6 +38,8 @@ class ContextPipeline:
     rewritten.
 
     With *prices* (``prices_of("claude-opus-5")``) each report says what a change burns and saves in dollars.
+
+    Raises SettingsError for a setting that makes no sense.
     """
 
     def __init__(
@@ -72,6 +74,11 @@ class ContextPipeline:
     def budget(self) -> Budget:
         """When the context is too long, and what to bring it down to."""
         return self._runner.budget
+
+    @property
+    def max_sessions(self) -> int:
+        """How many sessions are remembered at most."""
+        return self._max_sessions
 
     @property
     def counter(self) -> TokenCounter:

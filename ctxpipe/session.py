@@ -65,6 +65,7 @@ class Session:
         self.session_id = session_id
         self._runner = runner
         self._record = runner.new_record()
+        self._verify = verify
         self._projection = Projection(verify=verify)
         self._undos: list[Undo] = []
         self._undos_are_whole = True
@@ -88,6 +89,19 @@ class Session:
     def journal(self) -> JournalStorage | None:
         """Where the session writes down what it knows, None when it does not."""
         return self._journal.storage if self._journal else None
+
+    def sibling(self) -> Session:
+        """Another conversation under the same id and into the same files, which knows nothing of this one.
+
+        For the side questions and sub-agents of a loop. It keeps no journal.
+        """
+        return Session(
+            self._runner,
+            self.session_id,
+            verify=self._verify,
+            cache_seconds=self._cache_seconds,
+            clock=self._clock,
+        )
 
     # The turn -----------------------------------------------------------------------------------------------------
 
@@ -169,12 +183,13 @@ class Session:
 
     # Reading the bill ---------------------------------------------------------------------------------------------
 
-    def observe(self, usage: object, *, model: str | None = None) -> None:
-        """Learn from a reply's *usage* (an SDK object or a mapping): the real token count, and the cache's state."""
-        self._observe(usage, self._projection.context, model)
+    def observe(self, usage: object, sent: Sequence[Message] | None = None, *, model: str | None = None) -> None:
+        """Learn from a reply's *usage* (an SDK object or a mapping): the real token count, and the cache's state.
 
-    def _observe(self, usage: object, sent: Sequence[Message], model: str | None) -> None:
-        self._record.ledger.observe(usage, sent, overhead=self._record.overhead[2], model=model)
+        *sent* are the messages that it bills, by default the context of the last run.
+        """
+        billed = self._projection.context if sent is None else sent
+        self._record.ledger.observe(usage, billed, overhead=self._record.overhead[2], model=model)
         cached = (field(usage, "cache_read_input_tokens") or 0) + (field(usage, "cache_creation_input_tokens") or 0)
         self._cached_at = self._clock() if cached else None
 
@@ -197,9 +212,9 @@ class Session:
 
         reply, sent = await self._answered(send, client, messages, request)
         if request.get("stream"):
-            observe_stream(reply, lambda begun: self._observe(begun.usage, sent.messages, begun.model))
+            observe_stream(reply, lambda begun: self.observe(begun.usage, sent.messages, model=begun.model))
         else:
-            self._observe(reply.usage, sent.messages, reply.model)
+            self.observe(reply.usage, sent.messages, model=reply.model)
         return cast("Reply", reply)
 
     @asynccontextmanager
@@ -219,7 +234,7 @@ class Session:
             finally:
                 with suppress(AssertionError):  # so the SDK says that nothing of the stream was read
                     begun = stream.current_message_snapshot
-                    self._observe(begun.usage, sent.messages, begun.model)
+                    self.observe(begun.usage, sent.messages, model=begun.model)
 
     async def _answered(
         self,
@@ -352,8 +367,8 @@ def observe_stream(stream: AsyncStream[Any], tell: Callable[[Any], None]) -> Non
 
     async def observed(events: AsyncIterator[Any]) -> AsyncIterator[Any]:
         async for event in events:
-            if event.type == "message_start":
-                tell(event.message)
+            if field(event, "type") == "message_start":
+                tell(field(event, "message"))
             yield event
 
     vars(stream)["_iterator"] = observed(stream._iterator)  # noqa: SLF001  it offers no hook of its own

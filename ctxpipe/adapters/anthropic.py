@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..edits.breakpoints import with_breakpoints
-from ..edits.thinking import BINDING_BETA
+from ..edits.projection import digest
+from ..edits.thinking import drop_block
 from ..errors import SettingsError
 from ..messages import MAX_CACHE_MARKS, kind
+from ..messages import field as read
 from ..pipeline import ContextPipeline
 from ..session import BETA, Session, observe_stream
 from ..summarizers.protocol import says_too_long
@@ -32,13 +37,16 @@ logger = logging.getLogger("ctxpipe")
 
 PATH = "/v1/messages"  # and nothing below it: counting tokens and batches are left alone
 RAW = "X-Stainless-Raw-Response"  # the SDK's mark on a request whose caller wants more than the parsed reply
-MAX_SESSIONS = 10_000
+MAX_OTHERS = 8  # conversations under one name, beside the first
+
+SessionId: TypeAlias = str | Callable[[Mapping[str, Any]], str]
+"""The name of the conversation, or what finds it in the body of a request."""
 
 
 def ctxpipe_middleware(
     pipeline: ContextPipeline,
     *,
-    session_id: str | Callable[[Mapping[str, Any]], str],
+    session_id: SessionId,
     journal: JournalStorage | None = None,
     cache_breakpoints: int = 0,
     threads: Literal["decline", "pass"] = "decline",
@@ -46,129 +54,179 @@ def ctxpipe_middleware(
     """A middleware for ``anthropic.AsyncAnthropic`` that sends the context instead of the history.
 
     It rewrites ``messages`` of every ``messages`` call, plain, streamed or by the tool runner, feeds the reply's usage
-    back, and after "prompt is too long" asks once more with a context shortened by force. *session_id* names the
-    conversation, or finds its name in the request's body. *cache_breakpoints* places so many cache breakpoints, of
-    those that the request leaves free, where they pay. Where nothing is to do, the request goes out as it came; an
-    error of ours is logged and the original request is sent.
+    back, and after "prompt is too long" asks once more with a context shortened by force. *cache_breakpoints* places
+    so many cache breakpoints, of those that the request leaves free, where they pay. Where nothing is to do, the
+    request goes out as it came; an error of ours is logged and the original request is sent.
+
+    *session_id* names the conversation, or finds its name in the request's body. Under one name, conversations are told
+    apart by their first message, so that side questions and sub-agents on the same client do not disturb each other;
+    *journal* follows the one that came first. What the stages themselves ask a model for, such as a summary, passes
+    untouched.
 
     A context can only be shaped where the client sends it. The SDK's tool runner leaves the history with the server
     where it can ("message threads") and sends the new messages only; with ``threads="decline"`` such a request is
     answered with the API's own "cannot be threaded", upon which the runner sends the whole history, now and later.
     With "pass" requests of a thread go out untouched.
 
-    Raises SettingsError when *cache_breakpoints* is not 0 … 4.
+    Raises SettingsError when an argument makes no sense, or the installed SDK knows no middleware.
     """
+    _ensure_sdk_knows_middleware()
+    if not isinstance(session_id, str) and not callable(session_id):
+        raise SettingsError(f"session_id is {session_id!r}; give a name, or a function that finds it in a request")
     if not 0 <= cache_breakpoints <= MAX_CACHE_MARKS:
         raise SettingsError(f"cache_breakpoints is {cache_breakpoints}; give 0 to {MAX_CACHE_MARKS}")
-    adapter = _Adapter(pipeline, session_id, journal, cache_breakpoints, threads)
-    return adapter.handle
+    if threads not in ("decline", "pass"):
+        raise SettingsError(f"threads is {threads!r}, not 'decline' or 'pass'")
+    return _Middleware(_Sessions(pipeline, session_id, journal), cache_breakpoints, threads)
 
 
-class _Adapter:
-    def __init__(
-        self,
-        pipeline: ContextPipeline,
-        session_id: str | Callable[[Mapping[str, Any]], str],
-        journal: JournalStorage | None,
-        cache_breakpoints: int,
-        threads: Literal["decline", "pass"],
-    ) -> None:
-        self._pipeline = pipeline
-        self._session_id = session_id
-        self._journal = journal
-        self._cache_breakpoints = cache_breakpoints
-        self._threads = threads
-        self._sessions: OrderedDict[str, Session] = OrderedDict()  # the pipeline itself holds them weakly
-        self._client_betas = ""  # what the client sends of itself; only a response shows it
+@dataclass(frozen=True, slots=True)
+class _Middleware:
+    sessions: _Sessions
+    cache_breakpoints: int
+    threads: Literal["decline", "pass"]
 
-    async def handle(self, request: APIRequest, call_next: AsyncCallNext) -> AsyncAPIResponse[Any]:
-        body = request.json
-        if not isinstance(body, Mapping) or not _is_a_turn(request, body):
+    @property
+    def __name__(self) -> str:
+        """What the SDK calls it when it complains: the synchronous client takes no middleware that awaits."""
+        return ctxpipe_middleware.__name__
+
+    async def __call__(self, request: APIRequest, call_next: AsyncCallNext) -> AsyncAPIResponse[Any]:
+        body: Any = request.json
+        if _asked_by_a_stage.get() or not _is_a_turn(request, body):
             return await call_next(request)
         if body.get("thread"):
-            if self._threads == "decline":
+            if self.threads == "decline":
                 raise _cannot_be_threaded(request)
             return await call_next(request)
         try:
-            session = self._session(body)
-            context = await session.run(list(body["messages"]), **self._arguments(request, body))
-            sent = self._rewritten(request, body, context)
+            session = self.sessions.of(body)
+            with _asking_for_a_stage():
+                context = await session.run(list(body["messages"]), **_arguments(body))
+            sent = self._rewritten(request, call_next, context)
         except Exception:
-            logger.exception("the context could not be shaped; the original request is sent")
+            logger.warning("the context could not be shaped; the original request is sent", exc_info=True)
             return await call_next(request)
         response = await call_next(sent)
-        if response.status_code in (400, 413):
-            shorter = await self._recovered(session, request, body, context, response)
-            response = response if shorter is None else await call_next(shorter)
-        self._look_at_betas(request, response)
-        await _observe(session, request, response)
+        if getattr(response, "status_code", None) in (400, 413):
+            shorter = await _shorter(session, body, context, response)
+            if shorter is not None:
+                context, sent = shorter, self._rewritten(request, call_next, shorter)
+                response = await call_next(sent)
+        await _observe(session, context, request, response)
         return response
 
-    def _session(self, body: Mapping[str, Any]) -> Session:
-        name = self._session_id if isinstance(self._session_id, str) else self._session_id(body)
-        session = self._sessions.pop(name, None) or self._pipeline.session(name, journal=self._journal)
-        self._sessions[name] = session
-        if len(self._sessions) > MAX_SESSIONS:
-            self._sessions.popitem(last=False)
-        return session
-
-    def _arguments(self, request: APIRequest, body: Mapping[str, Any]) -> dict[str, Any]:
-        headers = dict(request.headers)
-        if self._client_betas and not any(name.lower() == BETA for name in headers):
-            headers[BETA] = self._client_betas  # what is added to it must not replace it
-        options = {"model": body.get("model"), "thinking": body.get("thinking"), "extra_headers": headers}
-        return {"system": body.get("system"), "tools": body.get("tools"), "request": options}
-
-    def _rewritten(self, request: APIRequest, body: Mapping[str, Any], context: Result) -> APIRequest:
+    def _rewritten(self, request: APIRequest, call_next: AsyncCallNext, context: Result) -> APIRequest:
         """*request* with the context; the very same object where that says the same."""
+        body: Any = request.json
         changed = {**body, "messages": context.messages} if context.messages != body["messages"] else dict(body)
-        if self._cache_breakpoints:
-            changed = with_breakpoints(changed, self._cache_breakpoints)
-        extra: Any = context.request_options.get("extra_body") or {}
-        changed |= extra
+        if self.cache_breakpoints:
+            changed = with_breakpoints(changed, self.cache_breakpoints)
+        options: dict[str, Any] = {}
+        if context.request_options:
+            options = drop_block({"thinking": body.get("thinking"), "extra_headers": _headers(request, call_next)})
+            changed |= options.get("extra_body", {})
         if changed == body:
             return request
-        headers: Any = context.request_options.get("extra_headers")
-        return request.copy(body=changed, headers=headers) if headers else request.copy(body=changed)
-
-    async def _recovered(
-        self,
-        session: Session,
-        request: APIRequest,
-        body: Mapping[str, Any],
-        sent: Result,
-        response: AsyncAPIResponse[Any],
-    ) -> APIRequest | None:
-        """A shorter request when the prompt was too long; None when that was not it, or nothing can go."""
-        refusal = (await response.http_response.aread()).decode("utf-8", "replace")
-        if not says_too_long(response.status_code, refusal):
-            return None
-        try:
-            arguments = self._arguments(request, body)
-            shorter = await session.recover(refusal, list(body["messages"]), sent, **arguments)
-            return None if shorter is None else self._rewritten(request, body, shorter)
-        except Exception:
-            logger.exception("the context could not be shortened; the API's answer stands")
-            return None
-
-    def _look_at_betas(self, request: APIRequest, response: AsyncAPIResponse[Any]) -> None:
-        if not any(name.lower() == BETA for name in request.headers):
-            betas = response.http_response.request.headers.get(BETA, "").split(",")
-            self._client_betas = ",".join(name for name in betas if name.strip() != BINDING_BETA)
+        return request.copy(body=changed, headers=options.get("extra_headers", request.headers))
 
 
-def _is_a_turn(request: APIRequest, body: Mapping[str, Any]) -> bool:
+# Conversations ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Conversations:
+    """Those under one name: the *first*, whose session is the name's own, and others, which know nothing of it."""
+
+    first: bytes
+    session: Session
+    others: OrderedDict[bytes, Session] = field(default_factory=OrderedDict)
+
+    def of(self, beginning: bytes) -> Session:
+        if beginning == self.first:
+            return self.session
+        session = self.others.pop(beginning, None) or self.session.sibling()
+        _keep(self.others, beginning, session, MAX_OTHERS)
+        return session
+
+
+@dataclass(frozen=True, slots=True)
+class _Sessions:
+    """The session of each conversation; the pipeline itself holds them weakly."""
+
+    pipeline: ContextPipeline
+    session_id: SessionId
+    journal: JournalStorage | None
+    _named: OrderedDict[str, _Conversations] = field(default_factory=OrderedDict)
+
+    def of(self, body: Mapping[str, Any]) -> Session:
+        name = self.session_id if isinstance(self.session_id, str) else self.session_id(body)
+        beginning = digest(body["messages"][0])
+        conversations = self._named.pop(name, None)
+        if conversations is None:
+            conversations = _Conversations(beginning, self.pipeline.session(name, journal=self.journal))
+        _keep(self._named, name, conversations, self.pipeline.max_sessions)
+        return conversations.of(beginning)
+
+
+def _keep(kept: OrderedDict[Any, Any], key: object, value: object, most: int) -> None:
+    """Hold *value*, the newest of at most *most*."""
+    kept[key] = value
+    if len(kept) > most:
+        kept.popitem(last=False)
+
+
+_asked_by_a_stage: ContextVar[bool] = ContextVar("ctxpipe_asked_by_a_stage", default=False)
+
+
+@contextmanager
+def _asking_for_a_stage() -> Iterator[None]:
+    """Whatever is asked of a model meanwhile is asked by a stage: its session would wait for itself."""
+    token = _asked_by_a_stage.set(True)
+    try:
+        yield
+    finally:
+        _asked_by_a_stage.reset(token)
+
+
+# Requests -----------------------------------------------------------------------------------------------------------
+
+
+def _is_a_turn(request: APIRequest, body: Any) -> bool:
     """Whether *request* asks for the next message of a conversation that the client holds.
 
     Where the server compacts the history itself, the summary is its own, signed, and not ours to touch.
     """
-    if request.method.upper() != "POST" or request.url.split("?")[0] != PATH:
+    if request.method.upper() != "POST" or request.url.split("?")[0] != PATH or not isinstance(body, Mapping):
         return False
     messages = body.get("messages")
-    if not isinstance(messages, list) or body.get("compaction"):
+    if not isinstance(messages, list) or not messages or body.get("compaction"):
         return False
-    content = messages[0].get("content") if messages and isinstance(messages[0], Mapping) else None
+    content = read(messages[0], "content")
     return not isinstance(content, list) or not any(kind(block) == "compaction" for block in content)
+
+
+def _arguments(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a session is to know of a request beside its messages."""
+    return {name: body.get(name) for name in ("system", "tools")} | {"request": {"thinking": body.get("thinking")}}
+
+
+def _headers(request: APIRequest, call_next: AsyncCallNext) -> dict[str, Any]:
+    """The request's headers, and the client's own betas: what is added to these must not replace them."""
+    headers = {name: value for name, value in request.headers.items() if name.lower() != BETA}
+    own = [value for name, value in request.headers.items() if name.lower() == BETA]
+    betas = own[0] if own else getattr(_client_behind(call_next), "default_headers", {}).get(BETA)
+    return {**headers, BETA: betas} if isinstance(betas, str) else headers
+
+
+def _client_behind(call_next: Any) -> object:
+    """The client that sends in the end; None where the SDK is built otherwise. It shows a middleware no other way."""
+    while (code := getattr(call_next, "__code__", None)) is not None:
+        held = dict(zip(code.co_freevars, call_next.__closure__ or (), strict=True))
+        if "self" in held:
+            return held["self"].cell_contents
+        call_next = held["call_next"].cell_contents if "call_next" in held else None
+    return None
 
 
 def _cannot_be_threaded(request: APIRequest) -> Exception:
@@ -187,15 +245,56 @@ def _cannot_be_threaded(request: APIRequest) -> Exception:
     return BadRequestError(text, response=answer, body={"type": "error", "error": error})
 
 
-async def _observe(session: Session, request: APIRequest, response: AsyncAPIResponse[Any]) -> None:
-    """Feed the reply's usage back; a stream tells it as it is read. Whoever reads the raw body is left alone."""
-    if not 200 <= response.status_code < 300 or request.headers.get(RAW) == "stream":
-        return
+def _ensure_sdk_knows_middleware() -> None:
+    import anthropic
+
+    if not hasattr(anthropic, "APIRequest"):
+        raise SettingsError(
+            f"anthropic {anthropic.__version__} knows no client middleware: install 'anthropic>=2.11', or have the "
+            "session call the model: pipeline.session(...).create(client, ...)"
+        )
+
+
+# Responses ----------------------------------------------------------------------------------------------------------
+
+
+async def _shorter(
+    session: Session, body: Mapping[str, Any], sent: Result, response: AsyncAPIResponse[Any]
+) -> Result | None:
+    """A shorter context than *sent* when the prompt was too long; None when that was not it, or nothing can go."""
+    raw: Any = getattr(response, "http_response", response)  # the caller may have asked for the bare response
+    refusal = (await raw.aread()).decode("utf-8", "replace")
+    if not says_too_long(raw.status_code, refusal):
+        return None
     try:
-        parsed = await response.parse()  # kept by the response, so the caller's own parse costs nothing more
-        if request.stream:
-            observe_stream(parsed, lambda begun: session.observe(begun.usage, model=begun.model))
-        else:
-            session.observe(parsed.usage, model=parsed.model)
+        with _asking_for_a_stage():
+            return await session.recover(refusal, list(body["messages"]), sent, **_arguments(body))
     except Exception:
-        logger.exception("the usage of a reply could not be read; the reply is passed on")
+        logger.warning("the context could not be shortened; the API's answer stands", exc_info=True)
+        return None
+
+
+async def _observe(session: Session, sent: Result, request: APIRequest, response: AsyncAPIResponse[Any]) -> None:
+    """Feed the reply's usage back; a stream tells it as it is read. Whoever reads the raw body is left alone."""
+    raw = getattr(response, "http_response", None)  # another middleware may have answered with the reply itself
+    if raw is None or not raw.is_success or request.headers.get(RAW) == "stream":
+        return
+
+    def learn(reply: object) -> None:
+        with _harmless("the usage of a reply could not be read; the reply is passed on"):
+            session.observe(read(reply, "usage"), sent.messages, model=read(reply, "model"))
+
+    with _harmless("a reply could not be read; it is passed on"):
+        if request.stream:
+            observe_stream(await response.parse(), learn)  # kept by the response: the caller gets this very stream
+        else:
+            learn(raw.json())
+
+
+@contextmanager
+def _harmless(consequence: str) -> Iterator[None]:
+    """Log an error of ours, with its *consequence*, instead of raising it."""
+    try:
+        yield
+    except Exception:
+        logger.warning(consequence, exc_info=True)
