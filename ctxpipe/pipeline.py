@@ -137,7 +137,7 @@ class ContextPipeline:
         return await self._runner.plan(messages, session_id, Request(system, tools, {}, force))
 
     def observe(self, usage: object, messages: Sequence[Message], *, session_id: str, model: str | None = None) -> None:
-        """Calibrate the session's estimates with the *usage* that the API reported for *messages*."""
+        """Calibrate the session's estimates with the *usage* (an SDK object or a mapping) reported for *messages*."""
         with self._claimed(session_id) as record:
             record.ledger.observe(usage, messages, overhead=record.overhead[2], model=model)
 

@@ -22,7 +22,10 @@ _PREVIEW = re.compile(r"\nPreview, ([0-9]{1,15}) of ([0-9]{1,15}) characters:\n"
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """How many characters of the *head* and the *tail* stay visible behind the placeholder's first line."""
+    """How many characters of the *head* and the *tail* stay visible behind the placeholder's first line.
+
+    Raises SettingsError for what is no whole number of 0 or more.
+    """
 
     head: int = 400
     tail: int = 200

@@ -30,7 +30,10 @@ WINDOW, TRIGGER = 200_000, 167_000
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Makes the pipeline of one replay: the stages that go by *name*, with the *budget* and the model's *prices*."""
+    """Makes the pipeline of one replay: the stages that go by *name*, with the *budget* and the model's *prices*.
+
+    Raises SettingsError for a name that does not exist.
+    """
 
     name: str
     prices: Prices = field(default_factory=Prices.relative)
@@ -104,7 +107,10 @@ POLICIES: Mapping[str, _Stages] = {
 
 @dataclass(frozen=True, slots=True)
 class BudgetedPolicy:
-    """Makes pipelines that bring a context down to *max_tokens* raw tokens, in the way that goes by *name*."""
+    """Makes pipelines that bring a context down to *max_tokens* raw tokens, in the way that goes by *name*.
+
+    Raises SettingsError for a name that does not exist.
+    """
 
     name: str
     max_tokens: int

@@ -342,6 +342,8 @@ class DirectOffload:
 
     *preview* keeps head and tail visible behind the placeholder. *reference* is the path that the model sees:
     "absolute", "relative" (to the current folder), "storage" (to its root), or a template with {path}, {key}, {name}.
+
+    Raises SettingsError for settings that make no sense.
     """
 
     storage: TextWriter
@@ -445,6 +447,8 @@ class BatchOffload:
     `WRITING_TOOLS`; such an input keeps its keys. What was read back from our files stays for good (A-27); without
     *keep_read_backs* it leaves again once it is old, like any other result. The other settings are those of
     `DirectOffload`.
+
+    Raises SettingsError for settings that make no sense.
     """
 
     storage: TextWriter

@@ -85,6 +85,8 @@ class SmartTruncate:
     last turn stay exactly as they are. *archive* keeps the raw messages that leave or change; without
     *require_archive* a failed archive is no reason to let the context overflow.
 
+    Raises SettingsError for settings that make no sense.
+
     Source: CM-1 to CM-3, ST-1 to ST-22, A-65, R2, R19.
     """
 

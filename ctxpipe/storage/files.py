@@ -26,6 +26,8 @@ class FileText:
 
 @runtime_checkable
 class FileReader(Protocol):
+    """Reads files of the user's project for the model."""
+
     async def read(self, path: str, /, max_bytes: int) -> FileText:
         """The current text of the file that the conversation calls *path*.
 
@@ -64,7 +66,7 @@ class LocalFiles:
     A path is taken relative to the root, or absolute. Its real place, links resolved, must lie in the root; from there
     each component is opened without following links, so that nothing can be swapped in between. Folders, pipes,
     devices, sockets, binary files and files that are not UTF-8 are refused. *deny* refuses further paths: give
-    `is_secret`.
+    `is_secret`. Raises SettingsError for an empty root.
     """
 
     root: str | os.PathLike[str] = "."
@@ -77,6 +79,7 @@ class LocalFiles:
         object.__setattr__(self, "root", os.path.abspath(self.root))
 
     async def read(self, path: str, /, max_bytes: int) -> FileText:
+        """The text of the file at *path*, of at most *max_bytes*. Raises StorageError for whatever is refused."""
         import aiofiles  # here: it takes as long to import as the rest of this package
 
         real: list[str] = []

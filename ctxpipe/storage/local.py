@@ -59,6 +59,9 @@ class LocalStorage:
 
     *taken* says what happens to a text whose key holds other bytes already: with "hash" it goes to the key with a
     hash of its content, with "number" to the key with the next free number, with "overwrite" it replaces them.
+    *clock* tells the time of records and clean-ups, in seconds since 1970.
+
+    Raises SettingsError for an empty root, or another *taken*.
     """
 
     root: str | os.PathLike[str]
@@ -146,7 +149,10 @@ class LocalStorage:
     # Reading --------------------------------------------------------------------------------------------------
 
     async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
-        """A page of the text at *location*: a key, or a path in any form that was handed out."""
+        """*limit* characters (None: all) from *offset* on of the text at *location*: a key, or any path handed out.
+
+        Raises StorageError when no such text lies below the root, SettingsError for a negative number.
+        """
         import aiofiles  # here and below: it takes as long to import as the rest of this package
 
         _check_limits("a page", offset=offset, limit=limit)
@@ -193,7 +199,7 @@ class LocalStorage:
     # Records --------------------------------------------------------------------------------------------------
 
     async def save(self, session_id: str, stem: str, chunks: Iterable[str], /) -> str:
-        """Write the session's next numbered record, synced to disk; return its absolute path."""
+        """Write the session's next numbered record, synced to disk; return its absolute path. Raises StorageError."""
         return await to_thread.run_sync(self._save, safe_name(session_id), safe_name(stem), chunks, limiter=_limiter())
 
     def _save(self, folder: str, stem: str, chunks: Iterable[str]) -> str:
@@ -212,7 +218,7 @@ class LocalStorage:
         return os.path.join(where, name)
 
     async def append(self, session_id: str, name: str, text: str, /) -> str:
-        """Add *text* to the session's record *name*; return its absolute path."""
+        """Add *text* to the session's record *name*; return its absolute path. Raises StorageError."""
         import aiofiles
 
         key = f"{safe_name(session_id)}/{safe_name(name)}"
@@ -232,7 +238,7 @@ class LocalStorage:
         return file
 
     async def records(self, session_id: str, /) -> list[str]:
-        """The absolute paths of the session's records, oldest first."""
+        """The absolute paths of the session's records, oldest first. Raises StorageError."""
         return await to_thread.run_sync(self._records, safe_name(session_id), limiter=_limiter())
 
     def _records(self, folder: str) -> list[str]:

@@ -32,6 +32,8 @@ class Summary:
 
 
 class Summarizer(Protocol):
+    """Writes what a history comes down to: any async callable of this shape."""
+
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
         """Summarise *messages* for whoever carries on; an earlier summary among them is folded in.
 

@@ -40,6 +40,8 @@ class Retry:
     """How often, and how long, a summary is tried for; seconds. Waits grow exponentially, with jitter.
 
     *max_refusals* bounds how often a history is cut in half because the API found it too long.
+
+    Raises SettingsError for a negative number of retries, or no time at all.
     """
 
     max_retries: int = setting(COMPACT_MAX_RETRIES)

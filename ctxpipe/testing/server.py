@@ -81,7 +81,8 @@ class MessagesServer:
     reply from the script. *requests* holds everything that came in.
 
     An error in the script, or a request after its last reply, is answered 500 and raised again when the block ends.
-    Entering it raises MissingExtra when starlette or uvicorn is not installed.
+    Raises SettingsError when *script* is a single text. Entering it raises MissingExtra when starlette or uvicorn is
+    not installed.
     """
 
     script: Script
