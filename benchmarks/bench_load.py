@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -56,6 +56,9 @@ LAG_LIMIT_MS = 50.0
 TICK_SECONDS = 0.005
 WINDOW = 16_000  # tokens: with the results below a session is compacted every thirty turns or so
 HOUR_SECONDS = 3600.0
+SESSIONS_PER_CLIENT = (
+    25  # the SDK's pool looks at all its connections twice per request: with 1,000 it is busy with that
+)
 
 
 # The API, in its own process ------------------------------------------------------------------------------------------
@@ -185,7 +188,7 @@ class Clock:
 class Caller(Protocol):
     """Asks the model for the next message of a history."""
 
-    async def __call__(self, client: anthropic.AsyncAnthropic, history: list[Message], /) -> Any: ...
+    async def __call__(self, history: list[Message], /) -> Any: ...
 
 
 def result_text(source: random.Random) -> str:
@@ -207,24 +210,24 @@ class Load:
     done: int = 0
     memory: list[tuple[int, float]] = field(default_factory=list)
 
-    async def run(self, client: anthropic.AsyncAnthropic, callers: Sequence[Caller]) -> list[list[Message]]:
+    async def run(self, callers: Sequence[Caller]) -> list[list[Message]]:
         """Every agent's history, once all have done their turns."""
         ticker = asyncio.create_task(self.lag.tick())
         teller = asyncio.create_task(self._tell())
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._agent(i, client, caller)) for i, caller in enumerate(callers)]
+                tasks = [group.create_task(self._agent(i, caller)) for i, caller in enumerate(callers)]
         finally:
             ticker.cancel()
             teller.cancel()
         return [task.result() for task in tasks]
 
-    async def _agent(self, number: int, client: anthropic.AsyncAnthropic, caller: Caller) -> list[Message]:
+    async def _agent(self, number: int, caller: Caller) -> list[Message]:
         source = random.Random(number)
         history: list[Message] = [{"role": "user", "content": f"Session {number}: read every module, change none."}]
         await asyncio.sleep(self.latency * number / self.sessions)  # nobody's agents all begin at one moment
         for _ in range(self.turns):
-            reply = await caller(client, history)
+            reply = await caller(history)
             history.append({"role": "assistant", "content": [block.to_dict() for block in reply.content]})
             results: list[Any] = [
                 {"type": "tool_result", "tool_use_id": block.id, "content": result_text(source)}
@@ -247,15 +250,19 @@ class Load:
             await asyncio.sleep(10)
 
 
-async def plain(client: anthropic.AsyncAnthropic, history: list[Message], /) -> Any:
-    """A call without ctxpipe."""
-    return await client.messages.create(model=AGENT, max_tokens=1000, tools=TOOLS, messages=history)
+def plain(client: anthropic.AsyncAnthropic) -> Caller:
+    """Calls of *client* without ctxpipe."""
+
+    async def call(history: list[Message], /) -> Any:
+        return await client.messages.create(model=AGENT, max_tokens=1000, tools=TOOLS, messages=history)
+
+    return call
 
 
-def through(session: Session) -> Caller:
-    """A call through *session*."""
+def through(session: Session, client: anthropic.AsyncAnthropic) -> Caller:
+    """Calls of *client* through *session*."""
 
-    async def call(client: anthropic.AsyncAnthropic, history: list[Message], /) -> Any:
+    async def call(history: list[Message], /) -> Any:
         return await session.create(client, model=AGENT, max_tokens=1000, tools=TOOLS, messages=history)
 
     return call
@@ -323,33 +330,41 @@ async def restored(sessions: Sequence[Session], histories: Sequence[list[Message
     return lost
 
 
-async def measured(arguments: argparse.Namespace, url: str, root: Path) -> tuple[Lag, list[str], list[str]]:
+@contextlib.asynccontextmanager
+async def clients(number: int, url: str) -> AsyncIterator[list[anthropic.AsyncAnthropic]]:
     import anthropic
 
-    connections = arguments.sessions + 10
-    limits = anthropic.DefaultAsyncHttpxClient(limits=_limits(connections), timeout=600)
-    clock, told = Clock(), Told()
+    async with contextlib.AsyncExitStack() as opened:
+        made = [
+            anthropic.AsyncAnthropic(base_url=url, api_key="local", max_retries=0, timeout=600) for _ in range(number)
+        ]
+        yield [await opened.enter_async_context(client) for client in made]
+
+
+async def measured(arguments: argparse.Namespace, url: str, root: Path) -> tuple[Lag, list[str], list[str]]:
+    clock, told, number = Clock(), Told(), arguments.sessions
     modules(root)
-    async with anthropic.AsyncAnthropic(base_url=url, api_key="local", max_retries=0, http_client=limits) as client:
+    async with clients(-(-number // SESSIONS_PER_CLIENT), url) as sdk:
+        of = [sdk[i // SESSIONS_PER_CLIENT] for i in range(number)]
         # What the first call loads and compiles is no lag of a loop at work.
-        await plain(client, [{"role": "user", "content": "Hello."}])
+        await plain(sdk[0])([{"role": "user", "content": "Hello."}])
         gc.collect()
         gc.freeze()  # as servers do once they are up; what comes afterwards is collected as ever
-        print(f"\nwithout ctxpipe: {arguments.sessions:,} sessions x {arguments.baseline_turns} turns")
-        bare = Load(arguments.sessions, arguments.baseline_turns, arguments.latency, Clock(), 0)
-        await bare.run(client, [plain] * arguments.sessions)
+        print(f"\nwithout ctxpipe: {number:,} sessions x {arguments.baseline_turns} turns")
+        bare = Load(number, arguments.baseline_turns, arguments.latency, Clock(), 0)
+        await bare.run([plain(client) for client in of])
         print(f"  lag of the loop: {bare.lag}")
 
-        shaped = pipeline(root, client, clock, told)
+        shaped = pipeline(root, sdk[-1], clock, told)
         await shaped.counter.warm()
         storage = LocalStorage(root / "store")
-        sessions = [shaped.session(f"s{number}", clock=clock) for number in range(arguments.sessions)]
-        print(f"\nwith ctxpipe: {arguments.sessions:,} sessions x {arguments.turns} turns")
-        load = Load(arguments.sessions, arguments.turns, arguments.latency, clock, arguments.step_seconds)
+        sessions = [shaped.session(f"s{i}", clock=clock) for i in range(number)]
+        print(f"\nwith ctxpipe: {number:,} sessions x {arguments.turns} turns")
+        load = Load(number, arguments.turns, arguments.latency, clock, arguments.step_seconds)
         begun, cpu, before = time.perf_counter(), time.process_time(), resident()
-        histories = await load.run(client, [through(session) for session in sessions])
+        histories = await load.run([through(session, client) for session, client in zip(sessions, of, strict=True)])
         seconds, cpu, after = time.perf_counter() - begun, time.process_time() - cpu, resident()
-        print(f"  lag of the loop: {load.lag}; without ctxpipe: {bare.lag}")
+        print(f"  lag of the loop: {load.lag}\n  without ctxpipe: {bare.lag}")
         kept = sum(len(json.dumps(history)) for history in histories) / 2**20
         print(
             f"  {load.done / seconds:.0f} turns a second for {seconds:.0f} s, {cpu / load.done * 1000:.2f} ms CPU each"
@@ -362,12 +377,6 @@ async def measured(arguments: argparse.Namespace, url: str, root: Path) -> tuple
         lost = await restored(sessions, histories, storage)
         print(f"  histories not rebuilt from disk: {len(lost)} of {len(sessions):,} {lost[:3]}")
     return load.lag, lost, told.errors
-
-
-def _limits(connections: int) -> Any:
-    import httpx2
-
-    return httpx2.Limits(max_connections=connections, max_keepalive_connections=connections)
 
 
 def main() -> int:

@@ -632,6 +632,19 @@ async def test_paths_without_room_are_listed_beside_the_archive(storage: LocalSt
     assert Path(evidence.index).parent == Path(detail.archive or "").parent
 
 
+@pytest.mark.parametrize(("form", "begin"), [("storage", "./s/"), ("kept/{key}", "kept/s/"), ("absolute", "/")])
+async def test_the_path_that_the_model_sees_can_be_chosen(storage: LocalStorage, form: str, begin: str) -> None:
+    history = [*LONG, *conversation(*(view(f"v{n}", f"src/m{n}.py", "x") for n in range(300))), assistant("Seen.")]
+    stage = Compact(Writer(), archive=storage, evidence_tokens=100, reference=form)
+
+    context, detail = await compacted(stage, history)
+
+    evidence = parsed_evidence(summary_extras(context[1]))
+    assert all(path.startswith(begin) for path in (*evidence.archives, evidence.index))
+    assert Path(evidence.archives[0]).name == Path(detail.archive or "").name
+    assert Path(detail.archive or "").is_absolute()
+
+
 # Failures -----------------------------------------------------------------------------------------------------------
 
 
@@ -944,6 +957,7 @@ def test_a_summariser_without_a_focus_stays(storage: LocalStorage) -> None:
         {"max_request_chars": -1},
         {"cooldown_seconds": -0.5},
         {"work_dir": ""},
+        {"reference": "somewhere"},
     ],
     ids=repr,
 )

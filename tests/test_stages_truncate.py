@@ -6,11 +6,13 @@ import copy
 import itertools
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from api_rules import faults
 from histories import (
     assistant,
     broken_histories,
@@ -364,6 +366,34 @@ async def test_protected_messages_are_not_rewritten() -> None:
     assert len(answer.messages) < len(history)
 
 
+def mentions(words: str) -> Callable[[Message], bool]:
+    return lambda message: words in str(message["content"])
+
+
+async def test_what_is_pinned_stays_as_it_is_a_call_with_its_result() -> None:
+    middle = conversation(step("kept", result="the measured value"), view("view", "a.py", python_source(4)))
+    history = conversation(long_session()[:13], middle, long_session()[13:])
+    stage = SmartTruncate(max_tokens=0, pin=lambda m: mentions("measured value")(m) or mentions("a.py")(m))
+
+    answer = await stage(turn(history))
+
+    assert isinstance(answer, Change)
+    assert len(answer.messages) < len(history) - 6
+    assert all(any(message is ours for ours in answer.messages) for message in middle)
+    assert faults(answer.messages) == []
+
+
+async def test_a_marker_is_not_put_into_what_is_pinned() -> None:
+    history = chat(30, words=50)
+    stage = SmartTruncate(max_tokens=0, pin=lambda message: message["role"] == "user", marker="[gone]")
+
+    answer = await stage(turn(history))
+
+    assert isinstance(answer, Skip | Change)
+    messages = answer.messages if isinstance(answer, Change) else history
+    assert [m for m in messages if m["role"] == "user"] == [m for m in history if m["role"] == "user"]
+
+
 async def test_in_a_pipeline_that_protects_thinking_nothing_before_it_changes() -> None:
     history = [*long_session(4), assistant(thinking(), "hm"), *long_session(8)[3:]]
     pipeline = ContextPipeline([SmartTruncate()], budget=Budget(4000, 2000), counter=CHARS, thinking="protect")
@@ -464,6 +494,19 @@ async def test_a_second_run_changes_nothing_once_the_limit_was_reached(
             continue
         again = await small_pipeline(stage_of(window, max_tokens)).run(first.messages, session_id="s", force=force)
         assert again.messages is first.messages
+
+
+@given(histories(), st.sets(st.integers(0, 40)), st.sampled_from(["average", "covering"]), st.integers(0, 3000))
+async def test_whatever_is_pinned_stays_byte_for_byte_in_a_sound_context(
+    history: list[Message], chosen: set[int], window: str, max_tokens: int
+) -> None:
+    pinned = [message for index, message in enumerate(history) if index in chosen]
+    stage = replace(stage_of(window, max_tokens), pin=lambda message: any(message is other for other in pinned))
+
+    result = await small_pipeline(stage).run(history, session_id="s")
+
+    assert faults(result.messages, alternate=True) == []
+    assert all(any(message is kept for kept in result.messages) for message in pinned)
 
 
 @given(broken_histories())

@@ -46,6 +46,7 @@ __all__ = [
     "kept_messages",
     "parsed_evidence",
     "partition",
+    "pinned",
     "reminder",
 ]
 
@@ -380,19 +381,27 @@ def kept_messages(rest: Sequence[Message], pin: Callable[[Message], bool]) -> li
 
     It begins with the user and ends with the assistant. A call is kept with its results, and results with their call.
     """
-    chosen = {index for index, message in enumerate(rest) if not _is_ours(message) and pin(message)}
-    for index in sorted(chosen):
-        if any(tool_calls([rest[index]])) and index + 1 < len(rest):
-            chosen.add(index + 1)
-        if any(tool_results([rest[index]])) and index:
-            chosen.add(index - 1)
     kept: list[Message] = []
-    for message in (rest[index] for index in sorted(chosen)):
+    for message in (rest[index] for index in sorted(pinned(rest, pin))):
         role = kept[-1]["role"] if kept else "assistant"
         if message["role"] == role:
             kept.append(_user(_KEPT) if role == "assistant" else _assistant(_SEEN))
         kept.append(message)
     return [*kept, _assistant(_SEEN)] if kept and kept[-1]["role"] == "user" else kept
+
+
+def pinned(messages: Sequence[Message], pin: Callable[[Message], bool]) -> set[int]:
+    """The indices of the messages that *pin* chooses, of the results of their calls, and of the calls of their results.
+
+    What a compaction put there is never pinned.
+    """
+    chosen = {index for index, message in enumerate(messages) if not _is_ours(message) and pin(message)}
+    for index in sorted(chosen):
+        if any(tool_calls([messages[index]])) and index + 1 < len(messages):
+            chosen.add(index + 1)
+        if any(tool_results([messages[index]])) and index:
+            chosen.add(index - 1)
+    return chosen
 
 
 def _is_ours(message: Message) -> bool:

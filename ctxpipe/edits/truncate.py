@@ -151,23 +151,32 @@ class Ground:
     """What may be touched, as indices of the history: the *middle*, and what must *stay* exactly as it is.
 
     Thinking may be taken out of messages in *movable*: in the middle, and in no tool loop that is still open (R8).
+    What is *pinned* stays although it lies in the middle (R4c).
     """
 
     middle: range
     stay: AbstractSet[int]
     movable: range
+    pinned: AbstractSet[int] = frozenset()
 
 
-def ground(messages: Sequence[Message], middle: range, *, protected: int = 0, strict: bool = False) -> Ground:
+def ground(
+    messages: Sequence[Message],
+    middle: range,
+    *,
+    protected: int = 0,
+    strict: bool = False,
+    pinned: AbstractSet[int] = frozenset(),
+) -> Ground:
     """The ground around *middle*, as far as it lies behind the first *protected* messages.
 
-    The first request and the last turn stay as they are; with *strict* so does every message outside the middle,
-    which then is not even merged with.
+    The first request, the last turn and the messages *pinned* stay as they are; with *strict* so does every message
+    outside the middle, which then is not even merged with.
     """
     middle = range(max(middle.start, protected), middle.stop) if middle.stop > protected else range(0)
     ends = {len(split_system(messages)[0]), *range(last_turn(messages), len(messages))}
     stay = frozenset(range(len(messages))) - frozenset(middle) if strict else frozenset(ends)
-    return Ground(middle, stay, range(middle.start, min(middle.stop, open_loop(messages))))
+    return Ground(middle, stay | pinned, range(middle.start, min(middle.stop, open_loop(messages))), pinned)
 
 
 def joined(parts: Sequence[Part]) -> list[Message]:
@@ -250,7 +259,8 @@ def filter_calls(messages: Sequence[Message], ground: Ground, views: Collection[
     parts: list[Part] = []  # from the last to the first: whether a call may go depends on what follows it
     calls, index = 0, len(messages) - 1
     while index >= 0:
-        going = _going(messages, index - 1, viewing) if index - 1 in ground.middle and index in ground.middle else ()
+        free = all(place in ground.middle and place not in ground.pinned for place in (index - 1, index))
+        going = _going(messages, index - 1, viewing) if free else ()
         rest = _rest(messages, index - 1, going)
         before = [Part(index - 2, messages[index - 2])] if index >= 2 else []
         if going and _fits([*before, *rest, *parts[-1:]], ground):
@@ -332,7 +342,7 @@ def delete_centre(
         span = range(units[block.start].span.start, units[block.stop - 1].span.stop)
         holes = [parts[i] for unit in units[block.start : block.stop] if unit.stays for i in unit.span]
         if _fits([parts[span.start - 1], *holes, parts[span.stop]], ground, merging=merging):
-            return _unmoved([*_marked(parts[: span.start], marker), *holes, *parts[span.stop :]])
+            return _unmoved([*_marked(parts[: span.start], marker, ground), *holes, *parts[span.stop :]])
     return parts
 
 
@@ -350,7 +360,8 @@ def _units(parts: Sequence[Part], sizes: Sequence[int], ground: Ground) -> list[
         if stop > end:
             break
         span = range(place, stop)
-        units.append(_Unit(span, sum(sizes[place:stop]), any(has_command(parts[i].message) for i in span)))
+        stays = any(parts[i].index in ground.pinned or has_command(parts[i].message) for i in span)
+        units.append(_Unit(span, sum(sizes[place:stop]), stays))
         place = stop
     return units
 
@@ -386,9 +397,10 @@ def _widened(wanted: range, more: int, units: int) -> Iterator[range]:
             yield range(wanted.start - left, wanted.stop + more - left)
 
 
-def _marked(parts: list[Part], marker: str) -> list[Part]:
-    """*parts* with *marker* behind the last words or results of the user; as they are for ""."""
-    place = next((i for i in range(len(parts) - 1, -1, -1) if parts[i].message["role"] == "user"), None)
+def _marked(parts: list[Part], marker: str, ground: Ground) -> list[Part]:
+    """*parts* with *marker* behind the last words or results of the user that are not pinned; as they are for ""."""
+    users = (i for i in range(len(parts) - 1, -1, -1) if parts[i].message["role"] == "user")
+    place = next((i for i in users if parts[i].index not in ground.pinned), None)
     if not marker or place is None or marker in texts(parts[place].message):
         return parts
     index, message = parts[place].index, parts[place].message

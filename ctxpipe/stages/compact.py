@@ -20,6 +20,7 @@ from ..edits.restore import COMMON_WRITING_TOOLS
 from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..errors import SettingsError, StorageError, SummaryFailed
 from ..messages import ensure_messages, pending_calls
+from ..names import safe_name
 from ..reports import Compacted
 from ..settings import (
     COMPACT_MAX_RETRIES,
@@ -46,6 +47,7 @@ from ..tokens import Counting, as_counter, should_compact
 from .archive import archive_text, load_archive
 from .attempts import Attempts
 from .layout import FileFolder, Fold, Layout, fitted, folded_texts, indexed, what_holds
+from .pointing import check_reference, shown
 from .restore import RestoredFiles, restore_files
 
 if TYPE_CHECKING:
@@ -236,10 +238,11 @@ class Compact:
     The raw messages are archived first; without an archive nothing is compacted, unless *require_archive* is False.
     *summarize* defaults to `AnthropicSummarizer`, and without credentials to `ExtractiveSummarizer`; the report names
     who wrote. The evidence is a list of paths of up to *evidence_tokens* and, in proportion, commands, identifiers and
-    the user's requests; paths without room are listed in a file beside the archive. *pin* chooses messages to keep word
-    for word. Files are read below *work_dir*, those that `is_secret` tells never; *reading_tools*, *writing_tools* and
-    *shell* say which calls put a file in work. Files too long are reduced to their names by *folder* (default: by the
-    names they define) unless *fold_unrestored* is off.
+    the user's requests; paths without room are listed in a file beside the archive. The model sees the paths of both in
+    the form *reference*, as in `DirectOffload`. *pin* chooses messages to keep word for word. Files are read below
+    *work_dir*, those that `is_secret` tells never; *reading_tools*, *writing_tools* and *shell* say which calls put a
+    file in work. Files too long are reduced to their names by *folder* (default: by the names they define) unless
+    *fold_unrestored* is off.
 
     After three failures in a row, and when compaction does not help or has to come back too often, no attempt is made
     for *cooldown_seconds* of *clock*.
@@ -263,6 +266,7 @@ class Compact:
     evidence_tokens: int = 2000
     max_request_chars: int = 20_000
     pin: Callable[[Message], bool] | None = None
+    reference: str = "absolute"
     retry: Retry = field(default_factory=Retry)
     cooldown_seconds: float = 300.0
     clock: Callable[[], float] = time.monotonic
@@ -277,6 +281,7 @@ class Compact:
         for name in ("evidence_tokens", "max_request_chars", "cooldown_seconds"):
             if getattr(self, name) < 0:
                 raise SettingsError(f"{name} of Compact is {getattr(self, name)}; it must be 0 or more")
+        check_reference(self.reference)
         if self.files is None:
             object.__setattr__(self, "files", LocalFiles(self.work_dir, deny=is_secret))
 
@@ -351,9 +356,10 @@ class Compact:
         writer = self._writer()
         summary = await summarised(writer, rest, self.retry)
         restored = await self._restored(turn)
-        draft = await to_thread.run_sync(self._drafted, head, rest, summary.text, path or "", restored)
+        where = partial(shown, self.reference, safe_name(turn.session_id))
+        draft = await to_thread.run_sync(self._drafted, head, rest, summary.text, where(path) if path else "", restored)
         layout, _ = await fitted(turn, draft, restored, self.evidence_tokens, self._fold_for(turn))
-        layout, warning = await indexed(turn, draft, layout, self.archive)
+        layout, warning = await indexed(turn, draft, layout, self.archive, where)
         detail = Compacted(
             await turn.raw_tokens() - turn.overhead,
             await turn.counter.count(layout.messages),

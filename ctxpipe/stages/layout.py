@@ -101,8 +101,13 @@ async def laid_out(turn: Turn, draft: Draft, layout: Layout) -> Layout:
     return replace(layout, messages=draft.messages(block, files, list(layout.folded.values())), left_out=left_out)
 
 
-async def indexed(turn: Turn, draft: Draft, layout: Layout, archive: Archive | None) -> tuple[Layout, str]:
-    """*layout* with the place named where the paths are listed that found no room in it; and what went wrong."""
+async def indexed(
+    turn: Turn, draft: Draft, layout: Layout, archive: Archive | None, shown: Callable[[str], str] = str
+) -> tuple[Layout, str]:
+    """*layout* with the place named where the paths are listed that found no room in it; and what went wrong.
+
+    *shown* gives the path as the model sees it.
+    """
     if not layout.left_out or archive is None:
         return layout, ""
     try:
@@ -110,7 +115,7 @@ async def indexed(turn: Turn, draft: Draft, layout: Layout, archive: Archive | N
     except StorageError as error:
         logger.exception("the paths without room are not listed")
         return layout, f"{len(layout.left_out)} paths are not listed: {error}"
-    return await laid_out(turn, replace(draft, evidence=replace(draft.evidence, index=index)), layout), ""
+    return await laid_out(turn, replace(draft, evidence=replace(draft.evidence, index=shown(index))), layout), ""
 
 
 async def what_holds(turn: Turn, draft: Draft, layout: Layout) -> str:

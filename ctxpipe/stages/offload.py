@@ -29,6 +29,7 @@ from ..settings import (
 from ..stage import Change, Skip, Turn
 from ..storage import LocalStorage, TextReader, TextWriter
 from .gates import Gate, RatioGate
+from .pointing import check_reference, shown
 
 if TYPE_CHECKING:
     from ..edits.offload import Candidate, Selection
@@ -45,7 +46,6 @@ __all__ = [
     "offload_tool_results",
 ]
 
-_REFERENCES = ("absolute", "relative", "storage")
 _NAME = r"[A-Za-z0-9_-](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?"
 _SAMPLE = "SAMPLEOFANAME"
 
@@ -172,26 +172,14 @@ class _Pointers:
             raise SettingsError(f"storage is {self.storage!r}; give a TextWriter such as LocalStorage('.ctxpipe')")
         if self.preview is not None and not isinstance(self.preview, Preview):
             raise SettingsError(f"preview is {self.preview!r}; give a Preview(head, tail) or None")
-        if self.reference not in _REFERENCES and not _is_template(self.reference):
-            raise SettingsError(
-                f"reference is {self.reference!r}; give {', '.join(map(repr, _REFERENCES))} or a template of one line "
-                "with {path}, {key} or {name}"
-            )
+        check_reference(self.reference)
 
     def key(self, session_id: str, name: str) -> str:
         return f"{safe_name(session_id)}/{self.prefix}{safe_name(name)}.md"
 
     def where(self, key: str, location: str) -> str:
-        """The path that the model sees for the file at *location*."""
-        name = PurePath(location).name  # another than the key's where that was taken
-        key = f"{key.rsplit('/', 1)[0]}/{name}"
-        if self.reference == "absolute":
-            return location
-        if self.reference == "storage":
-            return f"./{key}"
-        if self.reference == "relative":
-            return os.path.relpath(location) if os.path.isabs(location) else location
-        return self.reference.format(path=location, key=key, name=name)
+        """The path that the model sees for the file at *location*: another than the key's where that was taken."""
+        return shown(self.reference, key.rsplit("/", 1)[0], location)
 
     def replacement(self, key: str, location: str, text: str) -> str:
         return placeholder(self.form, self.where(key, location), text, self.preview)
@@ -540,16 +528,6 @@ def _with(change: Change, *, failed: tuple[str, ...] = (), saved_chars: int | No
 
 def _exempt(tools: AbstractSet[str]) -> AbstractSet[str]:
     return frozenset(tools) | READ_BACK_TOOLS
-
-
-def _is_template(reference: object) -> bool:
-    if not isinstance(reference, str) or "\n" in reference:
-        return False
-    try:
-        names = {reference.format(path=f"/{name}", key=name, name=name) for name in ("a", "b")}
-    except (LookupError, ValueError, AttributeError):
-        return False
-    return len(names) == 2
 
 
 def _check_sizes(**sizes: int) -> None:

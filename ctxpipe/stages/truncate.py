@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from ..edits import truncate
+from ..edits.compact import pinned
 from ..edits.truncate import MIDDLE_END, MIDDLE_START, FileView, Part, Window
 from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..errors import SettingsError, StorageError
@@ -82,12 +83,12 @@ class SmartTruncate:
 
     It acts when the context has reached the pipeline's trigger, or with `Turn.force`, and brings it down to
     *max_tokens* (estimated; never above the pipeline's target), as `smart_truncate` does. The first request and the
-    last turn stay exactly as they are. *archive* keeps the raw messages that leave or change; without
-    *require_archive* a failed archive is no reason to let the context overflow.
+    last turn stay exactly as they are, and so does what *pin* chooses, a call with its result. *archive* keeps the raw
+    messages that leave or change; without *require_archive* a failed archive is no reason to let the context overflow.
 
     Raises SettingsError for settings that make no sense.
 
-    Source: CM-1 to CM-3, ST-1 to ST-22, A-65, R2, R19.
+    Source: CM-1 to CM-3, ST-1 to ST-22, A-65, R2, R4c, R19.
     """
 
     archive: Archive | None = None
@@ -100,6 +101,7 @@ class SmartTruncate:
     folder: FileFolder | None = None
     marker: str = ""
     require_archive: bool = True
+    pin: Callable[[Message], bool] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_tokens, int) or self.max_tokens < 0:
@@ -192,10 +194,13 @@ class _Given:
 async def _shortened(settings: SmartTruncate, given: _Given) -> Truncation:
     messages, sizes = given.messages, given.sizes
     middle = truncate.middle(messages, sizes.sums, settings.middle_start, settings.middle_end)
-    ground = truncate.ground(messages, middle, protected=given.protected, strict=given.strict)
+    stays = pinned(messages, settings.pin) if settings.pin else frozenset[int]()
+    ground = truncate.ground(messages, middle, protected=given.protected, strict=given.strict, pinned=stays)
     views = truncate.file_views(messages, settings.reading_tools, settings.shell)
     old = range(given.protected, truncate.last_turn(messages) if given.strict else len(messages))
-    folds = await _folds([view for view in views if view.place[0] in old], settings.folder, sizes.counter)
+    folds = await _folds(
+        [view for view in views if view.place[0] in old and view.place[0] not in stays], settings.folder, sizes.counter
+    )
     folded = rewrite(messages, folds) if folds else messages
     filtered = truncate.filter_calls(folded, ground, {view.place for view in views})
     left = await sizes.of(filtered.parts)
