@@ -278,7 +278,7 @@ def ensure_messages(messages: object, start: int = 0) -> None:
 
 
 def _ensure_message(index: int, message: object) -> None:
-    if not isinstance(message, Mapping):
+    if not isinstance(message, _MAPPINGS):
         raise InvalidHistory(f"message {index} is {type(message).__name__}, not a mapping with role and content")
     for key in ("role", "content"):
         if key not in message:
@@ -298,7 +298,7 @@ def _ensure_message(index: int, message: object) -> None:
 
 def _block_fault(block: object) -> str:
     """What keeps *block* from being read as a content block, "" when nothing does."""
-    if not (isinstance(block, Mapping) or hasattr(block, "model_dump")):
+    if not (isinstance(block, _MAPPINGS) or hasattr(block, "model_dump")):
         return f"is {type(block).__name__}, not a mapping"
     name = kind(block)
     if name in SPOKEN and not isinstance(field(block, name), str | None):
@@ -329,8 +329,10 @@ def check(
         if index < head:  # the head stays as it is, as long as it can be sent at all
             found += [Problem(index, SURROGATE)] if encoding and not _is_sound(messages[index]["content"]) else []
             continue
-        found += [Problem(index, text) for text in _message_problems(messages[index], encoding)]
-        found += [Problem(index, text) for text in _pairing_problems(messages, index)]
+        kinds = [kind(block) for block in blocks(messages[index])]
+        problems = _message_problems(messages[index], kinds, encoding) + _pairing_problems(messages, index, kinds)
+        if problems:
+            found += [Problem(index, text) for text in problems]
     if start and marks is None:
         return found
     return found + (marks or CacheMarks()).problems(messages)
@@ -378,48 +380,51 @@ def is_blank(text: object) -> bool:
     return not text or (isinstance(text, str) and text.isspace())
 
 
-def _message_problems(message: Message, encoding: bool) -> Iterator[str]:
-    content, role = message["content"], message["role"]
+def _message_problems(message: Message, kinds: Sequence[str], encoding: bool) -> list[str]:
+    """What is wrong with *message* alone, whose blocks are of these *kinds*."""
+    content = message["content"]
     if not content or (isinstance(content, str) and is_blank(content)):
-        yield "it is empty"
-    elif isinstance(content, str):
-        if encoding and not is_encodable(content):
-            yield SURROGATE
-    else:
-        kinds = [kind(block) for block in blocks(message)]
-        yield from _order_problems(role, kinds)
-        for name, block in zip(kinds, blocks(message), strict=True):
-            if name == "text" and is_blank(field(block, "text")):
-                yield "an empty text block"
-            if encoding and name not in THINKING and not _is_sound(block):
-                yield SURROGATE
+        return ["it is empty"]
+    if isinstance(content, str):
+        return [] if not encoding or is_encodable(content) else [SURROGATE]
+    problems = _order_problems(message["role"], kinds)
+    for name, block in zip(kinds, blocks(message), strict=True):
+        if name == "text" and is_blank(field(block, "text")):
+            problems.append("an empty text block")
+        if encoding and name not in THINKING and not _is_sound(block):
+            problems.append(SURROGATE)
+    return problems
 
 
-def _order_problems(role: str, kinds: Sequence[str]) -> Iterator[str]:
+def _order_problems(role: str, kinds: Sequence[str]) -> list[str]:
+    problems = []
     if role != "assistant" and "tool_use" in kinds:
-        yield f"a tool_use in a {role} message"
+        problems.append(f"a tool_use in a {role} message")
     if role != "user" and "tool_result" in kinds:
-        yield f"a tool_result in a {role} message"
+        problems.append(f"a tool_result in a {role} message")
     if any(name != "tool_result" for name in kinds[: kinds.count("tool_result")]):
-        yield "a tool_result after another block"
+        problems.append("a tool_result after another block")
     if role == "assistant" and kinds[-1] in THINKING:
-        yield "it ends in a thinking block"
+        problems.append("it ends in a thinking block")
     if role != "assistant" and not THINKING.isdisjoint(kinds):
-        yield f"a thinking block in a {role} message"
+        problems.append(f"a thinking block in a {role} message")
+    return problems
 
 
-def _pairing_problems(messages: Sequence[Message], index: int) -> Iterator[str]:
-    message = messages[index]
-    called = _ids(message, "tool_use", "id") if index + 1 < len(messages) else []
-    if called:
-        answered = _ids(messages[index + 1], "tool_result", "tool_use_id")
-        for missing in _more(called, answered):
-            yield f"the tool_use {missing!r} has no tool_result in the next message"
-    results = _ids(message, "tool_result", "tool_use_id")
-    if results:
+def _pairing_problems(messages: Sequence[Message], index: int, kinds: Sequence[str]) -> list[str]:
+    """Which calls and results of message *index*, whose blocks are of these *kinds*, are without the other half."""
+    problems = []
+    if "tool_use" in kinds and index + 1 < len(messages):
+        unanswered = _more(_ids(messages[index], "tool_use", "id"), _ids(messages[index + 1], *_RESULT))
+        problems += [f"the tool_use {name!r} has no tool_result in the next message" for name in unanswered]
+    if "tool_result" in kinds:
         before = _ids(messages[index - 1], "tool_use", "id") if index else []
-        for orphan in _more(results, before):
-            yield f"the tool_result {orphan!r} has no tool_use in the message before"
+        orphans = _more(_ids(messages[index], *_RESULT), before)
+        problems += [f"the tool_result {name!r} has no tool_use in the message before" for name in orphans]
+    return problems
+
+
+_RESULT = ("tool_result", "tool_use_id")
 
 
 def _ids(message: Message, block_kind: str, name: str) -> list[str]:

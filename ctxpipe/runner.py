@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from time import perf_counter
 from types import ModuleType
@@ -127,7 +127,7 @@ class Runner:
         *stages*, by their places, take part where they are given.
         """
         tracer = _tracer()
-        with _span(tracer, "run", session_id):
+        with _span(tracer, "run", session_id) if tracer else nullcontext():
             record.steps.clear()
             messages, problems = self._sound(given, session_id, record, known)
             turn = await self._turn(messages, session_id, record, request)
@@ -165,9 +165,9 @@ class Runner:
         self, turn: Turn, record: Record, stages: Mapping[int, Stage], tracer: Tracer | None
     ) -> tuple[Turn, list[StageReport]]:
         reports: list[StageReport] = []
+        step = self._step if tracer is None else partial(self._traced, tracer)
         for place, stage in stages.items():
-            memory = record.memories.setdefault(place, {})
-            change, report = await self._step(stage, _remembering(turn, memory), tracer)
+            change, report = await step(stage, _remembering(turn, record.memories.setdefault(place, {})))
             reports.append(report)
             if change is not None:
                 record.steps.append(Step(turn.messages, change.messages, change.detail))
@@ -194,18 +194,21 @@ class Runner:
                 return {}, context
         return drop_block(request.options), context
 
-    async def _step(self, stage: Stage, turn: Turn, tracer: Tracer | None) -> tuple[Change | None, StageReport]:
+    async def _traced(self, tracer: Tracer, stage: Stage, turn: Turn) -> tuple[Change | None, StageReport]:
+        with _span(tracer, _name(stage), turn.session_id) as span:
+            change, report = await self._step(stage, turn)
+            span.set_attribute("ctxpipe.outcome", report.outcome.value)
+            return change, report
+
+    async def _step(self, stage: Stage, turn: Turn) -> tuple[Change | None, StageReport]:
         """Ask one stage, and report on it; the change is None unless it counts."""
         started = perf_counter()
         change: Change | None = None
-        with _span(tracer, _name(stage), turn.session_id) as span:
-            try:
-                proposal = await stage(turn)
-                change, report = await self._judged(stage, turn, proposal, started)
-            except Exception as error:  # noqa: BLE001  the turn goes on without this stage; cancellation is no Exception
-                report = _failed(stage, turn, error, started)
-            if span is not None:
-                span.set_attribute("ctxpipe.outcome", report.outcome.value)
+        try:
+            proposal = await stage(turn)
+            change, report = await self._judged(stage, turn, proposal, started)
+        except Exception as error:  # noqa: BLE001  the turn goes on without this stage; cancellation is no Exception
+            report = _failed(stage, turn, error, started)
         self._tell(report)
         if report.error is not None and self.on_error == "raise":
             raise report.error
@@ -410,9 +413,6 @@ def _trace() -> ModuleType:
     return trace
 
 
-_NO_SPAN: AbstractContextManager[None] = nullcontext()
-
-
 def _tracer() -> Tracer | None:
     """OpenTelemetry's tracer; None as long as no SDK is configured, since even a span that does nothing costs 10 µs."""
     trace = _trace()
@@ -420,7 +420,5 @@ def _tracer() -> Tracer | None:
     return None if proxy else cast("Tracer", trace.get_tracer("ctxpipe"))
 
 
-def _span(tracer: Tracer | None, name: str, session_id: str) -> AbstractContextManager[Span | None]:
-    if tracer is None:
-        return _NO_SPAN
+def _span(tracer: Tracer, name: str, session_id: str) -> AbstractContextManager[Span]:
     return tracer.start_as_current_span(f"ctxpipe.{name}", attributes={"ctxpipe.session_id": session_id})

@@ -221,11 +221,11 @@ class Selection:
     ours: re.Pattern[str] | None = None
     input_tools: AbstractSet[str] = frozenset()
     min_input_chars: int = 1000
+    least_chars: int = field(init=False)  # below it no result is a candidate, whatever its tool
 
-    @property
-    def least_chars(self) -> int:
-        """The size below which no result is a candidate, whatever its tool."""
-        return max(1, min(limit for limit in (self.min_chars, *self.per_tool.values()) if limit is not None))
+    def __post_init__(self) -> None:
+        limits = (limit for limit in (self.min_chars, *self.per_tool.values()) if limit is not None)
+        object.__setattr__(self, "least_chars", max(1, min(limits)))
 
     def result(self, result: ToolResult, call: ToolCall | None) -> Candidate | None:
         """*result* as a candidate, None when it must stay."""

@@ -156,7 +156,7 @@ class TokenCounter:
         return sum(self.text(part) if isinstance(part, str) else part for part in content)
 
     def _learn(self, text: str) -> int:
-        tokens = sum(self._encoder.steps(text))
+        tokens = self._encoder.count(text)
         self._keep(text, tokens)
         return tokens
 
@@ -168,6 +168,8 @@ class TokenCounter:
         tokens = self._known.get(text)
         if tokens is not None:
             return tokens
+        if self._encoder.in_one_step(text):
+            return self._learn(text)  # all of it is encoded, and not for nothing
         tokens = 0
         for step in self._encoder.steps(text):
             tokens += step

@@ -32,8 +32,14 @@ class Encoder(Protocol):
 
     def load(self) -> object: ...
 
+    def count(self, text: str) -> int: ...
+
     def steps(self, text: str) -> Iterator[int]:
         """The tokens of *text*, part by part: their sum is the count."""
+        ...
+
+    def in_one_step(self, text: str) -> bool:
+        """Whether *text* is counted as a whole or not at all."""
         ...
 
     def at_least(self, text: str) -> int: ...
@@ -76,12 +82,18 @@ class Tiktoken:
     def at_most(self, text: str) -> int:
         return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
+    def count(self, text: str) -> int:
+        return self._count(text) if len(text) <= cuts.SEGMENT_CHARS else sum(self.steps(text))
+
     def steps(self, text: str) -> Iterator[int]:
         if not self._shipped:  # its pattern is unknown, and so are its exact cuts
             yield self._count(text)
             return
         for segment in cuts.segments(text):
             yield self._squeezed(segment)
+
+    def in_one_step(self, text: str) -> bool:
+        return not self._shipped or len(text) <= cuts.SEGMENT_CHARS
 
     def _squeezed(self, segment: str) -> int:
         if len(segment) <= cuts.SEGMENT_CHARS:
@@ -100,9 +112,12 @@ class Tiktoken:
 
     def _ids(self, text: str) -> list[int]:
         self.encoded_chars += len(text)
+        encoding = self._given or self.load()
+        if self._shipped and len(text) < _ENGINE_LIMIT:
+            return encoding.encode_ordinary(text)
         try:
             # encode_ordinary would raise a BaseException on a million blanks where this raises a ValueError.
-            return self.load().encode(text, disallowed_special=())
+            return encoding.encode(text, disallowed_special=())
         except ValueError:
             if len(text) < _ENGINE_LIMIT:
                 raise
@@ -158,12 +173,12 @@ class Function:
         return math.inf
 
     def steps(self, text: str) -> Iterator[int]:
-        yield self._count(text)
+        yield self.count(text)
 
     def head(self, text: str, limit: int) -> str:
-        return longest_prefix(text, limit, self._count)
+        return longest_prefix(text, limit, self.count)
 
-    def _count(self, text: str) -> int:
+    def count(self, text: str) -> int:
         self.encoded_chars += len(text)
         tokens = self._function(text)
         try:
