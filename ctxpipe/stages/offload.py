@@ -376,7 +376,8 @@ class DirectOffload:
     async def _decide(self, turn: Turn) -> tuple[list[_Move], dict[tuple[int, int], str]]:
         """What goes into files, and what takes the place of texts that were read back and are too long."""
         selection = _remembered(turn, self.reference, self._selection)
-        pairs = list(offload.answered(turn.messages, offload.newest(turn.messages)))
+        least = min(selection.least_chars, self.read_back_chars or selection.least_chars)
+        pairs = list(offload.answered(turn.messages, offload.newest(turn.messages), least))
         chosen = [found for result, call in pairs if (found := selection.result(result, call))]
         moves = await _moves(self._pointers, turn, chosen, selection) if chosen else []
         cut: dict[tuple[int, int], str] = {}
