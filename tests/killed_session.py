@@ -1,91 +1,127 @@
 """Kill a session at every await of a run, and see what another process makes of what is left.
 
-    python killed_session.py FOLDER
+    python killed_session.py FOLDER [STEP]
 
-For each fault point (a step of the event loop, or a call that changes the disk) one process plays a conversation and
-kills itself there; a second one goes on. What it finds goes to standard output, one JSON object a line; a last line
-tells what a process finds that was not killed.
+At each fault point (with STEP: at every so many of them; a fault point is a step of the event loop, or a call that
+changes the disk) one process plays a conversation and kills itself there; another one goes on. At every fourth point
+that one is killed too, further on, and a third one goes on. What the last one finds goes to standard output, one
+JSON object a line; the last line tells what a process finds that was not killed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import hashlib
 import itertools
 import json
+import logging
 import os
+import re
+import shutil
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from api_rules import faults
 from histories import conversation, step, user
 
-from ctxpipe import Budget, Compact, Compacted, ContextPipeline, DirectOffload, LocalStorage, StageReport, TokenCounter
+from ctxpipe import (
+    BatchOffload,
+    Budget,
+    Compact,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    RatioGate,
+    SmartTruncate,
+    StageReport,
+)
 from ctxpipe.edits.projection import as_json
 from ctxpipe.journal import NAME
 from ctxpipe.messages import Message
-from ctxpipe.summarizers import Summary
+from ctxpipe.summarizers import Retry, Summary
 
 T = TypeVar("T")
 
-TURNS = 6
+TURNS = 9
+FAILING = 5  # when this result stands last, there is no summary: truncation has to do
+WORKERS = 2
+
+
+# The conversation -------------------------------------------------------------------------------------------------
 
 
 def history() -> list[Message]:
-    """Every third result goes to a file, and the whole is compacted."""
-    results = ["a long line of output\n" * 200 if i % 3 == 0 else f"line {i} " * 60 for i in range(TURNS)]
-    return conversation(user("go"), *(step(f"t{i}", result=results[i]) for i in range(TURNS)))
+    """Every fourth result goes to a file at once, others later; summaries are made, and once there is none."""
+    results = ["a long line of output\n" * 200 if i % 4 == 0 else f"line {i} " * 60 for i in range(TURNS)]
+    steps = (step(f"t{i}", result=results[i], say=f"step {i} " * 60) for i in range(TURNS))
+    return conversation(user("go"), *steps)
 
 
-def counted(root: Path) -> int:
-    """How many summaries were asked for."""
-    return len((root / "asked").read_bytes()) if (root / "asked").exists() else 0
+def asked(root: Path) -> list[str]:
+    """The summaries that were asked for, by their texts."""
+    return (root / "asked").read_text().splitlines() if (root / "asked").exists() else []
 
 
-async def played(root: Path, start: int) -> dict[str, Any]:
-    """Play the conversation from message *start* on; what there is to say about its end."""
-
-    async def summarize(messages: Sequence[Message], /) -> Summary:
-        with open(root / "asked", "ab") as file:
-            file.write(b".")
-        await asyncio.sleep(0)
-        return Summary(f"{len(messages)} messages")
-
-    def note(report: StageReport) -> None:
-        if isinstance(report.detail, Compacted) and report.first_changed_index is not None:
-            compacted.append(report.detail.messages_summarised)
-
-    compacted: list[int] = []
-    storage = LocalStorage(root, clock=float)
-    stages = DirectOffload(storage), Compact(summarize, storage, fold_unrestored=False)
-    budget = Budget(window=2000, trigger=700)
-    pipeline = ContextPipeline(stages, budget=budget, on_report=note, on_error="raise")
-    session = pipeline.session("s", journal=storage)
-    given, found = history(), list[str]()
-    for stop in range(start, len(given) + 1, 2):
-        (root / "turn").write_text(str(stop))
-        result = await session.run(given[:stop])
-        found += [*faults(result.messages), *result.notices]
-    return {
-        "context": as_json(result.messages),
-        "faults": found,
-        "whole": await session.restore_history() == given,
-        "compactions": len(compacted),
-    }
+def journalled(root: Path) -> set[str]:
+    """The summaries that the journal knows."""
+    path = root / "s" / NAME
+    return {text for text in asked(root) if path.exists() and text in path.read_text()}
 
 
 def reached(root: Path) -> int:
     """Up to where the history was played."""
-    return int((root / "turn").read_text()) if (root / "turn").exists() else 1
+    return int((root / "turn").read_text() or 1) if (root / "turn").exists() else 1
 
 
-def journalled(root: Path) -> int:
-    """How many compactions the journal knows."""
-    path = root / "s" / NAME
-    lines = path.read_text().split("\n") if path.exists() else []
-    return sum("compact-" in str(undo["archive"]) for line in lines if line for undo in json.loads(line[17:])["undos"])
+async def played(root: Path, start: int) -> dict[str, Any]:
+    """Play the conversation from message *start* on; what there is to say about it."""
+
+    async def summarize(messages: Sequence[Message], /) -> Summary:
+        text = f"summary {hashlib.sha256(told(messages, root).encode()).hexdigest()[:8]}"
+        with open(root / "asked", "a") as file:
+            file.write(f"{text}\n")
+        await asyncio.sleep(0)
+        if f"line {FAILING} " in as_json(messages[-1]):
+            raise RuntimeError("no model today")
+        return Summary(text)
+
+    def note(report: StageReport) -> None:
+        if report.first_changed_index is not None:
+            changed.append(report.stage)
+
+    changed: list[str] = []
+    storage = LocalStorage(root, clock=float)
+    stages = (
+        DirectOffload(storage, min_chars=2000),
+        BatchOffload(storage, RatioGate(0.25), min_chars=300),
+        Compact(summarize, storage, clock=float, fold_unrestored=False, retry=Retry(max_retries=0)),
+        SmartTruncate(storage),
+    )
+    pipeline = ContextPipeline(stages, budget=Budget(window=3000, trigger=1400), on_report=note)
+    session = pipeline.session("s", journal=storage)
+    given, found, contexts = history(), list[str](), dict[str, str]()
+    for stop in range(start, len(given) + 1, 2):
+        (root / "turn").write_text(str(stop))
+        result = await session.run(given[:stop])
+        found += [*faults(result.messages), *result.notices]
+        contexts[str(stop)] = told(result.messages, root)
+    return {
+        "contexts": contexts,
+        "faults": found,
+        "whole": await session.restore_history() == given,
+        "changed": changed,
+    }
+
+
+def told(context: Sequence[Message], root: Path) -> str:
+    """What *context* says; the archive of a compaction that was killed stays, so the next one has another number."""
+    return re.sub(r"Z-\d+\.json", "Z-n.json", as_json(context).replace(str(root), "root"))
 
 
 # Fault points -----------------------------------------------------------------------------------------------------
@@ -126,10 +162,7 @@ def in_a_process(work: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
     child = os.fork()
     if child == 0:
         os.close(ours)
-        found = work()
-        with os.fdopen(theirs, "w") as pipe:
-            json.dump(found, pipe)
-        os._exit(0)
+        in_the_child(lambda: write(theirs, work()))
     os.close(theirs)
     with os.fdopen(ours) as pipe:
         text = pipe.read()
@@ -141,30 +174,88 @@ def in_a_process(work: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
     return dict(json.loads(text))
 
 
-def murders(folder: Path) -> Iterator[dict[str, Any]]:
-    for point in itertools.count():
-        root = folder / "root"  # the same name each time: paths stand in contexts
+def in_the_child(work: Callable[[], None]) -> NoReturn:
+    """Do *work* and end; what goes wrong must not go on as a second parent."""
+    try:
+        work()
+    except BaseException:  # noqa: BLE001  a keyboard interrupt as well
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def write(descriptor: int, found: dict[str, Any]) -> None:
+    with os.fdopen(descriptor, "w") as pipe:
+        json.dump(found, pipe)
+
+
+def deaths(point: int) -> list[int]:
+    """Where the processes that play the conversation are killed, one after another."""
+    return [point] if point % 4 else [point, point * 7 % 100]
+
+
+def survived(root: Path, last: int | None) -> dict[str, Any] | None:
+    """What a process finds that goes on in *root* and is killed at fault point *last*, if there are so many."""
+    before, known = asked(root), journalled(root)
+
+    def work() -> dict[str, Any]:
+        if last is not None:
+            inject(last)
+        return asyncio.run(played(root, reached(root)))
+
+    found = in_a_process(work)
+    made = asked(root)[len(before) :]
+    again = [text for text in made if text in known]
+    if found is None:
+        assert not again, again
+        return None
+    return {**found, "asked": made, "asked again": again, "journalled before": sorted(known)}
+
+
+def murders(folder: Path, worker: int, step: int) -> Iterator[dict[str, Any]]:
+    """What is found after each murder that is this worker's, and at last without one."""
+    for point in itertools.count(worker * step, WORKERS * step):
+        root = folder / f"root{worker}"  # of one length each time: paths stand in contexts, and tokens are counted
         root.mkdir()
-
-        def killed(point: int = point, root: Path = root) -> dict[str, Any]:
-            inject(point)
-            return asyncio.run(played(root, 1))
-
-        def after(root: Path = root) -> dict[str, Any]:
-            return asyncio.run(played(root, reached(root)))
-
-        unharmed = in_a_process(killed)
-        if unharmed is not None:
-            yield {**unharmed, "point": None, "asked": counted(root), "points": point}
-            return
-        asked, known = counted(root), journalled(root)
-        found = in_a_process(after)
+        killed = 0
+        for last in [*deaths(point), None]:
+            found = survived(root, last)
+            if found is not None:
+                break
+            killed += 1
+        shutil.rmtree(root)
         assert found is not None
-        yield {**found, "point": point, "asked": asked, "journalled": known, "asked again": counted(root) - asked}
-        root.rename(folder / f"root {point}")
+        yield {**found, "point": point, "killed": killed}
+        if not killed:
+            return
+
+
+def murder(folder: Path, worker: int, step: int) -> None:
+    with open(folder / f"found{worker}", "w") as file:
+        file.writelines(f"{json.dumps(found)}\n" for found in murders(folder, worker, step))
+
+
+def warm(folder: Path) -> None:
+    """Load and compile here what each process would otherwise load and compile for itself."""
+    folder.mkdir()
+    asyncio.run(played(folder, 1))
+    gc.collect()
+    gc.freeze()  # the processes share what is here already
+
+
+def main(folder: Path, step: int = 1) -> None:
+    logging.disable()  # that a summary fails is wanted
+    warm(folder / "warm")
+    children = []
+    for worker in range(WORKERS):
+        child = os.fork()
+        if child == 0:
+            in_the_child(partial(murder, folder, worker, step))
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * WORKERS
+    found = [(folder / f"found{worker}").read_text().splitlines() for worker in range(WORKERS)]
+    print("\n".join([*(line for lines in found for line in lines[:-1]), found[0][-1]]))
 
 
 if __name__ == "__main__":
-    TokenCounter().text("Load the ranks here, and not in every process.")
-    for line in murders(Path(sys.argv[1])):
-        print(json.dumps(line), flush=True)
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
