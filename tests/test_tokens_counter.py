@@ -258,6 +258,15 @@ def test_each_distinct_text_is_encoded_once() -> None:
     assert ours.encoded_chars == sum(map(len, texts))
 
 
+def test_what_was_encoded_to_answer_a_question_is_known_afterwards() -> None:
+    ours, theirs = TokenCounter(), TokenCounter(len)
+
+    for counter in (ours, theirs):
+        assert counter.over("a text of some words", 1)
+        assert counter.text("a text of some words") > 1
+        assert counter.encoded_chars == len("a text of some words")
+
+
 def test_a_history_that_was_rebuilt_from_json_is_not_encoded_again() -> None:
     ours, history = TokenCounter(), conversation(user("hello"), step("t1", "bash", {"command": ["ls", "-l"]}, "a.py"))
     first, encoded = ours.total(history), ours.encoded_chars
