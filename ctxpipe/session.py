@@ -76,6 +76,7 @@ class Session:
         self._cache_seconds = cache_seconds
         self._clock = clock
         self._cached_at: float | None = None
+        self._untold: int | None = None  # from where on the context changed, until a result has told it
 
     async def __aenter__(self) -> Self:
         return self
@@ -155,9 +156,11 @@ class Session:
             self._record.cut(opening.kept)
         result = await self._runner.run(opening.context, self.session_id, self._record, asked, opening.same, stages)
         changed = self._remember(opening, result.messages)
+        places = [place for place in (self._untold, result.first_changed_index) if place is not None]
+        self._untold = min(places, default=None)  # a turn that is cancelled from here on is told of by the next one
         if self._journal and (changed or self._has_drifted):
             notices += await self._written(self._journal)
-        covered, first = len(opening.history), result.first_changed_index
+        covered, first, self._untold = len(opening.history), self._untold, None
         return Result(
             result.messages, result.reports, result.repaired, result.request_options, covered, tuple(notices), first
         )

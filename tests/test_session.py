@@ -4,8 +4,6 @@ import copy
 import gc
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Sequence
@@ -15,6 +13,7 @@ from typing import Any, cast
 import anyio
 import pytest
 from api_rules import faults
+from cancellation import cancelled
 from histories import assistant, chat, conversation, step, text, tool_result, tool_use, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -210,6 +209,17 @@ async def test_a_turn_that_was_cancelled_is_made_up_for_by_the_next(tmp_path: Pa
     assert await session.restore_history(LocalStorage(tmp_path)) == history
     assert not faults(result.messages)
     assert summarize.calls == 2
+
+
+async def test_what_changed_in_a_turn_cancelled_at_its_journal_is_told_by_the_next(tmp_path: Path) -> None:
+    history, told = loop(30), set[int | None]()
+    for at in range(1, 40):
+        session = compacting(tmp_path, Summaries()).session(f"s{at}", journal=LocalStorage(tmp_path))
+        await session.run(history[:5])
+        if await cancelled(session.run(history), at, "task") is None:
+            told.add((await session.run(history)).first_changed_index)
+
+    assert told == {0}
 
 
 async def test_a_turn_that_a_stage_has_failed_is_made_up_for_by_the_next(tmp_path: Path) -> None:
@@ -599,21 +609,3 @@ def check_marks(session: Session, history: list[Message], context: list[Message]
         place = match.place(index)
         if place is not None:
             assert list(cache_marks(context[place])) == list(cache_marks(message))
-
-
-# Killed -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_session_killed_at_any_await_goes_on_with_nothing_lost_and_no_summary_asked_for_again(tmp_path: Path) -> None:
-    command = [sys.executable, str(Path(__file__).with_name("killed_session.py")), str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
-    assert ran.returncode == 0, ran.stderr
-    *killed, unharmed = map(json.loads, ran.stdout.splitlines())
-
-    assert len(killed) == unharmed["points"] > 100
-    assert {found["journalled"] for found in killed} == {0, 1}  # killed before and after
-    for found in killed:
-        assert (found["faults"], found["whole"]) == ([], True)
-        assert found["asked again"] == unharmed["asked"] - found["journalled"]
-        assert found["context"] == unharmed["context"] or not found["journalled"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import stat
@@ -15,6 +16,7 @@ from typing import Any, Literal, cast
 import anyio
 import pytest
 from anthropic.types import ToolUseBlock
+from cancellation import cancelled
 from histories import assistant, conversation, text, tool_result, tool_use, user
 from hypothesis import given
 from hypothesis import strategies as st
@@ -579,6 +581,16 @@ async def test_a_page_is_a_slice(words: str, offset: int, limit: int | None) -> 
 
     assert page.text == words[offset:][:limit]
     assert (page.offset, page.total) == (min(offset, len(words)), len(words))
+
+
+@pytest.mark.parametrize("how", ["task", "scope"])
+async def test_reading_can_be_cancelled_at_any_await(storage: LocalStorage, how: Literal["task", "scope"]) -> None:
+    await storage.write([("s/a.md", "text")])
+    read = [await cancelled(storage.read("s/a.md"), at, how) for at in range(1, 30)]
+
+    gc.collect()  # what was left half done would be told of here, and is an error
+    assert read[0] is None
+    assert read[-1] == Page("text", 0, 4)
 
 
 async def test_a_page_may_lie_across_the_chunks_that_are_read(storage: LocalStorage) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InvalidHistory, StorageError
 from ..messages import as_dict, ensure_messages, is_encodable
+from ..storage.finishing import finished
 
 if TYPE_CHECKING:
     import os
@@ -47,14 +48,18 @@ async def load_archive(path: str | os.PathLike[str]) -> list[Message]:
 
     Raises StorageError when there is no such file, InvalidHistory when it holds something else.
     """
-    import aiofiles  # here: it takes as long to import as the rest of this package
-
     try:
-        async with aiofiles.open(path, encoding="utf-8") as file:
-            text = await file.read()
+        text = await finished(_read(path))
     except OSError as error:
         raise StorageError(error.errno, f"cannot read the archive {path}: {error.strerror}") from error
     return parse_archive(text, path)
+
+
+async def _read(path: str | os.PathLike[str]) -> str:
+    import aiofiles  # here: it takes as long to import as the rest of this package
+
+    async with aiofiles.open(path, encoding="utf-8") as file:
+        return await file.read()
 
 
 def parse_archive(text: str, path: str | os.PathLike[str]) -> list[Message]:

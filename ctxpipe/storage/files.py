@@ -12,6 +12,7 @@ from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
 from ..errors import SettingsError, StorageError
+from .finishing import finished
 
 __all__ = ["FileReader", "FileText", "LocalFiles", "is_secret"]
 
@@ -80,6 +81,9 @@ class LocalFiles:
 
     async def read(self, path: str, /, max_bytes: int) -> FileText:
         """The text of the file at *path*, of at most *max_bytes*. Raises StorageError for whatever is refused."""
+        return await finished(self._read(path, max_bytes))
+
+    async def _read(self, path: str, max_bytes: int) -> FileText:
         import aiofiles  # here: it takes as long to import as the rest of this package
 
         real: list[str] = []

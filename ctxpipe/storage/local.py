@@ -23,6 +23,7 @@ from ..errors import SettingsError, StorageError
 from ..messages import strings
 from ..names import content_hash, safe_name, suffixed
 from ..placeholders import named_files
+from .finishing import finished
 from .protocol import Page
 
 if TYPE_CHECKING:
@@ -153,15 +154,19 @@ class LocalStorage:
 
         Raises StorageError when no such text lies below the root, SettingsError for a negative number.
         """
+        _check_limits("a page", offset=offset, limit=limit)
+        return await finished(self._read(location, offset, None if limit is None else offset + limit))
+
+    async def _read(self, location: str, offset: int, end: int | None) -> Page:
         import aiofiles  # here and below: it takes as long to import as the rest of this package
 
-        _check_limits("a page", offset=offset, limit=limit)
-        end = None if limit is None else offset + limit
         kept, position = io.StringIO(), 0
         with _translated("cannot read", location):
             key = await to_thread.run_sync(self.key, location, limiter=_limiter())
-            opened = aiofiles.open(key, encoding="utf-8", newline="", errors="replace", opener=self._reader)
-            async with _limiter(), opened as file:
+            async with (
+                _limiter(),
+                aiofiles.open(key, encoding="utf-8", newline="", errors="replace", opener=self._reader) as file,
+            ):
                 while chunk := await file.read(_CHUNK):
                     kept.write(chunk[max(0, offset - position) : None if end is None else max(0, end - position)])
                     position += len(chunk)
@@ -219,9 +224,11 @@ class LocalStorage:
 
     async def append(self, session_id: str, name: str, text: str, /) -> str:
         """Add *text* to the session's record *name*; return its absolute path. Raises StorageError."""
+        return await finished(self._append(f"{safe_name(session_id)}/{safe_name(name)}", text))
+
+    async def _append(self, key: str, text: str) -> str:
         import aiofiles
 
-        key = f"{safe_name(session_id)}/{safe_name(name)}"
         path = self.location(key)
         with _translated("cannot append to", path):
             async with _limiter(), aiofiles.open(key, "ab", opener=self._appender) as file:
