@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, cast
@@ -59,10 +60,11 @@ def undo_of(step: Step) -> Undo:
     start = common_prefix(before, after)
     places = {id(message): index for index, message in enumerate(after[start:], start)}
     archive = getattr(step.detail, "archive", None)
+    files = _file_names(step)
     items: list[Any] = []
     for index in range(start, len(before)):
         place = places.get(id(before[index]))
-        _add(items, _item(step, index, archive) if place is None else [place, place + 1])
+        _add(items, _item(step, index, archive, files) if place is None else [place, place + 1])
     needs = None if goes_one_by_one(step) else len(after) - _unchanged_at_end(before, after, start)
     return Undo(start, len(before), len(after), tuple(items), archive, needs)
 
@@ -78,12 +80,18 @@ def _add(items: list[Any], item: Any) -> None:
         items.append(item)
 
 
-def _item(step: Step, index: int, archive: str | None) -> object:
+def _file_names(step: Step) -> frozenset[str] | None:
+    """The names of the files that the change has written, where it goes one by one."""
+    if not goes_one_by_one(step):
+        return None
+    return frozenset(PurePath(file).name for file in cast("Offloaded", step.detail).files)
+
+
+def _item(step: Step, index: int, archive: str | None, files: AbstractSet[str] | None) -> object:
     message = step.before[index]
     if archive is not None:
         return {"archived": _short(message)}
-    if goes_one_by_one(step):
-        files = {PurePath(file).name for file in cast("Offloaded", step.detail).files}
+    if files is not None:
         moved = _moved(message, step.after[index], files)
         if moved is not None:
             return {"files": index, "blocks": moved}
@@ -94,7 +102,7 @@ def _short(message: Message) -> str:
     return digest(message).hex()[:_HEX]
 
 
-def _moved(before: Message, after: Message, files: set[str]) -> dict[str, tuple[str, str]] | None:
+def _moved(before: Message, after: Message, files: AbstractSet[str]) -> dict[str, tuple[str, str]] | None:
     """By block index, form and digest of each block whose texts went to *files*; None when that is not all."""
     ours, theirs = blocks(before), blocks(after)
     if len(ours) != len(theirs) or before["role"] != after["role"]:

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -84,6 +85,24 @@ async def test_results_offloaded_in_a_batch_come_back(tmp_path: Path) -> None:
     history = conversation(user("go"), *(step(f"t{i}", result=LONG + str(i)) for i in range(5)), assistant("done"))
 
     await check_way_back(history, storage, BatchOffload(storage))
+
+
+async def test_what_a_batch_has_written_is_gone_through_once_however_many_results_left(tmp_path: Path) -> None:
+    class Counted(tuple[str, ...]):
+        times = 0
+
+        def __iter__(self) -> Iterator[str]:
+            type(self).times += 1
+            return super().__iter__()
+
+    history = conversation(user("Go."), *(step(f"t{i}", result="x" * 500) for i in range(9)))
+    _, [taken] = await taken_apart(history, BatchOffload(LocalStorage(tmp_path), keep_recent=1))
+    written = cast("Offloaded", taken.detail)
+
+    undo_of(replace(taken, detail=replace(written, files=Counted(written.files))))
+
+    assert len(written.files) == 8
+    assert Counted.times == 1
 
 
 async def test_an_input_with_two_long_texts_comes_back(tmp_path: Path) -> None:
