@@ -23,10 +23,11 @@ from .lab import tune as tuning
 from .lab.batch import FileReplay, Workers, replay_files, workers
 from .lab.cluster import cluster
 from .lab.config import read_config
-from .lab.page import write_page
-from .lab.paging import Pages, page_paths
-from .lab.policies import POLICIES, WINDOW, policies
-from .lab.printing import (
+from .lab.page import page_paths, write_page
+from .lab.policies import NONE, POLICIES, WINDOW, policies
+from .lab.replay import PipelineMaker, Settings
+from .lab.replay_report import Pages
+from .lab.terminal import (
     LEGEND,
     complain,
     one_line,
@@ -38,7 +39,6 @@ from .lab.printing import (
     tuned_text,
     unit,
 )
-from .lab.replay import PipelineMaker, Settings
 from .lab.transcripts import Transcript, read_transcript
 from .lab.workbench import Workbench
 from .prices import Prices, prices_of
@@ -114,9 +114,9 @@ def replay(
 
 def _makers(compare: str, preset: str, config: Path | None, prices: Prices) -> dict[str, PipelineMaker]:
     """What to replay through, by name; each is tried once, so that nonsense is told before the work begins."""
-    names = [name.strip() for name in compare.split(",") if name.strip()] or ["none", preset]
+    names = [name.strip() for name in compare.split(",") if name.strip()] or [NONE, preset]
     if config is not None and not compare:
-        names = ["none"]
+        names = [NONE]
     makers: dict[str, PipelineMaker] = {**policies(dict.fromkeys(names), prices)}
     for make in makers.values():
         make(Workbench())

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ctxpipe import LocalStorage, Offloaded, TokenCounter, offload_tools
-from ctxpipe.lab.live import LiveReport
+from ctxpipe.lab.live_report import LiveReport
 from ctxpipe.lab.page import write_page
 from ctxpipe.lab.report import Fact
 from ctxpipe.stages.offload import READ_BACK_TOOLS

@@ -9,8 +9,9 @@ import anyio
 from histories import assistant, conversation, step, user
 
 from ctxpipe.lab.batch import replay_files, workers
-from ctxpipe.lab.paging import Pages, page_paths, recall_points
+from ctxpipe.lab.page import page_paths
 from ctxpipe.lab.policies import policies
+from ctxpipe.lab.replay_report import Pages, recall_points
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.pipeline import ContextPipeline

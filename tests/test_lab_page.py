@@ -20,10 +20,10 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
 from ctxpipe import ContextPipeline, DirectOffload
-from ctxpipe.lab.figures import charts
-from ctxpipe.lab.page import page, write_page
+from ctxpipe.lab.charts import charts
+from ctxpipe.lab.page import page, page_paths, write_page
+from ctxpipe.lab.replay_report import replayed_report
 from ctxpipe.lab.report import KINDS, Action, BlockFate, PageTurn, RecallPoint, Replaced, Report
-from ctxpipe.lab.reporting import replayed_report
 from ctxpipe.lab.transcripts import Transcript, parse_transcript
 from ctxpipe.lab.workbench import Workbench
 
@@ -116,6 +116,34 @@ def test_no_name_of_a_report_gets_into_an_expression():
 
 def test_a_report_without_turns_says_so():
     assert "There was no turn." in page(Report("Nothing", ()))
+
+
+def test_the_first_sentence_says_what_it_came_to():
+    assert (
+        "3 turns: with ctxpipe cost 20% of without ctxpipe; the largest context was 2,700 tokens instead of 12,000."
+        in (page(long_report(3)))
+    )
+
+
+def test_only_kinds_that_occur_are_explained():
+    turn = PageTurn({"user": 5.0, "summary": 0.0}, 6.0)
+
+    written = page(Report("", (turn,)))
+
+    assert 'data-kind="user"' in written
+    assert 'data-kind="summary"' not in written
+
+
+def test_the_stages_savings_are_added_up():
+    assert "BatchOffload 3 times, 11,964 tokens saved." in page(long_report(3))
+
+
+def test_of_several_files_each_page_is_named_after_both(tmp_path: Path):
+    page_path = tmp_path / "report.html"
+
+    assert page_paths(page_path, ["a/x.jsonl", "a/x.jsonl"]) == {"a/x.jsonl": page_path}
+    found = page_paths(page_path, ["a/x.jsonl", "b/x.jsonl", "-"])
+    assert [path.name for path in found.values()] == ["report-x.html", "report-x-2.html", "report-stdin.html"]
 
 
 def test_every_figure_stands_in_a_table():
@@ -259,6 +287,33 @@ def test_the_keyboard_reaches_a_turn_its_action_and_the_way_back(show: Show, rep
     assert text_of(chrome, "#action-title") == "Turn 7: DirectOffload changed"
     press(Keys.ESCAPE)
     assert focused().startswith("DirectOffload: changed")
+
+
+def test_a_block_that_left_opens_what_replaced_it(show: Show, replayed: Report):
+    chrome = show(replayed)
+    where = next(block for block in replayed.blocks if block.until == 5)
+
+    button = next(
+        found
+        for found in chrome.find_elements(By.CSS_SELECTOR, "td button[data-action]")
+        if found.get_property("textContent") == where.fate
+    )
+    chrome.execute_script("arguments[0].click()", button)
+
+    assert text_of(chrome, "#action-title") == "Turn 5: DirectOffload changed"
+    assert where.name in text_of(chrome, "#action-body h3")
+
+
+def test_without_the_line_to_compare_with_the_chart_takes_the_rest_larger(show: Show, replayed: Report):
+    chrome = show(replayed)
+    before = int(float(chrome.find_element(By.CSS_SELECTOR, "#tokens .mark-area.role-mark").rect["height"]))
+
+    chrome.find_element(By.ID, "compare").click()
+
+    def height(_: Chrome) -> bool:
+        return bool(chrome.find_element(By.CSS_SELECTOR, "#tokens .mark-area.role-mark").rect["height"] > 2 * before)
+
+    WebDriverWait(chrome, 10).until(height)
 
 
 def test_a_kind_can_be_shown_alone(show: Show, replayed: Report):

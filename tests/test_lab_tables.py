@@ -5,10 +5,10 @@ from histories import assistant, conversation, step, tool_result, tool_use, user
 
 from ctxpipe.lab.batch import FileReplay
 from ctxpipe.lab.costs import CacheUse, Request
-from ctxpipe.lab.printing import figures_text
 from ctxpipe.lab.references import Use
 from ctxpipe.lab.replay import Replay, Step
 from ctxpipe.lab.tables import Figures, figures, largest_blocks, summed, tokens_by_kind, tokens_by_tool
+from ctxpipe.lab.terminal import figures_text
 from ctxpipe.placeholders import BATCH, placeholder
 from ctxpipe.prices import Prices
 from ctxpipe.tokens import TokenCounter

@@ -14,10 +14,10 @@ from typing import TypeAlias
 
 from ..errors import CtxpipeError
 from .atoms import AtomIndex
-from .moments import Moment
-from .paging import Pages
 from .replay import PipelineMaker, Replay, Settings, replay
+from .replay_report import Pages
 from .report import Report
+from .story import Moment
 from .transcripts import STDIN, Format, Transcript, read_bytes, read_transcript
 
 __all__ = ["FileReplay", "Workers", "replay_file", "replay_files", "workers"]

@@ -10,14 +10,16 @@ import base64
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 
-from .figures import charts, library
-from .report import KINDS, PageTurn, Report
+from .charts import charts, library
+from .report import KINDS, Action, BlockFate, PageTurn, Report
 
-__all__ = ["page", "write_page"]
+__all__ = ["page", "page_paths", "write_page"]
 
 TEXT_BYTES = 1_200_000
 """Of the texts of all actions together: the library takes 0.9 MB, and the page is to stay below 3."""
@@ -31,6 +33,19 @@ def write_page(path: str | os.PathLike[str], report: Report) -> None:
     """Write the page of *report* to *path*. Raises OSError where that cannot be written."""
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         file.write(page(report))
+
+
+def page_paths(path: Path, files: Iterable[str]) -> dict[str, Path]:
+    """Where the page of each of *files* goes: *path* for a single one, else a file beside it named after both."""
+    distinct = list(dict.fromkeys(files))
+    if len(distinct) == 1:
+        return {distinct[0]: path}
+    found: dict[str, Path] = {}
+    for file in distinct:
+        stem = "stdin" if file == "-" else Path(file).stem
+        names = (f"{path.stem}-{stem}{'' if n == 1 else f'-{n}'}{path.suffix}" for n in range(1, len(distinct) + 1))
+        found[file] = next(p for p in map(path.with_name, names) if p not in found.values())
+    return found
 
 
 def page(report: Report) -> str:
@@ -168,9 +183,11 @@ _DIALOG = """<dialog id="action" aria-labelledby="action-title">
 def _body(report: Report) -> Iterator[str]:
     """The sections. Whatever a chart shows stands in a table too."""
     yield f'<h1>{escape(report.title)}</h1>\n<p class="soft">{escape(report.subtitle)}</p>\n'
+    if report.turns:
+        yield f'<p class="lead">{escape(_lead(report))}</p>\n'
     if report.facts:
         rows = [(fact.name, fact.with_it, fact.without) for fact in report.facts]
-        yield _table("In all", ("", report.policy, report.baseline), rows, range(1, 3))
+        yield _table("In all", ("", report.policy, report.baseline), rows, range(1, 3), "facts")
     if report.turns:
         yield from _tokens(report)
         yield from _actions(report)
@@ -181,26 +198,39 @@ def _body(report: Report) -> Iterator[str]:
     yield from _blocks(report)
 
 
+def _lead(report: Report) -> str:
+    """All of the page in a sentence."""
+    cost, cost_without = sum(turn.cost for turn in report.turns), sum(turn.cost_without for turn in report.turns)
+    largest, without = max(turn.total for turn in report.turns), max(turn.tokens_without for turn in report.turns)
+    costs = f"{report.policy} cost {cost / cost_without:.0%} of {report.baseline}; " if cost_without else ""
+    told = f"{costs}the largest context was {largest:,.0f} tokens instead of {without:,.0f}."
+    return f"{_counted(len(report.turns), 'turn')}: {told}"
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number:,} {name}{'' if number == 1 else 's'}"
+
+
 def _tokens(report: Report) -> Iterator[str]:
     baseline = escape(report.baseline)
     yield "<section>\n<h2>Tokens per turn</h2>\n"
     yield (
-        f"<p>What each model call was sent; the dashed line: {baseline}. A mark is a stage's action, filled where it "
+        f"<p>What each model call was sent, by kind; dashed: {baseline}. A mark is a stage's action, filled where it "
         "came to nothing: choose it to see what it replaced.</p>\n"
     )
+    yield from _kinds(report)
     yield f'<div class="chart" id="tokens" role="img" aria-label="{escape(_told(report))}"></div>\n'
     yield (
         f'<div class="pick"><label for="turn">Turn</label><input type="range" id="turn" min="1" '
         f'max="{len(report.turns)}" value="{len(report.turns)}">'
-        f'<label><input type="checkbox" id="compare" checked> compare with: {baseline}</label></div>\n'
+        f'<label><input type="checkbox" id="compare" checked> dashed line: {baseline}</label></div>\n'
         '<div class="readout" id="readout" role="group" aria-label="The chosen turn"></div>\n'
     )
-    yield from _kinds()
+    header = ("turn", *KINDS.values(), "in all", report.baseline, "what the model did")
     rows = [
         (str(number), *(f"{turn.tokens.get(kind, 0):,.0f}" for kind in KINDS), *_sums(turn), turn.label)
         for number, turn in enumerate(report.turns, 1)
     ]
-    header = ("turn", *KINDS.values(), "in all", report.baseline, "what the model did")
     yield _details("Table: tokens per turn", _table("Tokens per turn and kind", header, rows, range(12)))
     yield "</section>\n"
 
@@ -215,14 +245,16 @@ def _told(report: Report) -> str:
     )
 
 
-def _kinds() -> Iterator[str]:
+def _kinds(report: Report) -> Iterator[str]:
     """What the colours mean, in the order of the stack; a kind can be shown alone, so that nothing hangs on colour."""
     yield '<ul class="kinds" aria-label="Kinds, from the top down; choose one to see it alone">\n'
+    present = {kind for turn in report.turns for kind, tokens in turn.tokens.items() if tokens}
     for kind, name in reversed(list(KINDS.items())):
-        yield (
-            f'<li><button type="button" aria-pressed="false" data-kind="{kind}">'
-            f'<span class="swatch" style="background: var(--{kind})"></span>{name}</button></li>\n'
-        )
+        if kind in present:
+            yield (
+                f'<li><button type="button" aria-pressed="false" data-kind="{kind}">'
+                f'<span class="swatch" style="background: var(--{kind})"></span>{name}</button></li>\n'
+            )
     yield "</ul>\n"
 
 
@@ -230,35 +262,51 @@ def _sums(turn: PageTurn) -> tuple[str, str]:
     return f"{turn.total:,.0f}", f"{turn.tokens_without:,.0f}"
 
 
+def _acted(report: Report) -> list[tuple[int, Action]]:
+    """Every action with its turn, in the order in which the page's script counts them."""
+    return [(number, action) for number, turn in enumerate(report.turns, 1) for action in turn.actions]
+
+
 def _actions(report: Report) -> Iterator[str]:
-    acted = [(number, action) for number, turn in enumerate(report.turns, 1) for action in turn.actions]
+    acted = _acted(report)
     if not acted:
         return
-    yield "<section>\n<h2>Actions</h2>\n"
-    head = (
-        '<th scope="col" class="number">turn</th><th scope="col">action</th><th scope="col">what</th>'
-        '<th scope="col" class="number">tokens saved</th>'
-    )
-    rows = "".join(
-        f'<tr><td class="number">{number}</td><td><button type="button" data-action="{index}">{escape(action.stage)}: '
-        f"{escape(action.outcome)}</button></td><td>{escape(action.told)}</td>"
-        f'<td class="number">{"" if action.tokens_saved is None else f"{action.tokens_saved:,.0f}"}</td></tr>\n'
+    yield f"<section>\n<h2>Actions</h2>\n<p>{escape(_by_stage(acted))}</p>\n"
+    rows = [
+        (
+            str(number),
+            _button(index, f"{action.stage}: {action.outcome}"),
+            escape(action.told),
+            "" if action.tokens_saved is None else f"{action.tokens_saved:,.0f}",
+        )
         for index, (number, action) in enumerate(acted)
-    )
-    table = (
-        f"<table><caption>What each stage did</caption><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table>"
-    )
-    yield _details(
-        f"Table: {len(acted):,} action{'s' if len(acted) > 1 else ''}",
-        _scrolled(table, "Actions"),
-        opened=len(acted) <= FEW,
-    )
+    ]
+    table = _grid("What each stage did", ("turn", "action", "what", "tokens saved"), rows, (0, 3))
+    yield _details(f"Table: {_counted(len(acted), 'action')}", table, opened=len(acted) <= FEW)
     yield "</section>\n"
+
+
+def _by_stage(acted: Iterable[tuple[int, Action]]) -> str:
+    """How often each stage acted, and what that saved."""
+    times: Counter[str] = Counter()
+    saved: Counter[str] = Counter()
+    for _, action in acted:
+        times[action.stage] += 1
+        saved[action.stage] += round(action.tokens_saved or 0)
+    told = (f"{stage} {_counted(times[stage], 'time')}, {saved[stage]:,} tokens saved" for stage in times)
+    return f"{'; '.join(told)}."
+
+
+def _button(action: int, text: str) -> str:
+    """Opens the dialog of the action with this number."""
+    return f'<button type="button" data-action="{action}">{escape(text)}</button>'
 
 
 def _costs(report: Report) -> Iterator[str]:
     yield "<section>\n<h2>Cost so far</h2>\n"
-    yield f"<p>Added up over the turns, in {escape(report.unit)}; prompts cached as the provider's rules say.</p>\n"
+    yield (
+        f"<p>Added up over the turns, in {escape(_unit(report))}; prompts are cached as the provider's rules say.</p>\n"
+    )
     told = f"Cost so far, {report.policy} and {report.baseline}, turn by turn; the table below has all."
     yield f'<div class="chart" id="cost" role="img" aria-label="{escape(told)}"></div>\n'
     rows, ours, theirs = [], 0.0, 0.0
@@ -268,6 +316,10 @@ def _costs(report: Report) -> Iterator[str]:
     header = ("turn", report.policy, report.baseline)
     yield _details("Table: cost so far", _table(f"Cost so far, {report.unit}", header, rows, range(3)))
     yield "</section>\n"
+
+
+def _unit(report: Report) -> str:
+    return "dollars" if report.unit == "dollars" else f"the price of so many {report.unit}"
 
 
 def _money(amount: float, report: Report) -> str:
@@ -293,30 +345,43 @@ def _blocks(report: Report) -> Iterator[str]:
     if not report.blocks:
         return
     yield "<section>\n<h2>The biggest blocks, and where they went</h2>\n"
-    rows = [
-        (block.name, KINDS[block.kind], f"{block.tokens:,.0f}", str(block.turn), block.fate) for block in report.blocks
-    ]
-    header = ("block", "kind", "tokens", "since turn", "now")
-    yield _table("The biggest blocks", header, rows, range(2, 4))
+    places = {(turn, action.stage): index for index, (turn, action) in reversed(list(enumerate(_acted(report))))}
+    rows = [_fate(block, places.get((block.until or 0, block.stage))) for block in report.blocks]
+    header = ("block", "kind", "tokens", "since turn", "until turn", "now")
+    yield _grid("The biggest blocks", header, rows, range(2, 5))
     yield "</section>\n"
+
+
+def _fate(block: BlockFate, action: int | None) -> tuple[str, ...]:
+    """A row of the biggest blocks; one that left opens what replaced it."""
+    now = escape(block.fate) if action is None else _button(action, block.fate)
+    numbers = (f"{block.tokens:,.0f}", str(block.turn), str(block.until or ""))
+    return escape(block.name), KINDS[block.kind], *numbers, now
 
 
 def _details(name: str, content: str, *, opened: bool = False) -> str:
     return f"<details{' open' if opened else ''}><summary>{escape(name)}</summary>\n{content}</details>\n"
 
 
-def _table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """A table; right-aligned where *numbers* has the column's index."""
+def _table(
+    caption: str, header: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), style: str = ""
+) -> str:
+    """A table of texts; right-aligned where *numbers* has the column's index."""
+    body = [[escape(cell) for cell in row] for row in rows]
+    return _grid(caption, header, body, numbers, style)
+
+
+def _grid(
+    caption: str, header: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int], style: str = ""
+) -> str:
+    """A table of cells that are HTML, in a box of its own, which the keyboard can scroll."""
     classes = [' class="number"' if index in numbers else "" for index in range(len(header))]
     head = "".join(f'<th scope="col"{at}>{escape(name)}</th>' for name, at in zip(header, classes, strict=True))
     body = "".join(
-        f"<tr>{''.join(f'<td{at}>{escape(cell)}</td>' for cell, at in zip(row, classes, strict=True))}</tr>\n"
-        for row in rows
+        f"<tr>{''.join(f'<td{at}>{cell}</td>' for cell, at in zip(row, classes, strict=True))}</tr>\n" for row in rows
     )
-    table = f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"
-    return _scrolled(table, caption)
-
-
-def _scrolled(table: str, name: str) -> str:
-    """A wide or long table in a box of its own, which the keyboard can scroll."""
-    return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(name)}">{table}</div>\n'
+    label = escape(caption)
+    return (
+        f'<div class="scroll{style and f" {style}"}" role="region" tabindex="0" aria-label="{label}"><table>'
+        f"<caption>{label}</caption><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>\n"
+    )

@@ -22,7 +22,10 @@ from ..tokens import Budget, Ledger
 from .baselines import ClearOldResults, DropMiddle, KeepLast, MaskOldResults, OffloadInputs, OldestUntil
 from .workbench import Workbench
 
-__all__ = ["BUDGETED", "POLICIES", "BudgetedPolicy", "Policy", "policies"]
+__all__ = ["BUDGETED", "NONE", "POLICIES", "BudgetedPolicy", "Policy", "policies"]
+
+NONE = "none"
+"""The policy that leaves every context as it is."""
 
 WINDOW, TRIGGER = 200_000, 167_000
 """A window of 200,000 tokens, and what the most widespread coding agent leaves of it before it compacts."""
@@ -88,7 +91,7 @@ _Stages: TypeAlias = Callable[[Workbench, Prices], list[Stage]]
 
 # Raw tokens: 80,000 are what is billed as 100,000, where the context editing of the API begins by default.
 POLICIES: Mapping[str, _Stages] = {
-    "none": lambda _bench, _prices: [],
+    NONE: lambda _bench, _prices: [],
     "keep-last": lambda _bench, _prices: [KeepLast(80_000)],
     "drop-middle": lambda _bench, _prices: [DropMiddle(80_000)],
     "clear-old": lambda bench, _prices: [ClearOldResults(80_000, keep=3, at_least=16_000), _compact(bench)],

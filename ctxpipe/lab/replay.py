@@ -14,8 +14,8 @@ from ..session import Session
 from ..tokens import Ledger
 from .atoms import Atom, AtomIndex
 from .costs import CacheRules, CacheUse, PromptCache, Purpose, Request
-from .moments import Moment
 from .references import Context, Past, Source, Store, Use, needed, use_of
+from .story import Moment
 from .transcripts import Transcript
 from .workbench import ROOT, Workbench
 

@@ -72,13 +72,18 @@ class PageTurn:
 
 @dataclass(frozen=True, slots=True)
 class BlockFate:
-    """One of the biggest blocks: the turn that saw it first, counted from 1, and what became of it."""
+    """One of the biggest blocks, seen from *turn* on, counted from 1, and what became of it.
+
+    *until* is the turn in which *stage* took it out, None as long as it stands in the context.
+    """
 
     name: str
     kind: Kind
     tokens: float
     turn: int
-    fate: str
+    fate: str = "still in the context"
+    until: int | None = None
+    stage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,7 @@ class Report:
     subtitle: str = ""
     unit: str = "input tokens"
     policy: str = "with ctxpipe"
-    baseline: str = "without"
+    baseline: str = "without ctxpipe"
     facts: tuple[Fact, ...] = ()
     recall: tuple[RecallPoint, ...] = ()
     blocks: tuple[BlockFate, ...] = field(default=())

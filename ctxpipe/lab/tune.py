@@ -20,7 +20,7 @@ from ..stages.offload import WRITING_TOOLS
 from .batch import FileReplay
 from .config import ConfiguredPolicy
 from .costs import bill
-from .policies import WINDOW, Policy
+from .policies import NONE, WINDOW, Policy
 from .replay import PipelineMaker, Replay
 
 __all__ = ["Candidate", "HeldOut", "Score", "Scored", "Tuned", "candidates", "front", "least_budget", "tune"]
@@ -28,7 +28,6 @@ __all__ = ["Candidate", "HeldOut", "Score", "Scored", "Tuned", "candidates", "fr
 Evaluate: TypeAlias = Callable[[Sequence[str], Mapping[str, PipelineMaker]], Iterable[FileReplay]]
 """Replays files through makers, as `replay_files` does."""
 
-NONE = "none"
 SHARES = (1 / 9, 1 / 3, 1.0)
 KEPT = 1 / 3
 MOST = 1000

@@ -33,9 +33,14 @@ function cumulative() {
   });
 }
 
+function without() {
+  return report.turns.map((turn) => ({ turn: turn.turn, tokens: turn.without }));
+}
+
 function datasets() {
   return {
     turns: report.turns,
+    without: without(),
     kinds: report.kinds.flatMap(([kind], order) => (report.turns.some((turn) => turn.kinds[order])
       ? report.turns.map((turn) => ({ turn: turn.turn, kind, order, tokens: turn.kinds[order] })) : [])),
     marks: report.actions.map(({ turn, stage, outcome }, action) => ({ turn, stage, outcome, action, total: report.turns[turn - 1].total })),
@@ -161,8 +166,7 @@ function choose(button) {
 }
 
 function compare(on) {
-  const rows = report.turns.map((turn) => (on ? { ...turn } : { ...turn, without: 0 }));
-  views.tokens?.data("turns", rows).runAsync();
+  views.tokens?.data("without", on ? without() : []).runAsync();
 }
 
 async function start() {

@@ -84,7 +84,7 @@ def _turns(report: Report) -> Spec:
         "type": "quantitative",
         "title": "turn",
         "scale": {"nice": False, "domain": [1, last] if last > 1 else [0, 2]},
-        "axis": {"tickMinStep": 1, "grid": False},
+        "axis": {"tickMinStep": 1, "tickCount": 10, "grid": False},
     }
 
 
@@ -98,12 +98,17 @@ def _cursor(report: Report) -> Spec:
     }
 
 
-_AMOUNT: Spec = {"field": "tokens", "type": "quantitative", "title": "tokens", "axis": {"format": "~s", "tickCount": 6}}
+def _axis(ticks: int) -> Spec:
+    """An axis of large numbers in short: 0, 50k, 2M."""
+    return {"labelExpr": "datum.value ? format(datum.value, '~s') : '0'", "tickCount": ticks}
+
+
+_AMOUNT: Spec = {"field": "tokens", "type": "quantitative", "title": "tokens", "axis": _axis(6)}
 
 
 def _tokens(report: Report) -> Spec:
     without = {
-        "data": {"name": "turns"},
+        "data": {"name": "without"},
         "mark": {
             "type": "line",
             "interpolate": "step",
@@ -111,7 +116,7 @@ def _tokens(report: Report) -> Spec:
             "strokeDash": DASHES[1],
             "strokeWidth": 1.5,
         },
-        "encoding": {"x": _turns(report), "y": {**_AMOUNT, "field": "without"}},
+        "encoding": {"x": _turns(report), "y": {**_AMOUNT, "field": "tokens"}},
     }
     return _chart(340, [_stack(report), without, _cursor(report), _marks(report)], ["turn", "chosen"])
 
@@ -162,7 +167,7 @@ def _marks(report: Report) -> Spec:
 
 def _cost(report: Report) -> Spec:
     series = [report.policy, report.baseline]
-    money = "$,.2f" if report.unit == "dollars" else "~s"
+    axis = {"format": "$,.2f", "tickCount": 5} if report.unit == "dollars" else _axis(5)
     lines = {
         "data": {"name": "costs"},
         "mark": {"type": "line", "strokeWidth": 2},
@@ -171,8 +176,8 @@ def _cost(report: Report) -> Spec:
             "y": {
                 "field": "cost",
                 "type": "quantitative",
-                "title": report.unit,
-                "axis": {"format": money, "tickCount": 5},
+                "title": f"cost, {report.unit}",
+                "axis": axis,
             },
             "color": {
                 "field": "series",
@@ -199,7 +204,7 @@ def _recall(report: Report) -> Spec:
                 "type": "quantitative",
                 "title": "tokens in the context",
                 "scale": {"zero": False},
-                "axis": {"format": "~s", "grid": False, "tickCount": 6},
+                "axis": {**_axis(6), "grid": False},
             },
             "y": {
                 "field": "recall",
@@ -211,7 +216,7 @@ def _recall(report: Report) -> Spec:
             "color": {
                 "field": "policy",
                 "scale": {"domain": names, "range": colours},
-                "legend": {"orient": "bottom", "title": None, "columns": 2},
+                "legend": {"orient": "bottom", "title": None, "columns": 2, "labelLimit": 0},
             },
             "shape": {
                 "field": "policy",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import nlargest
+from pathlib import PurePath
 from typing import TypeAlias
 
 from ..compacted import RESTORED, SUMMARY
@@ -118,7 +120,7 @@ class _Reader:
         self._calls.update((made.id, _call(made)) for made in tool_calls([message]))
         for piece in self._of(message):
             tokens = piece.tokens * self.tokens_per_raw
-            fate = BlockFate(piece.name, piece.kind, tokens, call + 1, "still in the context")
+            fate = BlockFate(piece.name, piece.kind, tokens, call + 1)
             self._fates.setdefault(piece.key, fate)
             self._texts.setdefault(piece.key, piece.text)
 
@@ -207,9 +209,9 @@ class _Reader:
     def _swapped(
         self, moment: Moment, done: Sequence[StageReport], old: _Piece, new: _Piece
     ) -> tuple[StageReport, Replaced]:
-        where = _where(new.text) or ""
+        where = _pointer(new) or ""
         report = next((r for r in done if isinstance(r.detail, Offloaded) and where in r.detail.files), done[-1])
-        self._fate(old, moment, f"moved to {where}" if where else f"shortened by {report.stage}")
+        self._fate(old, moment, f"moved to {PurePath(where).name}" if where else "shortened", report)
         return report, self._replaced(old.name, [old], [new], where)
 
     def _removed(
@@ -218,15 +220,14 @@ class _Reader:
         report = next((r for r in done if not isinstance(r.detail, Offloaded)), done[-1])
         verb = "summarised" if isinstance(report.detail, Compacted) else "removed"
         for piece in gone:
-            self._fate(piece, moment, f"{verb} by {report.stage}")
+            self._fate(piece, moment, verb, report)
         where = getattr(report.detail, "archive", None) or ""
         return report, self._replaced(_counted(len(gone), "block"), gone, new, where)
 
-    def _fate(self, piece: _Piece, moment: Moment, fate: str) -> None:
+    def _fate(self, piece: _Piece, moment: Moment, fate: str, report: StageReport) -> None:
         known = self._fates.get(piece.key)
         if known is not None:
-            told = f"{fate}, turn {moment.call + 1}"
-            self._fates[piece.key] = BlockFate(known.name, known.kind, known.tokens, known.turn, told)
+            self._fates[piece.key] = replace(known, fate=fate, until=moment.call + 1, stage=report.stage)
 
     def _replaced(self, name: str, old: Sequence[_Piece], new: Sequence[_Piece], where: str) -> Replaced:
         before, after = (sum(piece.tokens for piece in pieces) * self.tokens_per_raw for pieces in (old, new))
@@ -256,6 +257,12 @@ _SPOKEN: Mapping[str, Kind] = {"system": "system", "assistant": "assistant", "us
 
 def _where(content: object) -> str | None:
     return reference(content) or previewed_reference(content)
+
+
+def _pointer(piece: _Piece) -> str | None:
+    """The file that *piece* names in place of what it said; a call names it in one of the texts of its input."""
+    said = strings(json.loads(piece.text)) if piece.key[0] == "call" else [piece.text]
+    return next(filter(None, map(_where, said)), None)
 
 
 def _call(call: ToolCall) -> str:
@@ -288,7 +295,12 @@ def _excerpt(piece: _Piece) -> str:
 
 
 def _end(text: str, chars: int = 48) -> str:
-    return text if len(text) <= chars else f"…{text[-chars:]}"
+    """How *text* ends, in so many characters; a path is cut between its segments."""
+    if len(text) <= chars:
+        return text
+    end = text[-chars:]
+    whole = end.find("/")
+    return f"…{end[whole if 0 <= whole < chars // 2 else 0 :]}"
 
 
 def _beginning(text: str, chars: int = 48) -> str:

@@ -11,9 +11,9 @@ from ..prices import Prices
 from ..reports import StageReport
 from ..tokens import TokenCounter
 from .costs import PromptCache, Request, bill
-from .moments import Moment, story
+from .replay_report import label
 from .report import Fact, PageTurn, Report
-from .reporting import label
+from .story import Moment, story
 
 __all__ = ["LiveReport"]
 

@@ -1,20 +1,59 @@
-"""From a replay to the page's numbers."""
+"""From a conversation's replays to the report of its page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from ..messages import Message, texts, tool_calls
 from ..prices import Prices
 from ..tokens import TokenCounter, as_counter
 from .atoms import AtomIndex
 from .costs import Bill, bill
-from .moments import Moment, story
+from .policies import NONE, BudgetedPolicy
+from .recall import ORACLES, Cut, Scored, cuts, mean_recall, shaped
 from .replay import PipelineMaker, Replay, Settings, Step, replay
 from .report import Fact, PageTurn, RecallPoint, Report
+from .story import Moment, story
 from .transcripts import Transcript
 
-__all__ = ["label", "replayed_report", "report_of"]
+__all__ = ["Pages", "label", "recall_points", "replayed_report", "report_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Which reports are wanted of each file that is replayed: of the policy *ours* beside *baseline*.
+
+    Costs are in dollars where *prices* are given. Made where the file is replayed: only that process has its contexts.
+    """
+
+    ours: str
+    baseline: str
+    prices: Prices | None = None
+
+    async def report(
+        self,
+        transcript: Transcript,
+        replays: Mapping[str, Replay],
+        moments: Iterable[Moment],
+        settings: Settings | None,
+        index: AtomIndex,
+    ) -> Report:
+        """The report of *transcript*; *moments* are those of the replay through *ours*."""
+        return report_of(
+            transcript,
+            replays[self.ours],
+            replays[self.baseline],
+            moments,
+            settings=settings,
+            prices=self.prices,
+            recall=await recall_points(transcript, index),
+            names=(_shown(self.ours), _shown(self.baseline)),
+        )
+
+
+def _shown(policy: str) -> str:
+    return "no management" if policy == NONE else policy
 
 
 async def replayed_report(
@@ -25,7 +64,7 @@ async def replayed_report(
     settings: Settings | None = None,
     prices: Prices | None = None,
     recall: Sequence[RecallPoint] = (),
-    names: tuple[str, str] = ("with ctxpipe", "without"),
+    names: tuple[str, str] = ("with ctxpipe", "without ctxpipe"),
 ) -> Report:
     """Replay *transcript* through the pipelines that *make* and *baseline* make, and tell both ways on one page.
 
@@ -47,7 +86,7 @@ def report_of(
     settings: Settings | None = None,
     prices: Prices | None = None,
     recall: Sequence[RecallPoint] = (),
-    names: tuple[str, str] = ("with ctxpipe", "without"),
+    names: tuple[str, str] = ("with ctxpipe", "without ctxpipe"),
     counter: TokenCounter | None = None,
 ) -> Report:
     """The report of one replay beside another of the same transcript; *moments* are those of the first."""
@@ -98,19 +137,50 @@ def _cost(step: Step, prices: Prices) -> float:
     return bill(step.requests, prices).total
 
 
-def _facts(ours: Replay, theirs: Replay, prices: Prices, unit: str) -> Iterable[Fact]:
-    bills = [bill(one.requests, prices) for one in (ours, theirs)]
-    largest = [max((step.prompt_tokens for step in one.steps), default=0.0) for one in (ours, theirs)]
+def _facts(ours: Replay, theirs: Replay, prices: Prices, unit: str) -> Iterator[Fact]:
+    both = (ours, theirs)
+    bills = [bill(one.requests, prices) for one in both]
+    largest = [max((step.prompt_tokens for step in one.steps), default=0.0) for one in both]
     yield Fact("tokens sent in all", *(f"{one.prompt_tokens:,.0f}" for one in bills))
     yield Fact("largest context, tokens", *(f"{tokens:,.0f}" for tokens in largest))
     yield Fact(f"cost, {unit}", *(_amount(one, unit) for one in bills))
-    yield Fact("from the prompt cache", *(f"{one.hit_rate:.1%}" for one in bills))
-    yield Fact("of what replies used, in the context", *(f"{one.use.recall:.1%}" for one in (ours, theirs)))
-    yield Fact(
-        "of what replies used, there or one reading call away", *(f"{one.use.one_hop:.1%}" for one in (ours, theirs))
-    )
+    yield Fact("read from the prompt cache", *(f"{one.hit_rate:.1%}" for one in bills))
+    yield Fact("of what replies used, in the context", *(f"{one.use.recall:.1%}" for one in both))
+    yield Fact("of what replies used, there or one reading call away", *(f"{one.use.one_hop:.1%}" for one in both))
     yield Fact("requests to read something back", *(f"{one.refetches:,}" for one in bills))
 
 
 def _amount(one: Bill, unit: str) -> str:
     return f"${one.total:,.4f}" if unit == "dollars" else f"{one.total:,.0f}"
+
+
+# Recall against budget ----------------------------------------------------------------------------------------
+
+SHARES = (0.1, 0.2, 0.35, 0.5, 0.75)
+WAYS = ("keep last", "clear old results", "offload oldest", "offload, 450 characters shown")
+ORACLE = "oracle blocks"
+
+
+async def recall_points(transcript: Transcript, index: AtomIndex | None = None) -> list[RecallPoint]:
+    """What simple ways to keep to a budget still show of what is used later, and what could be shown at best.
+
+    Empty where the conversation is too short to be cut anywhere.
+    """
+    found = list(cuts(transcript, index=index or AtomIndex()))
+    if not found:
+        return []
+    points = list[RecallPoint]()
+    for share in SHARES:
+        tokens = sum(share * cut.tokens for cut in found) / len(found)
+        points += [_point(way, tokens, [await _kept(cut, way, share) for cut in found]) for way in WAYS]
+        best = [ORACLES[ORACLE](cut, int(share * cut.tokens)) for cut in found]
+        points.append(_point(ORACLE, tokens, best, oracle=True))
+    return points
+
+
+async def _kept(cut: Cut, way: str, share: float) -> Scored:
+    return await shaped(cut, BudgetedPolicy(way, int(share * cut.tokens)))
+
+
+def _point(way: str, tokens: float, scored: Iterable[Scored], *, oracle: bool = False) -> RecallPoint:
+    return RecallPoint(way, tokens, mean_recall(scored).visible, oracle)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import PurePath
 
 import pytest
-from histories import user, view
+from histories import assistant, tool_result, tool_use, user, view
 
 from ctxpipe import BatchOffload, Compact, ContextPipeline, DirectOffload, TokenCounter
-from ctxpipe.lab.live import LiveReport
-from ctxpipe.lab.moments import Moment, Story, story
+from ctxpipe.lab.live_report import LiveReport
 from ctxpipe.lab.replay import Settings, replay
-from ctxpipe.lab.reporting import label, replayed_report
+from ctxpipe.lab.replay_report import label, replayed_report
+from ctxpipe.lab.story import Moment, Story, story
 from ctxpipe.lab.transcripts import Transcript, parse_transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message
@@ -117,11 +118,37 @@ async def test_of_a_compaction_the_summary_and_what_it_stands_for_are_shown():
 async def test_the_biggest_blocks_say_where_they_went():
     told, _ = await watched(batch, turns=12)
 
-    fates = {block.name: block.fate for block in told.blocks}
-    assert fates["result of Read: src/f0.py"].startswith("moved to /ctxpipe/")
-    assert fates["result of Read: src/f11.py"] == "still in the context"
+    blocks = {block.name: block for block in told.blocks}
+    gone, there = blocks["result of Read: src/f0.py"], blocks["result of Read: src/f11.py"]
+    assert (gone.fate, gone.stage) == ("moved to tool-result-t0.md", "BatchOffload")
+    assert gone.until in [call + 1 for call, actions in told.actions.items() if actions]
+    assert (there.fate, there.until) == ("still in the context", None)
     assert [block.tokens for block in told.blocks] == sorted((block.tokens for block in told.blocks), reverse=True)
     assert next(block.turn for block in told.blocks if block.name.endswith("f3.py")) == 5
+
+
+async def test_a_call_whose_input_left_names_the_file_it_went_to():
+    text = "x = 1\n" * 500
+    call = [assistant(tool_use("t0", "Write", {"path": "f.py", "content": text})), user(tool_result("t0", "Done."))]
+    history = [user("Go."), *call, *(message for n in range(1, 9) for message in view(f"t{n}", f"f{n}.py", "y"))]
+    storage = Workbench().storage
+    stage = BatchOffload(storage, RatioGate(0.1), reference="absolute", inputs={"Write"})
+    result = await ContextPipeline([stage]).run(history, session_id="s")
+
+    told = story([Moment(0, history, result.messages, result.reports)], TokenCounter())
+
+    (change,) = told.actions[0][0].replaced
+    assert change.where in storage.texts
+    assert storage.texts[change.where] == text
+    assert told.blocks[0].fate == f"moved to {PurePath(change.where).name}"
+
+
+async def test_a_long_path_is_cut_between_its_segments():
+    history = [user("Go."), *view("t0", f"/home/somebody/{'folder/' * 9}name.py", "x = 1\n" * 50)]
+
+    told = story([Moment(0, history, history)], TokenCounter())
+
+    assert next(b.name for b in told.blocks if b.kind == "results") == f"result of read_file: …{'/folder' * 5}/name.py"
 
 
 async def test_a_block_that_was_read_twice_is_listed_once():
