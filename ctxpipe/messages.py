@@ -361,7 +361,7 @@ class CacheMarks:
 
     def _extended(self, messages: Sequence[Message]) -> int:
         for index in range(len(self._sums) - 1, len(messages)):
-            self._sums.append(self._sums[-1] + sum(1 for _ in cache_marks(messages[index])))
+            self._sums.append(self._sums[-1] + len(list(cache_marks(messages[index]))))
         return self._sums[-1]
 
 
@@ -415,7 +415,10 @@ def _pairing_problems(messages: Sequence[Message], index: int, kinds: Sequence[s
     """Which calls and results of message *index*, whose blocks are of these *kinds*, are without the other half."""
     problems = []
     if "tool_use" in kinds and index + 1 < len(messages):
-        unanswered = _more(_ids(messages[index], "tool_use", "id"), _ids(messages[index + 1], *_RESULT))
+        calls = _ids(messages[index], "tool_use", "id")
+        if len(calls) > 1 and len(set(calls)) < len(calls):
+            problems += [f"the id {name!r} for more than one tool_use" for name in _more(calls, list(set(calls)))]
+        unanswered = _more(calls, _ids(messages[index + 1], *_RESULT))
         problems += [f"the tool_use {name!r} has no tool_result in the next message" for name in unanswered]
     if "tool_result" in kinds:
         before = _ids(messages[index - 1], "tool_use", "id") if index else []
@@ -461,4 +464,7 @@ def _is_sound(value: object) -> bool:
 
 def _are_sound(values: Iterable[object]) -> bool:
     # Nearly all are plain ASCII: a call for each would cost more than all other rules together.
-    return all((isinstance(value, str) and value.isascii()) or _is_sound(value) for value in values)
+    for value in values:  # noqa: SIM110  a generator costs as much again
+        if not (isinstance(value, str) and value.isascii()) and not _is_sound(value):
+            return False
+    return True
