@@ -81,6 +81,8 @@ def _faults_between(body: Sequence[Mapping[str, Any]], index: int, pending_ok: b
     last = index == len(body) - 1
     calls = ids(body[index], "tool_use")
     answers = [] if last else ids(body[index + 1], "tool_result")
+    if not last and len(set(calls)) < len(calls):
+        yield f"two calls of one id: {sorted(calls)}"
     if not (last and pending_ok) and sorted(calls) != sorted(answers) and calls:
         yield f"calls {sorted(calls)}, but the answers behind it are for {sorted(answers)}"
     asked = ids(body[index - 1], "tool_use") if index else []

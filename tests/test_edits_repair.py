@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 from anthropic.types import TextBlock, ToolUseBlock
+from api_rules import faults
 from histories import (
     assistant,
     broken_histories,
@@ -145,7 +146,27 @@ def test_results_with_the_same_id_answer_calls_with_the_same_id_in_order() -> No
         user(text("x"), tool_result("a", "first"), tool_result("a", "second")),
     )
 
-    assert content(repair(history), 2) == [tool_result("a", "first"), tool_result("a", "second"), text("x")]
+    assert content(repair(history), 1) == [tool_use("a"), tool_use("a-2")]
+    assert content(repair(history), 2) == [tool_result("a", "first"), tool_result("a-2", "second"), text("x")]
+
+
+def test_an_id_given_to_a_second_call_of_the_same_id_is_nobody_elses() -> None:
+    ids = ("a", "a-2", "a", "a")
+    history = conversation(user("go"), assistant(*map(tool_use, ids)), user(*map(tool_result, ids)))
+
+    mended = repair(history)
+
+    assert [block["id"] for block in content(mended, 1)] == ["a", "a-2", "a-3", "a-4"]
+    assert faults(mended) == []
+
+
+def test_a_doubled_assistant_message_leaves_one_call_answered_and_one_interrupted() -> None:
+    history = conversation(user("go"), assistant(tool_use("a")), assistant(tool_use("a")), user(tool_result("a", "x")))
+
+    mended = repair(history)
+
+    assert [block["content"] for block in content(mended, 2)] == ["x", INTERRUPTED]
+    assert faults(mended) == []
 
 
 def test_a_call_in_a_user_message_and_a_result_in_an_assistant_message_go() -> None:

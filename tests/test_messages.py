@@ -366,6 +366,10 @@ def test_calls_of_the_last_message_may_wait_for_their_results() -> None:
                 "message 3: the tool_result 'a' has no tool_use in the message before",
             ],
         ),
+        (
+            [user("go"), assistant(call("a"), call("a")), user(tool_result("a"), tool_result("a"))],
+            ["message 1: the id 'a' for more than one tool_use"],
+        ),
         ([user(tool_result("a"))], ["message 0: the tool_result 'a' has no tool_use in the message before"]),
         (
             [user("go"), assistant(call("a")), user(tool_result("a"), tool_result("a"))],

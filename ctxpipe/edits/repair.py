@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
 from ..messages import (
@@ -44,7 +45,8 @@ def repair(messages: list[Message], start: int = 0, *, encoding: bool = True) ->
     """*messages* with every broken rule mended; the very same list when nothing is wrong from *start* on.
 
     Orphan results and empty blocks go, a dangling call that is not last gets an honest error result, results move
-    to the front of the message behind their call, same-role neighbours of what had to be rebuilt are merged. Thinking
+    to the front of the message behind their call, same-role neighbours of what had to be rebuilt are merged, a second
+    call of the same id in one message gets an id of its own, and its result with it. Thinking
     blocks are never joined, moved or changed. Messages that are sound stay the same objects. Lone surrogates are
     replaced by U+FFFD, but not without *encoding*.
     """
@@ -92,8 +94,11 @@ def _mended(exchange: list[Message]) -> list[Message]:
     waiting = turns[-1] if turns and not replies and _call_ids(exchange[-1]) else None
     mended: list[Message] = []
     for turn in turns:
-        mended.append(turn)
-        if turn is not waiting and (answers := [_answer(call, results) for call in _call_ids(turn)]):
+        calls = _call_ids(turn)
+        names = _told_apart(calls)
+        mended.append(turn if names == calls else _renamed(turn, names))
+        if turn is not waiting and calls:
+            answers: list[Any] = [_answer(call, name, results) for call, name in zip(calls, names, strict=True)]
             mended.append({"role": "user", "content": answers})
     mended = _with_replies(mended, rest)
     lost_reply = replies and (not mended or mended[-1]["role"] == "assistant")
@@ -151,10 +156,33 @@ def _results(messages: Sequence[Message], called: set[str]) -> dict[str, list[Bl
     return found
 
 
-def _answer(call: str, results: Mapping[str, list[Block]]) -> Any:
+def _answer(call: str, name: str, results: Mapping[str, list[Block]]) -> Any:
+    """The result for *call*, which is now called *name*."""
     if results.get(call):
-        return results[call].pop(0)
-    return {"type": "tool_result", "tool_use_id": call, "content": INTERRUPTED, "is_error": True}
+        result = results[call].pop(0)
+        return result if name == call else {**as_dict(result), "tool_use_id": name}
+    return {"type": "tool_result", "tool_use_id": name, "content": INTERRUPTED, "is_error": True}
+
+
+def _told_apart(ids: Sequence[str]) -> list[str]:
+    """*ids*, of which one that came before in the same message has a number added: the API wants them unique there."""
+    names: list[str] = []
+    for given in ids:
+        free = (name for number in count(2) if (name := f"{given}-{number}") not in ids and name not in names)
+        names.append(given if given not in names else next(free))
+    return names
+
+
+def _renamed(turn: Message, names: Sequence[str]) -> Message:
+    """*turn* whose calls have these *names* as ids, in order."""
+    rest = iter(names)
+    content = [
+        {**as_dict(block), "id": name}
+        if kind(block) == "tool_use" and field(block, "id") != (name := next(rest))
+        else block
+        for block in blocks(turn)
+    ]
+    return cast("Message", {**turn, "content": content})
 
 
 def _without_results(message: Message) -> Message:
