@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -128,7 +129,7 @@ class _Middleware:
             changed |= options.get("extra_body", {})
         if changed == body:
             return request
-        return request.copy(body=changed, headers=options.get("extra_headers", request.headers))
+        return _with_body(request, changed, options.get("extra_headers", request.headers))
 
 
 # Conversations ------------------------------------------------------------------------------------------------------
@@ -209,6 +210,14 @@ def _is_a_turn(request: APIRequest, body: Any) -> bool:
 def _arguments(body: Mapping[str, Any]) -> dict[str, Any]:
     """What a session is to know of a request beside its messages."""
     return {name: body.get(name) for name in ("system", "tools")} | {"request": {"thinking": body.get("thinking")}}
+
+
+def _with_body(request: APIRequest, body: Mapping[str, Any], headers: Any) -> APIRequest:
+    """As ``request.copy`` does it, which would first copy the whole old body in depth, only to leave it out."""
+    copied = copy(request)
+    copied.options = copy(request.options)
+    copied.options.json_data, copied.options.headers = body, headers
+    return copied
 
 
 def _headers(request: APIRequest, call_next: AsyncCallNext) -> dict[str, Any]:

@@ -63,6 +63,7 @@ class Received:
     path: str
     headers: Mapping[str, str]
     body: RequestBody
+    raw: bytes = field(default=b"", repr=False)  # the body as it came over the wire
     problems: tuple[str, ...] = ()
     tokens: int = 0  # billed for the prompt; 0 when it was refused before it was counted
     prompt: Prompt | None = field(default=None, repr=False)
@@ -154,7 +155,7 @@ class MessagesServer:
 
     async def _receive(self, request: Request) -> tuple[Received, Failure | None]:
         raw = await request.body()
-        received = Received(request.url.path, dict(request.headers), {}, id=f"req_{next(self._numbers):024d}")
+        received = Received(request.url.path, dict(request.headers), {}, raw, id=f"req_{next(self._numbers):024d}")
         self.requests.append(received)
         try:  # in a worker thread, one request at a time: the loop is the caller's
             refusal = await anyio.to_thread.run_sync(self._judge, received, raw, limiter=self._one_at_a_time)
