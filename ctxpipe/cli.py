@@ -25,11 +25,12 @@ from .lab.cluster import cluster
 from .lab.config import read_config
 from .lab.page import page_paths, write_page
 from .lab.policies import NONE, POLICIES, WINDOW, policies
-from .lab.replay import PipelineMaker, Settings
+from .lab.replay import LAPSES_EVERY, PipelineMaker, Settings
 from .lab.replay_report import Pages
 from .lab.terminal import (
     LEGEND,
     complain,
+    counted,
     one_line,
     print_figures,
     print_json,
@@ -69,6 +70,14 @@ Config = Annotated[Path | None, typer.Option(help="A pipeline of your own, in TO
 Model = Annotated[str, typer.Option(help="Whose prices to take, such as claude-opus-4-5; default: in input tokens.")]
 ReadPrice = Annotated[float, typer.Option("--read", help="The price of a cached token, in that of an input token.")]
 Refetch = Annotated[bool, typer.Option(help="Price what the agent has to read again.")]
+Rest = Annotated[
+    int,
+    typer.Option(
+        help="Where a transcript tells no times, the prompt cache lapses before each so-manieth call, as real sessions "
+        "pause; 0: never.",
+        min=0,
+    ),
+]
 Processes = Annotated[int | None, typer.Option(help="How many; default: one for each processor.", min=1)]
 Scheduler = Annotated[
     str, typer.Option(help="The address of a Dask cluster that is to do the work, such as tcp://host:8786.")
@@ -84,6 +93,7 @@ def replay(
     model: Model = "",
     read: ReadPrice = 0.1,
     refetch: Refetch = True,
+    rest: Rest = LAPSES_EVERY,
     processes: Processes = None,
     scheduler: Scheduler = "",
     html: Annotated[
@@ -105,7 +115,7 @@ def replay(
         first, *_, last = *makers, *makers
         pages = Pages(last, first, prices if model else None) if html else None
         with _hands(scheduler, processes, len(files)) as hands:
-            done = _replayed(files, makers, Settings(refetch=refetch), hands, pages)
+            done = _replayed(files, makers, Settings(refetch=refetch, rest_every=rest), hands, pages)
         _print_replays(done, prices, model, first, as_json=as_json)
         if html:
             _write_pages(html, done)
@@ -160,22 +170,35 @@ def _progress() -> Progress:
 
 
 def _print_replays(done: Sequence[FileReplay], prices: Prices, model: str, baseline: str, *, as_json: bool) -> None:
-    rows = {file.path: tables.figures(file.replays, prices, baseline) for file in done if file.replays}
+    read = {file.path: file for file in done if file.replays}
+    rows = {path: tables.figures(file.replays, prices, baseline) for path, file in read.items()}
     everything = tables.summed(done, prices, baseline)
     errors = {file.path: file.error for file in done if file.error}
     if as_json:
-        told = {path: [row.as_json() for row in found] for path, found in rows.items()}
-        all_rows = [row.as_json() for row in everything]
-        print_json({"unit": "dollars" if model else "input tokens", "files": told, "all": all_rows, "errors": errors})
+        print_json(
+            {
+                "unit": "dollars" if model else "input tokens",
+                "files": {path: [row.as_json() for row in found] for path, found in rows.items()},
+                "read": {path: tables.file_json(file) for path, file in read.items()},
+                "all": [row.as_json() for row in everything],
+                "errors": errors,
+            }
+        )
     else:
-        for path, found in rows.items():
-            print_figures(f"{Path(path).name} ({unit(model)})", found, dollars=bool(model))
-        if len(rows) > 1:
-            print_figures(f"all {len(rows)} conversations ({unit(model)})", everything, dollars=bool(model))
-        if rows:
+        for path, file in read.items():
+            print_figures(_title(file, model), rows[path], file.calibration, dollars=bool(model))
+        if len(read) > 1:
+            title = f"all {len(read)} conversations ({unit(model)})"
+            print_figures(title, everything, tables.calibrated(read.values()), dollars=bool(model))
+        if read:
             print_line(LEGEND)
     for error in errors.values():
         complain(error)
+
+
+def _title(file: FileReplay, model: str) -> str:
+    mended = f"; {counted(file.repaired, 'fault')} mended" if file.repaired else ""
+    return f"{Path(file.path).name} ({unit(model)}{mended})"
 
 
 @app.command()
@@ -189,6 +212,7 @@ def tune(
     model: Model = "",
     read: ReadPrice = 0.1,
     refetch: Refetch = True,
+    rest: Rest = LAPSES_EVERY,
     processes: Processes = None,
     scheduler: Scheduler = "",
     as_json: AsJson = False,
@@ -208,7 +232,9 @@ def tune(
                 def advance(_file: FileReplay) -> None:
                     progress.advance(task, len(makers))
 
-                return replay_files(paths, makers, Settings(refetch=refetch), hands=hands, progress=advance)
+                return replay_files(
+                    paths, makers, Settings(refetch=refetch, rest_every=rest), hands=hands, progress=advance
+                )
 
             tuned = tuning.tune(
                 files, evaluate, prices=prices, recall=recall, folds=folds, budget=budget, seed=seed, window=window
@@ -249,7 +275,7 @@ def inspect(
 
 
 def _heading(transcript: Transcript, total: int) -> str:
-    mended = f", {len(transcript.repaired)} faults mended" if transcript.repaired else ""
+    mended = f", {counted(len(transcript.repaired), 'fault')} mended" if transcript.repaired else ""
     messages = f"{len(transcript.messages)} messages, {transcript.calls} calls"
     return f"{Path(transcript.name).name}: {transcript.format}, {messages}, {total:,} tokens{mended}"
 

@@ -71,6 +71,50 @@ def test_json_holds_the_unit_each_file_the_sum_and_the_errors(sound: Path, tmp_p
     assert done.exit_code == 1
 
 
+@pytest.fixture
+def billed(tmp_path: Path) -> Path:
+    """The same conversation, whose replies tell what was billed."""
+    path = tmp_path / "billed.jsonl"
+    usage = {"input_tokens": 10, "cache_read_input_tokens": 1890, "cache_creation_input_tokens": 100}
+    told = [{**message, "usage": usage} if message["role"] == "assistant" else message for message in HISTORY]
+    path.write_text("\n".join(map(json.dumps, told)), "utf-8")
+    return path
+
+
+def test_where_a_transcript_tells_its_bills_the_simulation_is_set_beside_them(sound: Path, billed: Path):
+    printed = run("replay", billed, sound).stdout
+    found = json.loads(run("replay", billed, sound, "--json").stdout)["read"]
+
+    assert re.search(r"The bills of 5 calls hold \d+\.\d\d times the prompt tokens .* came 94\.5%, simulated", printed)
+    assert printed.count("The bills of") == 2  # that file's, and in all
+    assert found[str(billed)]["calibration"]["billed_tokens"] == 5 * 2000
+    assert found[str(sound)]["calibration"] is None
+
+
+def test_bills_are_compared_with_no_management_or_not_at_all(billed: Path):
+    assert "The bills of" not in run("replay", billed, "--compare", "coding").stdout
+
+
+def test_what_was_mended_in_a_file_is_counted(tmp_path: Path):
+    torn = tmp_path / "torn.jsonl"
+    torn.write_text(lines(conversation(user("Go."), assistant(tool_use("t1", "bash")), user("?"), assistant("Done."))))
+
+    assert "torn.jsonl (cost in input tokens; 1 fault mended)" in run("replay", torn).stdout
+    assert json.loads(run("replay", torn, "--json").stdout)["read"][str(torn)]["faults_mended"] == 1
+
+
+def test_without_times_the_cache_lapses_as_often_as_is_asked(tmp_path: Path):
+    path = tmp_path / "long.jsonl"
+    path.write_text(lines(conversation(user("Go."), *(step(f"t{n}", result="word " * 900) for n in range(40)))))
+
+    def hits(*options: object) -> float:
+        return float(
+            json.loads(run("replay", path, "--compare", "none", "--json", *options).stdout)["all"][0]["hit_rate"]
+        )
+
+    assert hits("--rest", 3) < hits() < hits("--rest", 0)
+
+
 def test_a_pipeline_of_ones_own_is_compared_with_no_management(sound: Path, tmp_path: Path):
     config = tmp_path / "mine.toml"
     config.write_text('[[stage]]\nuse = "DirectOffload"\nmin_chars = 100\n', "utf-8")

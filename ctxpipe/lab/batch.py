@@ -14,6 +14,8 @@ from typing import TypeAlias
 
 from ..errors import CtxpipeError
 from .atoms import AtomIndex
+from .calibration import Calibration, calibration
+from .policies import NONE
 from .replay import PipelineMaker, Replay, Settings, replay
 from .replay_report import Pages
 from .report import Report
@@ -28,7 +30,10 @@ _Settings: TypeAlias = Mapping[str, Settings] | Settings | None
 
 @dataclass(frozen=True, slots=True)
 class FileReplay:
-    """What became of one file: a replay for each policy, by its name, or the *error* that its reader must know."""
+    """What became of one file: a replay for each policy, by its name, or the *error* that its reader must know.
+
+    *calibration* sets the policy ``none``, where it was replayed, beside the bills that the file tells.
+    """
 
     path: str
     replays: Mapping[str, Replay] = field(default_factory=dict)
@@ -39,6 +44,7 @@ class FileReplay:
     repaired: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
     report: Report | None = None
+    calibration: Calibration | None = None
 
 
 def replay_file(
@@ -77,6 +83,7 @@ async def _replays(
         calls=transcript.calls,
         repaired=len(transcript.repaired),
         dropped=transcript.dropped,
+        calibration=calibration(transcript, replays[NONE]) if NONE in replays else None,
         report=await pages.report(transcript, replays, moments, chosen[pages.ours], index) if pages else None,
     )
 

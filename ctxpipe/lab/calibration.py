@@ -23,6 +23,9 @@ class Calibration:
     billed_read: float
     simulated_read: float
 
+    def __add__(self, other: Calibration) -> Calibration:
+        return Calibration(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+
     @property
     def factor(self) -> float:
         """Tokens billed for each that was simulated; above 1 also by what the transcript does not hold."""

@@ -13,11 +13,24 @@ from ..messages import Message, blocks, field, kind, tool_calls, tool_results
 from ..prices import Prices
 from ..tokens import TokenCounter
 from .batch import FileReplay
+from .calibration import Calibration
 from .costs import Bill, bill
 from .replay import Replay
 from .tune import Score, Scored, Tuned, front
 
-__all__ = ["Block", "Figures", "figures", "largest_blocks", "summed", "tokens_by_kind", "tokens_by_tool", "tuned_json"]
+__all__ = [
+    "Block",
+    "Figures",
+    "calibrated",
+    "calibration_json",
+    "figures",
+    "file_json",
+    "largest_blocks",
+    "summed",
+    "tokens_by_kind",
+    "tokens_by_tool",
+    "tuned_json",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +64,29 @@ def summed(files: Iterable[FileReplay], prices: Prices, baseline: str) -> list[F
     names = list(read[0]) if read else []
     bills = {name: sum((bill(replays[name].requests, prices) for replays in read), Bill()) for name in names}
     return [_row(name, [replays[name] for replays in read], bills[name], bills[baseline].total) for name in names]
+
+
+def calibrated(files: Iterable[FileReplay]) -> Calibration | None:
+    """The bills of all *files* that tell some, beside what was simulated; None where none does."""
+    known = [file.calibration for file in files if file.calibration]
+    return sum(known[1:], known[0]) if known else None
+
+
+def calibration_json(one: Calibration) -> dict[str, float]:
+    """The same by name, for JSON."""
+    return {**asdict(one), "billed_hit_rate": one.billed_hit_rate, "simulated_hit_rate": one.simulated_hit_rate}
+
+
+def file_json(file: FileReplay) -> dict[str, Any]:
+    """What was read of a file, for JSON."""
+    return {
+        "format": file.format,
+        "model": file.model,
+        "calls": file.calls,
+        "faults_mended": file.repaired,
+        "left_out": dict(file.dropped),
+        "calibration": calibration_json(file.calibration) if file.calibration else None,
+    }
 
 
 def _row(name: str, replays: Sequence[Replay], total: Bill, baseline: float) -> Figures:

@@ -12,11 +12,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .calibration import Calibration
 from .tables import Figures
 from .tune import Candidate, Score, Tuned, front
 
 __all__ = [
+    "calibration_text",
     "complain",
+    "counted",
     "figures_text",
     "one_line",
     "print_figures",
@@ -44,6 +47,20 @@ GAP = 2
 def unit(model: str) -> str:
     """What costs are in, for a title."""
     return f"cost in dollars, {model}" if model else "cost in input tokens"
+
+
+def counted(number: int, name: str) -> str:
+    """So many of what goes by *name*: 1 fault, 2 faults."""
+    return f"{number:,} {name}{'' if number == 1 else 's'}"
+
+
+def calibration_text(found: Calibration) -> str:
+    """How far the simulation is from the bills, in a sentence."""
+    calls = counted(found.calls, "call")
+    return (
+        f"The bills of {calls} hold {found.factor:.2f} times the prompt tokens that are simulated without management; "
+        f"from the cache came {found.billed_hit_rate:.1%}, simulated {found.simulated_hit_rate:.1%}."
+    )
 
 
 # Text in rows -------------------------------------------------------------------------------------------------
@@ -81,9 +98,11 @@ def _are_numbers(rows: Sequence[Sequence[str]], place: int) -> bool:
 # Figures ------------------------------------------------------------------------------------------------------
 
 
-def print_figures(title: str, rows: Sequence[Figures], *, dollars: bool) -> None:
-    """Print a row for each policy; where the terminal is too narrow for that, a column for each."""
+def print_figures(title: str, rows: Sequence[Figures], found: Calibration | None, *, dollars: bool) -> None:
+    """Print a row for each policy, or a column where the terminal is too narrow for that; *found* stands below."""
     _print_figures(_console(), title, rows, dollars)
+    if found is not None:
+        print_line(f"{calibration_text(found)}\n")
 
 
 def figures_text(title: str, rows: Sequence[Figures], width: int, *, dollars: bool) -> str:
