@@ -67,5 +67,9 @@ def test_coming_back_within_three_turns_three_times_in_a_row_closes() -> None:
     assert compacted_at(10, 13, 15, 16) == [False, False, False, True]
 
 
+def test_after_the_cooldown_coming_back_as_soon_closes_again_at_once() -> None:
+    assert compacted_at(10, 13, 15, 16, 30, 32, 50, 60, 62, 64) == [*[False] * 3, True, False, True, *[False] * 4]
+
+
 def test_a_longer_pause_begins_the_count_anew() -> None:
     assert compacted_at(10, 13, 17, 20, 23, 24) == [False, False, False, False, False, True]

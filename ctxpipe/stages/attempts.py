@@ -19,12 +19,13 @@ class Attempts:
 
     Closed for a cooldown: after three failures in a row (then one trial, and closed again if it fails), after a
     compaction that left the context too long, and after compactions that came back within three turns three times in
-    a row. Seconds are those of the caller's clock.
+    a row (then one more, and closed again if that comes back as soon). Seconds are those of the caller's clock.
     """
 
     turns: int = 0
     failures: int = 0
     refills: int = 0
+    on_trial: bool = False
     last_turn: int | None = None
     closed_until: float = -math.inf
     closed_at_tokens: int | None = None
@@ -47,11 +48,11 @@ class Attempts:
     def succeeded(self, until: float) -> bool:
         """An attempt succeeded; whether it closes because the context filled up again too soon, too often."""
         soon = self.last_turn is not None and self.turns - self.last_turn <= REFILL_TURNS
-        self.refills = self.refills + 1 if soon else 0
-        self.failures, self.last_turn = 0, self.turns
+        self.refills = self.refills + 1 if soon else self.refills if self.on_trial else 0
+        self.failures, self.last_turn, self.on_trial = 0, self.turns, False
         if self.refills < REFILLS_IN_A_ROW:
             return False
-        self.refills = 0
+        self.refills, self.on_trial = REFILLS_IN_A_ROW - 1, True
         self._close(until, f"the context filled up within {REFILL_TURNS} turns {REFILLS_IN_A_ROW} times in a row")
         return True
 
