@@ -86,6 +86,18 @@ def test_without_a_mark_at_the_change_the_look_back_must_reach_an_entry() -> Non
     assert after_change(CacheRules(mark_changes=False)).read == 0
 
 
+def test_the_next_change_finds_what_was_written_behind_the_last_one() -> None:
+    cache, history = PromptCache(), work(9)
+    for calls in range(9):
+        sent(cache, history[: 1 + 2 * calls])
+    once = [*history[:4], user("changed"), user("changed as well"), *history[6:]]
+    twice = [*once[:8], user("changed, later"), *once[9:]]
+
+    assert sent(cache, once).read == 3000
+    # Message 6 ends what was changed; the entries of requests that ended between it and message 8 are gone.
+    assert sent(cache, twice).read == 6000
+
+
 @pytest.mark.parametrize(("calls", "read"), [(9, 3000), (10, 3000), (11, 0)])
 def test_an_entry_is_looked_for_twenty_blocks_back(calls: int, read: int) -> None:
     cache = PromptCache()

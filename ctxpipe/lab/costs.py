@@ -20,9 +20,11 @@ Purpose: TypeAlias = Literal["reply", "refetch", "summary"]
 class CacheRules:
     """How a provider caches prompts. Source: economics, 1.1.
 
-    An entry lives *ttl_seconds* after its last use. A hit needs an entry that ends at most *look_back* blocks before a
-    mark of the request. Requests are marked behind the system prompt, at their end and, with *mark_changes*, where
-    the context was rewritten, as `cache_breakpoints` does. Prompts below *min_tokens* are not cached.
+    An entry lives *ttl_seconds* after its last use, is written where a request has a mark, and nowhere else, and is
+    found from marks at most *look_back* blocks behind it. Requests are marked behind the system prompt and at their
+    end; with *mark_changes* one that was rewritten also in front of what changed, where the old entries end, and
+    behind it, where the next change will begin: the four marks that a request may have. Prompts below *min_tokens*
+    are not cached.
     """
 
     ttl_seconds: float = 300.0
@@ -71,7 +73,7 @@ class PromptCache:
         use = self.peek(context, sums, seconds)
         alive = [] if self._lapsed(seconds) else [length for length in self._entries if length <= shared]
         cached = use.read + use.written >= self.rules.min_tokens
-        marks = self._marks(shared, len(context)) if cached else set()
+        marks = self._marks(shared, context) if cached else set()
         self._entries = sorted({*alive, *marks})
         self._context, self._seconds = context, seconds
         return use
@@ -84,7 +86,7 @@ class PromptCache:
         if self._lapsed(seconds):
             return CacheUse(0.0, total)
         shared = _shared(self._context, context)
-        hits = [self._hit(context, mark, shared) for mark in self._marks(shared, len(context))]
+        hits = [self._hit(context, mark, shared) for mark in self._marks(shared, context)]
         longest = max((hit for hit in hits if hit is not None), default=None)
         read = 0.0 if longest is None else sums[longest]
         return CacheUse(read, total - read)
@@ -94,9 +96,9 @@ class PromptCache:
             return False
         return seconds - self._seconds > self.rules.ttl_seconds
 
-    def _marks(self, shared: int, length: int) -> set[int]:
+    def _marks(self, shared: int, context: Sequence[Message]) -> set[int]:
         changed = self.rules.mark_changes and shared < len(self._context)
-        return {0, length, shared} if changed else {0, length}
+        return {0, len(context), *((shared, _behind_change(self._context, context, shared)) if changed else ())}
 
     def _hit(self, context: Sequence[Message], mark: int, shared: int) -> int | None:
         """The longest entry that a mark behind *mark* messages finds."""
@@ -110,6 +112,13 @@ class PromptCache:
 def _shared(before: Sequence[Message], after: Sequence[Message]) -> int:
     pairs = enumerate(zip(before, after, strict=False))
     return next((i for i, (old, new) in pairs if old is not new and old != new), min(len(before), len(after)))
+
+
+def _behind_change(before: Sequence[Message], after: Sequence[Message], shared: int) -> int:
+    """Where what was rewritten ends in *after*: what follows stood there before, and then what is new."""
+    kept = {id(message) for message in before[shared:]}
+    old = next((i for i in range(len(after), shared, -1) if id(after[i - 1]) in kept), shared)
+    return next((i for i in range(old, shared, -1) if id(after[i - 1]) not in kept), shared)
 
 
 # The bill -----------------------------------------------------------------------------------------------------
