@@ -256,7 +256,10 @@ async def test_everything_about_a_request_is_recorded() -> None:
 
     first, second, counted = server.requests
     assert first.body["messages"] == [{"role": "user", "content": "hello"}]
+    assert json.loads(first.raw) == first.body
     assert first.headers["authorization"] == "Bearer test"
+    assert first.usage is not None
+    assert first.usage.total == first.tokens
     assert (first.tokens, first.usage, first.reply, first.problems) == (5, first.usage, answer("one"), ())
     assert (first.body.get("stream"), second.body.get("stream")) == (None, True)
     assert (counted.path, counted.usage, server.calls) == ("/v1/messages/count_tokens", None, 2)
@@ -350,9 +353,12 @@ async def test_a_hanging_server_runs_into_the_clients_timeout(reply: Hang) -> No
 
 
 async def test_a_hanging_stream_runs_into_the_clients_timeout() -> None:
-    async with talk([Hang(after=answer(LONG))], timeout=0.1) as (_, client):
+    seen: list[str] = []
+    async with talk([Hang(after=answer(LONG))], timeout=1.5) as (_, client):  # the first half has to come in time
         with pytest.raises(httpx2.ReadTimeout):
-            await ask_streaming(client)
+            await listen(client, seen)
+
+    assert 0 < len("".join(seen)) < len(LONG)
 
 
 @pytest.mark.parametrize("script", [[answer("late", seconds=60)], [Hang()], None], ids=["slow", "hanging", "script"])

@@ -144,13 +144,13 @@ class MessagesServer:
     async def _count(self, request: Request) -> Response:
         received, refusal = await self._receive(request)
         if refusal is not None:
-            return _json(_error(refusal, received), received, refusal)
+            return _refusal(refusal, received)
         return _json({"input_tokens": received.tokens}, received)
 
     async def _messages(self, request: Request) -> Response:
         received, refusal = await self._receive(request)
         if refusal is not None:
-            return _json(_error(refusal, received), received, refusal)
+            return _refusal(refusal, received)
         return await _while_connected(request, partial(self._respond, request, received))
 
     async def _receive(self, request: Request) -> tuple[Received, Failure | None]:
@@ -205,7 +205,7 @@ class MessagesServer:
             return await self._render(request, received, reply)
         except Exception as error:  # noqa: BLE001 -- raised again when the server stops
             received.reply = failure = self._failed(error)
-            return _json(_error(failure, received), received, failure)
+            return _refusal(failure, received)
 
     async def _ask(self, body: RequestBody) -> Answer | Failure | Cut | Hang:
         reply = self._next(body)
@@ -223,7 +223,7 @@ class MessagesServer:
         if isinstance(reply, Answer):
             return await self._answer(received, reply)
         if isinstance(reply, Failure) and not (streamed and reply.after):
-            return _json(_error(reply, received), received, reply)
+            return _refusal(reply, received)
         if reply.after is None:
             await self._end(request, reply)
         return await self._broken(request, received, reply, reply.after or Answer())
@@ -355,11 +355,14 @@ async def _paced(chunks: Iterable[bytes], pause_seconds: float) -> AsyncIterator
         await anyio.sleep(pause_seconds)
 
 
-def _json(body: Mapping[str, Any], received: Received, failure: Failure | None = None) -> Response:
+def _json(body: Mapping[str, Any], received: Received, status: int = 200, **headers: str) -> Response:
     from starlette.responses import JSONResponse
 
-    headers = {"request-id": received.id, **(failure.headers if failure else {})}
-    return JSONResponse(body, failure.status if failure else 200, headers)
+    return JSONResponse(body, status, {"request-id": received.id, **headers})
+
+
+def _refusal(failure: Failure, received: Received) -> Response:
+    return _json(_error(failure, received), received, failure.status, **failure.headers)
 
 
 def _stream(chunks: AsyncIterator[bytes], received: Received) -> Response:
