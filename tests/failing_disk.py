@@ -1,0 +1,89 @@
+"""A storage on a disk that fails the way an operating system lets it fail: full, not permitted, or unreadable."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Sequence
+
+from ctxpipe import LocalStorage, StorageError
+from ctxpipe.storage import Page
+
+__all__ = ["FailingDisk"]
+
+
+class FailingDisk:
+    """Everything goes to *storage*, as long as the disk lets it.
+
+    A full disk (*room*, bytes that are left; None: enough) takes the texts of a batch up to the one that no longer
+    fits, no part of a record, and of what is appended the part that fits. *denied* refuses whatever would write,
+    *unreadable* whatever would read.
+    """
+
+    def __init__(self, storage: LocalStorage) -> None:
+        self.storage = storage
+        self.mend()
+
+    def mend(self) -> None:
+        """From now on nothing fails."""
+        self.room: int | None = None
+        self.denied = self.unreadable = False
+
+    @property
+    def is_well(self) -> bool:
+        return self.room is None and not self.denied and not self.unreadable
+
+    # What a storage does ------------------------------------------------------------------------------------------
+
+    def location(self, key: str, /) -> str:
+        return self.storage.location(key)
+
+    async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
+        locations: list[str] = []
+        for key, text in texts:
+            self._take(len(text.encode("utf-8", "backslashreplace")))
+            locations += await self.storage.write([(key, text)])
+        return locations
+
+    async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
+        self._look()
+        return await self.storage.read(location, offset, limit)
+
+    async def save(self, session_id: str, stem: str, chunks: Iterable[str], /) -> str:
+        whole = list(chunks)
+        self._take(sum(len(chunk.encode("utf-8", "backslashreplace")) for chunk in whole))
+        return await self.storage.save(session_id, stem, whole)
+
+    async def append(self, session_id: str, name: str, text: str, /) -> str:
+        self._permit()
+        if self.room is not None and len(text) > self.room:
+            torn, self.room = text[: self.room], 0
+            await self.storage.append(session_id, name, torn)
+            raise _error(errno.ENOSPC)
+        self._take(len(text))
+        return await self.storage.append(session_id, name, text)
+
+    async def records(self, session_id: str, /) -> list[str]:
+        self._look()
+        return await self.storage.records(session_id)
+
+    # How it fails -------------------------------------------------------------------------------------------------
+
+    def _take(self, size: int) -> None:
+        self._permit()
+        if self.room is not None:
+            if size > self.room:
+                raise _error(errno.ENOSPC)
+            self.room -= size
+
+    def _permit(self) -> None:
+        if self.denied:
+            raise _error(errno.EACCES)
+
+    def _look(self) -> None:
+        if self.unreadable:
+            raise _error(errno.EIO)
+
+
+def _error(number: int) -> StorageError:
+    return StorageError(number, os.strerror(number))
