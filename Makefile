@@ -5,9 +5,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+FUZZ_SECONDS := 120
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint nightly clean
+.PHONY: help demo test bench lint fuzz nightly clean
 
 help:  ## what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -31,6 +32,11 @@ test: lint  ## lint, then pytest with branch coverage
 
 nightly: $(STAMP)  ## the long property tests: 10,000 examples each
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses auto
+
+fuzz: $(STAMP)  ## search for inputs that break a reader: two minutes for each of five
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	@set -e; for target in transcripts placeholders archives journals folding; do \
+		echo "== $$target"; $(BIN)/python tests/fuzz/search.py $$target $(FUZZ_SECONDS); done
 
 bench: $(STAMP)  ## every benchmark, each with a baseline of the same run
 	@set -e; for file in benchmarks/bench_*.py; do echo; echo "== $$file"; $(BIN)/python $$file; done

@@ -210,8 +210,12 @@ def _parsed(line: str) -> tuple[str, Entry] | None:
         if check != _sum(body):
             return None
         return check, _entry(json.loads(body))
-    except (ValueError, TypeError, KeyError):
+    except _OF_ANOTHER_FORM:
         return None
+
+
+# What a line may lead to that somebody else has written, or another version of this module.
+_OF_ANOTHER_FORM = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 def _entry(values: dict[str, Any]) -> Entry:
@@ -267,7 +271,11 @@ def _found(text: str, history: list[Message]) -> Found:
     damaged = None in parsed
     known = Digests(history)
     for check, entry in reversed(entries.items()):
-        state = _state(entries, entry, history, known)
+        try:
+            state = _state(entries, entry, history, known)
+        except _OF_ANOTHER_FORM:
+            damaged = True
+            continue
         if state is not None:
             undos, is_whole = _undos(entries, check)
             return Found(replace(state, undos=undos), check, is_whole, damaged, len(entries))

@@ -67,6 +67,6 @@ def parse_archive(text: str, path: str | os.PathLike[str]) -> list[Message]:
     try:
         messages: list[Message] = json.loads(text)
         ensure_messages(messages)
-    except ValueError as error:  # InvalidHistory is one
+    except (ValueError, RecursionError) as error:  # InvalidHistory is a ValueError
         raise InvalidHistory(f"{path} is no archive of messages: {textwrap.shorten(str(error), 200)}") from error
     return messages

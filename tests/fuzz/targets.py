@@ -1,0 +1,281 @@
+"""What is fuzzed: everything that reads what somebody else may have written, each as a function from bytes.
+
+A target lets pass the errors that its reader documents. Whatever else is raised, or an answer that contradicts itself,
+is a find. `test_fuzz.py` replays seeds and earlier finds without a fuzzer; `search.py` searches for new ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from histories import chat, conversation, python_source, step, text, thinking, tool_result, tool_use, user
+
+from ctxpipe.compacted import SUMMARY, own_words, restored_path, safe_summary, summary_body, summary_extras
+from ctxpipe.edits.compact import assemble, extract_commands, parsed_evidence, reminder
+from ctxpipe.edits.fold import fold_files
+from ctxpipe.errors import InvalidHistory, TranscriptError
+from ctxpipe.journal import _found as found_in
+from ctxpipe.lab.transcripts import read_transcript
+from ctxpipe.messages import Message, check
+from ctxpipe.placeholders import (
+    BATCH,
+    DIRECT,
+    Preview,
+    named_files,
+    placeholder,
+    previewed_reference,
+    reference,
+)
+from ctxpipe.stages.archive import archive_text, parse_archive
+
+__all__ = ["SEEDS", "TARGETS", "variations"]
+
+EXTENSIONS = (
+    "py",
+    "js",
+    "ts",
+    "tsx",
+    "go",
+    "rs",
+    "java",
+    "c",
+    "cpp",
+    "rb",
+    "php",
+    "swift",
+    "kt",
+    "cs",
+    "sh",
+    "xyz",
+    "",
+)
+
+
+def transcripts(data: bytes) -> None:
+    """A recorded conversation of any agent, or of none."""
+    try:
+        found = read_transcript("recorded.jsonl", data)
+    except TranscriptError:
+        return
+    assert check(found.messages) == []
+    assert found.calls <= len(found.messages)
+
+
+def placeholders(data: bytes) -> None:
+    """What a tool or a model says, taken for a placeholder, a summary, evidence, a restored file."""
+    said = data.decode("utf-8", "surrogatepass" if b"\xed" in data else "replace") if _decodes(data) else repr(data)
+    for where in (reference(said), previewed_reference(said)):
+        assert where is None or ("\n" not in where and where in said)
+    names = named_files(said)
+    assert all(name in said for name in names)
+    for form in (DIRECT, BATCH):
+        shown = placeholder(form, "s/a.md", said, Preview(3, 2))
+        if len(said) > 5:
+            assert previewed_reference(shown) == "s/a.md"
+        assert reference(placeholder(form, "s/a.md", said)) == "s/a.md"
+    message = user(said)
+    body, extras = summary_body(message), summary_extras(message)
+    assert body is None or said.endswith(body + extras)
+    parsed_evidence(said)
+    restored_path(message)
+    assert own_words(message) in said
+    summary = assemble([], safe_summary(said), [])[0]
+    assert summary_extras(summary) == ""
+    assert not extract_commands([summary])
+
+
+def _decodes(data: bytes) -> bool:
+    try:
+        data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return b"\xed" not in data
+    return True
+
+
+def archives(data: bytes) -> None:
+    """A file that should hold archived messages."""
+    said = data.decode("utf-8", "replace")
+    try:
+        messages = parse_archive(said, "archive.json")
+    except InvalidHistory:
+        return
+    assert parse_archive("".join(archive_text(messages)), "again") == messages
+
+
+HISTORY: list[Message] = conversation(user("go"), step("t1", result="one"), step("t2", result="two"), chat(2))
+
+
+def journals(data: bytes) -> None:
+    """A journal after somebody has been at it: as it is, and with check sums that fit what he wrote."""
+    said = data.decode("utf-8", "replace")
+    for journal in (said, "\n".join(map(_sealed, said.split("\n")))):
+        found = found_in(journal, HISTORY)
+        if found.state is not None:
+            covered = len(found.state.history)
+            assert list(found.state.history) == HISTORY[:covered]
+            assert check(found.state.context) is not None
+
+
+def _sealed(line: str) -> str:
+    body = line.partition(" ")[2]
+    return f"{hashlib.sha256(body.encode()).hexdigest()[:16]} {body}" if body else line
+
+
+def folding(data: bytes) -> None:
+    """Source in some language, whole or not."""
+    said = data[1:].decode("utf-8", "replace")
+    path = f"src/file.{EXTENSIONS[data[0] % len(EXTENSIONS)]}" if data else "src/file.py"
+    folded = fold_files([(path, said)], max_tokens=50, count=len)
+    assert folded.files_processed + folded.files_skipped == 1
+    assert fold_files([(path, said)], max_tokens=50, count=len) == folded
+
+
+TARGETS: Mapping[str, Callable[[bytes], None]] = {
+    target.__name__: target for target in (transcripts, placeholders, archives, journals, folding)
+}
+
+
+# Seeds ------------------------------------------------------------------------------------------------------------
+
+
+def _lines(*values: object) -> bytes:
+    return "\n".join(json.dumps(value) for value in values).encode()
+
+
+def _journal() -> bytes:
+    digest = "0" * 64
+    entry = {
+        "covered": 3,
+        "digest": digest,
+        "size": 2,
+        "sent": digest,
+        "match": [1, 3, 2],
+        "previous": "",
+        "kept": 0,
+        "tail": [[0, 1], {"role": "assistant", "content": "short"}],
+        "undos": [{"start": 1, "before": 3, "after": 2, "items": [[1, 2]], "archive": None, "needs": 2}],
+        "unbound": [[1, 0], 2],
+        "bills": [[None, 10, 15, 10, 15]],
+    }
+    line = json.dumps(entry, separators=(",", ":"))
+    sealed = _sealed(f"x {line}")
+    following = json.dumps({**entry, "previous": sealed[:16], "kept": 2, "tail": []}, separators=(",", ":"))
+    return f"\n{sealed}\n{_sealed(f'x {following}')}".encode()
+
+
+def _claude_code() -> bytes:
+    common = {"isSidechain": False, "userType": "external", "cwd": "/w", "sessionId": "s", "version": "1.0"}
+    said = {"role": "user", "content": "go"}
+    reply = {"id": "m", "role": "assistant", "model": "claude", "content": [tool_use("t1", "Bash", {"command": "ls"})]}
+    return _lines(
+        {"type": "summary", "summary": "x", "leafUuid": "u"},
+        {
+            **common,
+            "type": "user",
+            "uuid": "a",
+            "parentUuid": None,
+            "timestamp": "2026-01-01T00:00:00Z",
+            "message": said,
+        },
+        {**common, "type": "assistant", "uuid": "b", "parentUuid": "a", "message": reply},
+        {**common, "type": "user", "uuid": "c", "parentUuid": "b", "message": user(tool_result("t1", "a.py"))},
+    )
+
+
+def _openai() -> bytes:
+    call: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": '{"path": "."}'}}
+    return _lines(
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "go"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "a.py"},
+    )
+
+
+SOURCES = (
+    python_source(3),
+    "class A extends B { m(x) { return `${x}`; } }\nexport const f = () => 1;\nA.prototype.g = function () {};\n",
+    "package p\n\nfunc (r *R) M(a int) error { return nil }\ntype R struct{}\n",
+    "impl<T> A<T> { pub fn new() -> Self { A {} } }\nmacro_rules! m { () => {} }\n",
+    "#include <x>\ntemplate <class T> struct S { void f() const; };\nint main() { return 0; }\n",
+    "public class A { void m() {} interface I { int n(); } }\n",
+    "def a; end\nmodule M; class << self; def b(x) = x; end; end\n",
+    "<?php\nnamespace N; trait T { abstract function f(); } function g() {}\n",
+)
+
+DEEP = b"[" * 3000
+
+SEEDS: Mapping[str, list[bytes]] = {
+    "transcripts": [
+        b"",
+        DEEP,
+        b"[]",
+        b"\xff\xfe",
+        _lines(*HISTORY),
+        json.dumps(HISTORY).encode(),
+        json.dumps({"model": "m", "system": "x", "messages": HISTORY}).encode(),
+        _lines({"type": "header", "agent": "x"}, *HISTORY),
+        _claude_code(),
+        _openai(),
+        _lines({"role": "assistant", "content": [thinking(), tool_use("t1", "bash", {})]}, user(tool_result("t2"))),
+    ],
+    "placeholders": [
+        DIRECT.format("/root/s/t1.md").encode(),
+        placeholder(BATCH, "./s/t1.md", "x" * 99, Preview(10, 5)).encode(),
+        (SUMMARY + "x" + reminder(["<command>go</command>"])).encode(),
+        b"[Conversation compressed]\n\nwords\n\n<evidence>\nKept\nPaths:\n- a.py\n$ make\n! make\n</evidence>",
+        b"[Restored after compact] src/a.py:\ncode",
+        b"Continue with the task. It is under way; the user's latest request was:\n\nmore",
+        b"half a pair \xed\xa0\xbd",
+    ],
+    "archives": [
+        DEEP,
+        b"[]\n",
+        b"{}",
+        "".join(archive_text(HISTORY)).encode(),
+        "".join(archive_text([user(text("a"), tool_result("t", [text("b")]))])).encode(),
+        b'[{"role": "user", "content": [{"type": "tool_result", "tool_use_id": 1, "content": 5}]}]',
+    ],
+    "journals": [_journal(), _journal()[:-40], b"0123456789abcdef {}\nx", b"x " + DEEP],
+    "folding": [bytes([number]) + source.encode() for source in SOURCES for number in range(0, len(EXTENSIONS), 3)],
+}
+
+
+def variations(seed: bytes, number: int, chance: random.Random) -> list[bytes]:
+    """*number* damaged copies of *seed*: bytes changed, left out, doubled, cut off."""
+    made = []
+    for _ in range(number):
+        data = bytearray(seed)
+        for _ in range(chance.randrange(1, 4)):
+            at = chance.randrange(len(data) + 1)
+            to = min(len(data), at + chance.choice((1, 1, 4, 40)))
+            parts: tuple[bytes, ...] = (
+                b"",
+                bytes(data[at:to]) * 2,
+                bytes(chance.randbytes(to - at)),
+                PIECES[chance.randrange(len(PIECES))],
+            )
+            data[at:to] = chance.choice(parts)
+        made.append(bytes(data))
+    return made
+
+
+PIECES = (
+    b"null",
+    b"[]",
+    b"{}",
+    b'""',
+    b"-1",
+    b"1e999",
+    b'"\\ud83d"',
+    b"[[",
+    b"\n",
+    b'"type":',
+    b"tool_use",
+    b"9" * 30,
+    b"\x00",
+)
