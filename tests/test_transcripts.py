@@ -4,37 +4,19 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from api_rules import faults
+from recorded import TRANSCRIPTS, recorded, turns
 
-from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, Outcome, check, repair
+from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, Outcome, check
 from ctxpipe.edits.offload import stored_text
 from ctxpipe.messages import Message, blocks, tool_results
 from ctxpipe.placeholders import BATCH, reference
 
 pytestmark = pytest.mark.shared
-
-TRANSCRIPTS = sorted((Path(__file__).resolve().parents[2] / "shared" / "transcripts").glob("*.jsonl"))
-
-
-def recorded(file: Path) -> list[Message]:
-    """The conversation; one of them holds a reply that broke off while it was thinking, which is mended first."""
-    rows = map(json.loads, file.read_text("utf-8").splitlines())
-    return repair([cast("Message", row) for row in rows if "role" in row])
-
-
-def turns(history: list[Message]) -> Iterator[list[Message]]:
-    """What is new at each model call: the reply to the one before, and what came behind it."""
-    start = 0
-    for index, message in enumerate(history):
-        if message["role"] == "assistant" and history[index - 1]["role"] != "assistant":
-            yield history[start:index]
-            start = index
-    yield history[start:]
 
 
 def pipeline(root: Path) -> ContextPipeline:

@@ -1,0 +1,31 @@
+"""Recorded conversations of real agents, where they lie beside the project, as an agent's loop went through them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+from ctxpipe import repair
+from ctxpipe.messages import Message
+
+__all__ = ["TRANSCRIPTS", "recorded", "turns"]
+
+TRANSCRIPTS = sorted((Path(__file__).resolve().parents[2] / "shared" / "transcripts").glob("*.jsonl"))
+
+
+def recorded(file: Path) -> list[Message]:
+    """The conversation; one of them holds a reply that broke off while it was thinking, which is mended first."""
+    rows = map(json.loads, file.read_text("utf-8").splitlines())
+    return repair([cast("Message", row) for row in rows if "role" in row])
+
+
+def turns(history: list[Message]) -> Iterator[list[Message]]:
+    """What is new at each model call: the reply to the one before, and what came behind it."""
+    start = 0
+    for index, message in enumerate(history):
+        if message["role"] == "assistant" and history[index - 1]["role"] != "assistant":
+            yield history[start:index]
+            start = index
+    yield history[start:]
