@@ -1,0 +1,332 @@
+"""`Session.create` and `Session.stream`: the loop's body, with the real SDK against the loopback Messages API."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import anthropic
+import anyio
+import pytest
+from histories import conversation, step, tool_result, user
+
+from ctxpipe import Budget, Change, ContextPipeline, DirectOffload, LocalStorage, Skip, SmartTruncate, Turn
+from ctxpipe.messages import Message
+from ctxpipe.session import Session
+from ctxpipe.testing import (
+    Cut,
+    Failure,
+    Hang,
+    MessagesServer,
+    Model,
+    Received,
+    Reply,
+    RequestBody,
+    Script,
+    answer,
+    overloaded,
+    prompt_too_long,
+    rate_limited,
+    server_error,
+    thinking,
+    tool_use,
+)
+
+LONG = "a long line of output\n" * 100
+TOOLS: list[dict[str, Any]] = [
+    {"name": "look", "description": "Looks. " * 200, "input_schema": {"type": "object", "properties": {}}}
+]
+
+Ask: TypeAlias = Callable[..., Awaitable[Any]]
+
+
+@asynccontextmanager
+async def talk(
+    script: Script, *, model: Model | None = None, **client: Any
+) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
+    """A server that follows *script*, and a client of it that tries once."""
+    async with (
+        MessagesServer(script, model=model or Model()) as server,
+        anthropic.AsyncAnthropic(base_url=server.url, api_key="test", **{"max_retries": 0, **client}) as client_of_it,
+    ):
+        yield server, client_of_it
+
+
+# The ways to ask; each gives the message that was answered.
+
+
+async def created(session: Session, client: anthropic.AsyncAnthropic, messages: list[Message], **options: Any) -> Any:
+    return await session.create(client, messages=messages, model="m", max_tokens=99, **options)
+
+
+async def streamed(session: Session, client: anthropic.AsyncAnthropic, messages: list[Message], **options: Any) -> Any:
+    stream: Any = await created(session, client, messages, stream=True, **options)
+    events = [event async for event in stream]
+    assert [events[0].type, events[-1].type] == ["message_start", "message_stop"]
+    return events[0].message
+
+
+async def helped(session: Session, client: anthropic.AsyncAnthropic, messages: list[Message], **options: Any) -> Any:
+    async with session.stream(client, messages=messages, model="m", max_tokens=99, **options) as stream:
+        return await stream.get_final_message()
+
+
+every_way = pytest.mark.parametrize("ask", [created, streamed, helped])
+
+
+def loop(turns: int) -> list[Message]:
+    """A conversation of *turns* calls, with their long results."""
+    return conversation(user("go"), *(step(f"t{i}", result=LONG) for i in range(turns)))
+
+
+def truncating(folder: Path) -> ContextPipeline:
+    """A pipeline that believes in a larger window than the model has."""
+    return ContextPipeline([SmartTruncate(LocalStorage(folder), max_tokens=1500)], budget=Budget(window=500_000))
+
+
+def messages_of(received: Received) -> list[Any]:
+    return cast("list[Any]", received.body["messages"])
+
+
+# One call -----------------------------------------------------------------------------------------------------------
+
+
+@every_way
+async def test_the_model_gets_the_context_and_the_caller_its_answer(ask: Ask, tmp_path: Path) -> None:
+    pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=500)])
+    history = loop(1)
+    before = copy.deepcopy(history)
+
+    async with talk(["Hello."]) as (server, client):
+        session = pipeline.session("s")
+        reply = await ask(session, client, history, system="Be brief.", stop_sequences=["halt"])
+        context = (await session.run(history)).messages
+
+    [request] = server.requests
+    assert (reply.role, reply.model) == ("assistant", "m")
+    assert messages_of(request) == json.loads(json.dumps(context)) != history
+    assert (request.body["system"], cast("Any", request.body)["stop_sequences"]) == ("Be brief.", ["halt"])
+    assert history == before
+
+
+@every_way
+async def test_below_the_gates_the_request_is_the_one_without_a_session(ask: Ask, tmp_path: Path) -> None:
+    history = loop(1)
+
+    async with talk(["one", "two"]) as (server, client):
+        await ask(truncating(tmp_path).session("s"), client, history)
+        options: Any = {"stream": True} if ask is not created else {}
+        plain: Any = await client.messages.create(model="m", max_tokens=99, messages=cast("Any", history), **options)
+        _ = [event async for event in plain] if options else None
+
+    ours, theirs = server.requests
+    assert json.dumps(ours.body, sort_keys=True) == json.dumps(theirs.body, sort_keys=True)
+    assert json.dumps(messages_of(ours)) == json.dumps(messages_of(theirs))
+
+
+@every_way
+async def test_what_the_bill_says_is_learnt(ask: Ask) -> None:
+    factors = list[float]()
+
+    async def look(turn: Turn) -> Skip:
+        factors.append(turn.ledger.factor)
+        return Skip("it only looks")
+
+    session = ContextPipeline([look]).session("s")
+    async with talk(["ok", "ok"], model=Model(billing_factor=1.2)) as (_, client):
+        await ask(session, client, loop(3))
+        await ask(session, client, [*loop(3), user("and?")])
+
+    assert factors == [1.5, pytest.approx(1.2, rel=0.05)]
+
+
+async def test_a_stream_that_nobody_reads_teaches_nothing_and_harms_nothing() -> None:
+    session = ContextPipeline().session("s")
+    async with talk(["ok", "ok", "ok"]) as (server, client):
+        stream: Any = await created(session, client, loop(1), stream=True)
+        await stream.close()
+        async with session.stream(client, messages=loop(1), model="m", max_tokens=99):
+            pass
+        reply = await created(session, client, loop(1))
+
+    assert reply.content[0].text == "ok"
+    assert server.calls == 3
+
+
+async def test_system_prompt_and_tools_count_into_the_budget(tmp_path: Path) -> None:
+    seen = list[int]()
+
+    async def look(turn: Turn) -> Skip:
+        seen.append(turn.overhead)
+        return Skip("it only looks")
+
+    session = ContextPipeline([look]).session("s")
+    async with talk(["ok", "ok"]) as (server, client):
+        await created(session, client, loop(1), system="Be brief. " * 50, tools=iter(TOOLS))
+        await created(session, client, loop(1), system=anthropic.omit, tools=anthropic.omit)
+
+    assert seen[0] > 500
+    assert seen[1] == 0
+    assert [len(request.body.get("tools", [])) for request in server.requests] == [1, 0]
+
+
+@every_way
+async def test_what_is_appended_while_the_model_thinks_goes_with_the_next_request(ask: Ask, tmp_path: Path) -> None:
+    session, history = truncating(tmp_path).session("s"), loop(2)
+
+    def think(body: RequestBody) -> str:
+        if len(body["messages"]) == 5:
+            history.append(user("one more thing"))
+        return "done"
+
+    async with talk(think) as (server, client):
+        await ask(session, client, history)
+        await ask(session, client, history)
+
+    first, second = map(messages_of, server.requests)
+    assert second == [*first, user("one more thing")]
+
+
+async def test_thinking_that_lost_its_bond_is_dropped_by_the_api_and_not_refused() -> None:
+    async def forget(turn: Turn) -> Change | Skip:
+        first = turn.messages[0]
+        if len(turn.messages) < 6 or first["content"] == "go on":
+            return Skip("it is early")
+        return Change([user("go on"), *turn.messages[1:]], may_grow=True)
+
+    history: list[Any] = [user("go")]
+    session = ContextPipeline([forget]).session("s")
+    async with talk(lambda _: answer(thinking("hm"), tool_use("look", {}))) as (server, client):
+        for ask in (created, helped, created, helped, created):
+            reply = await ask(session, client, history, extra_headers={"x-mine": "1"})
+            content = [block.to_dict() for block in reply.content]
+            history += [{"role": "assistant", "content": content}, user(tool_result(reply.content[-1].id, "ok"))]
+
+    assert not server.refused
+    assert [bool(request.dropped) for request in server.requests] == [False, False, False, True, True]
+    assert {request.headers["x-mine"] for request in server.requests} == {"1"}
+
+
+# Too long -----------------------------------------------------------------------------------------------------------
+
+
+@every_way
+@pytest.mark.parametrize("refusal", [prompt_too_long(), Failure(413, "request_too_large", "Request too large")])
+async def test_after_prompt_is_too_long_a_shorter_request_follows_once(
+    refusal: Failure, ask: Ask, tmp_path: Path
+) -> None:
+    session, history = truncating(tmp_path).session("s"), loop(20)
+
+    async with talk([refusal, "ok", "ok"]) as (server, client):
+        reply = await ask(session, client, history, system="Be brief.")
+        await ask(session, client, [*history, user("and?")], system="Be brief.")
+
+    first, second, third = server.requests
+    assert reply.role == "assistant"
+    assert len(second.raw) < len(first.raw) / 2
+    assert messages_of(third) == [*messages_of(second), user("and?")]
+    assert await session.restore_history(LocalStorage(tmp_path)) == [*history, user("and?")]
+
+
+@every_way
+async def test_a_shorter_request_that_is_too_long_as_well_is_the_last(ask: Ask, tmp_path: Path) -> None:
+    async with talk(lambda _: prompt_too_long(), max_retries=2) as (server, client):
+        with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+            await ask(truncating(tmp_path).session("s"), client, loop(20))
+
+    assert server.calls == 2
+
+
+@every_way
+async def test_a_request_that_did_not_get_smaller_is_not_sent_again(ask: Ask, tmp_path: Path) -> None:
+    async with talk(lambda _: prompt_too_long(), max_retries=2) as (server, client):
+        with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+            await ask(truncating(tmp_path).session("s"), client, [user("go " * 2000)])
+
+    assert server.calls == 1
+
+
+async def test_a_request_that_grew_instead_is_not_sent_again() -> None:
+    async def grow(turn: Turn) -> Change | Skip:
+        return Change([user("preface " * 9), *turn.messages], may_grow=True) if turn.force else Skip("no need")
+
+    async with talk(lambda _: prompt_too_long()) as (server, client):
+        with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+            await created(ContextPipeline([grow]).session("s"), client, loop(2))
+
+    assert server.calls == 1
+
+
+async def test_a_window_smaller_than_the_budget_says_is_told_and_learnt(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    session, history = truncating(tmp_path).session("s"), loop(20)
+
+    async with talk(lambda _: "ok", model=Model(window=6000)) as (server, client):
+        await created(session, client, history)
+        await created(session, client, [*history, user("and?")])
+
+    refused, shorter, following = server.requests
+    assert server.refused == [refused]
+    assert messages_of(following) == [*messages_of(shorter), user("and?")]
+    told = [record.getMessage() for record in caplog.records if record.name == "ctxpipe"]
+    assert told == ["the model's window is 6000 tokens, and the budget of session s counts on 500000"]
+
+
+@pytest.mark.parametrize("failure", [rate_limited(), overloaded(), server_error(), Failure(400, "x", "no such model")])
+@every_way
+async def test_another_refusal_reaches_the_caller_and_shortens_nothing(
+    failure: Failure, ask: Ask, tmp_path: Path
+) -> None:
+    session = truncating(tmp_path).session("s")
+
+    async with talk([failure, "ok"]) as (server, client):
+        with pytest.raises(anthropic.APIStatusError):
+            await ask(session, client, loop(20))
+        await ask(session, client, loop(20))
+
+    failed, following = server.requests
+    assert messages_of(failed) == messages_of(following) == loop(20)
+
+
+@pytest.mark.parametrize("failure", [rate_limited(0.01), overloaded(), server_error(), Cut()])
+@every_way
+async def test_what_the_sdk_sends_again_is_the_same_request(failure: Reply, ask: Ask, tmp_path: Path) -> None:
+    pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=500)])
+
+    async with talk([failure, "ok"], max_retries=1) as (server, client):
+        await ask(pipeline.session("s"), client, loop(1))
+
+    assert server.requests[0].raw == server.requests[1].raw
+
+
+@every_way
+async def test_a_call_that_is_cancelled_is_made_up_for_by_the_next(ask: Ask, tmp_path: Path) -> None:
+    pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=500)])
+    session, history = pipeline.session("s"), loop(1)
+
+    arrived = anyio.Event()
+
+    def hang(_: RequestBody) -> Reply:
+        arrived.set()
+        return Hang()
+
+    async def one_call(client: anthropic.AsyncAnthropic) -> None:
+        await ask(session, client, history)
+
+    async with talk(hang) as (server, client), anyio.create_task_group() as tasks:
+        tasks.start_soon(one_call, client)
+        with anyio.fail_after(30):
+            await arrived.wait()
+        tasks.cancel_scope.cancel()
+    async with talk(["ok"]) as (later, client):
+        await ask(session, client, [*history, *step("t9", result="short")])
+
+    assert messages_of(later.requests[0])[:-2] == messages_of(server.requests[0])
+    assert await session.restore_history(LocalStorage(tmp_path)) == [*history, *step("t9", result="short")]
