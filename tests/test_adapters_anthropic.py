@@ -126,6 +126,14 @@ async def raw_streamed(client: anthropic.AsyncAnthropic, messages: Any, **option
     return events[0].message
 
 
+async def response_streamed(client: anthropic.AsyncAnthropic, messages: Any, **options: Any) -> Any:
+    async with client.messages.with_streaming_response.create(
+        **{"model": "m", "max_tokens": 99, "messages": messages, "stream": True, **options}
+    ) as response:
+        events = [event async for event in await response.parse()]
+        return events[0].message
+
+
 WAYS = [plain, beta, streamed, helped, beta_helped, raw, raw_streamed]
 every_way = pytest.mark.parametrize("ask", WAYS, ids=lambda ask: ask.__name__)
 
@@ -359,7 +367,7 @@ async def test_system_prompt_and_tools_count_into_the_budget(tmp_path: Path, bes
 # The bill -----------------------------------------------------------------------------------------------------------
 
 
-@every_way
+@pytest.mark.parametrize("ask", [*WAYS, response_streamed], ids=lambda ask: ask.__name__)
 async def test_the_usage_of_a_reply_is_fed_back(ask: Ask) -> None:
     factors = Factors()
     shaping = ctxpipe_middleware(ContextPipeline([factors]), session_id="s")
@@ -399,19 +407,24 @@ async def test_a_usage_counts_for_the_messages_that_it_bills_however_late_it_is_
     assert factors.noted[-1] == pytest.approx(1.2, rel=0.05)
 
 
-async def test_whoever_streams_the_raw_body_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("streaming", [False, True], ids=["plain", "streaming"])
+async def test_whoever_reads_the_body_himself_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, streaming: bool
+) -> None:
     factors = Factors()
     pipeline = offloading(tmp_path).use(factors)
 
     async with talk(["Hello.", "ok"], ctxpipe_middleware(pipeline, session_id="s")) as (server, client):
-        request: Any = {"model": "m", "max_tokens": 99, "messages": loop(1)}
+        request: Any = {"model": "m", "max_tokens": 99, "messages": loop(1), "stream": streaming}
         async with client.messages.with_streaming_response.create(**request) as response:
             body = b"".join([part async for part in response.iter_bytes()])
         await plain(client, loop(2))
 
-    assert json.loads(body)["content"][0]["text"] == "Hello."
+    assert b"Hello." in body
+    assert (b"event: message_stop" in body) == streaming
     assert "t0.md" in sent(server.requests[0])
     assert factors.noted == [1.5, 1.5]
+    assert not warnings_in(caplog)
 
 
 # Too long -----------------------------------------------------------------------------------------------------------
@@ -446,6 +459,21 @@ async def test_a_window_smaller_than_the_budget_says_is_found_out_by_asking(tmp_
     refused, shorter, following = server.requests
     assert server.refused == [refused]
     assert json.dumps(messages_of(following)).startswith(json.dumps(messages_of(shorter))[:-1])
+
+
+async def test_the_usage_of_a_shorter_request_counts_for_what_it_held(tmp_path: Path) -> None:
+    factors = Factors()
+    pipeline = truncating(tmp_path).use(factors)
+
+    async with talk(
+        [prompt_too_long(), "ok", "ok"],
+        ctxpipe_middleware(pipeline, session_id="s"),
+        model=Model(billing_factor=1.2),
+    ) as (_, client):
+        await plain(client, loop(20))
+        await plain(client, [*loop(20), user("and?")])
+
+    assert factors.noted[-1] == pytest.approx(1.2, rel=0.05)
 
 
 @every_way

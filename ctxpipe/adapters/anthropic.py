@@ -284,9 +284,9 @@ async def _shorter(
 
 
 async def _observe(session: Session, sent: Result, request: APIRequest, response: AsyncAPIResponse[Any]) -> None:
-    """Feed the reply's usage back; a stream tells it as it is read. Whoever reads the raw body is left alone."""
+    """Feed the reply's usage back; a stream tells it as it is read. A body that the caller reads himself is his."""
     raw = getattr(response, "http_response", None)  # another middleware may have answered with the reply itself
-    if raw is None or not raw.is_success or request.headers.get(RAW) == "stream":
+    if raw is None or not raw.is_success:
         return
 
     def learn(reply: object) -> None:
@@ -296,7 +296,7 @@ async def _observe(session: Session, sent: Result, request: APIRequest, response
     with _harmless("a reply could not be read; it is passed on"):
         if request.stream:
             observe_stream(await response.parse(), learn)  # kept by the response: the caller gets this very stream
-        else:
+        elif request.headers.get(RAW) != "stream":
             learn(raw.json())
 
 
