@@ -1,0 +1,96 @@
+"""An agent as users write one, for tests end to end: the real SDK, a loopback API, real tools, a history that grows."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import anthropic
+from histories import tool_result, user
+
+from ctxpipe import Session
+from ctxpipe.messages import Message
+from ctxpipe.testing import MessagesServer, Model, Received, Reply, RequestBody, Script, answer, tool_use
+
+__all__ = ["MODEL", "SUMMARIES", "Agent", "Tool", "api", "asked", "call", "playing", "reading"]
+
+MODEL, SUMMARIES = "claude-opus-5", "claude-haiku-4-5"
+
+Said: TypeAlias = "Reply | Callable[[RequestBody], Reply]"
+Tool: TypeAlias = Callable[[Mapping[str, Any]], Any]
+
+
+def playing(replies: Iterable[Said], summary: Said = "What was said, in short.") -> Callable[[RequestBody], Reply]:
+    """A script: *replies* in order for the agent, *summary* whenever one is asked for."""
+    rest = iter(replies)
+
+    def reply(body: RequestBody) -> Reply:
+        said = summary if body["model"] == SUMMARIES else next(rest, "Done.")
+        return said(body) if callable(said) else said
+
+    return reply
+
+
+@asynccontextmanager
+async def api(script: Script, **model: Any) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
+    """The API that plays *script*, and a client for it. Whatever it has refused is an error."""
+    async with (
+        MessagesServer(script, model=Model(**model)) as server,
+        anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0) as client,
+    ):
+        yield server, client
+    assert [request.problems for request in server.refused] == []
+
+
+def asked(server: MessagesServer, model: str = MODEL) -> list[Received]:
+    """What was asked of *model*, in order."""
+    return [request for request in server.requests if request.body.get("model") == model]
+
+
+def call(name: str, id: str | None = None, **given: object) -> Reply:  # noqa: A002
+    """The model calls a tool."""
+    return answer(tool_use(name, given, id))
+
+
+def reading(folder: Path) -> Tool:
+    """A tool that reads the file at ``path``: absolute, or below *folder*."""
+
+    def read(given: Mapping[str, Any]) -> str:
+        return (folder / given["path"]).read_text()
+
+    return read
+
+
+@dataclass
+class Agent:
+    """A loop: ask the model through *session*, run the tools that it calls, keep all of it in *history*."""
+
+    client: anthropic.AsyncAnthropic
+    session: Session
+    tools: Mapping[str, Tool] = field(default_factory=dict)
+    history: list[Message] = field(default_factory=lambda: [user("Go.")])
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    async def turn(self) -> str:
+        """One call of the model and of its tools; the text of the reply."""
+        request: dict[str, Any] = {"model": MODEL, "max_tokens": 1000, **self.options}
+        reply = await self.session.create(self.client, messages=self.history, **request)
+        self.history.append({"role": "assistant", "content": reply.content})
+        results = [self._result(block) for block in reply.content if block.type == "tool_use"]
+        if results:
+            self.history.append(user(*results))
+        return "".join(str(block.text) for block in reply.content if block.type == "text")
+
+    async def turns(self, number: int) -> None:
+        for _ in range(number):
+            await self.turn()
+
+    def say(self, words: str) -> None:
+        self.history.append(user(words))
+
+    def _result(self, block: Any) -> dict[str, Any]:
+        content = self.tools[block.name](cast("Mapping[str, Any]", block.input))
+        return tool_result(block.id, content)
