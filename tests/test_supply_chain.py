@@ -1,0 +1,155 @@
+"""What users install: the wheel, beside the newest and the oldest dependencies that it allows, and no network."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import anyio
+import pytest
+
+from ctxpipe.testing import MessagesServer
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+FIRST_PROGRAM = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[0]
+PERMISSIVE = ("MIT", "BSD", "Apache", "ISC", "PSF", "MPL-2.0", "MPL 2.0", "CNRI-Python")
+
+
+def told(command: list[str], folder: Path) -> str:
+    """What *command* prints."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def pip(*arguments: str) -> str:
+    return told([sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments], ROOT)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip("wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
+    [built] = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module", params=["newest", "oldest"])
+def installed(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of a fresh environment that holds the wheel, without extras, and nothing else."""
+    folder = tmp_path_factory.mktemp(request.param)
+    oldest = folder / "oldest.txt"
+    oldest.write_text("\n".join(runpy.run_path(str(ROOT / "scripts" / "oldest.py"))["oldest"]()), "utf-8")
+    venv.create(folder / "venv", with_pip=False, symlinks=True)
+    limits = ["--constraint", str(oldest)] if request.param == "oldest" else []
+    pip("--python", str(folder / "venv"), "install", "--quiet", "--no-compile", *limits, str(wheel))
+    return folder / "venv" / "bin" / "python"
+
+
+# The wheel ------------------------------------------------------------------------------------------------------
+
+
+def test_the_wheel_holds_the_package_its_licences_and_nothing_else(wheel: Path):
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+        facts = {name.partition(".dist-info/")[2] for name in archive.namelist() if ".dist-info/" in name}
+    package = {
+        file.relative_to(ROOT).as_posix()
+        for file in (ROOT / "ctxpipe").rglob("*")
+        if file.is_file() and file.suffix != ".pyc"
+    }
+    ranks = {"ctxpipe/vocab/cl100k_base.bin", "ctxpipe/vocab/o200k_base.bin", "ctxpipe/vocab/LICENSE-tiktoken"}
+    licences = {"licenses/LICENSE", "licenses/ctxpipe/vocab/LICENSE-tiktoken"}
+
+    assert held == package
+    assert ranks | {"ctxpipe/py.typed", "ctxpipe/lab/assets/page.js"} <= held
+    assert licences | {"METADATA", "entry_points.txt"} <= facts
+
+
+# What stands beside it ------------------------------------------------------------------------------------------
+
+
+def test_what_it_needs_fits_together(installed: Path):
+    assert "No broken requirements" in pip("--python", str(installed), "check")
+
+
+LICENCES = """
+from importlib.metadata import distributions
+for found in distributions():
+    facts = found.metadata
+    told = [facts.get("License-Expression"), *(c for c in facts.get_all("Classifier", ()) if c.startswith("License"))]
+    print(found.name, "|", *filter(None, told), "|", (facts.get("License") or "").partition("\\n")[0])
+"""
+
+
+def test_what_it_brings_is_under_a_permissive_licence(installed: Path, tmp_path: Path):
+    lines = told([str(installed), "-c", LICENCES], tmp_path).splitlines()
+
+    assert len(lines) > 10
+    assert [line for line in lines if not any(licence in line for licence in PERMISSIVE)] == []
+
+
+# It works -------------------------------------------------------------------------------------------------------
+
+WORK = """
+import socket
+def refuse(*args, **kwargs): raise AssertionError("the network was asked for")
+socket.socket.connect = socket.socket.connect_ex = socket.socket.sendto = socket.getaddrinfo = refuse
+
+import asyncio, ctxpipe
+from ctxpipe import *
+from ctxpipe.summarizers import ExtractiveSummarizer
+
+SOURCE = "class Basket:\\n" + "    def add(self, item):\\n        self.items.append(item)  # one of many\\n" * 40
+
+def turn(number, tool, given, result):
+    call = {"type": "tool_use", "id": f"t{number}", "name": tool, "input": given}
+    output = {"type": "tool_result", "tool_use_id": f"t{number}", "content": result}
+    return [{"role": "assistant", "content": [call]}, {"role": "user", "content": [output]}]
+
+async def main():
+    storage = LocalStorage(".ctxpipe")
+    history = [{"role": "user", "content": "Go."}]
+    history += [m for n in range(30) for m in turn(n, "bash", {"command": f"step {n}"}, f"line of {n}\\n" * 60)]
+    history += turn(30, "read_file", {"path": "basket.py"}, SOURCE)
+    print(count_tokens(history) > 1000, round(prices_of("claude-opus-4-5").read_ratio, 3))
+    print("add" in fold_files([("basket.py", SOURCE)]).content)
+
+    offloading = ContextPipeline([DirectOffload(storage, min_chars=500), BatchOffload(storage)])
+    offloaded = await offloading.session("a", journal=storage).run(history)
+    read, search = offload_tools(storage)
+    print(len((await storage.read("a/t30.md")).text) == len(SOURCE))
+    print((await search({"path": "a/t30.md", "pattern": "class B\\\\w+", "regex": True})).split(": ", 1)[1])
+
+    shortening = [Compact(ExtractiveSummarizer(), archive=storage), SmartTruncate(archive=storage)]
+    compacted = await ContextPipeline(shortening).run(history, session_id="b", force=True)
+    print([str(report.outcome) for report in offloaded.reports], compacted.reports[0].outcome, ctxpipe.__file__)
+
+asyncio.run(main())
+"""
+
+
+def test_counting_and_every_stage_work_with_no_network(installed: Path, tmp_path: Path):
+    said = told([str(installed), "-W", "error", "-c", WORK], tmp_path).splitlines()
+
+    assert said[:4] == ["True 0.1", "True", "True", "class Basket:"]
+    assert said[4].startswith("['changed', 'changed'] changed")
+    assert str(installed.parents[1]) in said[4], "another copy of the package was tested"
+
+
+async def test_the_first_program_of_the_readme_runs(installed: Path, tmp_path: Path):
+    async with MessagesServer(lambda _request: "Hello.") as server:
+        environment = {"ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_API_KEY": "test", "PATH": os.environ["PATH"]}
+        done = await anyio.run_process(
+            [str(installed), "-c", FIRST_PROGRAM], check=False, cwd=tmp_path, env=environment
+        )
+    assert (done.stdout.decode(), done.stderr.decode()) == ("Hello.\n", "")
+    assert not server.refused
