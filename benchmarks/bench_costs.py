@@ -1,11 +1,12 @@
 """Simulated dollars of context policies on recorded sessions, beside those of no management in the same run.
 
-    python benchmarks/bench_costs.py FOLDER [--rest 33] [--all] [--ablate] [--recall]
+    python benchmarks/bench_costs.py FOLDER [--rest 33] [--all] [--ablate] [--recall] [--quick]
 
 FOLDER holds transcripts of any kind that `ctxpipe.lab.transcripts` reads. Prices are in input tokens: writing to the
 cache costs 1.25, reading 0.1 or 0.05, output 5. Each policy runs twice: what a reply uses and the context no longer
 shows is fetched and paid for ("refetch"), or not ("free"), which is the lower bound. The transcripts that are compared
-tell no times, so the cache never lapses, or with --rest before each so-manieth call.
+tell no times, so the cache never lapses, or with --rest before each so-manieth call. With --quick only the read price
+0.1 is tried, and no free refetches: a quarter of the time.
 """
 
 from __future__ import annotations
@@ -115,17 +116,23 @@ class Row:
         return sorted((found for found in times if found[0] > 1 + 1e-9), reverse=True)
 
 
-def makers(names: Sequence[str], ablate: bool) -> dict[tuple[str, float], PipelineMaker]:
+def makers(
+    names: Sequence[str], ablate: bool, reads: Sequence[float] = READ_PRICES
+) -> dict[tuple[str, float], PipelineMaker]:
     if ablate:
-        chosen: dict[tuple[str, float], PipelineMaker] = {("none", read): Policy("none") for read in READ_PRICES}
-        return chosen | {(name, read): make(read) for name, make in ABLATIONS.items() for read in READ_PRICES}
-    return {(name, read): Policy(name, Prices.relative(read=read)) for name in names for read in READ_PRICES}
+        chosen: dict[tuple[str, float], PipelineMaker] = {("none", read): Policy("none") for read in reads}
+        return chosen | {(name, read): make(read) for name, make in ABLATIONS.items() for read in reads}
+    return {(name, read): Policy(name, Prices.relative(read=read)) for name in names for read in reads}
 
 
 def measured(
-    paths: Sequence[str], chosen: Mapping[tuple[str, float], PipelineMaker], rest: int, processes: int | None
+    paths: Sequence[str],
+    chosen: Mapping[tuple[str, float], PipelineMaker],
+    rest: int,
+    processes: int | None,
+    kinds: Sequence[str] = ("paid", "free"),
 ) -> list[Row]:
-    jobs = {f"{name}|{read}|{kind}": make for (name, read), make in chosen.items() for kind in ("paid", "free")}
+    jobs = {f"{name}|{read}|{kind}": make for (name, read), make in chosen.items() for kind in kinds}
     settings = {job: Settings(refetch=job.endswith("paid"), rest_every=rest) for job in jobs}
     done = replay_files(paths, jobs, settings, processes=processes, progress=partial(told, len(paths), [0]))
     known = [file for file in done if not file.error]
@@ -140,7 +147,7 @@ def told(files: int, count: list[int], file: FileReplay) -> None:
 def row(files: Sequence[FileReplay], name: str, read: float) -> Row:
     prices = Prices.relative(read=read)
     paid = {file.path: file.replays[f"{name}|{read}|paid"] for file in files}
-    free = {file.path: file.replays[f"{name}|{read}|free"] for file in files}
+    free = {file.path: file.replays.get(f"{name}|{read}|free", paid[file.path]) for file in files}
     uses = [found.use for found in paid.values()]
     return Row(
         name,
@@ -152,7 +159,7 @@ def row(files: Sequence[FileReplay], name: str, read: float) -> Row:
 
 
 def print_costs(rows: Sequence[Row], calls: int) -> None:
-    for read in READ_PRICES:
+    for read in dict.fromkeys(row.read for row in rows):
         here = {row.name: row for row in rows if row.read == read}
         none, fixed = here["none"], here.get("fixed-ratio", here["none"])
         print(f"\nread price {read}: cost in that of no management, refetches paid and free")
@@ -209,6 +216,7 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="the baselines as well")
     parser.add_argument("--ablate", action="store_true", help="the coding preset, one number changed at a time")
     parser.add_argument("--recall", action="store_true", help="future-reference recall instead of dollars")
+    parser.add_argument("--quick", action="store_true", help="one read price, and every refetch paid")
     parser.add_argument("--processes", type=int)
     given = parser.parse_args()
     paths = [str(path) for path in sorted(given.folder.glob("*.jsonl"))]
@@ -218,9 +226,10 @@ def main() -> None:
     if given.recall:
         print_recall(*anyio.run(recalled, paths))
     else:
-        chosen = makers((*MAIN, *(OTHERS if given.all else ())), given.ablate)
+        reads, kinds = (READ_PRICES[:1], ("paid",)) if given.quick else (READ_PRICES, ("paid", "free"))
+        chosen = makers((*MAIN, *(OTHERS if given.all else ())), given.ablate, reads)
         calls = sum(read_transcript(path).calls for path in paths)
-        print_costs(measured(paths, chosen, given.rest, given.processes), calls)
+        print_costs(measured(paths, chosen, given.rest, given.processes, kinds), calls)
     print(f"\n{len(paths)} sessions in {time.perf_counter() - started:.0f} s")
 
 
