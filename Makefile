@@ -8,10 +8,10 @@ STAMP  := $(VENV)/.installed
 FUZZ_SECONDS := 120
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint fuzz nightly clean
+.PHONY: help demo test test-oldest docs bench bench-peers lint nightly fuzz clean
 
 help:  ## what there is
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +30,16 @@ lint: $(STAMP)  ## ruff, mypy --strict, import-linter
 test: lint  ## lint, then pytest with branch coverage
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --cov --cov-report=term
 
+test-oldest:  ## pytest beside the oldest versions that pyproject.toml allows, in an environment of its own
+	$(PYTHON) -m venv $(VENV)/oldest
+	$(PYTHON) scripts/oldest.py > $(VENV)/oldest/oldest.txt
+	$(VENV)/oldest/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint $(VENV)/oldest/oldest.txt --editable '.[test]'
+	$(VENV)/oldest/bin/python -m pytest --numprocesses auto --dist loadfile
+
+docs: $(STAMP)  ## the documentation, strictly, into build/site
+	$(BIN)/mkdocs build --strict
+
 nightly: $(STAMP)  ## the long property tests: 10,000 examples each
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses auto
 
@@ -40,6 +50,19 @@ fuzz: $(STAMP)  ## search for inputs that break a reader: two minutes for each o
 
 bench: $(STAMP)  ## every benchmark, each with a baseline of the same run
 	@set -e; for file in benchmarks/bench_*.py; do echo; echo "== $$file"; $(BIN)/python $$file; done
+
+# A peer that cannot be installed is told and listed as missing; the others are measured. TRANSCRIPTS is a folder of
+# recorded conversations: without it, recall and dollars are left out.
+PEERS       := benchmarks/peers
+PEER_STAMPS := $(patsubst $(PEERS)/requirements/%.txt,$(PEERS)/.venvs/%/.installed,$(wildcard $(PEERS)/requirements/*.txt))
+
+$(PEERS)/.venvs/openhands/.installed: PYTHON := python3.12
+$(PEERS)/.venvs/%/.installed: $(PEERS)/requirements/%.txt
+	@{ $(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $< && touch $@; } \
+	|| { echo "$* cannot be installed"; rm -rf $(@D); }
+
+bench-peers: $(STAMP) $(PEER_STAMPS)  ## ctxpipe beside its peers, each in an environment of its own
+	$(BIN)/python -m benchmarks.peers.run $(if $(TRANSCRIPTS),--transcripts $(TRANSCRIPTS)) --write
 
 clean:  ## remove the virtual environment and what the tools left behind
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage build dist

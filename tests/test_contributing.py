@@ -1,0 +1,90 @@
+"""The recipes of CONTRIBUTING.md, followed to the letter in a copy of the package."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from processes import python
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPES = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", RECIPES, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A folder with a copy of the package, to be worked on."""
+    shutil.copytree(ROOT / "ctxpipe", tmp_path / "ctxpipe", ignore=shutil.ignore_patterns("__pycache__", "vocab"))
+    return tmp_path
+
+
+def insert(file: Path, before: str, text: str) -> None:
+    """Write *text* before the only place where *before* stands in *file*."""
+    source = file.read_text("utf-8")
+    assert source.count(before) == 1
+    file.write_text(source.replace(before, text + before), "utf-8")
+
+
+DART = """
+typedef Compare = int Function(int a, int b);
+abstract class Animal {
+  Animal(this.name);
+  String get label => name;
+  static int count() { return 1; }
+}
+mixin Walks on Animal { void walk() {} }
+enum Color { red, green }
+int add(int a, int b) => a + b;
+"""
+
+
+def test_a_language_is_one_entry_in_the_table(copy: Path):
+    [entry] = [block for block in BLOCKS if "Language(" in block]
+    insert(
+        copy / "ctxpipe/edits/languages.py",
+        "\n_BY_EXTENSION =",
+        "LANGUAGES += (\n" + entry.split("\n\n", 1)[1] + ",)\n",
+    )
+    script = """
+import sys; sys.path.insert(0, sys.argv[1])
+from ctxpipe.edits.definitions import definitions
+print(*(f"{found.line} {found.type} {found.name}" for found in definitions("a.dart", sys.argv[2])), sep="; ")
+"""
+    assert python(script, copy, DART) == (
+        "2 type Compare; 3 class Animal; 4 function Animal; 5 function label; 6 function count; "
+        "8 interface Walks; 8 function walk; 9 type Color; 10 function add"
+    )
+
+
+def test_a_reader_is_a_module_and_a_question(copy: Path):
+    [module] = [block for block in BLOCKS if "is_protocol_line" in block]
+    (copy / "ctxpipe/lab/protocol.py").write_text(module, "utf-8")
+    transcripts = copy / "ctxpipe/lab/transcripts.py"
+    insert(transcripts, '"OpenAI chat"]', '"protocol", ')
+    asked = "        if any(map(openai_chat.is_chat_message, values)):"
+    insert(
+        transcripts,
+        asked,
+        "        from . import protocol\n\n        if any(map(protocol.is_protocol_line, values)):\n"
+        '            return "protocol", protocol.entries(records), {}\n',
+    )
+    lines = [
+        {"speaker": "person", "says": "Go.", "at": "2026-11-21T10:15:00Z"},
+        {"speaker": "agent", "says": "Done.", "at": "2026-11-21T10:16:00Z"},
+    ]
+    script = """
+import sys; sys.path.insert(0, sys.argv[1])
+from ctxpipe.errors import TranscriptError
+from ctxpipe.lab.transcripts import parse_transcript
+found = parse_transcript(sys.argv[2])
+print(found.format, found.calls, found.seconds[1] - found.seconds[0], end=" / ")
+try: parse_transcript(sys.argv[2].replace("agent", "nobody"), "talk.jsonl")
+except TranscriptError as error: print(error)
+"""
+    told = python(script, copy, "\n".join(map(json.dumps, lines)))
+
+    assert told == "protocol 1 60.0 / talk.jsonl, line 2: nobody is called 'nobody'"

@@ -1,0 +1,238 @@
+"""The documentation is run: its examples against a scripted API on a socket, its numbers against the code."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import anyio
+import pytest
+from histories import conversation, step, user
+
+import ctxpipe
+from ctxpipe.lab.config import read_config
+from ctxpipe.messages import compact_json, tool_results
+from ctxpipe.prices import Prices
+from ctxpipe.testing import MessagesServer, answer, tool_use
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(
+    r"^(?:<!-- not run: (?P<why>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    kind: str
+    code: str
+    why: str | None
+    follows: bool
+    """Whether nothing stands between this block and the one before."""
+
+    @property
+    def where(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def is_program(self) -> bool:
+        return self.kind == "python" and "asyncio.run(" in self.code
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    text, end = page.read_text("utf-8"), 0
+    for found in FENCE.finditer(text):
+        line = text.count("\n", 0, found.start("code"))
+        follows = not text[end : found.start()].strip()
+        yield Block(page, line, found["kind"], found["code"], found["why"], follows)
+        end = found.end()
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+RUN = [block for block in BLOCKS if block.why is None]
+
+
+def each(blocks: list[Block]) -> Any:
+    return pytest.mark.parametrize("block", blocks, ids=[block.where for block in blocks])
+
+
+@pytest.fixture(autouse=True)
+def nothing_blocks_the_loop() -> None:
+    """Not here: a page sets things up at a prompt, where the loop waits for the reader anyway."""
+
+
+def test_no_block_escapes_the_tests():
+    fences = sum(page.read_text("utf-8").count("```") for page in PAGES)
+
+    assert fences == 2 * len(BLOCKS) > 0
+    assert {block.kind for block in BLOCKS} <= {"python", "console", "toml", "text"}
+
+
+# Python ---------------------------------------------------------------------------------------------------------
+
+
+def model(request: Mapping[str, Any]) -> Any:
+    """A model that looks at the folder once, where it is given a shell, and then is polite."""
+    has_shell = any(tool["name"] == "bash" for tool in request.get("tools") or ())
+    if has_shell and not any(tool_results(request["messages"])):
+        return answer(tool_use("bash", {"command": "ls"}))
+    return "Hello."
+
+
+@each([block for block in RUN if block.is_program])
+async def test_a_program_runs_as_it_stands(block: Block, tmp_path: Path):
+    async with MessagesServer(model) as server:
+        environment = {**os.environ, "ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_API_KEY": "test"}
+        done = await anyio.run_process([sys.executable, "-c", block.code], check=False, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr.decode()
+    assert not server.refused
+
+
+SESSIONS = sorted({block.page for block in RUN if block.kind == "python" and not block.is_program})
+
+
+@pytest.mark.parametrize("page", SESSIONS, ids=lambda page: page.name)
+async def test_the_examples_of_a_page_run_in_order_and_print_what_the_page_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "test")
+    page_module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", page_module)  # where dataclasses look for their names
+    names: dict[str, Any] = vars(page_module)
+    clients: list[anthropic.AsyncAnthropic] = []
+    printed = ""
+    async with MessagesServer(model) as server:
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
+        try:
+            for block in blocks_of(page):
+                if block.why is None and block.kind == "python" and not block.is_program:
+                    printed = await printed_by(block, names, tmp_path)
+                    clients += [value for value in names.values() if isinstance(value, anthropic.AsyncAnthropic)]
+                elif block.kind == "text" and block.follows and printed:
+                    assert printed == block.code, block.where
+        finally:
+            for client in clients:
+                await client.close()
+    assert not server.refused
+
+
+async def printed_by(block: Block, names: dict[str, Any], folder: Path) -> str:
+    """What *block* prints, run as the prompt of ``python -m asyncio`` would."""
+    source = "\n" * block.line + block.code
+    code = compile(source, str(block.page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        waiting = eval(code, names)  # noqa: S307
+        if waiting is not None:
+            await waiting
+    text = said.getvalue().replace(os.path.realpath(folder), "/project").replace(str(folder), "/project")
+    return re.sub(r"\(\d+\.\d ms\)", "(… ms)", text)
+
+
+# The shell ------------------------------------------------------------------------------------------------------
+
+COMMANDS = [
+    (block.where, line.removeprefix("$ ").partition("  #")[0].strip())
+    for block in RUN
+    if block.kind == "console"
+    for line in block.code.splitlines()
+    if line.startswith("$ ")
+]
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two recorded sessions and a storage, as the pages name them."""
+    folder = tmp_path_factory.mktemp("recordings")
+    for name in ("session.jsonl", "other.jsonl"):
+        steps = (step(f"{name}{n}", "bash", {"command": f"step {n}"}, f"line {n}\n" * 900) for n in range(4))
+        messages = conversation(user(f"Go, {name}."), *steps)
+        (folder / name).write_text("".join(compact_json(message) + "\n" for message in messages), "utf-8")
+    (folder / ".ctxpipe").mkdir()
+    (folder / "mine.toml").write_text(next(block.code for block in RUN if block.kind == "toml"), "utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("command", [c for _, c in COMMANDS if c.startswith("ctxpipe ")])
+def test_a_command_of_ours_runs(command: str, recordings: Path):
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    # By a shell, as a reader would: it expands the patterns.
+    done = subprocess.run(  # noqa: S602
+        command, shell=True, check=False, cwd=recordings, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("where", "command"), [pair for pair in COMMANDS if not pair[1].startswith("ctxpipe ")])
+def test_any_other_command_names_what_exists(where: str, command: str):
+    word, *rest = shlex.split(command)
+    match word:
+        case "make":
+            assert re.search(rf"^{rest[0]}:", MAKEFILE, re.MULTILINE)
+        case "pip":
+            extras = re.findall(r"\[(.*?)\]", rest[-1])
+            assert all(extra in PROJECT["optional-dependencies"] for extra in ",".join(extras).split(",") if extra)
+        case "python" | ".venv/bin/python":
+            named = [part for part in rest if part.endswith(".py")]
+            modules = [rest[i + 1] for i, part in enumerate(rest) if part == "-m"]
+            assert all((ROOT / file).exists() for file in named)
+            assert all(importlib.util.find_spec(module) for module in modules)
+            assert named or modules
+        case _:
+            pytest.fail(f"{where}: no test knows what {word} is")
+
+
+@each([block for block in RUN if block.kind == "toml"])
+def test_a_configuration_is_one_that_the_laboratory_reads(block: Block, tmp_path: Path):
+    file = tmp_path / "mine.toml"
+    file.write_text(block.code, "utf-8")
+    read_config(file, Prices.relative())
+
+
+# Numbers --------------------------------------------------------------------------------------------------------
+
+ROW = re.compile(r"^\| `([A-Z]\w+)\.(\w+)` \| ([^|]+) \|", re.MULTILINE)
+DEFAULTS = [(page.name, *row) for page in PAGES for row in ROW.findall(page.read_text("utf-8"))]
+
+
+def spelled(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else f"`{value!r}`"
+
+
+@pytest.mark.parametrize(("page", "kind", "name", "told"), DEFAULTS)
+def test_a_default_in_a_table_is_the_one_in_the_code(page: str, kind: str, name: str, told: str):
+    home = ctxpipe if hasattr(ctxpipe, kind) else importlib.import_module("ctxpipe.summarizers")
+    [field] = [field for field in dataclasses.fields(getattr(home, kind)) if field.name == name]
+    make: Any = field.default_factory
+    made = make() if field.default is dataclasses.MISSING else field.default
+    number = f"{made:,}" if isinstance(made, float | int) and not isinstance(made, bool) else None
+    assert told.strip() in {spelled(made), number, str(made)}
+
+
+def test_what_the_preset_s_numbers_are_worth_is_what_was_measured():
+    results = (ROOT / "benchmarks" / "results.md").read_text("utf-8")
+    table = re.search(
+        r"^\| changed \|.*?\n\n", (ROOT / "docs" / "presets.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    assert table
+    assert table[0].strip() in results
