@@ -4,9 +4,10 @@ import copy
 import gc
 import json
 import os
+import shutil
 import tempfile
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ import anyio
 import pytest
 from api_rules import faults
 from cancellation import cancelled
-from histories import assistant, chat, conversation, step, text, tool_result, tool_use, user
+from histories import assistant, chat, conversation, histories, step, text, tool_result, tool_use, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,7 +72,7 @@ def small(root: str | os.PathLike[str], summarize: Any = None, **options: Any) -
         Compact(summarize or ExtractiveSummarizer(), storage, clock=float, retry=Retry(max_retries=0)),
         SmartTruncate(storage, max_tokens=900),
     )
-    return ContextPipeline(stages, budget=Budget(window=3000, trigger=2400), **options)
+    return ContextPipeline(stages, **{"budget": Budget(window=3000, trigger=2400), **options})
 
 
 def compacting(root: str | os.PathLike[str], summarize: Summaries) -> ContextPipeline:
@@ -103,6 +104,62 @@ async def test_a_caller_with_the_full_history_gets_what_one_gets_who_adopts_the_
     for number, stop in enumerate(range(1, len(history) + 1, 2)):
         adopted = (await session.run([*adopted, *history[max(0, stop - 2) : stop]])).messages
         assert bytes_of(adopted) == sent[number]
+
+
+class Seldom:
+    """A summariser without a model that fails each third time."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def __call__(self, messages: Sequence[Message], /) -> Summary:
+        self.calls += 1
+        if self.calls % 3 == 0:
+            raise ConnectionError("no answer this time")
+        return Summary(f"summary {self.calls} of {len(messages)} messages")
+
+
+@settings(max_examples=settings().max_examples // 10)
+@given(histories(6, repeat_ids=True), st.data())
+async def test_whatever_is_said_the_context_that_is_remembered_is_the_one_that_would_be_adopted(
+    history: list[Message], data: st.DataObject
+) -> None:
+    ends = [*sorted(data.draw(st.sets(st.integers(1, len(history)), max_size=8))), len(history)]
+    bills = [data.draw(st.none() | st.integers(100, 3000)) for _ in ends]
+
+    def turns() -> Iterator[tuple[list[Message], int, dict[str, int] | None]]:
+        """What is new, up to where it goes, and the bill behind it."""
+        for start, end, bill in zip([0, *ends], ends, bills, strict=False):
+            yield history[start:end], end, {"input_tokens": bill} if bill else None
+
+    with tempfile.TemporaryDirectory() as folder:
+        root, sent = Path(folder, "root"), list[list[str]]()  # one for all: its path stands in the context
+        asked = [Seldom(), Seldom(), Seldom()]
+        tight = Budget(window=1200, trigger=700)
+
+        session = small(root, asked[0], budget=tight).session("s")
+        for _, end, bill in turns():
+            sent.append(bytes_of((await session.run(history[:end])).messages))
+            if bill:
+                session.observe(bill)
+        assert await session.restore_history(LocalStorage(root)) == history
+
+        shutil.rmtree(root, ignore_errors=True)
+        adopting, context = small(root, asked[1], budget=tight), list[Message]()
+        for (new, _, bill), expected in zip(turns(), sent, strict=True):
+            context = (await adopting.run([*context, *new], session_id="s")).messages
+            assert bytes_of(context) == expected
+            if bill:
+                adopting.observe(bill, context, session_id="s")
+
+        shutil.rmtree(root, ignore_errors=True)
+        session, context = small(root, asked[2], budget=tight).session("s"), []
+        for (new, _, bill), expected in zip(turns(), sent, strict=True):
+            context = (await session.run([*context, *new])).messages
+            assert bytes_of(context) == expected
+            if bill:
+                session.observe(bill)
+    assert asked[0].calls == asked[1].calls == asked[2].calls
 
 
 async def test_each_turn_is_a_byte_prefix_of_the_next_unless_it_says_from_where_on_not(tmp_path: Path) -> None:
