@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 import logging
+import os
 import random
 import shutil
 import tempfile
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, cast
 import anyio
 import pytest
 from histories import assistant, chat, conversation, histories, step, user
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxpipe import (
@@ -331,6 +332,48 @@ async def test_whatever_byte_is_wrong_the_context_is_one_that_was_sent_or_a_fres
         found = await Journal(storage, "s").find(history)
 
         assert found.state is None or json.dumps(found.state.context) in sent
+
+
+async def test_cut_at_any_byte_the_journal_knows_the_last_whole_line_and_tells_of_the_torn_one() -> None:
+    history, sent = await _recorded()
+    every = 1 if settings().max_examples > 500 else 17
+    with _copied() as root:
+        path = Path(root) / "s" / NAME
+        data = path.read_bytes()
+        covered = len(history)
+        for size in range(len(data), -1, -every):
+            os.truncate(path, size)
+
+            found = await Journal(LocalStorage(root), "s").find(history)
+
+            whole = size in (0, len(data)) or data[size : size + 1] == b"\n" or data[size - 1 : size] == b"\n"
+            assert found.damaged is not whole, size
+            assert found.state is None or json.dumps(found.state.context) in sent
+            assert (found.state is None) is (b"\n" not in data[1 : size + 1] and size < len(data))
+            if found.state is not None:
+                assert len(found.state.history) <= covered
+                covered = len(found.state.history)
+        assert covered == 3  # the turn of the first line
+
+
+@settings(max_examples=settings().max_examples // 25)
+@given(st.integers(0, 10_000))
+async def test_cut_at_any_byte_the_session_goes_on_with_nothing_lost(place: int) -> None:
+    history, _ = await _recorded()
+    with _copied() as root:
+        path, storage = Path(root) / "s" / NAME, LocalStorage(root)
+        size = place * path.stat().st_size // 10_001
+        torn = path.read_bytes()[max(0, size - 1) : size + 1].count(b"\n") == 0 and size > 0
+        os.truncate(path, size)
+
+        session = pipeline(storage).session("s", journal=storage)
+        result = await session.run(history)
+
+        assert not check(result.messages)
+        assert ("the journal is damaged; what cannot be trusted was left out" in result.notices) is torn
+        assert await session.restore_history() == history
+        again = pipeline(storage).session("s", journal=storage)
+        assert (await again.run(history)).messages == result.messages
 
 
 _RECORDED: dict[str, Any] = {}
