@@ -1,10 +1,13 @@
-"""What every test stands on: asyncio under anyio's plugin, in debug mode, where a blocking call is a failure."""
+"""What every test stands on: asyncio under anyio's plugin, in debug mode, no blocking call, and no other machine."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blockbuster import blockbuster_ctx
@@ -14,6 +17,33 @@ settings.register_profile("ci", max_examples=500, deadline=None, suppress_health
 settings.register_profile("nightly", max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def is_here(host: object) -> bool:
+    """Whether *host* means this machine."""
+    if host in (None, "", "localhost", socket.gethostname()):
+        return True
+    try:
+        address = ipaddress.ip_address(os.fsdecode(host).partition("%")[0])  # type: ignore[arg-type]
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
+def stay_here(connect: Callable[..., Any]) -> Callable[..., Any]:
+    """*connect*, but to this machine only. A datagram socket sends nothing by it: so one asks for one's address."""
+
+    def connected(self: socket.socket, address: Any) -> Any:
+        is_stream = self.family in (socket.AF_INET, socket.AF_INET6) and self.type & socket.SOCK_STREAM
+        assert not is_stream or is_here(address[0]), f"a test asked for {address}, which is not this machine"
+        return connect(self, address)
+
+    return connected
+
+
+# For the whole run, whoever opens the connection: ctxpipe, the SDK, or a test.
+socket.socket.connect = stay_here(socket.socket.connect)  # type: ignore[method-assign]
+socket.socket.connect_ex = stay_here(socket.socket.connect_ex)  # type: ignore[method-assign]
 
 
 @pytest.fixture

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import runpy
+import socket
 import subprocess
 import sys
 import venv
@@ -52,6 +54,21 @@ def installed(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pyt
     limits = ["--constraint", str(oldest)] if request.param == "oldest" else []
     pip("--python", str(folder / "venv"), "install", "--quiet", "--no-compile", *limits, str(wheel))
     return folder / "venv" / "bin" / "python"
+
+
+# These tests ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "api.example.com"])
+def test_no_test_reaches_another_machine(host: str):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as stream, pytest.raises(AssertionError, match="not this machine"):
+        stream.connect((host, 443))
+
+
+async def test_nor_does_the_event_loop():
+    with pytest.raises(AssertionError, match="not this machine"):
+        await asyncio.open_connection("192.0.2.1", 443)
 
 
 # The wheel ------------------------------------------------------------------------------------------------------
