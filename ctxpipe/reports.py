@@ -15,30 +15,44 @@ __all__ = ["Compacted", "Detail", "Offloaded", "Outcome", "Result", "StageReport
 
 
 class Outcome(StrEnum):
-    """How a stage's turn ended."""
+    """How a stage's turn ended.
+
+    "changed"; "skipped": nothing to do, the reason says why; "refused": a proposal broke a rule, did not shrink, or was
+    vetoed; "failed": the stage raised, and the turn went on without it; "planned": what a dry run would do.
+    """
 
     CHANGED = "changed"
-    SKIPPED = "skipped"  # nothing to do; the reason says why
-    REFUSED = "refused"  # a proposal broke a rule, did not shrink, or was vetoed
-    FAILED = "failed"  # the stage raised; the turn went on without it
-    PLANNED = "planned"  # a dry run: this is what the stage would do
+    SKIPPED = "skipped"
+    REFUSED = "refused"
+    FAILED = "failed"
+    PLANNED = "planned"
 
 
 @dataclass(frozen=True, slots=True)
 class Offloaded:
-    """Tool results moved into files. *chars* are the characters that left, gross; *saved_chars* net."""
+    """Tool results moved into files. *chars* are the characters that left, gross; *saved_chars* net of placeholders.
+
+    *results* and *inputs* count the blocks that were rewritten. *failed* says why others stayed inline: their file could
+    not be written.
+    """
 
     files: tuple[str, ...] = ()
     chars: int = 0
     saved_chars: int = 0
     results: int = 0
     inputs: int = 0
-    failed: tuple[str, ...] = ()  # results left inline because their file could not be written, and why
+    failed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """A history replaced by its summary. Token counts are raw (exact tiktoken)."""
+    """A history replaced by its summary. Token counts are raw (exact tiktoken) and of the messages alone.
+
+    *restored* are the paths of files that stand in the context again, *folded* of those reduced to their names.
+    *attempts* and *input_tokens* (the *cached_tokens* among them), *output_tokens* are those of the summary, as billed.
+    *over_target* and *over_budget* say that the result is still above the budget's target, or trigger; *holds* what
+    keeps it there.
+    """
 
     tokens_before: int
     tokens_after: int
@@ -55,18 +69,22 @@ class Compacted:
     output_tokens: int = 0
     over_target: bool = False
     over_budget: bool = False
-    holds: str = ""  # what keeps the result above the target
+    holds: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """Tool calls filtered, file views folded, messages deleted. Token counts are raw (exact tiktoken)."""
+    """Tool calls *filtered* (each with its result), file views *folded* to their names, messages *deleted*.
+
+    Token counts are raw (exact tiktoken), with those of system prompt and tools. *still_over* says that the limit was
+    not reached, *holds* what could not be removed.
+    """
 
     tokens_before: int
     tokens_after: int
-    filtered: int = 0  # tool calls removed, each with its result
-    folded: int = 0  # file views reduced to their names
-    deleted: int = 0  # messages deleted
+    filtered: int = 0
+    folded: int = 0
+    deleted: int = 0
     archive: str | None = None
     still_over: bool = False
     holds: str = ""  # what could not be removed
@@ -79,7 +97,7 @@ Detail: TypeAlias = Offloaded | Compacted | Truncated
 class StageReport:
     """One stage's part in one turn.
 
-    *tokens_saved* is in raw tokens, None where nothing was counted. *first_changed_index* is the first message that
+    *seconds* is the time it took. *tokens_saved* is in raw tokens, None where nothing was counted. *first_changed_index* is the first message that
     differs from the turn's input; everything behind it leaves the provider's prompt cache. *cost* says what that burns
     and saves in dollars, where the pipeline knows the prices.
     """

@@ -33,7 +33,7 @@ class Usage:
         return self.input_tokens + self.cache_creation_input_tokens + self.cache_read_input_tokens
 
     def as_dict(self, output_tokens: int) -> dict[str, object]:
-        """As it stands in an answer."""
+        """The ``usage`` of an answer of so many *output_tokens*, as the API writes it."""
         written = self.cache_creation_input_tokens
         return {
             "input_tokens": self.input_tokens,

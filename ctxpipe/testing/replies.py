@@ -126,24 +126,24 @@ def refusal(*content: str | Mapping[str, object]) -> Answer:
 
 
 def rate_limited(retry_after: float | None = None) -> Failure:
-    """429, with the header retry-after when *retry_after* (seconds) is given."""
+    """HTTP 429, with the header retry-after when *retry_after* (seconds) is given."""
     headers = {} if retry_after is None else {"retry-after": f"{retry_after:g}"}
     message = "This request would exceed your organization's rate limit. Please try again later."
     return Failure(429, "rate_limit_error", message, headers)
 
 
 def overloaded(after: Answer | None = None) -> Failure:
-    """529."""
+    """HTTP 529: the API is overloaded. With *after*, halfway through that streamed answer."""
     return Failure(529, "overloaded_error", "Overloaded", after=after)
 
 
 def server_error() -> Failure:
-    """500."""
+    """HTTP 500: an error of the API."""
     return Failure(500, "api_error", "Internal server error")
 
 
 def prompt_too_long(tokens: int = 200_251, maximum: int = 200_000) -> Failure:
-    """400, as the API says it when the prompt does not fit, whatever the length of the request."""
+    """HTTP 400, as the API says it when the prompt does not fit, whatever the length of the request."""
     return Failure(400, "invalid_request_error", f"prompt is too long: {tokens} tokens > {maximum} maximum")
 
 

@@ -75,22 +75,22 @@ class TokenCounter:
     # Counting ------------------------------------------------------------------------------------------------
 
     def text(self, text: str, /) -> int:
-        """The tokens of *text*."""
+        """The raw tokens of *text*."""
         tokens = self._known.get(text)
         return self._learn(text) if tokens is None else tokens
 
     def block(self, block: Block, /) -> int:
-        """The tokens of one content block."""
+        """The raw tokens of one content block."""
         return self._sum(parts.block_parts(block, self._as_json))
 
     def message(self, message: Message, /) -> int:
-        """The tokens of a message's content; nothing is added for its frame."""
+        """The raw tokens of a message's content; nothing is added for its frame."""
         return self._sum(parts.message_parts(message, self._as_json))
 
     def total(
         self, messages: Iterable[Message], *, system: object = None, tools: Iterable[object] | None = None
     ) -> int:
-        """The tokens of *messages*, the system prompt and the tool definitions."""
+        """The raw tokens of *messages*, the system prompt and the tool definitions."""
         return self._sum(self._parts(messages, system, tools))
 
     async def count(
