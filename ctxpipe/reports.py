@@ -32,8 +32,8 @@ class Outcome(StrEnum):
 class Offloaded:
     """Tool results moved into files. *chars* are the characters that left, gross; *saved_chars* net of placeholders.
 
-    *results* and *inputs* count the blocks that were rewritten. *failed* says why others stayed inline: their file could
-    not be written.
+    *results* and *inputs* count the blocks that were rewritten. *failed* says why others stayed inline: their file
+    could not be written.
     """
 
     files: tuple[str, ...] = ()
@@ -97,9 +97,9 @@ Detail: TypeAlias = Offloaded | Compacted | Truncated
 class StageReport:
     """One stage's part in one turn.
 
-    *seconds* is the time it took. *tokens_saved* is in raw tokens, None where nothing was counted. *first_changed_index* is the first message that
-    differs from the turn's input; everything behind it leaves the provider's prompt cache. *cost* says what that burns
-    and saves in dollars, where the pipeline knows the prices.
+    *seconds* is the time it took. *tokens_saved* is in raw tokens, None where nothing was counted.
+    *first_changed_index* is the first message that differs from the turn's input; everything behind it leaves the
+    provider's prompt cache. *cost* says what that burns and saves in dollars, where the pipeline knows the prices.
     """
 
     stage: str
