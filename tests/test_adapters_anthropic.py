@@ -216,7 +216,7 @@ def think_and_call(body: RequestBody) -> Reply:
     return answer(thinking(f"thought {number}"), "so", tool_use("look", {"n": number}, id=f"t{number}"))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.lists(histories(3, thoughts=False, ends=False), min_size=5, max_size=5))
 async def test_whatever_was_said_a_pipeline_with_nothing_to_do_changes_no_byte(said: list[list[Message]]) -> None:
     shaping = ctxpipe_middleware(ContextPipeline([Factors()]), session_id="s")
@@ -261,7 +261,7 @@ async def test_a_long_result_goes_to_a_file_and_the_request_names_it(tmp_path: P
 
 
 async def test_the_callers_history_stays_as_it_is(tmp_path: Path) -> None:
-    history, before = loop(30), loop(30)
+    history, before = loop(16), loop(16)
 
     async with talk(lambda _: "ok", ctxpipe_middleware(full(tmp_path), session_id="s")) as (server, client):
         for end in range(1, len(history) + 1, 2):
