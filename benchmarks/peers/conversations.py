@@ -1,0 +1,198 @@
+"""Conversations for the comparison, always the same: quiet ones, bulky ones, odd and broken ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from ctxpipe.messages import Message
+
+__all__ = ["billed", "bulky", "exchange", "facts", "odd", "quiet"]
+
+SIGNED = "Er4BCkYIBRgCKkD"
+WORDS = ("reads", "parses", "opens", "writes", "moves", "checks", "loads", "a", "the", "table", "index", "request")
+
+
+def _message(role: str, content: Any) -> Message:
+    return cast("Message", {"role": role, "content": content})
+
+
+def exchange(number: int, result: str, say: str = "") -> list[Message]:
+    """A call and its result, as two messages."""
+    spoken = [{"type": "text", "text": say}] if say else []
+    given = {"command": f"ls src/{number}", "cwd": "/"}
+    call = {"type": "tool_use", "id": f"t{number}", "name": "bash", "input": given}
+    answer = {"type": "tool_result", "tool_use_id": f"t{number}", "content": result}
+    return [_message("assistant", [*spoken, call]), _message("user", [answer])]
+
+
+def quiet(messages: int, begin: int = 0) -> list[Message]:
+    """About so many *messages*, of which nothing is worth taking out: the agent says much, the results are short."""
+    say = "Look at what is there before anything is changed, then decide. " * 6
+    opening = [] if begin else [_message("user", "Go.")]
+    steps = (
+        exchange(number, "a.py b.py c.py", f"Step {number}. {say}") for number in range(begin, begin + messages // 2)
+    )
+    return [*opening, *(message for step in steps for message in step)]
+
+
+def prose(seed: int, chars: int) -> str:
+    """Lines of code-like text: *chars* characters that differ from one seed to the next."""
+    chance = random.Random(seed)
+    lines = []
+    length = 0
+    while length < chars:
+        line = f"    value_{chance.randrange(10**6)} = {' '.join(chance.choices(WORDS, k=8))}({chance.random():.4f})"
+        lines.append(line)
+        length += len(line) + 1
+    return "\n".join(lines)[:chars]
+
+
+def bulky(results: int, chars: int, begin: int = 0) -> list[Message]:
+    """So many *results* of *chars* characters each."""
+    opening = [] if begin else [_message("user", "Go.")]
+    steps = (
+        exchange(number, f"File src/{number}.py\n{prose(number, chars)}", f"Step {number}.")
+        for number in range(begin, begin + results)
+    )
+    return [*opening, *(message for step in steps for message in step)]
+
+
+def facts(results: int, chars: int, *, asking: bool) -> tuple[list[Message], list[str]]:
+    """A bulky history with a word of its own in each result, anywhere in it, and in each remark; and those words.
+
+    With *asking* the user says something every tenth step; else the whole is one request's loop.
+    """
+    chance = random.Random(1)
+    planted: list[str] = []
+
+    def fact() -> str:
+        planted.append("".join(chance.choices("bcdfghjklmnpqrstvwxz", k=12)))
+        return f" the door opens to {planted[-1]} "
+
+    messages: list[Message] = [_message("user", "Go.")]
+    for number in range(results):
+        text = prose(number, chars)
+        place = chance.randrange(len(text))
+        messages += exchange(number, text[:place] + fact() + text[place:], f"Step {number}:{fact()}")
+        if asking and number % 10 == 9:
+            messages += [_message("assistant", "That is done."), _message("user", f"Now part {number}.")]
+    return messages, planted
+
+
+def billed(messages: Sequence[Message], before: int = 0) -> list[Message]:
+    """*messages* with a bill on each reply, as the API sends one: *before* tokens and those in front of the reply."""
+    told: list[Message] = []
+    tokens = before
+    for message in messages:
+        length = len(str(message["content"])) // 4
+        bill = {"usage": {"input_tokens": tokens, "output_tokens": length}} if message["role"] == "assistant" else {}
+        told.append(cast("Message", {**message, **bill}))
+        tokens += length
+    return told
+
+
+# Odd and broken -------------------------------------------------------------------------------------------------
+
+
+def odd(seed: int, *, broken: bool) -> list[Message]:
+    """A random history that ends with the user: parallel calls, thinking, mixed content, errors; or a *broken* one."""
+    chance = random.Random(seed)
+    messages: list[Message] = [_message("user", "Please begin.")]
+    for number in range(chance.randrange(4, 25)):
+        messages += _step(chance, number)
+        if chance.random() < 0.15:
+            messages += [
+                _message("assistant", [*_thought(chance), _text(f"Part {number} is done.")]),
+                _message("user", chance.choice(["Go on.", [_text("Go on."), _text("And hurry.")]])),
+            ]
+    for _ in range(chance.randrange(1, 4) if broken else 0):
+        FAULTS[chance.choice(sorted(FAULTS))](messages, chance)
+    while messages and messages[-1]["role"] != "user":
+        del messages[-1]
+    return messages or [_message("user", "Please begin.")]
+
+
+def _text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def _thought(chance: random.Random) -> list[dict[str, Any]]:
+    if chance.random() < 0.4:
+        return []
+    thought = {"type": "thinking", "thinking": f"hm {chance.random()}", "signature": SIGNED}
+    hidden = [{"type": "redacted_thinking", "data": "EmwKAhgB"}] if chance.random() < 0.1 else []
+    return [thought, *hidden]
+
+
+def _step(chance: random.Random, number: int) -> list[Message]:
+    calls = [
+        {
+            "type": "tool_use",
+            "id": f"toolu_{number}_{i}",
+            "name": chance.choice(["bash", "read_file"]),
+            "input": {"path": f"src/{i}.py"},
+        }
+        for i in range(chance.choice([1, 1, 2, 3, 4]))
+    ]
+    said = [_text(f"Step {number}.")] if chance.random() < 0.5 else []
+    results = [_result(chance, call["id"]) for call in chance.sample(calls, len(calls))]
+    after = [_text("A note from the user.")] if chance.random() < 0.1 else []
+    return [_message("assistant", [*_thought(chance), *said, *calls]), _message("user", [*results, *after])]
+
+
+def _result(chance: random.Random, call_id: Any) -> dict[str, Any]:
+    body: Any = chance.choice(["ok", prose(chance.randrange(50), 300), prose(chance.randrange(50), 3000)])
+    if chance.random() < 0.3:
+        body = [_text(body)]
+    failed = {"is_error": True} if chance.random() < 0.15 else {}
+    return {"type": "tool_result", "tool_use_id": call_id, "content": body, **failed}
+
+
+def _lose(messages: list[Message], chance: random.Random) -> None:
+    del messages[chance.randrange(len(messages))]
+
+
+def _double(messages: list[Message], chance: random.Random) -> None:
+    place = chance.randrange(len(messages))
+    messages.insert(place, messages[place])
+
+
+def _lose_block(messages: list[Message], chance: random.Random) -> None:
+    place = chance.randrange(len(messages))
+    content = messages[place]["content"]
+    if isinstance(content, list) and len(content) > 1:
+        left = list(content)
+        del left[chance.randrange(len(left))]
+        messages[place] = _message(messages[place]["role"], left)
+
+
+def _empty(messages: list[Message], chance: random.Random) -> None:
+    place = chance.randrange(len(messages))
+    content = messages[place]["content"]
+    if isinstance(content, list):
+        messages[place] = _message(messages[place]["role"], [*content, _text("")])
+
+
+def _swap(messages: list[Message], chance: random.Random) -> None:
+    place = chance.randrange(1, len(messages)) if len(messages) > 1 else 0
+    messages[place], messages[place - 1] = messages[place - 1], messages[place]
+
+
+FAULTS: Mapping[str, Any] = {
+    "lose": _lose,
+    "double": _double,
+    "lose block": _lose_block,
+    "empty": _empty,
+    "swap": _swap,
+}
+
+
+def halves(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    """*messages* in two parts, the second beginning with a reply."""
+    middle = len(messages) // 2
+    while middle < len(messages) and messages[middle]["role"] != "assistant":
+        middle += 1
+    yield messages[:middle]
+    yield messages[middle:]

@@ -1,0 +1,128 @@
+"""ctxpipe, through the same protocol as its peers: a session that is handed the full history each turn."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import fake_model
+
+from ctxpipe import BatchOffload, Budget, Compact, ContextPipeline, DirectOffload, LocalStorage, SmartTruncate, presets
+from ctxpipe.lab.workbench import SeenFiles
+from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, PromptSummarizer
+
+COUNTER = "tiktoken, exact, each text once"
+WAYS = {
+    "default": "the README's four stages, every default, summaries by AnthropicSummarizer's default request",
+    "coding": "presets.coding_agent, every default",
+    "compact": "Compact alone, given trigger",
+    "inline": "Compact alone, given trigger, AnthropicSummarizer(mode='inline')",
+    "extractive": "Compact alone, given trigger, ExtractiveSummarizer: no model",
+    "free": "BatchOffload alone, keep_recent=5: old results to files",
+    "offload": "the four stages, DirectOffload above the given number of characters",
+    "both": "presets.coding_agent, compaction at the given trigger",
+}
+
+
+def VERSIONS() -> dict[str, str]:  # noqa: N802
+    return {"ctxpipe": version("ctxpipe"), "tiktoken": version("tiktoken")}
+
+
+async def ask(prompt: str, _model: str) -> str:
+    return fake_model.summary(prompt)
+
+
+def inline() -> AnthropicSummarizer:
+    """The real SDK over a transport that answers in process."""
+    import anthropic
+    import httpx2
+
+    def answered(request: Any) -> Any:
+        body = json.loads(request.content)
+        text = fake_model.summary("\n".join(_texts(body["messages"])))
+        return httpx2.Response(
+            200,
+            json={
+                "id": "msg_1",
+                "type": "message",
+                "role": "assistant",
+                "model": body["model"],
+                "content": [{"type": "text", "text": text}],
+                "stop_reason": "end_turn",
+                "stop_sequence": None,
+                "usage": {"input_tokens": 1, "output_tokens": 1},
+            },
+        )
+
+    http = httpx2.AsyncClient(transport=httpx2.MockTransport(answered))
+    client = anthropic.AsyncAnthropic(api_key="none", http_client=http)
+    return AnthropicSummarizer(client, model="claude-sonnet-4-5", mode="inline")
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for item in items for text in _texts(item)]
+
+
+class Peer:
+    def __init__(
+        self,
+        way: str,
+        folder: str,
+        window: int = 200_000,
+        trigger: int = 0,
+        min_chars: int = 1000,
+        **_: Any,
+    ) -> None:
+        self.folder = Path(folder)
+        self.history: list[Any] = []
+        self.seen = SeenFiles()
+        storage = LocalStorage(folder)
+        budget = Budget(window=max(window, trigger), trigger=trigger or None)
+        write: Any = PromptSummarizer(ask)
+        if way == "inline":
+            write = inline()
+        if way == "extractive":
+            write = ExtractiveSummarizer()
+        compact = Compact(write, archive=storage, files=self.seen)
+        if way in ("coding", "both"):
+            stages: Any = presets.coding_agent(storage, summarize=write, files=self.seen)
+        elif way == "free":
+            stages = [BatchOffload(storage, keep_recent=5)]
+        elif way in ("compact", "inline", "extractive"):
+            stages = [compact]
+        else:
+            direct = DirectOffload(storage, min_chars=min_chars)
+            stages = [direct, BatchOffload(storage), compact, SmartTruncate(archive=storage)]
+        self.session = ContextPipeline(stages, budget=budget).session("run")
+
+    def convert(self, new: list[dict[str, Any]]) -> list[Any]:
+        return new
+
+    def append(self, native: list[Any]) -> None:
+        for message in native:
+            usage = message.pop("usage", None)
+            if usage is not None:
+                self.session.observe(usage)
+        self.history += native
+        self.seen.learn(native)
+
+    async def shape(self) -> list[Any]:
+        return (await self.session.run(self.history)).messages
+
+    def wire(self, shaped: list[Any]) -> list[Any]:
+        return shaped
+
+    def kept(self) -> tuple[dict[str, str], list[str]]:
+        files = {}
+        for path in self.folder.rglob("*"):
+            if path.is_file():
+                text = path.read_text(encoding="utf-8")
+                if path.suffix == ".json":  # an archive of messages
+                    text = "\n".join(_texts(json.loads(text)))
+                files[str(path.relative_to(self.folder))] = text
+        return files, []

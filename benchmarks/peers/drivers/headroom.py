@@ -1,0 +1,43 @@
+"""headroom-ai: `compress(messages)` on the raw messages of the Messages API before each call."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from headroom import compress
+from headroom.cache.compression_store import get_compression_store
+
+COUNTER = "tiktoken or the model's own tokenizer, per message"
+WAYS = {
+    "default": "compress(messages): every default",
+    "free": "compress(messages, optimize=True): the same; it has no trigger",
+}
+
+
+def VERSIONS() -> dict[str, str]:  # noqa: N802
+    return {"headroom-ai": version("headroom-ai")}
+
+
+class Peer:
+    def __init__(self, way: str, folder: str, window: int = 200_000, **_: Any) -> None:
+        del way, folder
+        self.window = window
+        self.messages: list[dict[str, Any]] = []
+
+    def convert(self, new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{name: value for name, value in message.items() if name != "usage"} for message in new]
+
+    def append(self, native: list[dict[str, Any]]) -> None:
+        self.messages += native
+
+    async def shape(self) -> list[dict[str, Any]]:
+        return compress(self.messages, model="claude-sonnet-4-5", model_limit=self.window).messages
+
+    def wire(self, shaped: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return shaped
+
+    def kept(self) -> tuple[dict[str, str], list[str]]:
+        """The originals that it holds in memory, by the hash that stands in their place, and the caller's messages."""
+        entries = get_compression_store()._backend.items()
+        return {key: entry.original_content for key, entry in entries}, [str(message) for message in self.messages]

@@ -1,0 +1,146 @@
+"""The peers as processes, each in an environment of its own, and what is said to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ctxpipe.messages import Message
+
+__all__ = ["OURS", "PEERS", "Peer", "PeerFailed", "python_of"]
+
+HERE = Path(__file__).resolve().parent
+OURS = "ctxpipe"
+PEERS = (
+    OURS,
+    "langchain",
+    "deepagents",
+    "agent_framework",
+    "pydantic_ai",
+    "llama_index",
+    "strands",
+    "openhands",
+    "headroom",
+    "langmem",
+)
+
+
+class PeerFailed(Exception):
+    """A peer did not install, import or answer; the text is the reason."""
+
+
+def python_of(name: str) -> Path:
+    """The interpreter of a peer's environment; ctxpipe runs in the runner's."""
+    return Path(sys.executable) if name == OURS else HERE / ".venvs" / name / "bin" / "python"
+
+
+class Peer:
+    """One peer's process. Raises PeerFailed when it cannot start."""
+
+    def __init__(self, name: str, *, folder: str | None = None, seconds: float = 120.0) -> None:
+        self.name = name
+        self.folder = folder
+        self.seconds = seconds
+        python = python_of(name)
+        if not python.exists():
+            raise PeerFailed("its environment could not be made: see `make bench-peers`")
+        quiet = {"HF_HUB_OFFLINE": "1", "LANGSMITH_TRACING": "false", "DO_NOT_TRACK": "1", "PYTHONHASHSEED": "0"}
+        self._process = subprocess.Popen(
+            [str(python), str(HERE / "host.py"), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=None if os.environ.get("PEERS_DEBUG") else subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, **quiet},
+        )
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._context: list[Any] = []
+        self._answer()  # it says so when it cannot be imported
+        self.about = self._ask(op="about")
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None  # noqa: S101
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def _ask(self, **asked: Any) -> Any:
+        assert self._process.stdin is not None  # noqa: S101
+        try:
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise PeerFailed("its process ended") from error
+        return self._answer()
+
+    def _answer(self) -> Any:
+        try:
+            line = self._lines.get(timeout=self.seconds)
+        except queue.Empty as error:
+            self.close()
+            raise PeerFailed(f"no answer within {self.seconds:g} s") from error
+        if not line:
+            raise PeerFailed("its process ended")
+        told = json.loads(line)
+        if "error" in told:
+            raise PeerFailed(told["error"])
+        return told
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is gone."""
+        return self._process.poll() is not None
+
+    @property
+    def ways(self) -> dict[str, str]:
+        """What it can be asked to do, by name, and what that is."""
+        ways: dict[str, str] = self.about["ways"]
+        return ways
+
+    def open(self, way: str, **settings: Any) -> None:
+        """Begin a conversation that is treated in this *way*."""
+        self._context = []
+        self._ask(op="open", way=way, settings=settings, folder=self.folder)
+
+    def turn(self, new: Sequence[Message], *, wire: bool = True) -> dict[str, Any]:
+        """Hear *new* and shape the context of the next call: its seconds, the summariser's prompts and, with *wire*,
+        the messages that would be sent."""
+        told: dict[str, Any] = self._ask(op="turn", new=list(new), wire=wire)
+        if wire:
+            self._context = [*self._context[: told.pop("keep")], *told["messages"]]
+            told["messages"] = self._context
+        return told
+
+    def kept(self) -> tuple[dict[str, str], list[str]]:
+        """The files that it wrote, by the path that it shows the model, and every text that it still holds."""
+        told = self._ask(op="kept")
+        return told["files"], told["state"]
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,164 @@
+"""The judges, the same for everybody: the API's rules, the laboratory's recall, its refetches and its bills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+from anyio import to_thread
+
+from ctxpipe.lab.atoms import AtomIndex
+from ctxpipe.lab.costs import Bill, bill
+from ctxpipe.lab.recall import Cut
+from ctxpipe.lab.replay import Settings, replay
+from ctxpipe.lab.transcripts import Transcript
+from ctxpipe.lab.workbench import Workbench
+from ctxpipe.messages import Message
+from ctxpipe.prices import Prices
+from ctxpipe.reports import Compacted, Outcome, Result, StageReport
+from ctxpipe.testing import Model, problems
+from ctxpipe.tokens import TokenCounter, as_counter
+
+from .processes import Peer
+
+__all__ = ["Found", "PeerPipeline", "cost", "found", "refused", "seen"]
+
+BILLED_PER_RAW = 1.25
+"""What the API bills for a token of our counter, as in the laboratory."""
+
+
+# Validity -------------------------------------------------------------------------------------------------------
+
+
+def refused(wire: Sequence[Any]) -> list[str]:
+    """What the Messages API would refuse in a request of these messages."""
+    system: list[Any] = []
+    messages = list(wire)
+    while messages and messages[0]["role"] == "system":
+        system.append(messages.pop(0)["content"])
+    body: dict[str, Any] = {"model": "m", "max_tokens": 100, "messages": messages}
+    if system:
+        body["system"] = system[0]
+    return problems(body, Model())
+
+
+# What the summariser sees ---------------------------------------------------------------------------------------
+
+
+def seen(planted: Sequence[str], prompts: Sequence[str], wire: Sequence[Any]) -> float | None:
+    """Of the facts that left the context, the share that the summariser was shown; None when nothing left."""
+    sent, asked = str(wire), "\n".join(prompts)
+    left = [fact for fact in planted if fact not in sent]
+    return sum(fact in asked for fact in left) / len(left) if left else None
+
+
+# Recall ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """After a compaction: tokens left (a share), and the shares of what is used later that stand in the context; there
+    or in a file whose path stands there; or in anything that is still held anywhere."""
+
+    tokens: float
+    visible: float
+    pointer: float
+    raw: float
+
+
+def found(cut: Cut, wire: Sequence[Message], files: Mapping[str, str], state: Sequence[str]) -> Found:
+    """Where what the recorded agent went on to use stands after *wire* is all that it is sent."""
+    visible = set().union(*map(cut.index.message, wire)) if wire else set()
+    sent = str(wire)
+    shown = [text for path, text in files.items() if path in sent]
+    pointed = _atoms(cut.index, shown) - visible
+    anywhere = _atoms(cut.index, [*files.values(), *state]) - visible
+    return Found(
+        tokens=cut.counter.total(list(wire)) / cut.tokens,
+        visible=cut.use(visible).recall,
+        pointer=cut.use(visible, pointed).one_hop,
+        raw=cut.use(visible, anywhere).one_hop,
+    )
+
+
+def _atoms(index: AtomIndex, texts: Iterable[str]) -> set[str]:
+    held: set[str] = set()
+    for text in texts:
+        held |= index.text(text.replace("\\n", "\n"))  # a state is told as Python or JSON writes it
+    return held
+
+
+# Dollars --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class PeerPipeline:
+    """A peer in the place of a pipeline, for the laboratory's replay."""
+
+    peer: Peer
+    way: str
+    settings: Mapping[str, Any]
+    counter: TokenCounter = field(default_factory=lambda: as_counter(None))
+
+    def __call__(self, _bench: Workbench) -> Any:
+        return self
+
+    def session(self, session_id: str, **_: Any) -> _PeerSession:
+        """A conversation of the peer's."""
+        return _PeerSession(self.peer, partial(self.peer.open, self.way, **self.settings), self.counter, session_id)
+
+
+class _PeerSession:
+    """What the replay asks of a session. The peer hears each message once, and each reply with its bill."""
+
+    def __init__(self, peer: Peer, begin: Callable[[], None], counter: TokenCounter, session_id: str) -> None:
+        self.peer = peer
+        self.begin: Callable[[], None] | None = begin
+        self.counter = counter
+        self.session_id = session_id
+        self.known = 0
+        self.bill: dict[str, int] | None = None
+
+    async def run(self, context: list[Message], **_: Any) -> Result:
+        new = [self._billed(message) for message in context[self.known :]]
+        told = await to_thread.run_sync(self._turn, new)
+        messages = cast("list[Message]", told["messages"])
+        self.known = len(messages)
+        return Result(messages, tuple(map(self._report, told["prompts"])))
+
+    def _turn(self, new: Sequence[Message]) -> dict[str, Any]:
+        if self.begin is not None:
+            self.begin()
+            self.begin = None
+        return self.peer.turn(new)
+
+    def _billed(self, message: Message) -> Message:
+        if message["role"] != "assistant" or self.bill is None:
+            return message
+        output = int(BILLED_PER_RAW * self.counter.total([message]))
+        usage, self.bill = {**self.bill, "output_tokens": output}, None
+        return cast("Message", {**message, "usage": usage})
+
+    def _report(self, prompt: str) -> StageReport:
+        """A summary is a request of its own: its prompt, none of it cached, and an answer of a fixed length."""
+        asked = int(BILLED_PER_RAW * self.counter.text(prompt))
+        detail = Compacted(0, 0, 0, input_tokens=asked, output_tokens=2000)
+        return StageReport(self.peer.name, self.session_id, Outcome.CHANGED, 0.0, detail=detail)
+
+    def observe(self, usage: Mapping[str, int]) -> None:
+        self.bill = {"input_tokens": sum(usage.values())}
+
+
+async def cost(
+    transcript: Transcript,
+    make: Callable[[Workbench], Any],
+    *,
+    index: AtomIndex | None = None,
+    read_prices: Sequence[float] = (0.1, 0.05),
+) -> tuple[dict[float, Bill], float]:
+    """The bill of *transcript* at each price of reading the cache, all refetches paid; and the recall before them."""
+    replayed = await replay(transcript, make, Settings(), index)
+    bills = {read: bill(replayed.requests, Prices.relative(read=read)) for read in read_prices}
+    return bills, replayed.use.recall
