@@ -19,6 +19,7 @@ from typing import Any
 from api_rules import faults, parts
 
 from ctxpipe import Compacted, CtxpipeError, Offloaded, Outcome, Result, StageReport, Truncated
+from ctxpipe.edits.repair import INTERRUPTED
 from ctxpipe.messages import Message
 from ctxpipe.placeholders import previewed_reference, reference
 from ctxpipe.stage import Change, Turn
@@ -63,8 +64,10 @@ class Originals:
             self.results.setdefault(name, set()).add(text)
 
     def all(self) -> set[str]:
-        """Everything that a file may rightly hold."""
-        return {on_disk(text) for held in (self.results, self.inputs) for texts in held.values() for text in texts}
+        """Everything that a file may rightly hold, and what a repair says in the place of a result."""
+        return {INTERRUPTED} | {
+            on_disk(text) for held in (self.results, self.inputs) for texts in held.values() for text in texts
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +216,7 @@ def _folds(messages: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
 def _known(originals: Originals, name: str) -> set[str]:
     if name not in originals.results and name not in originals.inputs:
         name = re.sub(r"-\d+$", "", name)  # one that came twice in a message was told apart
-    return originals.results.get(name, set()) | originals.inputs.get(name, set())
+    return {INTERRUPTED} | originals.results.get(name, set()) | originals.inputs.get(name, set())
 
 
 def _pointers(messages: Iterable[Mapping[str, Any]], originals: Originals) -> Iterator[tuple[str, str, str]]:
