@@ -218,7 +218,7 @@ def test_the_list_of_pains_names_every_requirement_and_only_tests_that_exist() -
 # R1: orphaned calls and results --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), phases=NO_SHRINKING)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), phases=NO_SHRINKING)
 @given(broken_histories(3, 5), st.permutations(range(4)), st.booleans(), st.integers(300, 4000))
 async def test_r01a_whatever_the_history_and_the_order_of_the_stages_the_api_takes_the_request(
     tmp_path_factory: pytest.TempPathFactory, history: list[Message], order: list[int], force: bool, window: int
@@ -384,16 +384,16 @@ async def test_r02d_failures_of_any_kind_count_and_after_the_cooldown_there_is_o
 ) -> None:
     clock, history = Clock(), work(40)
     async with api(playing([], summary=FAILURES[failure])) as (server, client):
-        retry = Retry(max_retries=0, attempt_seconds=0.2)
+        retry = Retry(max_retries=0, attempt_seconds=0.3 if failure == "timeout" else 30)
         stage = Compact(AnthropicSummarizer(client, model=SUMMARIES), LocalStorage(tmp_path), retry=retry, clock=clock)
         session = ContextPipeline([stage], budget=Budget(4000)).session("s")
-        for _ in range(10):
-            await session.run(history)
-        assert server.calls == 3
+        tried = [outcomes(await session.run(history))["Compact"] for _ in range(10)]
         clock.now += 301
-        for _ in range(10):
-            await session.run(history)
-        assert server.calls == 4
+        again = [outcomes(await session.run(history))["Compact"] for _ in range(10)]
+
+    assert tried == [Outcome.FAILED] * 3 + [Outcome.SKIPPED] * 7
+    assert again == [Outcome.FAILED] + [Outcome.SKIPPED] * 9
+    assert server.calls == 4 or failure == "timeout"
 
 
 async def test_r02e_an_agent_that_reads_a_huge_file_each_turn_does_not_live_on_summaries(tmp_path: Path) -> None:
@@ -558,11 +558,12 @@ async def compacted_again_and_again(tmp_path: Path, times: int) -> tuple[list[Re
     found: list[RequestBody] = []
     async with api(playing([call("bash", command=f"make {n}") for n in range(400)])) as (server, client):
         pipeline = four(tmp_path, AnthropicSummarizer(client, model=SUMMARIES), window=3000)
-        tools = {"bash": lambda _: "word " * 250}
+        pipeline = ContextPipeline(pipeline.stages[2:], budget=pipeline.budget)
+        tools = {"bash": lambda _: "word " * 150}
         agent = Agent(client, pipeline.session("s"), tools, [user(f"Mend the login. {RULES}")])
         while len(found) < times:
             known = len(asked(server, SUMMARIES))
-            if len(agent.history) % 40 == 1:
+            if len(agent.history) % 8 == 1:
                 agent.history = [*agent.history, assistant("So far."), user(f"Now part {len(agent.history)}.")]
             await agent.turn()
             if len(asked(server, SUMMARIES)) > known:
@@ -775,7 +776,10 @@ async def test_r06a_when_no_summary_can_be_had_the_agent_goes_on_and_nothing_is_
 ) -> None:
     history = work(60)
     async with api(playing(["ok"], summary=FAILURES[failure])) as (server, client):
-        storage, retry = LocalStorage(tmp_path), Retry(max_retries=1, attempt_seconds=0.2, sleep=Clock().sleep)
+        storage, retry = (
+            LocalStorage(tmp_path),
+            Retry(max_retries=1, attempt_seconds=0.3 if failure == "timeout" else 30, sleep=Clock().sleep),
+        )
         summarize = AnthropicSummarizer(client, model=SUMMARIES)
         stages: list[Stage] = [Compact(summarize, storage, retry=retry, work_dir=tmp_path), SmartTruncate(storage)]
         pipeline = ContextPipeline(stages, budget=Budget(4000))
