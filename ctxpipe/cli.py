@@ -40,7 +40,7 @@ from .lab.terminal import (
     tuned_text,
     unit,
 )
-from .lab.transcripts import Transcript, read_transcript
+from .lab.transcripts import STDIN, Transcript, read_transcript
 from .lab.workbench import Workbench
 from .prices import Prices, prices_of
 from .reports import Outcome
@@ -198,7 +198,8 @@ def _print_replays(done: Sequence[FileReplay], prices: Prices, model: str, basel
 
 def _title(file: FileReplay, model: str) -> str:
     mended = f"; {counted(file.repaired, 'fault')} mended" if file.repaired else ""
-    return f"{Path(file.path).name} ({unit(model)}{mended})"
+    name = "standard input" if file.path == STDIN else Path(file.path).name
+    return f"{name} ({unit(model)}{mended})"
 
 
 @app.command()
@@ -276,8 +277,8 @@ def inspect(
 
 def _heading(transcript: Transcript, total: int) -> str:
     mended = f", {counted(len(transcript.repaired), 'fault')} mended" if transcript.repaired else ""
-    messages = f"{len(transcript.messages)} messages, {transcript.calls} calls"
-    return f"{Path(transcript.name).name}: {transcript.format}, {messages}, {total:,} tokens{mended}"
+    messages = f"{counted(len(transcript.messages), 'message')}, {counted(transcript.calls, 'call')}"
+    return f"{Path(transcript.name).name}: {transcript.format}, {messages}, {counted(total, 'token')}{mended}"
 
 
 @app.command()

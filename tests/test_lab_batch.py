@@ -5,14 +5,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import anyio
 from histories import assistant, conversation, step, user
 
 from ctxpipe.lab.batch import replay_files, workers
-from ctxpipe.lab.page import page_paths
 from ctxpipe.lab.policies import policies
-from ctxpipe.lab.replay_report import Pages, recall_points
-from ctxpipe.lab.transcripts import read_transcript
+from ctxpipe.lab.replay_report import Pages
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.pipeline import ContextPipeline
 
@@ -97,15 +94,3 @@ def test_a_report_comes_back_from_another_process_when_a_page_is_wanted(tmp_path
     done = replay_files(paths, MAKERS, pages=Pages("coding", "none"), processes=2)
     assert [file.report and file.report.title for file in done] == ["a.jsonl", "b.jsonl"]
     assert all(file.report and len(file.report.turns) == 5 for file in done)
-
-
-def test_a_short_conversation_has_no_curve_of_recall(tmp_path: Path):
-    transcript = read_transcript(written(tmp_path, "a.jsonl"))
-    assert anyio.run(recall_points, transcript) == []
-
-
-def test_one_page_goes_where_it_was_asked_for_and_several_beside_it(tmp_path: Path):
-    html = tmp_path / "report.html"
-    assert page_paths(html, ["x/a.jsonl"]) == {"x/a.jsonl": html}
-    several = page_paths(html, ["x/a.jsonl", "y/a.jsonl", "-"])
-    assert [path.name for path in several.values()] == ["report-a.html", "report-a-2.html", "report-stdin.html"]

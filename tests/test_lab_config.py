@@ -68,19 +68,37 @@ def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[[stage]\n", "is no TOML"),
-        ("", "names no [[stage]]"),
-        ("[[stage]]\nuse = 'Nonsense'\n", "stage 1: use is 'Nonsense'; there are DirectOffload"),
-        ("[[stage]]\nuse = 'Compact'\n[[stage]]\nuse = 'DirectOffload'\nmin_chars = -1\n", "stage 2: min_chars is -1"),
-        ("[[stage]]\nuse = 'DirectOffload'\nmin_char = 1\n", "the settings are storage, min_chars"),
-        ("[[stage]]\nuse = 'DirectOffload'\npreview = 7\n", "preview is 7; give a table"),
-        ("[[stage]]\nuse = 'BatchOffload'\ngate = { use = 'Door' }\n", "gate is 'Door'; there are RatioGate"),
-        ("[[stage]]\nuse = 'BatchOffload'\ngate = 'RatioGate'\n", "gate is 'RatioGate'; give a table"),
-        ("[[stage]]\nuse = 'BatchOffload'\ninputs = 3\n", "inputs is 3; give a list of names"),
-        ("stage = [3]\n", "stage 1 is 3; give a table"),
-        ("budget = 3\n[[stage]]\nuse = 'Compact'\n", "[budget] is 3; give a table"),
-        ("[budget]\nwindow = -5\n[[stage]]\nuse = 'Compact'\n", "[budget]: window is -5"),
-        ("[budgets]\n[[stage]]\nuse = 'Compact'\n", "budgets means nothing here"),
+        ("[[stage]\n", " is no TOML: "),
+        ("", " names no [[stage]]"),
+        ("\n[[stage]]\nuse = 'Nonsense'\n", ", line 3: stage 1: use is 'Nonsense'; there are DirectOffload"),
+        ("[[stage]]\n[[stage]]\nuse = 'Compact'\n", ", line 1: stage 1: use is None; there are DirectOffload"),
+        (
+            "[[stage]]\nuse = 'Compact'\n[[stage]]\nuse = 'DirectOffload'\nmin_chars = -1\n",
+            ", line 5: stage 2: min_chars: min_chars is -1",
+        ),
+        (
+            "[[stage]]\nuse = 'DirectOffload'\nmin_char = 1\n",
+            ", line 3: stage 1: min_char means nothing here; the settings are min_chars, preview, reference",
+        ),
+        (
+            "[[stage]]\nuse = 'Compact'\n[[stage]]\nuse = 'DirectOffload'\nstorage = 1\n",
+            ", line 5: stage 2: storage means",
+        ),
+        ("[[stage]]\nuse = 'DirectOffload'\npreview = 7\n", ", line 3: stage 1: preview is 7; give a table"),
+        ("[[stage]]\nuse = 'DirectOffload'\npreview = { heads = 7 }\n", ": stage 1: preview: heads means nothing here"),
+        (
+            "[[stage]]\nuse = 'BatchOffload'\ngate = { use = 'Door' }\n",
+            ", line 3: stage 1: gate is 'Door'; there are",
+        ),
+        (
+            "[[stage]]\nuse = 'BatchOffload'\ngate = 'RatioGate'\n",
+            ": stage 1: gate is 'RatioGate'; give a table",
+        ),
+        ("[[stage]]\nuse = 'BatchOffload'\ninputs = 3\n", ", line 3: stage 1: inputs is 3; give a list of names"),
+        ("stage = [3]\n", ", line 1: stage 1 is 3; give a table"),
+        ("budget = 3\n[[stage]]\nuse = 'Compact'\n", ", line 1: [budget] is 3; give a table"),
+        ("[budget]\nwindow = -5\n[[stage]]\nuse = 'Compact'\n", ", line 2: [budget]: window: window is -5"),
+        ("[budgets]\n[[stage]]\nuse = 'Compact'\n", ": budgets means nothing here; there are [budget] and [[stage]]"),
     ],
 )
 def test_nonsense_is_told_with_the_file_and_the_place(tmp_path: Path, text: str, told: str):

@@ -2,65 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import PurePath
 
 import pytest
 from histories import assistant, tool_result, tool_use, user, view
+from workdays import SYSTEM, TOOLS, batch, compact, direct, none, transcript
 
-from ctxpipe import BatchOffload, Compact, ContextPipeline, DirectOffload, TokenCounter
-from ctxpipe.lab.live_report import LiveReport
-from ctxpipe.lab.replay import Settings, replay
-from ctxpipe.lab.replay_report import label, replayed_report
+from ctxpipe import BatchOffload, ContextPipeline, TokenCounter
+from ctxpipe.lab.replay import replay
 from ctxpipe.lab.story import Moment, Story, story
-from ctxpipe.lab.transcripts import Transcript, parse_transcript
 from ctxpipe.lab.workbench import Workbench
-from ctxpipe.messages import Message
 from ctxpipe.stages.gates import RatioGate
-from ctxpipe.summarizers import ExtractiveSummarizer
-from ctxpipe.tokens import Budget
-
-SYSTEM = "You read files."
-TOOLS = [{"name": "Read", "description": "Read a file.", "input_schema": {"type": "object"}}]
-
-
-def conversation(turns: int = 6, lines: int = 300) -> list[Message]:
-    """An agent that thinks, reads a file and says so, in each turn."""
-    messages: list[object] = [{"role": "user", "content": "Read every file, please."}]
-    for turn in range(turns):
-        content = [
-            {"type": "thinking", "thinking": f"The next is number {turn}.", "signature": "s"},
-            {"type": "text", "text": f"I read file {turn}."},
-            {"type": "tool_use", "id": f"t{turn}", "name": "Read", "input": {"path": f"src/f{turn}.py"}},
-        ]
-        text = "".join(f"f{turn}_{line} = {line}\n" for line in range(lines))
-        result = {"type": "tool_result", "tool_use_id": f"t{turn}", "content": text}
-        messages += [{"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
-    messages.append({"role": "assistant", "content": "All read."})
-    return parse_transcript(json.dumps(messages)).messages
-
-
-def transcript(**sizes: int) -> Transcript:
-    body = {"system": SYSTEM, "tools": TOOLS, "messages": conversation(**sizes)}
-    return parse_transcript(json.dumps(body), "conversation.json")
-
-
-def direct(bench: Workbench) -> ContextPipeline:
-    return ContextPipeline([DirectOffload(bench.storage)])
-
-
-def batch(bench: Workbench) -> ContextPipeline:
-    return ContextPipeline([BatchOffload(bench.storage, RatioGate(0.5), reference="absolute")])
-
-
-def compact(bench: Workbench) -> ContextPipeline:
-    stage = Compact(ExtractiveSummarizer(), archive=bench.storage, files=bench.files, clock=bench.clock)
-    return ContextPipeline([stage], budget=Budget(window=12_000))
-
-
-def none(_: Workbench) -> ContextPipeline:
-    return ContextPipeline()
 
 
 async def watched(make: object, **sizes: int) -> tuple[Story, list[Moment]]:
@@ -157,50 +109,3 @@ async def test_a_block_that_was_read_twice_is_listed_once():
     told = story([Moment(0, context, context)], TokenCounter())
 
     assert sum(block.kind == "results" for block in told.blocks) == 1
-
-
-# Reports ------------------------------------------------------------------------------------------------------
-
-
-async def test_a_report_holds_what_the_replays_tell():
-    settings = Settings(tokens_per_raw=1.25)
-    ours, theirs = [await replay(transcript(turns=20), make, settings) for make in (direct, none)]
-
-    report = await replayed_report(transcript(turns=20), direct, none, settings=settings)
-
-    assert [turn.total for turn in report.turns] == pytest.approx([step.prompt_tokens for step in ours.steps])
-    assert [turn.tokens_without for turn in report.turns] == [step.prompt_tokens for step in theirs.steps]
-    assert sum(turn.cost for turn in report.turns) < sum(turn.cost_without for turn in report.turns)
-    assert report.facts[0].without == f"{sum(step.prompt_tokens for step in theirs.steps):,.0f}"
-    assert [turn.label for turn in report.turns[-2:]] == ["Read", "an answer"]
-
-
-@pytest.mark.parametrize(
-    ("names", "said"), [([], "an answer"), (["Read"], "Read"), (["Read", "Bash", "Read"], "Read ×2, Bash")]
-)
-def test_a_turn_is_named_by_what_the_model_did(names: Sequence[str], said: str):
-    content = [{"type": "tool_use", "id": str(n), "name": name, "input": {}} for n, name in enumerate(names)]
-    reply = {"role": "assistant", "content": content or "Done."}
-
-    assert label(reply) == said  # type: ignore[arg-type]
-
-
-async def test_a_session_is_reported_as_it_goes_on():
-    history = conversation(turns=3)
-    counter, bench = TokenCounter(), Workbench()
-    live, pipeline = LiveReport(counter, SYSTEM, TOOLS), direct(bench)
-    before: list[Message] = history[:1]
-    for index in (1, 3, 5):
-        result = await pipeline.run(before, session_id="s", system=SYSTEM, tools=TOOLS)
-        extra = index == 5
-        live.add(before, result.messages, result.reports, history[index], history[:index], extra=extra)
-        before = [*result.messages, *history[index : index + 2]]
-
-    report = live.report("A task")
-
-    assert [turn.tokens_without for turn in report.turns] == [
-        counter.total(history[:index], system=SYSTEM, tools=TOOLS) for index in (1, 3, 5)
-    ]
-    assert [len(turn.actions) for turn in report.turns] == [0, 1, 1]
-    assert report.turns[1].cost < report.turns[1].cost_without
-    assert report.turns[2].cost_without == 0

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import pytest
 from histories import assistant, conversation, step, tool_result, tool_use, user, view
 
 from ctxpipe.lab.batch import FileReplay
 from ctxpipe.lab.costs import CacheUse, Request
 from ctxpipe.lab.references import Use
 from ctxpipe.lab.replay import Replay, Step
-from ctxpipe.lab.tables import Figures, figures, largest_blocks, summed, tokens_by_kind, tokens_by_tool
-from ctxpipe.lab.terminal import figures_text
+from ctxpipe.lab.tables import figures, largest_blocks, summed, tokens_by_kind, tokens_by_tool
 from ctxpipe.placeholders import BATCH, placeholder
 from ctxpipe.prices import Prices
 from ctxpipe.tokens import TokenCounter
@@ -25,10 +23,6 @@ HISTORY = conversation(
 def replayed(*, read: float, fresh: float, use: Use) -> Replay:
     request = Request(0, "reply", CacheUse(read, 0.0, fresh), 0.0)
     return Replay("t", (Step(0, read + fresh, 1, (request,), (), use),))
-
-
-def figure(policy: str = "none", cost: float = 14_328_916.4) -> Figures:
-    return Figures(policy, 469, cost, 1.0, 0.996, 474_572.0, 0, 1.0, 1.0)
 
 
 # Figures ----------------------------------------------------------------------------------------------------------
@@ -92,32 +86,3 @@ def test_the_largest_blocks_come_first_and_no_more_than_wanted():
     assert largest.begins.startswith("def f():")
     assert len(others) == 1
     assert largest_blocks(HISTORY, TokenCounter(), 0) == []
-
-
-# On a terminal ----------------------------------------------------------------------------------------------------
-
-
-def numbers(text: str) -> set[str]:
-    return {word for word in text.split() if any(letter.isdigit() for letter in word)}
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 200])
-def test_no_figure_is_cut_however_narrow_the_terminal(width: int):
-    rows = [figure(name) for name in ("none", "fixed-ratio", "drop-middle", "rent-or-buy")]
-    text = figures_text("t.jsonl", rows, width, dollars=False)
-    assert "…" not in text
-    assert max(map(len, text.splitlines())) <= width
-    assert {"14,328,916", "474,572", "99.6%", "1.000", "469"} <= numbers(text)
-    assert text.count("14,328,916") == len(rows)
-
-
-def test_a_policy_has_a_row_at_80_columns_and_a_column_at_40():
-    rows = [figure("none"), figure("rent-or-buy")]
-    wide = figures_text("t", rows, 80, dollars=False).splitlines()
-    narrow = figures_text("t", rows, 40, dollars=False).splitlines()
-    assert wide[1].split() == ["policy", "calls", "cost", "ratio", "hits", "peak", "fetched", "seen", "found"]
-    assert narrow[1].split() == ["policy", "none", "rent-or-buy"]
-
-
-def test_dollars_are_shown_as_dollars():
-    assert "$12.35" in figures_text("t", [figure(cost=12.345678)], 80, dollars=True)

@@ -6,15 +6,14 @@ import io
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from histories import conversation, histories, step, text, tool_result, tool_use, user
+from histories import conversation, histories, step, text, tool_result, user
 from hypothesis import given, settings
 
 from ctxpipe.errors import TranscriptError
 from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript
-from ctxpipe.messages import Message, as_dict, check, compact_json, tool_calls, tool_results
+from ctxpipe.messages import Message, check, tool_calls, tool_results
 
 
 def lines(*values: object) -> str:
@@ -22,29 +21,6 @@ def lines(*values: object) -> str:
 
 
 WORK: list[Message] = conversation(user("Go."), step("t1", "bash", {"command": "ls"}, "a.py"), step("t2"))
-
-CHAT: list[dict[str, Any]] = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "How warm is it?"},
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bonn"}'}},
-            {"id": "c2", "type": "function", "function": {"name": "weather", "arguments": "{broken"}},
-        ],
-    },
-    {"role": "tool", "tool_call_id": "c1", "content": "21 degrees"},
-    {"role": "tool", "tool_call_id": "c2", "content": [{"type": "text", "text": "no such city"}]},
-    {"role": "assistant", "content": "It is 21 degrees."},
-]
-
-
-def code_line(role: str, content: object, **more: object) -> dict[str, Any]:
-    message = {"role": role, "content": content, **({"id": more.pop("id")} if "id" in more else {})}
-    message |= {key: more.pop(key) for key in ("model", "usage") if key in more}
-    return {"type": role, "message": message, **more}
-
 
 # The kinds ----------------------------------------------------------------------------------------------------
 
@@ -107,135 +83,6 @@ def test_a_reply_as_the_api_gave_it_tells_its_bill() -> None:
     assert (found.model, found.usages) == ("m-1", {1: {"x": 1}})
 
 
-# Claude Code --------------------------------------------------------------------------------------------------
-
-
-def session() -> list[dict[str, Any]]:
-    return [
-        {"type": "summary", "summary": "Go."},
-        code_line("user", "Go.", uuid="1", timestamp="2026-01-01T10:00:00.000Z"),
-        code_line("assistant", [{"type": "thinking", "thinking": "hm", "signature": "s"}], id="r1", uuid="2"),
-        code_line("assistant", [tool_use("t1")], id="r1", uuid="3", usage={"input_tokens": 3}, model="claude-x"),
-        code_line("user", [tool_result("t1")], uuid="4", timestamp="2026-01-01T10:00:09Z"),
-        code_line("assistant", [tool_use("t2")], id="r1", uuid="5"),
-        code_line("user", [tool_result("t2")], uuid="6"),
-        code_line("assistant", [text("Done.")], id="r2", uuid="7", timestamp="2026-01-01T10:00:11Z"),
-    ]
-
-
-def test_the_lines_of_one_reply_are_one_message_and_its_results_the_next() -> None:
-    found = parse_transcript(lines(*session()))
-
-    assert found.format == "Claude Code session"
-    assert [message["role"] for message in found.messages] == ["user", "assistant", "user", "assistant"]
-    assert [call.id for call in tool_calls(found.messages)] == ["t1", "t2"]
-    assert [result.tool_use_id for result in tool_results(found.messages)] == ["t1", "t2"]
-    assert not found.repaired
-    assert not check(found.messages)
-    assert (found.model, found.usages) == ("claude-x", {1: {"input_tokens": 3}})
-
-
-def test_times_are_kept_by_message() -> None:
-    found = parse_transcript(lines(*session()))
-
-    assert [found.seconds[i] - found.seconds[0] for i in sorted(found.seconds)] == [0, 9, 11]
-
-
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        (code_line("user", "inner", isSidechain=True), "of a subagent"),
-        (code_line("user", "This session is continued …", isCompactSummary=True), "summary of a compaction"),
-        (code_line("assistant", [text("No.")], model="<synthetic>"), "shown to the user only"),
-        (code_line("user", "Go.", uuid="1"), "repeated"),
-        ({"type": "file-history-snapshot", "snapshot": {}}, "not a message"),
-    ],
-)
-def test_what_the_main_conversation_never_saw_is_left_out_and_counted(line: dict[str, Any], why: str) -> None:
-    plain = parse_transcript(lines(*session()))
-    found = parse_transcript(lines(*session(), line))
-
-    assert found.messages == plain.messages
-    assert found.dropped[why] == plain.dropped.get(why, 0) + 1
-
-
-# OpenAI -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("whole", [json.dumps(CHAT), json.dumps({"model": "gpt", "messages": CHAT}), lines(*CHAT)])
-def test_a_chat_becomes_messages_with_its_calls_and_results_in_pairs(whole: str) -> None:
-    found = parse_transcript(whole)
-
-    assert found.format == "OpenAI chat"
-    assert not found.repaired
-    assert not check(found.messages)
-    assert [(call.name, call.input) for call in tool_calls(found.messages)] == [
-        ("weather", {"city": "Bonn"}),
-        ("weather", {"arguments": "{broken"}),
-    ]
-    assert [result.content for result in tool_results(found.messages)] == ["21 degrees", [text("no such city")]]
-    assert [message["role"] for message in found.messages] == ["system", "user", "assistant", "user", "assistant"]
-
-
-def test_a_call_in_the_form_before_tools_finds_its_result() -> None:
-    found = parse_transcript(
-        lines(
-            {"role": "user", "content": "Go."},
-            {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
-            {"role": "function", "name": "f", "content": "7"},
-            {"role": "assistant", "content": "Seven."},
-        )
-    )
-
-    assert not found.repaired
-    assert [result.content for result in tool_results(found.messages)] == ["7"]
-
-
-def test_a_picture_in_a_chat_stays_a_picture() -> None:
-    data = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBO"}}
-    link = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
-    asked = {"role": "user", "content": [{"type": "text", "text": "What is this?"}, data, link]}
-    found = parse_transcript(lines(asked, {"role": "assistant", "content": "A cat."}))
-
-    assert [as_dict(block).get("source") for block in found.messages[0]["content"][1:]] == [  # type: ignore[index]
-        {"type": "base64", "media_type": "image/png", "data": "iVBO"},
-        {"type": "url", "url": "https://example.org/a.png"},
-    ]
-
-
-@pytest.mark.parametrize(
-    ("message", "told"),
-    [
-        ({"role": "assistant", "tool_calls": ["f"]}, "line 2: a tool call is str"),
-        ({"role": "user", "content": ["word"]}, "line 2: a part of the content is str"),
-        ({"role": "user", "content": 7}, "line 2: int as content"),
-    ],
-)
-def test_a_chat_of_another_shape_is_refused_with_its_line(message: dict[str, Any], told: str) -> None:
-    with pytest.raises(TranscriptError, match=told):
-        parse_transcript(lines(CHAT[3], message))
-
-
-def test_a_part_of_a_chat_that_no_message_knows_is_kept_as_text() -> None:
-    sound = {"type": "input_audio", "input_audio": {"data": "QUJD", "format": "wav"}}
-    found = parse_transcript(lines({"role": "user", "content": [sound]}, {"role": "assistant", "content": "A bell."}))
-
-    assert "input_audio" in compact_json(found.messages[0])
-
-
-@pytest.mark.parametrize(("time", "seconds"), [("2026-01-01T00:00:00Z", 1767225600), (1767225600, 1767225600)])
-def test_a_time_is_text_or_a_number(time: object, seconds: float) -> None:
-    for stamp in (time, seconds * 1000):
-        reply = {"role": "assistant", "content": "Hi.", "timestamp": stamp}
-        assert parse_transcript(lines(user("Hi?"), reply)).seconds == {1: seconds}
-
-
-def test_a_time_that_is_none_is_no_time() -> None:
-    reply = {"role": "assistant", "content": "Hi.", "timestamp": "yesterday"}
-
-    assert not parse_transcript(lines(user("Hi?"), reply)).seconds
-
-
 # What is broken -----------------------------------------------------------------------------------------------
 
 
@@ -278,7 +125,6 @@ def error(raw: bytes | str, tmp_path: Path) -> str:
         (lines({"type": "header"}), " holds no reply of a model"),
         ("[" * 100_000, ", line 1: the JSON is nested too deeply"),
         ('{"a": 1}', ", line 1: has no role"),
-        (lines(CHAT[2], {"role": "judge", "content": ""}), ", line 2: the role 'judge'"),
     ],
 )
 def test_what_is_no_transcript_is_told_in_one_sentence_with_file_and_line(

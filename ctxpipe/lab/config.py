@@ -16,10 +16,12 @@ keep_recent = 5
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..edits.views import COMMON_READING_TOOLS
@@ -52,33 +54,61 @@ class ConfiguredPolicy:
     def __call__(self, bench: Workbench) -> ContextPipeline:
         config = _parsed(self.text, self.source)
         stages = [self._stage(bench, table, number) for number, table in enumerate(config["stage"], 1)]
-        return ContextPipeline(stages, budget=_built(Budget, config.get("budget", {}), f"{self.source}: [budget]"))
+        budget = _built(Budget, config.get("budget", {}), self._place("[budget]", r"\[\s*budget\s*\]|budget\b"))
+        return ContextPipeline(stages, budget=budget)
 
     def _stage(self, bench: Workbench, given: object, number: int) -> Stage:
-        where = f"{self.source}: stage {number}"
-        table = _table(given, where)
+        place = self._place(f"stage {number}", r"\[\[\s*stage\s*\]\]|stage\b", number)
+        table = _table(given, str(place))
         name = table.pop("use", None)
         made = _STAGES.get(name) if isinstance(name, str) else None
         if made is None:
-            raise SettingsError(f"{where}: use is {name!r}; there are {', '.join(_STAGES)}")
+            raise SettingsError(f"{place.of('use')} is {name!r}; there are {', '.join(_STAGES)}")
         if "preview" in table:
-            table["preview"] = _built(Preview, table["preview"], f"{where}: preview")
+            table["preview"] = _built(Preview, table["preview"], place.of("preview"))
         if "gate" in table:
-            table["gate"] = self._gate(table["gate"], f"{where}: gate")
+            table["gate"] = self._gate(table["gate"], place.of("gate"))
         for setting in ("inputs", "exempt_tools"):
             if setting in table:
-                table[setting] = _names(table[setting], f"{where}: {setting}")
+                table[setting] = _names(table[setting], str(place.of(setting)))
         kind, standard = made(bench)
-        stage: Stage = _built(kind, {**standard, **table}, where)
+        stage: Stage = _built(kind, table, place, standard)
         return stage
 
-    def _gate(self, given: object, where: str) -> object:
-        table = _table(given, where)
+    def _gate(self, given: object, place: _Place) -> object:
+        table = _table(given, str(place))
         name = table.pop("use", "RatioGate")
         if name not in _GATES:
-            raise SettingsError(f"{where} is {name!r}; there are {', '.join(_GATES)}")
-        standard = {"prices": self.prices} if name == "RentOrBuyGate" else {}
-        return _built(_GATES[name], {**standard, **table}, where)
+            raise SettingsError(f"{place} is {name!r}; there are {', '.join(_GATES)}")
+        return _built(_GATES[name], table, place, {"prices": self.prices} if name == "RentOrBuyGate" else {})
+
+    def _place(self, what: str, header: str, number: int = 1) -> _Place:
+        """Where the table *what* begins: the line of the *number*-th match of *header*."""
+        starts = [n for n, line in enumerate(self.text.splitlines(), 1) if re.match(rf"\s*(?:{header})", line)]
+        return _Place(self.source, self.text, starts[min(number, len(starts)) - 1] if starts else 1, what)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A table of the file, for an error's first words: the file, the *line* and *what* it is."""
+
+    source: str
+    text: str
+    line: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.source}, line {self.line}: {self.what}"
+
+    def of(self, setting: str) -> _Place:
+        """The place of a setting of the table, or, where it is not found, of the table."""
+        lines = self.text.splitlines()
+        for number in range(self.line, len(lines)):
+            if lines[number].lstrip().startswith("["):
+                break
+            if re.match(rf"\s*[\"']?{re.escape(setting)}[\"']?\s*[=.]", lines[number]):
+                return replace(self, line=number + 1, what=f"{self.what}: {setting}")
+        return replace(self, what=f"{self.what}: {setting}")
 
 
 def read_config(path: str | os.PathLike[str], prices: Prices) -> ConfiguredPolicy:
@@ -117,16 +147,22 @@ def _names(given: object, where: str) -> frozenset[str]:
     return frozenset(given)
 
 
-def _built(kind: Callable[..., Any], given: object, where: str) -> Any:
-    table = _table(given, where)
+def _built(kind: Callable[..., Any], given: object, place: _Place, standard: Mapping[str, object] | None = None) -> Any:
+    """*kind* made of the table *given*; what the laboratory brings itself (*standard*) may be given too."""
+    table = _table(given, str(place))
+    known = [name for name in inspect.signature(kind).parameters if name not in _OURS]
+    for name in table:
+        if name not in known:
+            raise SettingsError(f"{place.of(name)} means nothing here; the settings are {', '.join(known)}")
     try:
-        return kind(**table)
-    except TypeError as error:
-        known = [field.name for field in fields(kind)] if isinstance(kind, type) else []
-        raise SettingsError(f"{where}: {error}; the settings are {', '.join(known)}") from error
-    except SettingsError as error:
-        raise SettingsError(f"{where}: {error}") from error
+        return kind(**{**(standard or {}), **table})
+    except (SettingsError, TypeError) as error:
+        named = next((name for name in table if name in str(error)), None)
+        raise SettingsError(f"{place.of(named) if named else place}: {error}") from error
 
+
+_OURS = frozenset({"storage", "archive", "summarize", "files", "reading_tools", "clock", "prices"})
+"""Settings that no file can tell: in the laboratory they are objects of its own."""
 
 _STAGES: Mapping[str, Callable[[Workbench], tuple[Callable[..., Any], dict[str, Any]]]] = {
     "DirectOffload": lambda bench: (DirectOffload, {"storage": bench.storage, "reference": "absolute"}),

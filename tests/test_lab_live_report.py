@@ -1,0 +1,37 @@
+"""A session that goes on, reported for the page."""
+
+from __future__ import annotations
+
+from workdays import SYSTEM, TOOLS, conversation, direct
+
+from ctxpipe import TokenCounter
+from ctxpipe.lab.live_report import LiveReport
+from ctxpipe.lab.workbench import Workbench
+from ctxpipe.messages import Message
+
+
+async def test_a_session_is_reported_as_it_goes_on():
+    history = conversation(turns=3)
+    counter, bench = TokenCounter(), Workbench()
+    live, pipeline = LiveReport(counter, SYSTEM, TOOLS), direct(bench)
+    before: list[Message] = history[:1]
+    for index in (1, 3, 5):
+        result = await pipeline.run(before, session_id="s", system=SYSTEM, tools=TOOLS)
+        extra = index == 5
+        live.add(before, result.messages, result.reports, history[index], history[:index], extra=extra)
+        before = [*result.messages, *history[index : index + 2]]
+
+    report = live.report("A task")
+
+    assert [turn.tokens_without for turn in report.turns] == [
+        counter.total(history[:index], system=SYSTEM, tools=TOOLS) for index in (1, 3, 5)
+    ]
+    assert [len(turn.actions) for turn in report.turns] == [0, 1, 1]
+    assert report.turns[1].cost < report.turns[1].cost_without
+    assert report.turns[2].cost_without == 0
+
+
+def test_a_session_without_turns_is_a_report_without_turns():
+    report = LiveReport(TokenCounter()).report("Nothing", subtitle="at all")
+
+    assert (report.title, report.subtitle, report.turns, report.blocks) == ("Nothing", "at all", (), ())

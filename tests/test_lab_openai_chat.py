@@ -1,0 +1,100 @@
+"""Chats in OpenAI's form, as messages of Anthropic's API."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from histories import text
+
+from ctxpipe.errors import TranscriptError
+from ctxpipe.lab.transcripts import parse_transcript
+from ctxpipe.messages import as_dict, check, compact_json, tool_calls, tool_results
+
+
+def lines(*values: object) -> str:
+    return "".join(json.dumps(value) + "\n" for value in values)
+
+
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "How warm is it?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bonn"}'}},
+            {"id": "c2", "type": "function", "function": {"name": "weather", "arguments": "{broken"}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "21 degrees"},
+    {"role": "tool", "tool_call_id": "c2", "content": [{"type": "text", "text": "no such city"}]},
+    {"role": "assistant", "content": "It is 21 degrees."},
+]
+
+
+@pytest.mark.parametrize("whole", [json.dumps(CHAT), json.dumps({"model": "gpt", "messages": CHAT}), lines(*CHAT)])
+def test_a_chat_becomes_messages_with_its_calls_and_results_in_pairs(whole: str) -> None:
+    found = parse_transcript(whole)
+
+    assert found.format == "OpenAI chat"
+    assert not found.repaired
+    assert not check(found.messages)
+    assert [(call.name, call.input) for call in tool_calls(found.messages)] == [
+        ("weather", {"city": "Bonn"}),
+        ("weather", {"arguments": "{broken"}),
+    ]
+    assert [result.content for result in tool_results(found.messages)] == ["21 degrees", [text("no such city")]]
+    assert [message["role"] for message in found.messages] == ["system", "user", "assistant", "user", "assistant"]
+
+
+def test_a_call_in_the_form_before_tools_finds_its_result() -> None:
+    found = parse_transcript(
+        lines(
+            {"role": "user", "content": "Go."},
+            {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+            {"role": "function", "name": "f", "content": "7"},
+            {"role": "assistant", "content": "Seven."},
+        )
+    )
+
+    assert not found.repaired
+    assert [result.content for result in tool_results(found.messages)] == ["7"]
+
+
+def test_a_picture_in_a_chat_stays_a_picture() -> None:
+    data = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBO"}}
+    link = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+    asked = {"role": "user", "content": [{"type": "text", "text": "What is this?"}, data, link]}
+    found = parse_transcript(lines(asked, {"role": "assistant", "content": "A cat."}))
+
+    assert [as_dict(block).get("source") for block in found.messages[0]["content"][1:]] == [  # type: ignore[index]
+        {"type": "base64", "media_type": "image/png", "data": "iVBO"},
+        {"type": "url", "url": "https://example.org/a.png"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ({"role": "assistant", "tool_calls": ["f"]}, "line 2: a tool call is str"),
+        ({"role": "user", "content": ["word"]}, "line 2: a part of the content is str"),
+        ({"role": "user", "content": 7}, "line 2: int as content"),
+    ],
+)
+def test_a_chat_of_another_shape_is_refused_with_its_line(message: dict[str, Any], told: str) -> None:
+    with pytest.raises(TranscriptError, match=told):
+        parse_transcript(lines(CHAT[3], message))
+
+
+def test_a_part_of_a_chat_that_no_message_knows_is_kept_as_text() -> None:
+    sound = {"type": "input_audio", "input_audio": {"data": "QUJD", "format": "wav"}}
+    found = parse_transcript(lines({"role": "user", "content": [sound]}, {"role": "assistant", "content": "A bell."}))
+
+    assert "input_audio" in compact_json(found.messages[0])
+
+
+def test_a_role_that_no_chat_knows_is_refused_with_its_line() -> None:
+    with pytest.raises(TranscriptError, match="line 2: the role 'judge'"):
+        parse_transcript(lines(CHAT[2], {"role": "judge", "content": ""}))

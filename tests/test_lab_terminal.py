@@ -1,0 +1,53 @@
+"""Tables on a terminal and in a pipe."""
+
+from __future__ import annotations
+
+import pytest
+
+from ctxpipe.lab.calibration import Calibration
+from ctxpipe.lab.tables import Figures
+from ctxpipe.lab.terminal import calibration_text, figures_text, one_line
+
+
+def figure(policy: str = "none", cost: float = 14_328_916.4) -> Figures:
+    return Figures(policy, 469, cost, 1.0, 0.996, 474_572.0, 0, 1.0, 1.0)
+
+
+def numbers(text: str) -> set[str]:
+    return {word for word in text.split() if any(letter.isdigit() for letter in word)}
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_no_figure_is_cut_however_narrow_the_terminal(width: int):
+    rows = [figure(name) for name in ("none", "fixed-ratio", "drop-middle", "rent-or-buy")]
+    text = figures_text("t.jsonl", rows, width, dollars=False)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    assert {"14,328,916", "474,572", "99.6%", "1.000", "469"} <= numbers(text)
+    assert text.count("14,328,916") == len(rows)
+
+
+def test_a_policy_has_a_row_at_80_columns_and_a_column_at_40():
+    rows = [figure("none"), figure("rent-or-buy")]
+    wide = figures_text("t", rows, 80, dollars=False).splitlines()
+    narrow = figures_text("t", rows, 40, dollars=False).splitlines()
+    assert wide[1].split() == ["policy", "calls", "cost", "ratio", "hits", "peak", "fetched", "seen", "found"]
+    assert narrow[1].split() == ["policy", "none", "rent-or-buy"]
+
+
+def test_dollars_are_shown_as_dollars():
+    assert "$12.35" in figures_text("t", [figure(cost=12.345678)], 80, dollars=True)
+
+
+def test_what_was_billed_is_told_in_a_sentence():
+    found = Calibration(1, billed_tokens=1300, simulated_tokens=1000, billed_read=1196, simulated_read=950)
+
+    assert calibration_text(found) == (
+        "The bills of 1 call hold 1.30 times the prompt tokens that are simulated without management; "
+        "from the cache came 92.0%, simulated 95.0%."
+    )
+
+
+def test_a_text_begins_in_one_line_of_so_many_characters():
+    assert one_line("a\n\n  b") == "a b"
+    assert one_line("word " * 99, 12) == "word word w…"
