@@ -1,24 +1,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import random
+import re
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from histories import assistant, chat, conversation, histories, step, text, tool_result, tool_use, user
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxpipe import (
     BatchOffload,
+    Budget,
     Compact,
     ContextPipeline,
     DirectOffload,
     LocalStorage,
     Offloaded,
     Preview,
+    Session,
     SmartTruncate,
     StorageError,
     Truncated,
@@ -221,6 +228,64 @@ async def test_a_repaired_history_comes_back_broken(tmp_path: Path) -> None:
     history = [*calls, user(tool_result("orphan")), user(".")]
 
     await check_way_back(history, LocalStorage(tmp_path))
+
+
+# Any damage -------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _played() -> AsyncIterator[tuple[Session, list[Message], list[Path]]]:
+    """A session all of whose stages have worked, its history, and the files that hold what left the context."""
+    results = [LONG if i % 3 == 0 else [text(f"line {i} " * 60)] if i % 3 == 1 else f"row {i} " * 60 for i in range(24)]
+    history = conversation(user("go"), *(step(f"t{i}", result=results[i], say=f"step {i} " * 40) for i in range(24)))
+    with tempfile.TemporaryDirectory() as root:
+        storage = LocalStorage(root, clock=float)
+        stages = (
+            DirectOffload(storage, min_chars=2000),
+            BatchOffload(storage),
+            Compact(ExtractiveSummarizer(), storage, clock=float),
+            SmartTruncate(storage),
+        )
+        pipeline = ContextPipeline(stages, budget=Budget(window=3000, trigger=1800))
+        session = pipeline.session("s", journal=storage)
+        for stop in range(1, len(history) + 1, 2):
+            await session.run(history[:stop])
+        files = sorted(path for path in Path(root).rglob("*") if path.suffix in (".md", ".json"))
+        assert {".md", ".json"} == {path.suffix for path in files}
+        yield session, history, files
+
+
+DAMAGE: dict[str, Callable[[bytes, int, int], bytes | None]] = {
+    "another byte": lambda held, place, byte: held[:place] + bytes([byte]) + held[place + 1 :],
+    "cut off": lambda held, place, _: held[:place],
+    "a line break": lambda held, place, _: held[:place] + b"\n" + held[place:],
+    "removed": lambda _, __, ___: None,
+}
+
+
+async def test_whatever_happens_to_a_file_the_history_comes_back_as_it_was_or_not_at_all() -> None:
+    refused = Counter[str]()
+    async with _played() as (session, history, files):
+        for number in range(settings().max_examples // 10):
+            chance = random.Random(number)
+            path, damage = chance.choice(files), chance.choice(list(DAMAGE))
+            held = path.read_bytes()
+            left = DAMAGE[damage](held, chance.randrange(len(held)), chance.randrange(256))
+            path.unlink() if left is None else path.write_bytes(left)
+
+            back, told = await restored_or_told(session)
+            assert back == history or re.search(r"message \d+ of the history", told), number
+            refused[damage] += bool(told)
+            path.write_bytes(held)
+        assert await session.restore_history() == history
+    assert sum(refused.values()) > 3
+
+
+async def restored_or_told(session: Session) -> tuple[list[Message] | None, str]:
+    try:
+        return await session.restore_history(), ""
+    except StorageError as error:
+        return None, str(error)
 
 
 # After a cut ------------------------------------------------------------------------------------------------------
