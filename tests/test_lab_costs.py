@@ -86,8 +86,9 @@ def test_without_a_mark_at_the_change_the_look_back_must_reach_an_entry() -> Non
     assert after_change(CacheRules(mark_changes=False)).read == 0
 
 
-def test_the_next_change_finds_what_was_written_behind_the_last_one() -> None:
-    cache, history = PromptCache(), work(9)
+@pytest.mark.parametrize(("mark_behind", "read"), [(True, 6000), (False, 4000)])
+def test_the_next_change_finds_what_was_written_behind_the_last_one(mark_behind: bool, read: int) -> None:
+    cache, history = PromptCache(CacheRules(mark_behind=mark_behind)), work(9)
     for calls in range(9):
         sent(cache, history[: 1 + 2 * calls])
     once = [*history[:4], user("changed"), user("changed as well"), *history[6:]]
@@ -95,7 +96,7 @@ def test_the_next_change_finds_what_was_written_behind_the_last_one() -> None:
 
     assert sent(cache, once).read == 3000
     # Message 6 ends what was changed; the entries of requests that ended between it and message 8 are gone.
-    assert sent(cache, twice).read == 6000
+    assert sent(cache, twice).read == read
 
 
 @pytest.mark.parametrize(("calls", "read"), [(9, 3000), (10, 3000), (11, 0)])

@@ -22,15 +22,16 @@ class CacheRules:
 
     An entry lives *ttl_seconds* after its last use, is written where a request has a mark, and nowhere else, and is
     found from marks at most *look_back* blocks behind it. Requests are marked behind the system prompt and at their
-    end; with *mark_changes* one that was rewritten also in front of what changed, where the old entries end, and
-    behind it, where the next change will begin: the four marks that a request may have. Prompts below *min_tokens*
-    are not cached.
+    end; with *mark_changes* one that was rewritten also in front of what changed (`Result.first_changed_index`), where
+    the old entries end, and with *mark_behind* behind it as well, where the next change will begin: then all four
+    marks are used that a request may have. Prompts below *min_tokens* are not cached.
     """
 
     ttl_seconds: float = 300.0
     look_back: int = 20
     min_tokens: int = 1024
     mark_changes: bool = True
+    mark_behind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,11 @@ class PromptCache:
         return seconds - self._seconds > self.rules.ttl_seconds
 
     def _marks(self, shared: int, context: Sequence[Message]) -> set[int]:
-        changed = self.rules.mark_changes and shared < len(self._context)
-        return {0, len(context), *((shared, _behind_change(self._context, context, shared)) if changed else ())}
+        marks = {0, len(context)}
+        if shared < len(self._context):
+            marks |= {shared} if self.rules.mark_changes else set()
+            marks |= {_behind_change(self._context, context, shared)} if self.rules.mark_behind else set()
+        return marks
 
     def _hit(self, context: Sequence[Message], mark: int, shared: int) -> int | None:
         """The longest entry that a mark behind *mark* messages finds."""
