@@ -434,6 +434,8 @@ def _also_mended(texts: Iterable[str]) -> Iterator[str]:
 
 def mended(text: str) -> str:
     """*text* as it can be sent."""
+    if text.isascii():
+        return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

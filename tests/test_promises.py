@@ -698,9 +698,16 @@ class Caller(RuleBasedStateMachine):
 
 def _signed(seen: Sequence[Message], blocks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """*blocks* as a model signs them that has *seen* these messages, mended where nobody could have sent them."""
-    messages = [json.loads(mended(json.dumps(plain(message), ensure_ascii=False))) for message in seen]
+    if all(block["type"] != "thinking" for block in blocks):
+        return [dict(block) for block in blocks]
+    messages = [_sendable(message) for message in seen]
     system = [part for message in messages if message["role"] == "system" for part in message["content"]]
     return sign({"system": system, "messages": [m for m in messages if m["role"] != "system"]}, blocks)
+
+
+def _sendable(message: Message) -> dict[str, Any]:
+    text = json.dumps(plain(message), ensure_ascii=False)
+    return cast("dict[str, Any]", json.loads(mended(text)))
 
 
 def _calls_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
