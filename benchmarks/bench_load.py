@@ -244,9 +244,8 @@ class Load:
         while True:
             self.memory.append((self.done, resident()))
             rate = self.done / max(0.001, time.perf_counter() - begun)
-            print(
-                f"  {self.done:>7,} of {total:,} turns, {rate:4.0f} a second, {self.memory[-1][1]:,.0f} MB", flush=True
-            )
+            told = f"  {self.done:>7,} of {total:,} turns, {rate:4.0f} a second, {self.memory[-1][1]:,.0f} MB"
+            print(told, flush=True)
             await asyncio.sleep(10)
 
 
@@ -336,7 +335,7 @@ async def clients(number: int, url: str) -> AsyncIterator[list[anthropic.AsyncAn
 
     async with contextlib.AsyncExitStack() as opened:
         made = [
-            anthropic.AsyncAnthropic(base_url=url, api_key="local", max_retries=0, timeout=600) for _ in range(number)
+            anthropic.AsyncAnthropic(base_url=url, api_key="local", max_retries=2, timeout=600) for _ in range(number)
         ]
         yield [await opened.enter_async_context(client) for client in made]
 
