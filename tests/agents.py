@@ -59,7 +59,7 @@ def reading(folder: Path) -> Tool:
     """A tool that reads the file at ``path``: absolute, or below *folder*."""
 
     def read(given: Mapping[str, Any]) -> str:
-        return (folder / given["path"]).read_text()
+        return Path(folder, str(given["path"])).read_text()
 
     return read
 
