@@ -142,6 +142,15 @@ def test_an_error_of_the_driver_is_an_answer_and_the_next_conversation_goes_on(o
     assert ours.turn(chat(1))["messages"] == chat(1)
 
 
+def test_a_peer_that_was_given_up_begins_anew() -> None:
+    with Peer(OURS) as peer:
+        peer.close()
+
+        peer.open("default")
+
+        assert peer.turn(chat(1))["messages"] == chat(1)
+
+
 def test_the_timed_rows_tell_each_repetition(ours: Peer) -> None:
     rows = [quiet_row(20, [ours], 3), *active_rows([ours], 1, results=12, chars=900)]
 

@@ -50,12 +50,14 @@ class Peer:
         self.name = name
         self.folder = folder
         self.seconds = seconds
-        python = python_of(name)
-        if not python.exists():
+        if not python_of(name).exists():
             raise PeerFailed("its environment could not be made: see `make bench-peers`")
+        self._start()
+
+    def _start(self) -> None:
         quiet = {"HF_HUB_OFFLINE": "1", "LANGSMITH_TRACING": "false", "DO_NOT_TRACK": "1", "PYTHONHASHSEED": "0"}
         self._process = subprocess.Popen(
-            [str(python), str(HERE / "host.py"), name],
+            [str(python_of(self.name)), str(HERE / "host.py"), self.name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if os.environ.get("PEERS_DEBUG") else subprocess.DEVNULL,
@@ -109,7 +111,9 @@ class Peer:
         return ways
 
     def open(self, way: str, **settings: Any) -> None:
-        """Begin a conversation that is treated in this *way*."""
+        """Begin a conversation that is treated in this *way*, in a new process where the last one was given up."""
+        if self.ended:  # an earlier conversation took too long
+            self._start()
         self._context = []
         self._ask(op="open", way=way, settings=settings, folder=self.folder)
 

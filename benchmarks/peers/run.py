@@ -1,6 +1,6 @@
 """Run the comparison and write it down.
 
-    python -m benchmarks.peers.run [--transcripts FOLDER] [--only a,b] [--quick] [--sessions] [--write]
+    python -m benchmarks.peers.run [--transcripts FOLDER] [--only a,b] [--quick] [--parts a,b] [--write [FILE]]
 
 Without transcripts the two rows that need them are left out. With --write the tables replace results.md beside this.
 """
@@ -23,6 +23,7 @@ from .rows import Row, Spread, active_rows, quiet_row, share_row, validity_row
 __all__ = ["main", "table"]
 
 RESULTS = Path(__file__).with_name("results.md")
+PARTS = ("active", "valid", "share", "quiet", "sessions")
 REPETITIONS = {200: 30, 2_000: 12, 20_000: 2}
 
 
@@ -39,12 +40,12 @@ def main() -> None:
             except PeerFailed as error:
                 absent[name] = str(error)
         parts.append(_about(peers, absent))
-        for row in [] if asked.sessions else _rows(peers, quick=asked.quick):
+        for row in _rows(peers, asked.parts.split(","), quick=asked.quick):
             parts.append(table(row))
             print(parts[-1], flush=True)
             _written(parts, asked.write)
         names = [peer.name for peer in peers]
-    if asked.transcripts:
+    if asked.transcripts and "sessions" in asked.parts:
         files = sorted(Path(asked.transcripts).glob("*.jsonl"))[:: asked.every]
         paths = [str(path) for path in sorted(files, key=lambda path: path.stat().st_size)]
         for last in _recorded(paths, names, asked.processes):
@@ -64,22 +65,22 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", help="these peers, separated by commas")
     parser.add_argument("--quick", action="store_true", help="few repetitions, no history of 20,000 messages")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--sessions", action="store_true", help="only what needs the transcripts")
+    parser.add_argument("--parts", default=",".join(PARTS), help="only these of %(default)s")
     parser.add_argument("--write", type=Path, nargs="?", const=RESULTS, help=f"write into a file ({RESULTS.name})")
     return parser.parse_args()
 
 
-def _rows(peers: Sequence[Peer], *, quick: bool) -> Iterator[Row]:
-    for messages, repetitions in REPETITIONS.items():
-        if not (quick and messages > 2_000):
-            yield quiet_row(messages, [peer for peer in peers if not peer.ended], 3 if quick else repetitions)
-    alive = [peer for peer in peers if not peer.ended]
-    yield from active_rows(alive, 2 if quick else 3)
-    for broken in (False, True):
+def _rows(peers: Sequence[Peer], parts: Sequence[str], *, quick: bool) -> Iterator[Row]:
+    if "active" in parts:
+        yield from active_rows(peers, 2 if quick else 3)
+    for broken in (False, True) if "valid" in parts else ():
         for shortened in (False, True):
-            yield validity_row(alive, 20 if quick else 60, broken=broken, shortened=shortened)
-    for asking in (False, True):
-        yield share_row(alive, asking=asking)
+            yield validity_row(peers, 20 if quick else 60, broken=broken, shortened=shortened)
+    for asking in (False, True) if "share" in parts else ():
+        yield share_row(peers, asking=asking)
+    for messages, repetitions in REPETITIONS.items() if "quiet" in parts else ():
+        if not (quick and messages > 2_000):
+            yield quiet_row(messages, peers, 3 if quick else repetitions)
 
 
 # In words ---------------------------------------------------------------------------------------------------------
