@@ -346,6 +346,16 @@ async def test_the_fixed_part_of_the_bill_does_not_make_what_is_appended_dearer(
     assert ledger.estimate(25_000, history) == 3_000 + 37_500
 
 
+async def test_a_bill_has_nothing_encoded_before_an_estimate_is_asked_for() -> None:
+    ledger, history = Ledger(TokenCounter()), [user("a text that no stage has counted")]
+
+    ledger.observe(usage(100), history)
+    encoded = ledger.counter.encoded_chars
+
+    assert encoded == 0
+    assert ledger.factor > 1.5
+
+
 async def test_a_context_that_was_compacted_is_estimated_by_its_share() -> None:
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 100_000)]
     ledger.observe(usage(150_000), history)

@@ -75,6 +75,7 @@ class Ledger:
         self._tail: object = None
         self._sure = 0
         self._bills: dict[str | None, Bill] = {}
+        self._unread: dict[str | None, list[tuple[int, list[Message], int]]] = {}  # by model: the first and last bill
         self._model: str | None = None
 
     # Counting ------------------------------------------------------------------------------------------------
@@ -150,6 +151,8 @@ class Ledger:
 
     @property
     def _bill(self) -> Bill:
+        if self._unread:
+            self._compare()
         return self._bills.get(self._model, _NO_BILL)
 
     def estimate(self, raw: int, messages: Sequence[Message]) -> int:  # noqa: ARG002
@@ -163,6 +166,7 @@ class Ledger:
     @property
     def bills(self) -> list[SavedBill]:
         """What was learnt, in a form to keep, the model in use last; for `learn`."""
+        self._compare()
         ordered = sorted(self._bills.items(), key=lambda item: item[0] == self._model)
         return [(model, bill.raw, bill.billed, *bill.since) for model, bill in ordered]
 
@@ -179,19 +183,28 @@ class Ledger:
     def observe(
         self, usage: object, messages: Sequence[Message], *, overhead: int = 0, model: str | None = None
     ) -> None:
-        """Learn from the *usage* that the API reported for *messages* with *overhead* raw tokens beside them."""
+        """Learn from the *usage* that the API reported for *messages* with *overhead* raw tokens beside them.
+
+        Nothing is counted before an estimate is asked for: where no stage does, no text is encoded for it.
+        """
         self._model = model
         billed = sum(_billed(usage, name) for name in _INPUT)
-        raw = self._raw(messages) + overhead
-        if billed <= 0 or raw <= 0:
-            return
-        since = self._bill.since if self._bill.raw and raw >= self._bill.raw else (raw, billed)
-        self._bills[model] = Bill(raw, billed, since)
+        if billed > 0:
+            self._unread.setdefault(model, [])[1:] = [(billed, list(messages), overhead)]
 
-    def _raw(self, messages: Sequence[Message]) -> int:
-        now = list(messages)
-        same = self._agreeing(now, None)
-        return self._sums[same] + self.counter.total(now[same:])
+    def _compare(self) -> None:
+        """Compare the bills that came in since the last time with what is counted for their messages."""
+        unread, self._unread = self._unread, {}
+        bills = [(model, *bill) for model, bills in unread.items() for bill in bills]
+        for model, billed, messages, overhead in bills:
+            raw = self._raw(messages) + overhead
+            if raw > 0:
+                last = self._bills.get(model, _NO_BILL)
+                self._bills[model] = Bill(raw, billed, last.since if 0 < last.raw <= raw else (raw, billed))
+
+    def _raw(self, messages: list[Message]) -> int:
+        same = self._agreeing(messages, None)
+        return self._sums[same] + self.counter.total(messages[same:])
 
 
 _NO_BILL = Bill()
