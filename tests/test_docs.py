@@ -88,6 +88,14 @@ def test_no_block_escapes_the_tests():
     assert {block.kind for block in BLOCKS} <= {"python", "console", "toml", "text"}
 
 
+def test_the_programs_are_well_formatted_and_narrow_enough_for_a_page(tmp_path: Path):
+    for number, block in enumerate(block for block in RUN if block.kind == "python"):
+        (tmp_path / f"{block.page.stem}_{block.line}_{number}.py").write_text(block.code, "utf-8")
+    command = [sys.executable, "-m", "ruff", "format", "--isolated", "--check", "--diff", str(tmp_path)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+
 # Python ---------------------------------------------------------------------------------------------------------
 
 
@@ -173,7 +181,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", [c for _, c in COMMANDS if c.startswith("ctxpipe ")])
+@pytest.mark.parametrize("command", dict.fromkeys(c for _, c in COMMANDS if c.startswith("ctxpipe ")))
 def test_a_command_of_ours_runs(command: str, recordings: Path):
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     # By a shell, as a reader would: it expands the patterns.
