@@ -27,6 +27,7 @@ from .lab.page import page_paths, write_page
 from .lab.policies import NONE, POLICIES, WINDOW, policies
 from .lab.replay import LAPSES_EVERY, PipelineMaker, Settings
 from .lab.replay_report import Pages
+from .lab.story import in_words
 from .lab.terminal import (
     LEGEND,
     complain,
@@ -303,7 +304,7 @@ def plan(file: File, preset: Preset = "coding", config: Config = None, as_json: 
         (
             report.stage,
             "would act" if report.outcome is Outcome.PLANNED else report.outcome.value,
-            report.reason or one_line(str(report.detail or "")),
+            report.reason or in_words(report.detail),
         )
         for report in result.reports
     ]

@@ -246,6 +246,15 @@ def test_plan_tells_what_each_stage_would_do(sound: Path, tmp_path: Path):
     assert "skipped" in run("plan", sound).stdout
 
 
+def test_what_a_stage_would_do_is_told_in_words(sound: Path, tmp_path: Path):
+    config = tmp_path / "mine.toml"
+    config.write_text('[[stage]]\nuse = "BatchOffload"\nmin_chars = 100\nkeep_recent = 0\n', "utf-8")
+
+    printed = run("plan", sound, "--config", config).stdout
+
+    assert re.search(r"BatchOffload +would act +4 blocks moved to files, [\d,]+ characters", printed)
+
+
 def test_clean_deletes_old_files_and_wants_to_know_which(tmp_path: Path):
     assert run("clean", tmp_path).exit_code == 2
     assert run("clean", tmp_path / "none", "--max-days", 1).exit_code == 2

@@ -32,7 +32,7 @@ from ..reports import Compacted, Detail, Offloaded, Outcome, StageReport, Trunca
 from ..tokens import TokenCounter
 from .report import Action, BlockFate, Kind, Replaced
 
-__all__ = ["Moment", "Story", "story"]
+__all__ = ["Moment", "Story", "in_words", "story"]
 
 BIGGEST = 15
 EXCERPT_CHARS = 600
@@ -192,7 +192,7 @@ class _Reader:
         saved = None if report.tokens_saved is None else report.tokens_saved * self.tokens_per_raw
         if saved is None and replaced:  # not every stage counts
             saved = sum(change.tokens_before - change.tokens_after for change in replaced)
-        told = report.reason or _told(report.detail)
+        told = report.reason or in_words(report.detail)
         return Action(report.stage, str(report.outcome), told, saved, tuple(replaced))
 
     def _changes(self, moment: Moment, done: Sequence[StageReport]) -> Iterator[tuple[StageReport, Replaced]]:
@@ -234,7 +234,7 @@ class _Reader:
         return Replaced(name, _joined(old), _joined(new), where, before, after)
 
 
-def _told(detail: Detail | None) -> str:
+def in_words(detail: Detail | None) -> str:
     """What a stage did, in a sentence."""
     match detail:
         case Offloaded():
