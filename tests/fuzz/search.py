@@ -7,11 +7,13 @@ What is found lies in FOLDER/TARGET (default: .fuzz) as ``crash-…``: copy it t
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
-import atheris
+atheris: Any = importlib.import_module("atheris")  # it has no types, and is not installed everywhere
 
 sys.path[0] = str(Path(__file__).parents[1])
 
