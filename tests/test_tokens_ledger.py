@@ -346,7 +346,7 @@ async def test_the_fixed_part_of_the_bill_does_not_make_what_is_appended_dearer(
     assert ledger.estimate(25_000, history) == 3_000 + 37_500
 
 
-async def test_a_bill_has_nothing_encoded_before_an_estimate_is_asked_for() -> None:
+def test_a_bill_has_nothing_encoded_before_an_estimate_is_asked_for() -> None:
     ledger, history = Ledger(TokenCounter()), [user("a text that no stage has counted")]
 
     ledger.observe(usage(100), history)
