@@ -132,7 +132,8 @@ class Result:
     *repaired* lists what was broken in the history and is mended in *messages*. *request_options* are further
     arguments that the request needs; pass them on as keywords. From a session, *covered* says how many messages of
     the history are in it, and *notices* what a user should know about the history or the journal.
-    *first_changed_index* is the first message that differs from what was handed in, None when none does.
+    *first_changed_index* is the first message that differs from what was handed in, None when none does; from
+    *changed_end* on the messages are as they came.
     """
 
     messages: list[Message]
@@ -142,6 +143,7 @@ class Result:
     covered: int = 0
     notices: tuple[str, ...] = ()
     first_changed_index: int | None = None
+    changed_end: int | None = None
 
     @property
     def changed(self) -> bool:

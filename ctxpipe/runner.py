@@ -136,7 +136,8 @@ class Runner:
             if problems:
                 context = _recorded(record, context, repair(context))
             record.context += context[len(record.context) :]
-            return Result(context, tuple(reports), problems, options, first_changed_index=_changed(given, context))
+            first, end = _changed(given, context)
+            return Result(context, tuple(reports), problems, options, first_changed_index=first, changed_end=end)
 
     def _sound(
         self, given: list[Message], session_id: str, record: Record, known: int | None
@@ -286,7 +287,8 @@ class Runner:
                 turn = replace(turn, messages=change.messages)
         options, context = self._bound(mended, _as_list(turn.messages), record, request)
         context = repair(context) if problems else context
-        return Result(context, tuple(reports), problems, options, first_changed_index=_changed(messages, context))
+        first, end = _changed(messages, context)
+        return Result(context, tuple(reports), problems, options, first_changed_index=first, changed_end=end)
 
     async def _planned(self, stage: Stage, turn: Turn) -> tuple[Change | None, StageReport]:
         started = perf_counter()
@@ -348,9 +350,14 @@ def _first_difference(before: Sequence[Message], after: Sequence[Message]) -> in
     return next((i for i, (old, new) in pairs if old is not new and old != new), min(len(before), len(after)))
 
 
-def _changed(before: Sequence[Message], after: Sequence[Message]) -> int | None:
+def _changed(before: Sequence[Message], after: Sequence[Message]) -> tuple[int | None, int | None]:
+    """The first message of *after* that differs, and the index behind the last one; None when none does."""
     first = _first_difference(before, after)
-    return None if first == len(before) == len(after) else first
+    if first == len(before) == len(after):
+        return None, None
+    most = min(len(before), len(after)) - first
+    same = next((n for n in range(most) if before[-1 - n] is not after[-1 - n]), most)
+    return first, len(after) - same
 
 
 def _as_list(messages: Sequence[Message]) -> list[Message]:

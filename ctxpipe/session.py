@@ -161,9 +161,8 @@ class Session:
         if self._journal and (changed or self._has_drifted):
             notices += await self._written(self._journal)
         covered, first, self._untold = len(opening.history), self._untold, None
-        return Result(
-            result.messages, result.reports, result.repaired, result.request_options, covered, tuple(notices), first
-        )
+        told = (result.reports, result.repaired, result.request_options, covered, tuple(notices), first)
+        return Result(result.messages, *told, result.changed_end)
 
     def _remember(self, opening: Opening, context: list[Message]) -> bool:
         """Take in what the turn has made of the history; whether that is worth a line in the journal."""

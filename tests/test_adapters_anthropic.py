@@ -29,6 +29,7 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
+    RatioGate,
     Skip,
     SmartTruncate,
     StorageError,
@@ -1029,6 +1030,22 @@ async def test_each_turn_reads_what_the_one_before_has_written(tmp_path: Path) -
         assert before.usage is not None
         assert after.usage is not None
         assert after.usage.cache_read_input_tokens == before.tokens
+
+
+async def test_a_turn_that_rewrites_old_results_still_reads_what_stands_before_them(tmp_path: Path) -> None:
+    gate = BatchOffload(LocalStorage(tmp_path), RatioGate(0.5), min_chars=900)
+    shaping = ctxpipe_middleware(ContextPipeline([gate]), session_id="s", cache_breakpoints=4)
+    history = [*loop(12, "short"), *step("long", result="x" * 5_000), *step("last", result="short")]
+
+    async with talk(lambda _: "ok", shaping, model=Model(min_cached_tokens=1)) as (server, client):
+        for end in range(1, len(history) + 1, 2):
+            await plain(client, history[:end], system="Be brief.")
+
+    before, rewriting = server.requests[-3], server.requests[-1]
+    assert before.usage is not None
+    assert rewriting.usage is not None
+    assert len(str(messages_of(rewriting))) < len(str(messages_of(server.requests[-2])))
+    assert rewriting.usage.cache_read_input_tokens == before.tokens
 
 
 async def test_a_turn_with_many_results_still_finds_the_one_before(tmp_path: Path) -> None:

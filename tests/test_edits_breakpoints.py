@@ -32,6 +32,33 @@ def test_the_ends_of_this_prompt_and_the_one_before_are_marked_first() -> None:
     assert changed["system"] == "Be brief."
 
 
+def test_around_rewritten_messages_a_mark_stands_in_front_and_one_behind() -> None:
+    body = request(user("go"), *(step(f"t{n}") for n in range(9)), system="Be brief.")
+
+    changed = with_breakpoints(body, 4, rewritten=(4, 9))
+
+    assert marked_messages(changed) == [3, 8, 18]
+    assert changed["system"] == [{**text("Be brief."), **MARK}]
+
+
+def test_in_front_of_what_was_rewritten_pays_more_than_behind_it() -> None:
+    body = request(user("go"), *(step(f"t{n}") for n in range(9)))
+
+    assert marked_messages(with_breakpoints(body, 2, rewritten=(4, 9))) == [3, 18]
+
+
+def test_a_new_result_that_was_offloaded_leaves_the_prompt_before_as_it_was() -> None:
+    body = request(user("go"), step("t1"), step("t2"))
+
+    assert with_breakpoints(body, 2, rewritten=(4, 5)) == with_breakpoints(body, 2)
+
+
+def test_a_context_rewritten_from_its_first_message_on_has_nothing_in_front() -> None:
+    body = request(user("go"), step("t1"), step("t2"))
+
+    assert marked_messages(with_breakpoints(body, 4, rewritten=(0, 3))) == [2, 4]
+
+
 def test_a_third_mark_goes_behind_the_system_prompt() -> None:
     changed = with_breakpoints(request(user("go"), step("t1"), system="Be brief."), 3)
 

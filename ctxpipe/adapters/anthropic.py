@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from weakref import WeakKeyDictionary
 
 from ..edits.breakpoints import with_breakpoints
 from ..edits.projection import digest
@@ -56,7 +57,8 @@ def ctxpipe_middleware(
 
     It rewrites ``messages`` of every ``messages`` call, plain, streamed or by the tool runner, feeds the reply's usage
     back, and after "prompt is too long" asks once more with a context shortened by force. *cache_breakpoints* places
-    so many cache breakpoints, of those that the request leaves free, where they pay. Where nothing is to do, the
+    so many cache breakpoints, of those that the request leaves free, where they pay: four let a turn that rewrites old
+    messages still read what stands before them. Where nothing is to do, the
     request goes out as it came; an error of ours is logged and the original request is sent.
 
     *session_id* names the conversation, or finds its name in the request's body. Under one name, conversations are told
@@ -104,7 +106,7 @@ class _Middleware:
             session = self.sessions.of(body)
             with _asking_for_a_stage():
                 context = await session.run(list(body["messages"]), **_arguments(body))
-            sent = self._rewritten(request, call_next, context)
+            sent = self._rewritten(request, call_next, session, context)
         except Exception:
             logger.warning("the context could not be shaped; the original request is sent", exc_info=True)
             return await call_next(request)
@@ -112,17 +114,19 @@ class _Middleware:
         if getattr(response, "status_code", None) in (400, 413):
             shorter = await _shorter(session, body, context, response)
             if shorter is not None:
-                context, sent = shorter, self._rewritten(request, call_next, shorter)
+                context, sent = shorter, self._rewritten(request, call_next, session, shorter)
                 response = await call_next(sent)
         await _observe(session, context, request, response)
         return response
 
-    def _rewritten(self, request: APIRequest, call_next: AsyncCallNext, context: Result) -> APIRequest:
+    def _rewritten(
+        self, request: APIRequest, call_next: AsyncCallNext, session: Session, context: Result
+    ) -> APIRequest:
         """*request* with the context; the very same object where that says the same."""
         body: Any = request.json
         changed = {**body, "messages": context.messages} if context.messages != body["messages"] else dict(body)
         if self.cache_breakpoints:
-            changed = with_breakpoints(changed, self.cache_breakpoints)
+            changed = with_breakpoints(changed, self.cache_breakpoints, self.sessions.rewritten(session, context))
         options: dict[str, Any] = {}
         if context.request_options:
             options = drop_block({"thinking": body.get("thinking"), "extra_headers": _headers(request, call_next)})
@@ -159,6 +163,7 @@ class _Sessions:
     session_id: SessionId
     journal: JournalStorage | None
     _named: OrderedDict[str, _Conversations] = field(default_factory=OrderedDict)
+    _rewritings: WeakKeyDictionary[Session, tuple[int, int, int]] = field(default_factory=WeakKeyDictionary)
 
     def of(self, body: Mapping[str, Any]) -> Session:
         name = self.session_id if isinstance(self.session_id, str) else self.session_id(body)
@@ -168,6 +173,13 @@ class _Sessions:
             conversations = _Conversations(beginning, self.pipeline.session(name, journal=self.journal))
         _keep(self._named, name, conversations, self.pipeline.max_sessions)
         return conversations.of(beginning)
+
+    def rewritten(self, session: Session, context: Result) -> tuple[int, int] | None:
+        """From where to where this turn has rewritten the context, also when the SDK sends it a second time."""
+        if context.first_changed_index is not None and context.changed_end is not None:
+            self._rewritings[session] = context.covered, context.first_changed_index, context.changed_end
+        covered, *places = self._rewritings.get(session, (-1, 0, 0))
+        return (places[0], places[1]) if covered == context.covered else None
 
 
 def _keep(kept: OrderedDict[Any, Any], key: object, value: object, most: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from ..messages import MAX_CACHE_MARKS, THINKING, as_dict, cache_marks, field, is_blank, kind
@@ -12,13 +13,15 @@ __all__ = ["with_breakpoints"]
 MARK = {"type": "ephemeral"}
 
 
-def with_breakpoints(body: Mapping[str, Any], limit: int) -> dict[str, Any]:
+def with_breakpoints(body: Mapping[str, Any], limit: int, rewritten: tuple[int, int] | None = None) -> dict[str, Any]:
     """The request *body* with at most *limit* further cache breakpoints, never more than four in all.
 
     They go, in this order, to the end of the prompt, which the next turn reads; to the end of the prompt before that,
     so that the look-back of 20 blocks finds it however much was appended; and behind the system prompt or the tools,
-    which other conversations share. A request that asks for automatic caching, or has marks in its messages, decides
-    for itself there. *body* is not modified.
+    which other conversations share. Where messages were *rewritten*, from the one index up to the other, nothing of the
+    prompt before is found behind the first: the second mark then goes in front of them, where what is still cached
+    ends, and a third behind them, where the next rewriting is likely to begin. A request that asks for automatic
+    caching, or has marks in its messages, decides for itself there. *body* is not modified.
     """
     messages = body.get("messages", ())
     marked = sum(sum(1 for _ in cache_marks(message)) for message in messages)
@@ -27,7 +30,7 @@ def with_breakpoints(body: Mapping[str, Any], limit: int) -> dict[str, Any]:
     automatic = bool(field(body, "cache_control"))
     free = min(limit, MAX_CACHE_MARKS - marked - marked_shared - automatic)
     changed = dict(body)
-    ends = [] if automatic or marked else _ends(messages)[: max(0, free)]
+    ends = [] if automatic or marked else _ends(messages, rewritten)[: max(0, free)]
     if ends:
         changed["messages"] = [_with_mark(message) if i in ends else message for i, message in enumerate(messages)]
     if shared and not marked_shared and free > len(ends):
@@ -40,10 +43,13 @@ def _is_marked(block: object) -> bool:
     return bool(field(block, "cache_control"))
 
 
-def _ends(messages: Sequence[Any]) -> list[int]:
-    """The last message of this request, then the last one of the request before it."""
-    users = [index for index in range(len(messages) - 1, -1, -1) if messages[index]["role"] == "user"]
-    return [index for index in users[:2] if _markable(messages[index])]
+def _ends(messages: Sequence[Any], rewritten: tuple[int, int] | None) -> list[int]:
+    """The last message of this request, then the last one of the request before it, or those around a rewriting."""
+    users = (index for index in range(len(messages) - 1, -1, -1) if messages[index]["role"] == "user")
+    last = list(islice(users, 2))
+    if rewritten is not None and rewritten[0] <= last[-1]:  # behind it stands only what no request has held yet
+        last = [last[0], rewritten[0] - 1, rewritten[1] - 1]
+    return [index for index in dict.fromkeys(last) if index >= 0 and _markable(messages[index])]
 
 
 def _markable(message: Any) -> bool:
