@@ -201,8 +201,9 @@ def nothing_is_lost(run: Run) -> Iterator[str]:
     for name, info in run.files[1].items():
         if run.files[0].get(name) != info and name.endswith(".md"):
             rightly = run.originals.all() if rightly is None else rightly
-            if (text := text_at(run.root, name)) not in rightly:
-                yield f"{name} holds something that nobody said: {text!r:.200}"
+            held = text_at(run.root, name)
+            if held not in rightly:
+                yield f"{name} holds something that nobody said: {held!r:.200}"
 
 
 def _folds(messages: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
