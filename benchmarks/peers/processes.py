@@ -46,7 +46,7 @@ def python_of(name: str) -> Path:
 class Peer:
     """One peer's process. Raises PeerFailed when it cannot start."""
 
-    def __init__(self, name: str, *, folder: str | None = None, seconds: float = 120.0) -> None:
+    def __init__(self, name: str, *, folder: str | None = None, seconds: float = 300.0) -> None:
         self.name = name
         self.folder = folder
         self.seconds = seconds

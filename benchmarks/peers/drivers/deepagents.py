@@ -107,5 +107,9 @@ class Peer:
         return wired(shaped)
 
     def kept(self) -> tuple[dict[str, str], list[str]]:
-        files = {f"/{p.relative_to(self.folder)}": p.read_text() for p in self.folder.rglob("*") if p.is_file()}
+        files = {
+            f"/{p.relative_to(self.folder)}": p.read_text(errors="replace")
+            for p in self.folder.rglob("*")
+            if p.is_file()
+        }
         return files, held(self.state["messages"])
