@@ -15,11 +15,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol
 
-from anyio import to_thread
-
 from .edits.projection import Match, as_json, digest, unmarked
 from .edits.thinking import Place
 from .storage.protocol import Archive, TextReader
+from .threads import in_thread
 from .tokens.ledger import SavedBill
 from .undo import Undo
 
@@ -152,7 +151,7 @@ class Journal:
 
     async def write(self, state: State) -> None:
         """Add a line with what has changed. Raises StorageError; what was written before stays readable."""
-        line = await to_thread.run_sync(self._line, state)
+        line = await in_thread(self._line, state)
         check = _sum(line)
         # The line break comes first: a line torn by a crash must not swallow this one.
         await self.storage.append(self._session_id, NAME, f"\n{check} {line}")
@@ -183,7 +182,7 @@ class Journal:
         if location is None:
             return Found()
         text = (await self.storage.read(location)).text
-        found = await to_thread.run_sync(_found, text, list(history))
+        found = await in_thread(_found, text, list(history))
         if found.state is not None:
             self._previous, self._told = found.check, len(found.state.undos)
             self._kept = 0 if found.state.context is found.state.history else len(found.state.context)

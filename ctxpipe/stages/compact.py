@@ -43,6 +43,7 @@ from ..summarizers import (
     summarised,
 )
 from ..summarizers.protocol import summarizer_name
+from ..threads import in_thread
 from ..tokens import Counting, as_counter, should_compact
 from .archive import archive_text, load_archive
 from .attempts import Attempts
@@ -357,7 +358,7 @@ class Compact:
         summary = await summarised(writer, rest, self.retry)
         restored = await self._restored(turn)
         where = partial(shown, self.reference, safe_name(turn.session_id))
-        draft = await to_thread.run_sync(self._drafted, head, rest, summary.text, where(path) if path else "", restored)
+        draft = await in_thread(self._drafted, head, rest, summary.text, where(path) if path else "", restored)
         layout, _ = await fitted(turn, draft, restored, self.evidence_tokens, self._fold_for(turn))
         layout, warning = await indexed(turn, draft, layout, self.archive, where)
         detail = Compacted(

@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from anyio import to_thread
-
 from ..edits.compact import Draft, Room, evidence_block
 from ..errors import StorageError
+from ..threads import in_thread
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -96,7 +95,7 @@ async def _from_rich_to_lean(restored: RestoredFiles, evidence_tokens: int, fold
 async def laid_out(turn: Turn, draft: Draft, layout: Layout) -> Layout:
     """*layout* with its messages."""
     room = Room.of(layout.evidence_tokens)
-    block, left_out = await to_thread.run_sync(evidence_block, draft.evidence, room, turn.counter.text)
+    block, left_out = await in_thread(evidence_block, draft.evidence, room, turn.counter.text)
     files = [file.message for file in layout.files]
     return replace(layout, messages=draft.messages(block, files, list(layout.folded.values())), left_out=left_out)
 

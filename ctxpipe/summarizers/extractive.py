@@ -8,12 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anyio import to_thread
-
 from ..compacted import own_words, summary_body
 from ..facts import failed, is_about_file, result_text, results_by_id, shortened, target, touched_paths
 from ..messages import ToolCall, compact_json, texts, tool_calls, tool_results
 from ..settings import SUMMARY_MAX_WORDS, setting
+from ..threads import in_thread
 from .protocol import Summary
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class ExtractiveSummarizer:
     brief: bool = False
 
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
-        text = await to_thread.run_sync(self.summarise, messages)
+        text = await in_thread(self.summarise, messages)
         return Summary(text, writer=type(self).__name__)
 
     def summarise(self, messages: Sequence[Message]) -> str:

@@ -14,12 +14,12 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import anyio
-from anyio import to_thread
 
 from ..compacted import ACKNOWLEDGED, SUMMARY, safe_summary
 from ..errors import CtxpipeError, SettingsError, SummaryFailed
 from ..messages import is_blank, tool_results
 from ..settings import COMPACT_MAX_RETRIES, setting
+from ..threads import in_thread
 from .prompt import transcript
 from .protocol import PromptTooLong, Summarizer, Summary, is_too_long
 
@@ -76,7 +76,7 @@ async def summarised(summarize: Summarizer, messages: Sequence[Message], retry: 
             if error.instead is not None:
                 summarize, halves = error.instead, [part]
             else:
-                halves = await to_thread.run_sync(_halves, part)
+                halves = await in_thread(_halves, part)
             if not halves or refusals > retry.max_refusals:
                 raise SummaryFailed(f"the history cannot be cut into parts that fit: {error}") from error
             parts[:0] = halves

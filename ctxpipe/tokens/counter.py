@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from ..errors import SettingsError
 from ..messages import Block, Message, compact_json
+from ..threads import in_thread
 from . import parts
 from .encoders import Encoder, Function, Tiktoken
 from .memo import Memo
@@ -70,7 +71,7 @@ class TokenCounter:
     async def warm(self) -> None:
         """Load the encoding ahead, in a worker thread. The load holds the interpreter for about 100 ms."""
         if not self._encoder.ready:
-            await _in_thread(self._encoder.load)
+            await in_thread(self._encoder.load, abandon_on_cancel=True)
 
     # Counting ------------------------------------------------------------------------------------------------
 
@@ -204,7 +205,9 @@ class TokenCounter:
 
         if self._encoder.ready and sum(map(sys.getsizeof, texts)) <= HOP_BYTES:
             return learn()
-        return await _in_thread(learn)  # all in one hop: a hop per text costs more than the text
+        # All in one hop: a hop per text costs more than the text. A cancelled turn need not wait for a count: the
+        # thread only goes on to fill the memo.
+        return await in_thread(learn, abandon_on_cancel=True)
 
     def _as_json(self, value: object) -> str:
         """*value* as compact JSON, a long one made once for each object as long as nobody edits it."""
@@ -217,13 +220,6 @@ class TokenCounter:
         if len(text) >= _REMEMBERED_JSON_CHARS:
             self._json.put(id(value), (value, copy.deepcopy(value), text), 3 * sys.getsizeof(text) + _ENTRY_BYTES)
         return text
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    from anyio import to_thread
-
-    # A cancelled turn need not wait for a count: the thread only goes on to fill the memo.
-    return await to_thread.run_sync(work, abandon_on_cancel=True)
 
 
 def as_counter(counter: Counting | None) -> TokenCounter:
