@@ -164,6 +164,25 @@ async def test_the_transcript_comes_first_marked_as_data() -> None:
 # The window ----------------------------------------------------------------------------------------------------------
 
 
+async def test_what_fits_into_the_window_is_shown_whole() -> None:
+    result = "\n".join(f"line {n}" for n in range(5_000))
+
+    prompt = await prompt_for(conversation(user("go"), step("t", result=result)))
+
+    assert result in prompt
+
+
+async def test_what_does_not_fit_is_first_tried_with_its_long_blocks_cut() -> None:
+    result = "\n".join(f"line {n}" for n in range(5_000))
+    history = conversation(user("go"), *(step(f"t{n}", result=result) for n in range(4)), assistant("the end"))
+
+    prompt = await prompt_for(history, window=40_000)
+
+    assert result not in prompt
+    assert prompt.count("line 4999<") == prompt.count(">line 0\n") == 4
+    assert "the end" in prompt
+
+
 async def test_more_than_the_window_holds_is_to_be_summarised_in_parts() -> None:
     with pytest.raises(PromptTooLong):
         await prompt_for(chat(200, words=200), window=8000)

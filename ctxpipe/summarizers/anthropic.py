@@ -35,9 +35,9 @@ class AnthropicSummarizer:
     """Asks a Claude model through the SDK: *client*, or one of its own made from the environment.
 
     With mode "transcript" a cheap separate *model* (default: SUMMARY_MODEL) reads the history as a text that is marked
-    as data; blocks above *max_block_chars* are cut head and tail, and a history longer than the model's *window*
-    (tokens) is summarised in parts. With mode "inline" the request is appended to the conversation as the agent sends
-    it, so that the agent's own prompt cache is read: give the agent's *model*, *system*, *tools* and, in
+    as data. Where that exceeds the model's *window* (tokens), blocks above *max_block_chars* are cut head and tail, and
+    what is longer still is summarised in parts. With mode "inline" the request is appended to the conversation as the
+    agent sends it, so that the agent's own prompt cache is read: give the agent's *model*, *system*, *tools* and, in
     *request_options*, whatever else its requests hold, such as ``thinking``. An inline request that is too long is
     asked again as a transcript.
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from anyio import to_thread
 
 from ..compacted import ACKNOWLEDGED, summary_body, text_of
 from ..facts import result_text, shortened
 from ..messages import MEDIA, THINKING, blocks, compact_json, field, is_encodable, kind
 from ..settings import SUMMARY_MAX_WORDS, SUMMARY_MODEL, setting
+from ..threads import in_thread
 from ..tokens import Counting, as_counter, conservative
 from .protocol import PromptTooLong, Summary
 
@@ -137,26 +137,28 @@ class TranscriptPrompt:
     counter: Counting | None
 
     async def of(self, messages: Sequence[Message]) -> str:
-        """The request for *messages*. Raises PromptTooLong when they can, and must, be given in parts.
+        """The request for *messages*: whole where they fit, else with long blocks cut.
 
-        A single message that is too long is cut harder and harder instead.
+        Raises PromptTooLong when they can, and must, be given in parts. A single message that is too long is cut
+        harder and harder instead.
         """
-        text = await self._rendered(messages, self.max_block_chars)
-        if await self._fits(text):
-            return text
-        if sum(1 for message in messages if not _is_earlier(message)) > 1:
-            raise PromptTooLong(f"{len(messages)} messages do not fit into the summary model's {self.window} tokens")
-        for limit in (self.max_block_chars // 4, self.max_block_chars // 16):
+        limits = [sys.maxsize, self.max_block_chars]
+        can_be_split = sum(1 for message in messages if not _is_earlier(message)) > 1
+        if not can_be_split:
+            limits += [self.max_block_chars // 4, self.max_block_chars // 16]
+        for limit in limits:
             text = await self._rendered(messages, limit)
             if await self._fits(text):
                 return text
-        whole = await to_thread.run_sync(transcript, messages, self.max_block_chars // 16)
+        if can_be_split:
+            raise PromptTooLong(f"{len(messages)} messages do not fit into the summary model's {self.window} tokens")
+        whole = await in_thread(transcript, messages, self.max_block_chars // 16)
         return self._around(
             shortened(whole, self._room // 8)
         )  # a character is at most four bytes, a token at least one
 
     async def _rendered(self, messages: Sequence[Message], limit: int) -> str:
-        return self._around(await to_thread.run_sync(transcript, messages, limit))
+        return self._around(await in_thread(transcript, messages, limit))
 
     def _around(self, text: str) -> str:
         asked = instructions(self.max_words, self.focus, "in the transcript above")
@@ -185,8 +187,8 @@ class PromptSummarizer:
     """Lets any model write the summary: *ask* is an async function from prompt and model name to the answer's text.
 
     ``PromptSummarizer(ask)`` is enough; *ask* raises when it fails. *window* is the model's context window in tokens:
-    a longer history is summarised in parts. Blocks of more than *max_block_chars* are cut head and tail: they lie in
-    the archive. *focus* is what the summary should attend to.
+    where the history does not fit, blocks of more than *max_block_chars* are cut head and tail (they lie in the
+    archive), and what is longer still is summarised in parts. *focus* is what the summary should attend to.
     """
 
     ask: Callable[[str, str], Awaitable[str]]
