@@ -94,6 +94,10 @@ class Record:
             place, end = self.unbound
             self.unbound = (place, min(end, length)) if place[0] < length else None
 
+    def unbind(self, place: Place, end: int) -> None:
+        """Thinking from *place* up to message *end* has lost its bond to the text before it."""
+        self.unbound = min(place, self.unbound[0]) if self.unbound else place, end
+
 
 @dataclass(slots=True)
 class Runner:
@@ -154,7 +158,7 @@ class Runner:
         record.rewind(known)
         ensure_messages(given, known)
         if not record.context and _behind_thinking(given) and (place := rewritten_before(given)) is not None:
-            record.unbound = min(place, record.unbound[0]) if record.unbound else place, len(given)
+            record.unbind(place, len(given))
         # A reply that was the last message may have called what is answered only now.
         start = known - 1 if known and given[known - 1]["role"] == "assistant" else known
         problems = check(given, start, marks=record.marks)
@@ -182,8 +186,7 @@ class Runner:
         """What the request needs because thinking has lost its bond to rewritten text, and the context to send."""
         place = changed_place(before, context) if context is not before else None
         if place is not None:
-            first = min(place, record.unbound[0]) if record.unbound else place
-            record.unbound = first, len(context)
+            record.unbind(place, len(context))
         if record.unbound is None:
             return {}, context
         if not follows(context[: record.unbound[1]], record.unbound[0]):

@@ -154,6 +154,8 @@ class Session:
             )
         if opening.cut:
             self._record.cut(opening.kept)
+        if opening.fresh < opening.known:  # a change is taken back that the model has answered behind
+            self._record.unbind((opening.kept, 0), len(opening.context))
         result = await self._runner.run(opening.context, self.session_id, self._record, asked, opening.same, stages)
         changed = self._remember(opening, result.messages)
         places = [place for place in (self._untold, result.first_changed_index) if place is not None]

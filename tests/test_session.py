@@ -38,6 +38,8 @@ from ctxpipe import (
     Turn,
 )
 from ctxpipe.edits.projection import digest, unmarked
+from ctxpipe.edits.thinking import drop_block
+from ctxpipe.errors import SummaryFailed
 from ctxpipe.messages import Message, blocks, cache_marks
 from ctxpipe.session import Session
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptSummarizer, Retry, Summary
@@ -377,6 +379,29 @@ async def test_a_session_that_nobody_holds_is_forgotten(tmp_path: Path) -> None:
 
 
 # Shortened, branched, repaired ------------------------------------------------------------------------------------
+
+
+async def test_thinking_behind_a_summary_that_is_taken_back_has_lost_its_bond(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    async def twice(messages: Sequence[Message], /) -> Summary:
+        asked.append(len(messages))
+        if len(asked) > 2:
+            raise SummaryFailed("not today")
+        return Summary("a summary")
+
+    stage = Compact(twice, LocalStorage(tmp_path), retry=Retry(max_retries=0))
+    session = ContextPipeline([stage], budget=Budget(window=3000, trigger=2400)).session("s")
+    history = loop(30)
+    await session.run(history)
+    history += conversation(*(step(f"behind {n}", think="hm", result=LONG) for n in range(4)))
+    await session.run(history)  # the thinking was said behind the first summary, and is in the second one
+
+    result = await session.run([*history[:-1], user(tool_result("behind 3", "edited"))])
+
+    assert len(asked) == 3
+    assert result.messages[:-1] == history[:-1]
+    assert result.request_options == drop_block()
 
 
 async def test_a_branch_is_told_and_shaped_anew_from_there(tmp_path: Path) -> None:
