@@ -344,8 +344,11 @@ def test_an_interruption_ends_it_with_130_and_no_traceback(tmp_path: Path):
         writer = os.open(fifo, os.O_WRONLY)  # returns once it is read
         time.sleep(0.1)
         running.send_signal(signal.SIGINT)
-        _, told = running.communicate(timeout=60)
-        os.close(writer)
+        try:
+            _, told = running.communicate(timeout=60)
+        finally:
+            running.kill()
+            os.close(writer)
     assert running.returncode == 130
     assert told == "ctxpipe: interrupted\n"
 

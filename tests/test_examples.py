@@ -378,7 +378,10 @@ def test_ctrl_c_ends_the_demo_with_one_line(tmp_path: Path) -> None:
         while not process.stdout.readline().startswith("turn"):
             pass
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
+        try:
+            _, stderr = process.communicate(timeout=60)
+        finally:
+            process.kill()
 
     assert process.returncode == 130
     assert stderr == f"\nStopped. What was offloaded so far lies in {tmp_path}\n"
