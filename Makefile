@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 FUZZ_SECONDS := 120
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-oldest docs bench bench-peers lint nightly fuzz clean
+.PHONY: help demo test coverage test-oldest docs bench bench-peers lint nightly fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -27,7 +27,10 @@ lint: $(STAMP)  ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint  ## lint, then pytest with branch coverage
+test: lint  ## lint, then pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
+coverage: $(STAMP)  ## pytest with branch coverage, which takes half as long again
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --cov --cov-report=term
 
 test-oldest:  ## pytest beside the oldest versions that pyproject.toml allows, in an environment of its own

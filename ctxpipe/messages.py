@@ -45,6 +45,7 @@ __all__ = [
     "tool_calls",
     "tool_results",
     "user_texts",
+    "without_surrogates",
 ]
 
 Block: TypeAlias = object
@@ -448,6 +449,11 @@ def is_encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def without_surrogates(text: str) -> str:
+    """*text* with each lone surrogate replaced by U+FFFD, since the client library refuses to send one (A-15)."""
+    return text if is_encodable(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _is_sound(value: object) -> bool:

@@ -26,8 +26,8 @@ from histories import (
 from hypothesis import given
 
 from ctxpipe import check, repair
-from ctxpipe.edits.repair import DROPPED, INTERRUPTED, OPENING, without_surrogates
-from ctxpipe.messages import THINKING, Message, as_dict, blocks, kind
+from ctxpipe.edits.repair import DROPPED, INTERRUPTED, OPENING
+from ctxpipe.messages import THINKING, Message, as_dict, blocks, kind, without_surrogates
 
 INTERRUPTION = tool_result("a", INTERRUPTED, is_error=True)
 

@@ -370,7 +370,10 @@ class Caller(RuleBasedStateMachine):
         """Add a text to the last message, as some loops add results one by one."""
         content = self.history[-1]["content"] if self.history else ""
         if go == 0 and isinstance(content, list) and self.history[-1]["role"] == "user":
+            in_raw = bool(self.raw and plain_json(self.raw[-1]) == plain_json(self.history[-1]))
             content.append({"type": "text", "text": self.talk.words("late")})
+            if self.raw:  # of what was handed in before the context was adopted, the last message may be another one
+                self.raw = [*self.raw[:-1], self.history[-1]] if in_raw else None
             self.known = snapshot(self.history)
             if self.seen_of == len(self.history):  # what the model saw is another message now
                 self.sent = self.sent[:-1] if self.sent else None

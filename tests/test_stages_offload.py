@@ -402,12 +402,12 @@ async def test_the_path_that_the_model_sees_can_be_chosen(
 
 async def test_the_same_result_again_finds_its_file(storage: LocalStorage, root: Path) -> None:
     first = await run(DirectOffload(storage), new())
-    written = os.stat(root / "s/a.md")
+    written = os.stat(root / "s/a.md").st_mtime_ns
 
     second = await run(DirectOffload(storage), new())
 
     assert second.messages == first.messages
-    assert os.stat(root / "s/a.md") == written
+    assert os.stat(root / "s/a.md").st_mtime_ns == written
 
 
 async def test_an_id_used_again_for_another_text_overwrites_nothing(storage: LocalStorage, root: Path) -> None:
@@ -964,3 +964,13 @@ def _no_files_stay_open() -> Iterator[None]:
     before = len(os.listdir("/proc/self/fd"))
     yield
     assert len(os.listdir("/proc/self/fd")) <= before + 3  # an event loop of a later test may have begun
+
+
+async def test_a_preview_under_an_id_that_had_to_be_mended_is_known_again(storage: LocalStorage) -> None:
+    stage = BatchOffload(storage, RatioGate(0), preview=Preview(300, 300), min_chars=200)
+    first = await run(stage, conversation(old(LOG), step("half \ud83d", result=LOG), assistant("so"), user("on")))
+
+    again = await run(stage, first.messages)
+
+    assert first.changed
+    assert again.messages is first.messages

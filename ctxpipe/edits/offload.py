@@ -24,6 +24,7 @@ from ..messages import (
     strings,
     tool_calls,
     tool_results,
+    without_surrogates,
 )
 from ..messages import field as read
 from ..names import safe_name
@@ -268,7 +269,8 @@ def measured(result: ToolResult) -> Candidate:
 def _is_own_preview(result: ToolResult) -> bool:
     """Whether it opens with our placeholder and a preview: the path must be the one that this id leads to (A-17)."""
     where = previewed_reference(_opening(result.content))
-    return where is not None and safe_name(result.tool_use_id) in where.replace("\\", "/").rsplit("/", 1)[-1]
+    name = safe_name(without_surrogates(result.tool_use_id))
+    return where is not None and name in where.replace("\\", "/").rsplit("/", 1)[-1]
 
 
 def newest(messages: Sequence[Message]) -> int:

@@ -20,15 +20,15 @@ from ..messages import (
     check,
     field,
     is_blank,
-    is_encodable,
     kind,
     split_system,
+    without_surrogates,
 )
 
 if TYPE_CHECKING:
     from ..messages import Block, Message
 
-__all__ = ["INTERRUPTED", "repair", "without_surrogates"]
+__all__ = ["INTERRUPTED", "repair"]
 
 INTERRUPTED = "[No result: this tool call was interrupted. It may or may not have taken effect.]"
 OPENING = "[The conversation begins here.]"
@@ -58,11 +58,6 @@ def repair(messages: list[Message], start: int = 0, *, encoding: bool = True) ->
         mended.insert(0, {"role": "user", "content": OPENING})
     mended = _fewer_marks([*head, *mended])
     return [_mended_value(message) for message in mended] if encoding else mended
-
-
-def without_surrogates(text: str) -> str:
-    """*text* with each lone surrogate replaced by U+FFFD, since the client library refuses to send one (A-15)."""
-    return text if is_encodable(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 # Exchanges ----------------------------------------------------------------------------------------------------

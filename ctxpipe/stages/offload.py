@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..edits import offload
 from ..errors import InvalidHistory, SettingsError, StorageError
-from ..messages import ToolCall, ToolResult, blocks, ensure_messages, rewrite, tool_results
+from ..messages import ToolCall, ToolResult, blocks, ensure_messages, rewrite, tool_results, without_surrogates
 from ..messages import field as read
 from ..names import safe_name
 from ..placeholders import BATCH, DIRECT, Preview, placeholder, previewed_reference
@@ -175,7 +175,8 @@ class _Pointers:
         check_reference(self.reference)
 
     def key(self, session_id: str, name: str) -> str:
-        return f"{safe_name(session_id)}/{self.prefix}{safe_name(name)}.md"
+        # As the id will be sent, by which its placeholder is known again.
+        return f"{safe_name(session_id)}/{self.prefix}{safe_name(without_surrogates(name))}.md"
 
     def where(self, key: str, location: str) -> str:
         """The path that the model sees for the file at *location*: another than the key's where that was taken."""

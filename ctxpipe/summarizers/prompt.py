@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..compacted import ACKNOWLEDGED, summary_body, text_of
 from ..facts import result_text, shortened
-from ..messages import MEDIA, THINKING, blocks, compact_json, field, is_encodable, kind
+from ..messages import MEDIA, THINKING, blocks, compact_json, field, kind, without_surrogates
 from ..settings import SUMMARY_MAX_WORDS, SUMMARY_MODEL, setting
 from ..threads import in_thread
 from ..tokens import Counting, as_counter, conservative
@@ -89,8 +89,7 @@ def transcript(messages: Sequence[Message], max_block_chars: int) -> str:
     Our own tags are escaped wherever they occur in the conversation, thinking and media data are left out (R6d, R22).
     """
     text = "\n".join(_rendered(message, max_block_chars) for message in messages)
-    # No client can send a lone surrogate.
-    return text if is_encodable(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return without_surrogates(text)
 
 
 def _rendered(message: Message, limit: int) -> str:
