@@ -925,16 +925,14 @@ async def test_shortening_that_fails_leaves_the_apis_answer(caplog: pytest.LogCa
 
 
 @every_way
-async def test_a_usage_that_cannot_be_learnt_from_costs_nothing(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_counter_that_fails_costs_a_reply_nothing(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
     pipeline = ContextPipeline(counter=refuse_to_count)
 
     async with talk(["Hello."], ctxpipe_middleware(pipeline, session_id="s")) as (_, client):
         reply = await ask(client, loop(1))
 
     assert reply.role == "assistant"
-    assert [record.message for record in warnings_in(caplog)] == [
-        "the usage of a reply could not be read; the reply is passed on"
-    ]
+    assert not warnings_in(caplog)  # where no stage asks for an estimate, nothing is counted for the bill
 
 
 async def cancelled_once(begun: anyio.Event, client: anthropic.AsyncAnthropic) -> None:
