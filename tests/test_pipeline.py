@@ -1102,7 +1102,7 @@ async def test_hostile_ids_go_through_every_offload_stage_and_stay_inside(tmp_pa
     root = tmp_path / "root"
     pipeline = offloading(str(root))
     context: list[Message] = [user("go")]
-    said = [f"{number} line of a log\n" * (12 if number % 2 else 30) for number in range(2 * len(hostile))]
+    said = [f"{number} line of a log\n" * (16 if number % 2 else 40) for number in range(2 * len(hostile))]
     for name, words in zip([*hostile, *hostile], said, strict=True):
         context = (await pipeline.run([*context, *step(name, result=words)], session_id="../../s")).messages
 
