@@ -35,6 +35,7 @@ from ctxpipe import (
     Skip,
     SmartTruncate,
     StorageError,
+    TokenCounter,
     Turn,
 )
 from ctxpipe.edits.projection import digest, unmarked
@@ -329,7 +330,8 @@ async def test_a_thousand_sessions_of_one_pipeline_know_nothing_of_each_other(tm
 def test_an_idle_session_of_200_messages_takes_at_most_64_kilobytes_beyond_them(tmp_path: Path) -> None:
     """With a quarter of its results in files: what the context holds of its own is counted."""
     many = [copy.deepcopy(loop(100, words=5)[:200]) for _ in range(9)]
-    pipeline = ContextPipeline(small(tmp_path).stages)
+    # With a counter of its own: the one that all share may forget its older half just now.
+    pipeline = ContextPipeline(small(tmp_path).stages, counter=TokenCounter())
     sessions = [pipeline.session(f"s{number}") for number in range(9)]
 
     async def played(number: int) -> None:
@@ -351,7 +353,7 @@ def test_an_idle_session_of_200_messages_takes_at_most_64_kilobytes_beyond_them(
 def test_what_a_session_keeps_of_each_turn_is_small_however_often_the_context_is_rewritten(tmp_path: Path) -> None:
     """The history is the caller's; beside it stand the context, and for each message the way back to it."""
     history = loop(300)
-    session, held = small(tmp_path, Summaries()).session("s"), list[int]()
+    session, held = small(tmp_path, Summaries(), counter=TokenCounter()).session("s"), list[int]()
 
     async def played(start: int, end: int) -> None:
         for stop in range(start, end, 2):
