@@ -224,7 +224,7 @@ SEEDS: Mapping[str, list[bytes]] = {
         _lines({"role": "assistant", "content": [thinking(), tool_use("t1", "bash", {})]}, user(tool_result("t2"))),
     ],
     "placeholders": [
-        DIRECT.format("/root/s/t1.md").encode(),
+        DIRECT.format("/store/s/t1.md").encode(),
         placeholder(BATCH, "./s/t1.md", "x" * 99, Preview(10, 5)).encode(),
         (SUMMARY + "x" + reminder(["<command>go</command>"])).encode(),
         b"[Conversation compressed]\n\nwords\n\n<evidence>\nKept\nPaths:\n- a.py\n$ make\n! make\n</evidence>",
