@@ -974,3 +974,14 @@ async def test_a_preview_under_an_id_that_had_to_be_mended_is_known_again(storag
 
     assert first.changed
     assert again.messages is first.messages
+
+
+async def test_with_a_limit_of_nothing_even_a_short_text_that_was_read_back_is_cut(storage: LocalStorage) -> None:
+    stage = DirectOffload(storage, read_back_chars=0)
+    first = await run(stage, new())
+    [pointer] = [reference(content) for content in contents(first.messages)]
+
+    read = step("b", "bash", {"command": f"head {pointer}"}, LOG[:900])
+    result = await run(stage, conversation(first.messages, read))
+
+    assert contents(result.messages)[1].startswith(f"[Tool result offloaded to file: {pointer}]")

@@ -377,7 +377,9 @@ class DirectOffload:
     async def _decide(self, turn: Turn) -> tuple[list[_Move], dict[tuple[int, int], str]]:
         """What goes into files, and what takes the place of texts that were read back and are too long."""
         selection = _remembered(turn, self.reference, self._selection)
-        least = min(selection.least_chars, self.read_back_chars or selection.least_chars)
+        least = (
+            selection.least_chars if self.read_back_chars is None else min(selection.least_chars, self.read_back_chars)
+        )
         pairs = list(offload.answered(turn.messages, offload.newest(turn.messages), least))
         chosen = [found for result, call in pairs if (found := selection.result(result, call))]
         moves = await _moves(self._pointers, turn, chosen, selection) if chosen else []

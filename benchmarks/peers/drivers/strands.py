@@ -46,7 +46,7 @@ class FakeModel(Model):
         return self.config
 
     async def structured_output(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError  # the agent loop never asks for it here, and the base class wants it defined
         yield
 
     async def stream(self, messages: Any, *_: Any, **__: Any) -> Any:
