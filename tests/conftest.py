@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import signal
 import socket
@@ -62,6 +63,15 @@ def nothing_blocks_the_loop() -> Iterator[None]:
         for harmless in ("os.path.abspath", "os.getcwd"):  # they ask the process for its folder, and no disk
             blocking.functions[harmless].deactivate()
         yield
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_they_were() -> Iterator[None]:
+    """A level that a test or an example of the documentation sets holds for that test only."""
+    levels = {logger: logger.level for logger in (logging.getLogger(), logging.getLogger("ctxpipe"))}
+    yield
+    for logger, level in levels.items():
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
