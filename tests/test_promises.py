@@ -618,6 +618,7 @@ class Caller(RuleBasedStateMachine):
     @rule()
     def plan(self) -> None:
         """A plan writes nothing and asks nobody."""
+        self._run(others_done)  # a run that was cancelled may still be writing
         with self._watched() as seen:
             result = self._run(lambda: self.watch.pipeline.plan(self.history, session_id=self.id))
         assert seen["files"][0] == seen["files"][1]
@@ -734,6 +735,11 @@ def _wants_more(report: StageReport) -> bool:
 
 
 # Running it -------------------------------------------------------------------------------------------------------
+
+
+async def others_done() -> None:
+    """All that was begun on this loop has come to its end."""
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
 
 
 def play(examples: int, begin: int) -> None:

@@ -21,5 +21,11 @@ async def finished(work: Coroutine[Any, Any, T]) -> T:
     """
     task = asyncio.ensure_future(work)
     _UNDER_WAY.add(task)
-    task.add_done_callback(_UNDER_WAY.discard)
+    task.add_done_callback(_ended)
     return await asyncio.shield(task)
+
+
+def _ended(task: asyncio.Task[Any]) -> None:
+    _UNDER_WAY.discard(task)
+    if not task.cancelled():
+        task.exception()  # taken note of: asyncio would complain of an error that nobody is left to hear
