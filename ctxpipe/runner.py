@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import accumulate
 from time import perf_counter
-from types import ModuleType
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from .edits.offload import rewritten_before
 from .edits.repair import repair
@@ -417,17 +418,20 @@ def _name(stage: Stage) -> str:
 
 
 @cache
-def _trace() -> ModuleType:
-    from opentelemetry import trace
-
-    return trace
+def _is_set_by_environment() -> bool:
+    return "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
 
 
 def _tracer() -> Tracer | None:
     """OpenTelemetry's tracer; None as long as no SDK is configured, since even a span that does nothing costs 10 µs."""
-    trace = _trace()
+    # Whoever configures an SDK in code has imported the module. To import it here would hold the event loop for 60 ms
+    # and more in the first turn of every program, for nothing.
+    if "opentelemetry.trace" not in sys.modules and not _is_set_by_environment():
+        return None
+    from opentelemetry import trace
+
     proxy = isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
-    return None if proxy else cast("Tracer", trace.get_tracer("ctxpipe"))
+    return None if proxy else trace.get_tracer("ctxpipe")
 
 
 def _span(tracer: Tracer, name: str, session_id: str) -> AbstractContextManager[Span]:

@@ -510,6 +510,33 @@ anyio.run(main)
     ]
 
 
+def test_nothing_of_opentelemetry_is_loaded_as_long_as_no_sdk_is() -> None:
+    script = """
+import sys, anyio
+from ctxpipe import ContextPipeline
+async def main():
+    await ContextPipeline([]).run([{"role": "user", "content": "go"}], session_id="s")
+    print([name for name in sys.modules if name.startswith("opentelemetry")])
+anyio.run(main)
+"""
+    assert python(script) == "[]"
+
+
+def test_an_sdk_that_only_the_environment_names_gets_the_spans_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_PYTHON_TRACER_PROVIDER", "sdk_tracer_provider")
+    script = """
+import anyio
+from ctxpipe import ContextPipeline
+async def look(turn):
+    from opentelemetry import trace
+    print(trace.get_current_span().name)
+async def main():
+    await ContextPipeline([look]).run([{"role": "user", "content": "go"}], session_id="s")
+anyio.run(main)
+"""
+    assert python(script) == "ctxpipe.look"
+
+
 # Mending ------------------------------------------------------------------------------------------------------
 
 
