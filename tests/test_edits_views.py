@@ -152,6 +152,10 @@ def test_a_line_that_only_prints_a_file_is_a_view_of_it(line: str) -> None:
         "python a.py",
         "bash a.py",
         "cat a.py | sh",
+        "sudo",
+        "command && cat a.py",
+        "sh -c sudo",
+        "cat a.py | sudo",
     ],
 )
 def test_a_line_that_does_anything_else_is_no_view(line: str) -> None:

@@ -107,7 +107,7 @@ def _printed_by(line: str) -> str | None:
         return _printed(script)
     folder, paths = "", set()
     for pipeline in pipelines:
-        if len(pipeline) == 1 and pipeline[0][0] == "cd" and len(pipeline[0]) == 2:
+        if len(pipeline) == 1 and pipeline[0][:1] == ["cd"] and len(pipeline[0]) == 2:
             folder = posixpath.join(folder, pipeline[0][1])
         elif (path := _source(pipeline)) is None:
             return None
