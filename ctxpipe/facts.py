@@ -38,7 +38,7 @@ _MAX_PATH_CHARS = 400
 
 _PATCHED = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+)$", re.MULTILINE)
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?.*?(?:^\1$|\Z)", re.MULTILINE | re.DOTALL)
-_URL = re.compile(r"\w+://[^\s'\"<>]+")
+_URL = re.compile(r"(?<!\w)\w+://[^\s'\"<>]+")  # from a word's beginning: elsewhere a long one takes quadratic time
 _WORD = re.compile(r"(>{1,2}\s*)?([^\s'\"`;|&()<>=,{}\[\]*?$]+)")
 _SOURCE_FILE = re.compile(
     r"[\w@+~./-]*[\w+-]\.(?:py|pyi|ipynb|go|ts|tsx|js|jsx|mjs|cjs|vue|svelte|rs|java|kt|scala|swift|c|h|cc|cpp|hpp|cs|rb|php|"

@@ -136,6 +136,12 @@ def test_a_file_with_other_content_is_changed(shown: str) -> None:
     assert was_changed(FileInWork("x", shown), "a = 1\nb = 2\n")
 
 
+def test_a_view_full_of_empty_lines_is_compared_without_delay() -> None:
+    shown = "a" + "\n" * 1_000_000 + "b"  # in quadratic time, as it once was read, this took minutes
+
+    assert not was_changed(FileInWork("x", shown), shown)
+
+
 def test_a_restored_file_has_the_required_form() -> None:
     assert restored_message("src/a.ts", "content\n") == user("[Restored after compact] src/a.ts:\ncontent\n")
 

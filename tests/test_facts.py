@@ -56,6 +56,11 @@ def test_a_shell_command_names_files_but_its_documents_do_not(command: str, expe
     assert paths_of("bash", {"command": command}) == expected
 
 
+def test_a_command_of_one_endless_word_names_no_file_and_keeps_nobody_waiting() -> None:
+    # In quadratic time, as it once was read, this took minutes.
+    assert paths_of("bash", {"command": f"echo {'a' * 1_000_000} > out.txt"}) == {"out.txt": True}
+
+
 def test_the_path_touched_last_comes_last_and_once_written_stays_written() -> None:
     history = conversation(
         step("1", "Write", {"file_path": "a.py"}),

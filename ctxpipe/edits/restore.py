@@ -37,7 +37,7 @@ COMMON_WRITING_TOOLS: ReadingTools = {
 """The writing tools of widespread agents and editors: name → the input key that holds the path."""
 
 _LINE_NUMBER = re.compile(r"^[ ]*\d+(?:→|\t|\||: )", re.MULTILINE)
-_NOTE = re.compile(r"\n*<system-reminder>.*\Z", re.DOTALL)
+_NOTE = "<system-reminder>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def was_changed(file: FileInWork, text: str) -> bool:
     """Whether *text* is certainly not what was seen of *file*: neither as it was shown nor without line numbers."""
     if file.shown is None:
         return False
-    shown = _NOTE.sub("", file.shown)
+    shown, _, _ = file.shown.partition(_NOTE)
     return not any(part.strip() in text for part in (shown, _LINE_NUMBER.sub("", shown)))
 
 
