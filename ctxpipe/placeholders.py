@@ -16,7 +16,7 @@ BATCH = "[Content offloaded to: {}]"  # BO-18
 # A folder's name may hold brackets.
 _FORMS = re.compile(r"\[(?:Tool result offloaded to file|Content offloaded to): ([^\n]+)\]")
 _BEGINNINGS = tuple(form.split("{}")[0] for form in (DIRECT, BATCH))
-_NAMES = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*\.md")
+_WORDS = re.compile(r"[A-Za-z0-9._-]+")
 _PREVIEW = re.compile(r"\nPreview, ([0-9]{1,15}) of ([0-9]{1,15}) characters:\n")
 
 
@@ -54,7 +54,11 @@ def _gap(missing: int) -> str:
 
 def named_files(text: str) -> list[str]:
     """The names of files in a *text* that quotes a placeholder anywhere, in whatever form: rather too many."""
-    return _NAMES.findall(text) if any(begin in text for begin in _BEGINNINGS) else []
+    if not any(begin in text for begin in _BEGINNINGS):
+        return []
+    # Word by word: a pattern that looks for the ending takes quadratic time in a long word, such as base64.
+    words = (word.lstrip(".") for word in _WORDS.findall(text))
+    return [word[: end + 3] for word in words if (end := word.rfind(".md")) > 0]
 
 
 def placeholder(form: str, where: str, text: str = "", preview: Preview | None = None) -> str:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxpipe import Preview, SettingsError
-from ctxpipe.placeholders import BATCH, DIRECT, placeholder, previewed_reference, reference
+from ctxpipe.placeholders import BATCH, DIRECT, named_files, placeholder, previewed_reference, reference
 
 PATHS = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), min_size=1, max_size=60)
 
@@ -114,3 +114,22 @@ def test_text_that_only_begins_like_a_preview_is_content() -> None:
 
 def test_numbers_too_long_to_be_read_are_content() -> None:
     assert previewed_reference(f"[Content offloaded to: a]\nPreview, 1 of {'9' * 5000} characters:\nx") is None
+
+
+# Named --------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_names_the_files_it_speaks_of_once_it_quotes_a_placeholder() -> None:
+    quoted = placeholder(BATCH, "./tool-result-t1.md")
+
+    assert named_files(f"It said {quoted!r}, see ../s/t2.md and .hidden.md; not a.txt, .md or ...md") == [
+        "tool-result-t1.md",
+        "t2.md",
+        "hidden.md",
+    ]
+    assert named_files("see ../s/t2.md") == []
+
+
+def test_a_long_word_beside_a_placeholder_is_read_without_delay() -> None:
+    # In quadratic time, as it once was read, this took minutes.
+    assert named_files(placeholder(BATCH, "./t1.md") + "a" * 1_000_000) == ["t1.md"]
