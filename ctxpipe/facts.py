@@ -173,7 +173,7 @@ def result_text(result: object) -> str:
     content = field(result, "content")
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(str(field(part, "text", "")) if kind(part) == "text" else f"[{kind(part)}]" for part in content)
+    return "\n".join(field(part, "text") or "" if kind(part) == "text" else f"[{kind(part)}]" for part in content)
 
 
 def failed(result: object) -> bool:

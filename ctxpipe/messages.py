@@ -122,7 +122,7 @@ def texts(message: Message) -> Iterator[str]:
         return
     for block in blocks(message):
         if kind(block) == "text":
-            yield field(block, "text", "")
+            yield field(block, "text") or ""
 
 
 def user_texts(messages: Sequence[Message]) -> Iterator[tuple[int, str]]:

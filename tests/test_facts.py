@@ -7,7 +7,7 @@ from histories import assistant, conversation, histories, step, tool_result, too
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.facts import Command, commands, identifiers, shortened, touched_paths
+from ctxpipe.facts import Command, commands, identifiers, result_text, shortened, touched_paths
 from ctxpipe.messages import Message, tool_calls
 
 
@@ -85,6 +85,13 @@ def test_a_command_is_told_with_how_it_ended() -> None:
         ("x", True),
     ]
     assert commands(history)[1] == Command("git status", False, "clean")
+
+
+def test_the_text_of_a_result_names_its_media_and_leaves_out_texts_that_are_not_there() -> None:
+    content = [{"type": "text", "text": "seen"}, {"type": "image", "source": {}}, {"type": "text", "text": None}]
+
+    assert result_text(tool_result("1", content)) == "seen\n[image]\n"
+    assert result_text(tool_result("1", None)) == ""
 
 
 def test_an_identifier_counts_once_the_assistant_uses_what_came_up_before() -> None:

@@ -85,6 +85,10 @@ def test_the_texts_of_a_message_leave_out_calls_results_and_thinking() -> None:
     assert list(texts(user(tool_result("t1", "found"), text("and?")))) == ["and?"]
 
 
+def test_a_text_block_without_a_text_says_nothing() -> None:
+    assert list(texts(user({"type": "text"}, {"type": "text", "text": None}))) == ["", ""]
+
+
 def test_what_the_user_wrote_has_neither_tool_results_nor_blanks_nor_the_assistants_words() -> None:
     history = conversation(user("go"), assistant("ok"), user(tool_result("t1", "x"), text(" "), text("more")))
 

@@ -231,6 +231,16 @@ async def test_a_later_compaction_folds_the_summary_in_and_restores_files_again(
     assert [path.name.rsplit("-", 1)[1] for path in archives(tmp_path)] == ["1.json", "2.json"]
 
 
+async def test_a_text_block_without_a_text_is_no_reason_not_to_compact(tmp_path: Path) -> None:
+    history = conversation(user({"type": "text", "text": None}, {"type": "text", "text": "Go."}), LONG[2:])
+
+    result = await compact_messages(
+        history, summarize=ExtractiveSummarizer(), counter=words, context_token_limit=1000, output_dir=tmp_path
+    )
+
+    assert result.compacted
+
+
 async def test_commands_of_the_user_stand_behind_the_summary(tmp_path: Path) -> None:
     history = [*LONG, user("<command name='x'>\n/x 1\n</command>")]
 

@@ -132,7 +132,7 @@ def file_views(messages: Sequence[Message], tools: ReadingTools = READING_TOOLS,
 def _text(content: str | Sequence[Block] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(read(b, "text", "") for b in content) if all(kind(b) == "text" for b in content) else ""
+    return "\n".join(read(b, "text") or "" for b in content) if all(kind(b) == "text" for b in content) else ""
 
 
 # Parts --------------------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def _parts(content: Sequence[Block], limit: int) -> Iterator[str]:
     for block in content:
         match kind(block):
             case "text":
-                yield _escaped(str(field(block, "text", "")), limit)
+                yield _escaped(field(block, "text") or "", limit)
             case "tool_use":
                 given = _escaped(compact_json(field(block, "input")), limit)
                 yield f'<tool_use name="{_escaped(str(field(block, "name")), 200)}">{given}</tool_use>'
