@@ -59,3 +59,9 @@ async def test_bills_as_the_simulation_has_them_agree_with_it() -> None:
     assert seen is not None
     assert seen.factor == pytest.approx(1, rel=0.01)
     assert seen.billed_hit_rate == pytest.approx(seen.simulated_hit_rate, rel=0.01)
+
+
+async def test_a_bill_that_no_prompt_can_have_is_none() -> None:
+    transcript = talk(billed(10**400, 0, 0), None)
+
+    assert calibration(transcript, await replay(transcript, Policy("none"))) is None

@@ -79,6 +79,7 @@ def test_a_picture_in_a_chat_stays_a_picture() -> None:
     ("message", "told"),
     [
         ({"role": "assistant", "tool_calls": ["f"]}, "line 2: a tool call is str"),
+        ({"role": "assistant", "tool_calls": 7}, "line 2: int as tool_calls, not a list"),
         ({"role": "user", "content": ["word"]}, "line 2: a part of the content is str"),
         ({"role": "user", "content": 7}, "line 2: int as content"),
     ],

@@ -48,6 +48,6 @@ def test_what_is_no_bill_is_none(usage: object) -> None:
     assert counts(usage) is None
 
 
-@pytest.mark.parametrize("time", [None, "", "soon", [], {}])
+@pytest.mark.parametrize("time", [None, "", "soon", [], {}, 10**400, float("nan"), float("inf")])
 def test_what_is_no_time_is_none(time: object) -> None:
     assert seconds(time) is None

@@ -5,15 +5,20 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 from histories import conversation, histories, step, text, tool_result, user
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ctxpipe.errors import TranscriptError
 from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript
 from ctxpipe.messages import Message, check, tool_calls, tool_results
+from ctxpipe.tokens import TokenCounter
 
 
 def lines(*values: object) -> str:
@@ -125,6 +130,12 @@ def error(raw: bytes | str, tmp_path: Path) -> str:
         (lines({"type": "header"}), " holds no reply of a model"),
         ("[" * 100_000, ", line 1: the JSON is nested too deeply"),
         ('{"a": 1}', ", line 1: has no role"),
+        (lines(WORK[0], {"role": "user", "content": [7]}), ", line 2: block 0 is int, not a mapping"),
+        (json.dumps(WORK)[:-1] + ", " + "9" * 5000 + "]", ", line 1: a number has more digits"),
+        (json.dumps({"messages": WORK, "system": 7}), ": the system prompt is neither text nor a list of blocks"),
+        (json.dumps({"messages": WORK, "system": ["Hi."]}), ": the system prompt is neither text nor a list of blocks"),
+        (json.dumps({"messages": WORK, "tools": ["bash"]}), ": the tools are not a list of objects"),
+        (b"\xff\xfe[", ", line 1: this is not UTF-16 text"),
     ],
 )
 def test_what_is_no_transcript_is_told_in_one_sentence_with_file_and_line(
@@ -133,9 +144,76 @@ def test_what_is_no_transcript_is_told_in_one_sentence_with_file_and_line(
     assert told in error(raw, tmp_path)
 
 
+def nodes(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every place in *value*: what holds it, and its key there."""
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield value, key
+            yield from nodes(value[key])
+
+
+ODD: st.SearchStrategy[Any] = st.sampled_from(
+    [None, True, 7, -1.5, 10**400, 1e300, float("nan"), "", "x", [], ["x"], [[]], {}, {"type": []}]
+)
+SOUND: list[list[dict[str, Any]]] = [
+    [{"type": "header", "model": "m-1", "system": "Be brief.", "tools": {"bash": 2}}, *map(dict, WORK)],
+    [{"messages": WORK, "system": [text("Be brief.")], "tools": [{"name": "bash"}], "model": "m-1"}],
+    [
+        {"type": "user", "uuid": "1", "timestamp": "2026-01-01T10:00:00Z", "message": WORK[0], "isSidechain": False},
+        {"type": "assistant", "uuid": "2", "message": {**WORK[1], "id": "r1", "model": "m-1", "usage": {}}},
+        {"type": "user", "uuid": "3", "timestamp": 1767225600, "message": WORK[2]},
+    ],
+    [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "Go."}, {"type": "image_url", "image_url": {"url": "x"}}],
+        },
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}],
+            "function_call": {"name": "f", "arguments": ""},
+            "usage": {"input_tokens": 3},
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "done"},
+    ],
+]
+
+
+@given(st.sampled_from(SOUND), st.lists(st.tuples(st.integers(0, 500), ODD), min_size=1, max_size=3))
+def test_whatever_stands_in_its_fields_a_file_is_read_or_refused_by_name(
+    sound: list[dict[str, Any]], changes: list[tuple[int, Any]]
+) -> None:
+    broken = deepcopy(sound)
+    for number, value in changes:
+        places = list(nodes(broken))
+        holder, key = places[number % len(places)]
+        holder[key] = value
+    found, refusal = read_or_refused(lines(*broken))
+    if found is None:
+        assert refusal.startswith("odd.jsonl")
+    else:
+        assert not check(found.messages)
+        assert TokenCounter().total(found.messages, system=found.system, tools=found.tools) > 0
+
+
+def read_or_refused(whole: str) -> tuple[Transcript | None, str]:
+    try:
+        return parse_transcript(whole, "odd.jsonl"), ""
+    except TranscriptError as error:
+        return None, str(error)
+
+
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(TranscriptError, match=r"missing\.jsonl: No such file"):
         read_transcript(tmp_path / "missing.jsonl")
+
+
+def test_a_standard_input_that_is_closed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)  # as Python does it for a process without one
+
+    with pytest.raises(TranscriptError, match="standard input is closed"):
+        read_transcript("-")
 
 
 def test_a_folder_is_no_transcript(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from .transcripts import Transcript
 __all__ = ["Calibration", "calibration"]
 
 FRESH, READ, WRITTEN = "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"
+NONSENSE = 10**12
+"""Tokens that no prompt has; what claims them is no bill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +70,4 @@ def _prompt(usage: Mapping[str, object]) -> float:
 
 def _tokens(usage: Mapping[str, object], name: str) -> float:
     tokens = usage.get(name)
-    return tokens if isinstance(tokens, int | float) and tokens > 0 else 0
+    return tokens if isinstance(tokens, int | float) and 0 < tokens < NONSENSE else 0

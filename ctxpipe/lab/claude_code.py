@@ -30,14 +30,14 @@ def entries(records: Iterable[Record]) -> tuple[list[Entry], Mapping[str, int]]:
     found: list[Entry] = []
     dropped: Counter[str] = Counter()
     replies: dict[str, int] = {}  # by the reply's id
-    seen: set[object] = set()
+    seen: set[str] = set()
     for record in records:
         line = record.fields
         reason = _reason(line, seen)
         if reason:
             dropped[reason] += 1
             continue
-        seen.add(line.get("uuid"))
+        seen.add(_uuid(line))
         entry = _entry(line, record.place)
         reply = str(line["message"].get("id") or "")
         at = replies.get(reply) if reply else None
@@ -51,7 +51,7 @@ def entries(records: Iterable[Record]) -> tuple[list[Entry], Mapping[str, int]]:
     return found, dropped
 
 
-def _reason(line: Mapping[str, Any], seen: set[object]) -> str:
+def _reason(line: Mapping[str, Any], seen: set[str]) -> str:
     """Why *line* is no part of the conversation; "" when it is."""
     if not is_session_line(line):
         return "not a message"
@@ -61,7 +61,11 @@ def _reason(line: Mapping[str, Any], seen: set[object]) -> str:
         return "summary of a compaction"
     if line.get("isVisibleInTranscriptOnly") or line.get("isApiErrorMessage") or _model(line) == "<synthetic>":
         return "shown to the user only"
-    return "repeated" if line.get("uuid") is not None and line["uuid"] in seen else ""
+    return "repeated" if _uuid(line) and _uuid(line) in seen else ""
+
+
+def _uuid(line: Mapping[str, Any]) -> str:
+    return str(line.get("uuid") or "")
 
 
 def _model(line: Mapping[str, Any]) -> str:

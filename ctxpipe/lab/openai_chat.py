@@ -21,7 +21,7 @@ def is_chat_message(value: Mapping[str, Any]) -> bool:
         return True
     content = value.get("content", "")
     if isinstance(content, list):
-        return any(isinstance(part, Mapping) and part.get("type") in PARTS for part in content)
+        return any(isinstance(part, Mapping) and str(part.get("type")) in PARTS for part in content)
     return content is None and "role" in value
 
 
@@ -54,9 +54,11 @@ def _spoken(fields: Mapping[str, Any], place: str, _: list[Entry]) -> _Converted
 def _reply(fields: Mapping[str, Any], place: str, found: list[Entry]) -> _Converted:
     said = _content(fields.get("content"), place)
     content: list[Any] = said if isinstance(said, list) else [{"type": "text", "text": said}] if said else []
-    calls = [*(fields.get("tool_calls") or ())]
+    calls = fields.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise InvalidHistory(f"{place}: {type(calls).__name__} as tool_calls, not a list")
     if fields.get("function_call"):  # the form before tools, which knows no ids
-        calls.append({"id": _function_id(found), "function": fields["function_call"]})
+        calls = [*calls, {"id": _function_id(found), "function": fields["function_call"]}]
     return "assistant", [*content, *(_call(call, place) for call in calls)]
 
 
@@ -66,8 +68,8 @@ def _call(call: object, place: str) -> dict[str, Any]:
     function = call.get("function") or call.get("custom")
     function = function if isinstance(function, Mapping) else {}
     given = function.get("arguments", function.get("input", ""))
-    name = str(function.get("name", "unknown"))
-    return {"type": "tool_use", "id": str(call.get("id", "")), "name": name, "input": _arguments(given)}
+    name = str(function.get("name") or "unknown")
+    return {"type": "tool_use", "id": str(call.get("id") or ""), "name": name, "input": _arguments(given)}
 
 
 def _arguments(given: object) -> Mapping[str, object]:

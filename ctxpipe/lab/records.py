@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -43,18 +44,21 @@ def as_message(fields: Mapping[str, Any], place: str) -> Message:
     try:
         ensure_messages([fields])
     except InvalidHistory as error:
-        raise InvalidHistory(f"{place}: {str(error).removeprefix('message 0 ')}") from error
+        fault = str(error).removeprefix("message 0 ").replace(" of message 0", "", 1)
+        raise InvalidHistory(f"{place}: {fault}") from error
     return cast("Message", {"role": fields["role"], "content": fields["content"]})
 
 
 def seconds(time: object) -> float | None:
     """A time stamp, in ISO form or as a number, in seconds since 1970; None for anything else."""
-    if isinstance(time, int | float):
-        return time / 1000 if time > 1e11 else float(time)  # JavaScript counts milliseconds
     try:
-        return datetime.fromisoformat(time).timestamp() if isinstance(time, str) else None
-    except ValueError:
+        if isinstance(time, str):
+            return datetime.fromisoformat(time).timestamp()
+        if isinstance(time, int | float) and math.isfinite(time):
+            return time / 1000 if time > 1e11 else float(time)  # JavaScript counts milliseconds
+    except (ValueError, OverflowError):  # no date, or none that a number of seconds can tell
         return None
+    return None
 
 
 def counts(fields: object) -> Mapping[str, object] | None:

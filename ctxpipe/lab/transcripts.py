@@ -63,11 +63,17 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """What the file at *path* holds, "-" for standard input. Raises TranscriptError when it cannot be read."""
     try:
         if path == STDIN:
-            return sys.stdin.buffer.read()
+            return _standard_input()
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
         raise TranscriptError(f"{_name(path)}: {error.strerror or error}") from error
+
+
+def _standard_input() -> bytes:
+    if sys.stdin is None:  # the process was started without one
+        raise TranscriptError("standard input is closed")
+    return sys.stdin.buffer.read()
 
 
 def _name(path: str | os.PathLike[str]) -> str:
@@ -85,14 +91,13 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
         raise TranscriptError(f"{name} holds no reply of a model, so there is nothing to replay")
     known = {id(entry.message): entry for entry in entries}
     found = [(index, known[id(message)]) for index, message in enumerate(sound) if id(message) in known]
-    tools = request.get("tools")  # the normal form counts them there
     return Transcript(
         name,
         sound,
         kind,
         str(request.get("model") or next((entry.model for entry in entries if entry.model), "")),
-        request.get("system"),
-        tools if isinstance(tools, list) else None,
+        _system(request, name),
+        _tools(request, name),
         {index: entry.seconds for index, entry in found if entry.seconds is not None},
         {index: entry.usage for index, entry in found if entry.usage},
         problems,
@@ -100,16 +105,36 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
     )
 
 
+def _system(request: Mapping[str, object], name: str) -> object:
+    system = request.get("system")
+    if system is None or isinstance(system, str) or _are_objects(system):
+        return system
+    raise TranscriptError(f"{name}: the system prompt is neither text nor a list of blocks")
+
+
+def _tools(request: Mapping[str, object], name: str) -> list[object] | None:
+    tools = request.get("tools")
+    if not isinstance(tools, list):
+        return None  # the normal form counts them there
+    if not _are_objects(tools):
+        raise TranscriptError(f"{name}: the tools are not a list of objects")
+    return tools
+
+
+def _are_objects(values: object) -> bool:
+    return isinstance(values, list) and all(isinstance(value, Mapping) for value in values)
+
+
 # From bytes to records ----------------------------------------------------------------------------------------
 
 
 def _decoded(raw: bytes, name: str) -> str:
-    encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    encoding, told = ("utf-16", "UTF-16") if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else ("utf-8-sig", "UTF-8")
     try:
         return raw.decode(encoding)
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise TranscriptError(f"{name}, line {line}: this is not UTF-8 text ({error.reason})") from error
+        raise TranscriptError(f"{name}, line {line}: this is not {told} text ({error.reason})") from error
 
 
 def _records(text: str, name: str) -> list[Record]:
@@ -142,6 +167,8 @@ def _parsed(text: str, name: str, line: int) -> object:
         raise TranscriptError(f"{name}, {where}: this is not JSON ({error.msg})") from error
     except RecursionError as error:
         raise TranscriptError(f"{name}, line {line}: the JSON is nested too deeply") from error
+    except ValueError as error:  # Python's guard against numbers that take for ever
+        raise TranscriptError(f"{name}, line {line}: a number has more digits than can be read") from error
 
 
 def _request(records: list[Record], name: str) -> tuple[list[Record], Mapping[str, object]]:
