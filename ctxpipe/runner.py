@@ -326,6 +326,9 @@ class Runner:
     async def _overhead(self, record: Record, system: object, tools: Iterable[object] | None) -> int:
         """Raw tokens of the system prompt and the tools, counted once as long as they stay the same (A-64)."""
         if record.overhead[:2] != (system, tools):
+            # Lists of our own: agents add tools to theirs in place.
+            system = list(system) if isinstance(system, list) else system
+            tools = list(tools) if isinstance(tools, list) else tools
             record.overhead = (system, tools, await self.counter.count([], system=system, tools=tools))
         return record.overhead[2]
 

@@ -141,6 +141,24 @@ async def test_a_turn_knows_session_force_budget_and_the_tokens_of_the_whole_req
     assert later == ("s", False, 1000, 4, 0)
 
 
+async def test_what_is_added_to_the_tools_in_place_counts_from_then_on() -> None:
+    overheads: list[int] = []
+
+    async def note(turn: Turn) -> None:
+        overheads.append(turn.overhead)
+
+    pipeline, session = ContextPipeline([note], counter=len), ContextPipeline([note], counter=len).session("s")
+    tools, system = [{"name": "t"}], [{"type": "text", "text": "be brief"}]
+    for _ in range(2):
+        await pipeline.run([user("four")], session_id="s", system=system, tools=tools)
+        await session.run([user("four")], system=system, tools=tools)
+        tools.append({"name": "u"})
+        system.append({"type": "text", "text": "be kind"})
+
+    before, added = overheads[0], len('{"name":"u"}') + len("be kind")
+    assert overheads == [before, before, before + added, before + added]
+
+
 async def test_a_stage_is_not_asked_before_the_history_is_known_to_have_the_shape_of_messages(tmp_path: Path) -> None:
     for broken, words in (
         ({"role": "user"}, "a history is a list"),
