@@ -30,8 +30,10 @@ from .lab.replay_report import Pages
 from .lab.story import in_words
 from .lab.terminal import (
     LEGEND,
+    accept_any_character,
     complain,
     counted,
+    drop_output,
     one_line,
     print_figures,
     print_json,
@@ -375,4 +377,10 @@ def _prices(model: str, read: float) -> Prices:
 
 def main() -> None:
     """The command ``ctxpipe``."""
-    app(prog_name="ctxpipe")
+    accept_any_character()
+    try:
+        app(prog_name="ctxpipe")
+    except OSError as error:  # what is read and written elsewhere has errors of its own
+        drop_output()
+        complain(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        raise SystemExit(FAILED) from error

@@ -361,6 +361,27 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path):
     assert (done.stdout, done.stderr) == ("{\n", "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_output_that_cannot_be_written_is_told_in_one_sentence(sound: Path, form: tuple[str, ...]):
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "ctxpipe", "inspect", str(sound), *form]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (1, "ctxpipe: standard output: No space left on device\n")
+
+
+def test_characters_that_the_output_does_not_know_are_escaped(tmp_path: Path):
+    path = tmp_path / "signs.jsonl"
+    path.write_text(lines(conversation(user("\u65c5 \U0001f600"), assistant("\xe9"))), "utf-8")
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    printed = process("inspect", path, env=ascii_only)
+    told = process("inspect", path, "--json", env=ascii_only)
+
+    assert (printed.returncode, printed.stderr, told.returncode, told.stderr) == (0, "", 0, "")
+    assert "\\u65c5 \\U0001f600" in printed.stdout
+    assert {block["begins"] for block in json.loads(told.stdout)["largest"]} == {"\u65c5 \U0001f600", "\xe9"}
+
+
 def test_help_names_every_command_and_the_exit_codes():
     done = run("--help")
     assert done.exit_code == 0

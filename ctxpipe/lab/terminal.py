@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
-from io import StringIO
+from io import StringIO, TextIOWrapper
 
 from rich import box
 from rich.console import Console
@@ -17,9 +18,11 @@ from .tables import Figures
 from .tune import Candidate, Score, Tuned, front
 
 __all__ = [
+    "accept_any_character",
     "calibration_text",
     "complain",
     "counted",
+    "drop_output",
     "figures_text",
     "one_line",
     "print_figures",
@@ -226,13 +229,27 @@ def tell(text: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print *value* as JSON."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=str) + "\n")
+    """Print *value* as JSON, in the characters that standard output has."""
+    encoding = getattr(sys.stdout, "encoding", None) or ""
+    text = json.dumps(value, ensure_ascii=not encoding.lower().startswith("utf"), indent=2, default=str)
+    print(text, flush=True)  # now: at the interpreter's end it could tell of a full disk no more
 
 
 def complain(text: str) -> None:
     """Say on standard error what went wrong."""
     tell(f"ctxpipe: {text}")
+
+
+def accept_any_character() -> None:
+    """From now on what the encoding of standard output does not know is printed as an escape, and is no error."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def drop_output() -> None:
+    """Forget what standard output did not take: the interpreter would try once more at its end, and complain."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def one_line(text: str, most: int = 80) -> str:
