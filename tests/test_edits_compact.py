@@ -168,6 +168,12 @@ def test_the_next_compaction_reads_the_block_back() -> None:
     assert (list(parsed.archives), parsed.index) == (list(LINES.archives), LINES.index)
 
 
+def test_a_note_right_behind_the_paths_is_none_of_them() -> None:
+    evidence = Evidence({"b.py": False}, {}, notes=["b.py is not as it was shown before"])
+
+    assert dict(parsed_evidence(evidence_block(evidence, Room(), count)[0]).paths) == {"b.py": False}
+
+
 names = st.text(st.characters(exclude_characters="\n/", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
 paths = st.lists(names, min_size=1, max_size=4).map("/".join).filter(lambda path: not path.startswith("./"))
 lines = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=60)

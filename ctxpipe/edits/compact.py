@@ -287,7 +287,7 @@ def _parsed_paths(lines: Sequence[str], heading: str) -> Iterator[str]:
         return
     for line in lines[lines.index(heading) + 1 :]:
         match = _FOLDER.fullmatch(line)
-        if match is None or line.startswith((_INDEX, _IDENTIFIERS)):
+        if match is None or line.startswith((_INDEX, _IDENTIFIERS, _NOTE)):
             return
         folder = _unquoted(match[1]).removeprefix("./")
         for name in _NAME.findall(match[2]):
