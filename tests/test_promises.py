@@ -261,7 +261,7 @@ class Caller(RuleBasedStateMachine):
         self.raced = False
         self.signed = True
         self.needs_run = self.edited = False
-        self.is_journal_behind = self.is_journal_ahead = False  # of what the model has seen
+        self.is_journal_behind = self.is_journal_ahead = self.is_session_ahead = False  # of what the model has seen
 
     @initialize(plan=seeds, hostile=st.booleans(), repeated=st.booleans(), sdk=st.booleans())
     def begin(self, plan: int, hostile: bool, repeated: bool, sdk: bool) -> None:
@@ -319,6 +319,8 @@ class Caller(RuleBasedStateMachine):
         if self.last is not None and self.seen_of == len(self.history) and self.sent is not None:
             if self.last.messages != self.history:
                 self.seen_of = len(self.last.messages)
+                if self.is_session_ahead:  # it has gone on to another context, and does not know this one any more
+                    self._forgotten()
             self._replaced(list(self.last.messages))
 
     @rule(share=st.floats(0, 1), drop=st.booleans())
@@ -417,7 +419,7 @@ class Caller(RuleBasedStateMachine):
             self._forgotten()
         if self.is_journal_ahead:
             self.sent = None
-        self.is_journal_ahead = self.is_journal_behind = False
+        self.is_journal_ahead = self.is_journal_behind = self.is_session_ahead = False
 
     def _forgotten(self) -> None:
         """The session begins anew, and what the model has seen of this history may be something else."""
@@ -492,7 +494,7 @@ class Caller(RuleBasedStateMachine):
         self.last = result
         self.sent = self.seen = list(result.messages)
         self.seen_of = len(self.history)
-        self.needs_run = self.edited = False
+        self.needs_run = self.edited = self.is_session_ahead = False
 
     def _turn(self, **options: Any) -> Result:
         with self._watched() as seen:
@@ -527,6 +529,7 @@ class Caller(RuleBasedStateMachine):
         if result is None:
             figures["cancelled"] += 1
             self.is_journal_ahead = True  # perhaps: nobody waits for the line that was being written
+            self.is_session_ahead = True  # perhaps: it was cancelled between remembering and answering
             assert snapshot(self.history) == seen["before"]
         else:
             self._checked(
