@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,7 +72,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tabl
 Preset = Annotated[str, typer.Option(help=f"What to try: {', '.join(POLICIES)}.")]
 Config = Annotated[Path | None, typer.Option(help="A pipeline of your own, in TOML, instead of a preset.")]
 Model = Annotated[str, typer.Option(help="Whose prices to take, such as claude-opus-4-5; default: in input tokens.")]
-ReadPrice = Annotated[float, typer.Option("--read", help="The price of a cached token, in that of an input token.")]
+ReadPrice = Annotated[
+    float | None,
+    typer.Option(
+        "--read",
+        help="The price of a cached token, in that of an input token; default: the model's, without --model 0.1.",
+    ),
+]
 Refetch = Annotated[bool, typer.Option(help="Price what the agent has to read again.")]
 Rest = Annotated[
     int,
@@ -94,7 +101,7 @@ def replay(
     preset: Preset = "coding",
     config: Config = None,
     model: Model = "",
-    read: ReadPrice = 0.1,
+    read: ReadPrice = None,
     refetch: Refetch = True,
     rest: Rest = LAPSES_EVERY,
     processes: Processes = None,
@@ -115,13 +122,13 @@ def replay(
     with _told():
         prices = _prices(model, read)
         makers = _makers(compare, preset, config, prices)
+        pages_go = _writable(html, files) if html else {}
         first, *_, last = *makers, *makers
         pages = Pages(last, first, prices if model else None) if html else None
         with _hands(scheduler, processes, len(files)) as hands:
             done = _replayed(files, makers, Settings(refetch=refetch, rest_every=rest), hands, pages)
         _print_replays(done, prices, model, first, as_json=as_json)
-        if html:
-            _write_pages(html, done)
+        _write_pages(pages_go, done)
     raise typer.Exit(FAILED if any(file.error for file in done) else 0)
 
 
@@ -154,15 +161,27 @@ def _replayed(
         return replay_files(files, makers, settings, hands=hands, pages=pages, progress=advance)
 
 
-def _write_pages(html: Path, done: Sequence[FileReplay]) -> None:
+def _writable(html: Path, files: Sequence[str]) -> dict[str, Path]:
+    """Where each file's page goes; told now if it cannot be written there, since replaying may take minutes."""
+    paths = page_paths(html, files)
+    for path in paths.values():
+        if path.is_dir():
+            raise SettingsError(f"--html: {path} is a folder; give the name of a file")
+        if not path.parent.is_dir():
+            raise SettingsError(f"--html: {path} cannot be written: there is no folder {path.parent}")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise SettingsError(f"--html: {path} cannot be written: permission is denied")
+    return paths
+
+
+def _write_pages(paths: Mapping[str, Path], done: Sequence[FileReplay]) -> None:
     reports = {file.path: file.report for file in done if file.report is not None}
-    for file, path in page_paths(html, [found.path for found in done]).items():
-        if file not in reports:
-            continue
+    for file, report in reports.items():
+        path = paths[file]
         try:
-            write_page(path, reports[file])
+            write_page(path, report)
         except OSError as error:
-            raise SettingsError(f"{path}: {error.strerror or error}") from error
+            raise SettingsError(f"--html: {path} cannot be written: {error.strerror or error}") from error
         tell(f"page: {path}")
 
 
@@ -214,7 +233,7 @@ def tune(
     seed: Annotated[int, typer.Option(help="Another seed draws other candidates.")] = 0,
     window: Annotated[int, typer.Option(help="The model's context window, in tokens.", min=1000)] = WINDOW,
     model: Model = "",
-    read: ReadPrice = 0.1,
+    read: ReadPrice = None,
     refetch: Refetch = True,
     rest: Rest = LAPSES_EVERY,
     processes: Processes = None,
@@ -330,20 +349,28 @@ def clean(
     import anyio
 
     with _told():
+        max_bytes = _limit("--max-mb", max_mb, 1_000_000)
+        max_age = _limit("--max-days", max_days, 86_400)
         if not root.is_dir():
             raise SettingsError(f"{root} is no folder")
-        if max_mb is None and max_days is None:
+        if max_bytes is None and max_age is None:
             raise SettingsError("nothing to do: give --max-mb or --max-days")
         histories = [read_transcript(path).messages for path in live or ()]
         cleaned = anyio.run(
             lambda: LocalStorage(root).cleanup(
-                max_bytes=None if max_mb is None else round(max_mb * 1_000_000),
-                max_age=None if max_days is None else max_days * 86_400,
+                max_bytes=None if max_bytes is None else round(max_bytes),
+                max_age=max_age,
                 live=histories,
                 records=records,
             )
         )
     print_line(f"files deleted: {len(cleaned.files):,}, bytes freed: {cleaned.bytes:,}")
+
+
+def _limit(option: str, given: float | None, unit: int) -> float | None:
+    if given is not None and not (math.isfinite(given) and given >= 0):
+        raise SettingsError(f"{option} is {given}; give a number, 0 or more")
+    return None if given is None else given * unit
 
 
 # Telling --------------------------------------------------------------------------------------------------------
@@ -371,8 +398,15 @@ def _told() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from interrupt
 
 
-def _prices(model: str, read: float) -> Prices:
-    return prices_of(model) if model else Prices.relative(read=read)
+def _prices(model: str, read: float | None) -> Prices:
+    if not model:
+        return Prices.relative() if read is None else Prices.relative(read=read)
+    try:
+        listed = prices_of(model)
+    except SettingsError as error:
+        told = f"no prices are known for the model {model!r}; without --model costs are in input tokens"
+        raise SettingsError(told) from error
+    return listed if read is None else replace(listed, read=read * listed.input)
 
 
 def main() -> None:

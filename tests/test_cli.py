@@ -61,6 +61,22 @@ def test_with_a_model_costs_are_in_dollars(sound: Path):
     assert re.search(r"^none +5 +\$\d+\.\d\d ", done.stdout, re.MULTILINE)
 
 
+def test_a_price_for_reading_takes_the_place_of_the_models(tmp_path: Path):
+    path = tmp_path / "long.jsonl"  # long enough to be cached
+    path.write_text(
+        lines(conversation(user("word " * 3000), assistant("Yes."), user("So?"), assistant("No."))), "utf-8"
+    )
+
+    def cost(*options: object) -> float:
+        told = json.loads(
+            run("replay", path, "--json", "--preset", "none", "--model", "claude-opus-4-5", *options).stdout
+        )
+        return float(told["all"][0]["cost"])
+
+    assert cost() == pytest.approx(cost("--read", 0.1))
+    assert cost("--read", 0.5) > cost("--read", 0.1)
+
+
 def test_json_holds_the_unit_each_file_the_sum_and_the_errors(sound: Path, tmp_path: Path):
     done = run("replay", sound, tmp_path / "none.jsonl", "--json", "--processes", 1)
     told = json.loads(done.stdout)
@@ -152,10 +168,19 @@ def test_several_files_have_a_page_each(sound: Path, tmp_path: Path):
     assert {path.name for path in tmp_path.glob("*.html")} == {"r-sound.html", "r-other.html"}
 
 
-def test_a_page_that_cannot_be_written_is_a_misuse(sound: Path, tmp_path: Path):
-    done = run("replay", sound, "--html", tmp_path / "no" / "r.html")
+def test_a_page_that_cannot_be_written_is_told_before_the_work_begins(sound: Path, tmp_path: Path):
+    for page, told in [(tmp_path / "no" / "r.html", "there is no folder"), (tmp_path, "is a folder")]:
+        done = run("replay", sound, "--html", page)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"ctxpipe: --html: {page}")
+        assert told in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_page_that_cannot_be_written_in_the_end_is_told(sound: Path):
+    done = run("replay", sound, "--html", "/dev/full")
     assert done.exit_code == 2
-    assert "No such file" in done.stderr
+    assert "ctxpipe: --html: /dev/full cannot be written: No space left on device" in done.stderr
 
 
 # Bad input --------------------------------------------------------------------------------------------------------
@@ -206,7 +231,7 @@ def test_an_odd_conversation_is_replayed_all_the_same(name: str, tmp_path: Path)
     [
         (("--preset", "nonsense"), "there is no policy 'nonsense'"),
         (("--compare", "none,nonsense"), "there is no policy 'nonsense'"),
-        (("--model", "nonsense-9"), "no prices are known"),
+        (("--model", "nonsense-9"), "no prices are known for the model 'nonsense-9'; without --model costs are in"),
         (("--config", "/nowhere.toml"), "cannot be read"),
         (("--read", "-1"), "the price read is -1"),
         (("--scheduler", "nowhere"), "no Dask scheduler"),
@@ -258,6 +283,10 @@ def test_what_a_stage_would_do_is_told_in_words(sound: Path, tmp_path: Path):
 def test_clean_deletes_old_files_and_wants_to_know_which(tmp_path: Path):
     assert run("clean", tmp_path).exit_code == 2
     assert run("clean", tmp_path / "none", "--max-days", 1).exit_code == 2
+    for nonsense in ("nan", "inf", "-1"):
+        refused = run("clean", tmp_path, "--max-mb", nonsense)
+        assert refused.exit_code == 2
+        assert refused.stderr.startswith("ctxpipe: --max-mb is ")
     folder = tmp_path / "session"
     folder.mkdir()
     old = folder / "t1.md"
