@@ -29,6 +29,7 @@ __all__ = [
     "Problem",
     "ToolCall",
     "ToolResult",
+    "as_blocks",
     "as_dict",
     "blocks",
     "check",
@@ -36,6 +37,9 @@ __all__ = [
     "compact_json",
     "ensure_messages",
     "field",
+    "has_calls",
+    "has_results",
+    "has_thinking",
     "kind",
     "pending_calls",
     "rewrite",
@@ -112,6 +116,27 @@ def blocks(message: Message) -> Sequence[Block]:
     """The content blocks of *message*; bare text has none."""
     content = message["content"]
     return () if isinstance(content, str) else content  # type: ignore[return-value]  # the SDK's type is an iterable
+
+
+def as_blocks(message: Message) -> Sequence[Block]:
+    """The content of *message* as blocks; bare text is one text block."""
+    content = message["content"]
+    return [{"type": "text", "text": content}] if isinstance(content, str) else blocks(message)
+
+
+def has_thinking(message: Message) -> bool:
+    """Whether *message* carries a thinking block."""
+    return any(kind(block) in THINKING for block in blocks(message))
+
+
+def has_calls(message: Message) -> bool:
+    """Whether *message* calls a tool."""
+    return any(kind(block) == "tool_use" for block in blocks(message))
+
+
+def has_results(message: Message) -> bool:
+    """Whether *message* holds the result of a tool call."""
+    return any(kind(block) == "tool_result" for block in blocks(message))
 
 
 def texts(message: Message) -> Iterator[str]:

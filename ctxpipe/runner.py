@@ -17,7 +17,7 @@ from .edits.offload import rewritten_before
 from .edits.repair import repair
 from .edits.thinking import Place, changed_place, drop_block, follows, strip
 from .errors import SettingsError
-from .messages import THINKING, CacheMarks, blocks, check, common_prefix, ensure_messages, kind
+from .messages import CacheMarks, check, common_prefix, ensure_messages, has_thinking
 from .prices import Prices, RewriteCost, rewrite_cost
 from .reports import Offloaded, Outcome, Result, StageReport
 from .stage import Change, Intent, PlannedStage, Proposal, Skip, Stage, Turn
@@ -382,7 +382,7 @@ def _recorded(record: Record, before: list[Message], after: list[Message]) -> li
 def _behind_thinking(messages: Sequence[Message]) -> int:
     """The index behind the last message that carries thinking, 0 when none does."""
     indices = range(len(messages) - 1, -1, -1)
-    return next((i + 1 for i in indices if any(kind(block) in THINKING for block in blocks(messages[i]))), 0)
+    return next((i + 1 for i in indices if has_thinking(messages[i])), 0)
 
 
 async def _shrinks(turn: Turn, change: Change, first: int) -> bool:

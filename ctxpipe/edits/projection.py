@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from operator import is_
 from typing import TYPE_CHECKING, Any, cast
 
-from ..messages import as_dict, blocks, common_prefix, ensure_messages
+from ..messages import as_blocks, as_dict, blocks, common_prefix, ensure_messages
 from ..messages import field as read
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ as_json = json.JSONEncoder(separators=(",", ":"), default=_plain).encode  # ASCI
 
 
 def _said(message: Message) -> list[Any]:
-    return [message["role"], *map(_told, _as_blocks(message))]
+    return [message["role"], *map(_told, as_blocks(message))]
 
 
 def _told(block: Block) -> dict[str, Any]:
@@ -270,17 +270,12 @@ def _told(block: Block) -> dict[str, Any]:
     return told
 
 
-def _as_blocks(message: Message) -> Sequence[Block]:
-    content = message["content"]
-    return [{"type": "text", "text": content}] if isinstance(content, str) else blocks(message)
-
-
 # Cache marks --------------------------------------------------------------------------------------------------------
 
 
 def with_marks(message: Message, source: Message) -> Message:
     """*message* with the cache marks that *source*, the message it was made from, has at the same blocks."""
-    ours, theirs = _as_blocks(message), _as_blocks(source)
+    ours, theirs = as_blocks(message), as_blocks(source)
     if len(ours) != len(theirs):
         return unmarked(message)
     return _with(message, ours, [_marked(own, other) for own, other in zip(ours, theirs, strict=True)])

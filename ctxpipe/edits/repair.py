@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any, cast
 from ..messages import (
     MAX_CACHE_MARKS,
     THINKING,
+    as_blocks,
     as_dict,
     blocks,
     cache_marks,
     check,
     field,
+    has_results,
+    has_thinking,
     is_blank,
     kind,
     split_system,
@@ -115,7 +118,7 @@ def _joined(turns: Sequence[Message]) -> list[Message]:
     """Neighbouring assistant messages as one, but never where one of the two carries thinking."""
     joined: list[Message] = []
     for turn in turns:
-        if joined and not _thinks(joined[-1]) and not _thinks(turn):
+        if joined and not has_thinking(joined[-1]) and not has_thinking(turn):
             joined[-1] = _join(joined[-1], turn)
         else:
             joined.append(turn)
@@ -123,16 +126,7 @@ def _joined(turns: Sequence[Message]) -> list[Message]:
 
 
 def _join(first: Message, second: Message) -> Message:
-    return cast("Message", {**first, "content": [*_as_blocks(first), *_as_blocks(second)]})
-
-
-def _as_blocks(message: Message) -> Sequence[Block]:
-    content = message["content"]
-    return [{"type": "text", "text": content}] if isinstance(content, str) else blocks(message)
-
-
-def _thinks(message: Message) -> bool:
-    return any(kind(block) in THINKING for block in blocks(message))
+    return cast("Message", {**first, "content": [*as_blocks(first), *as_blocks(second)]})
 
 
 def _call_ids(message: Message) -> list[str]:
@@ -181,7 +175,7 @@ def _renamed(turn: Message, names: Sequence[str]) -> Message:
 
 
 def _without_results(message: Message) -> Message:
-    if not any(kind(block) == "tool_result" for block in blocks(message)):
+    if not has_results(message):
         return message
     return cast("Message", {**message, "content": [b for b in blocks(message) if kind(b) != "tool_result"]})
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from ..messages import THINKING, blocks, kind
+from ..messages import THINKING, as_blocks, blocks, has_calls, has_results, kind
 
 if TYPE_CHECKING:
     from ..messages import Block, Message
@@ -34,8 +34,9 @@ def changed_place(before: Sequence[Message], after: Sequence[Message]) -> Place 
             continue
         if old["role"] != new["role"]:
             return index, 0
-        block = _agreeing(_as_blocks(old), _as_blocks(new))
-        if block < max(len(_as_blocks(old)), len(_as_blocks(new))):
+        ours, theirs = as_blocks(old), as_blocks(new)
+        block = _agreeing(ours, theirs)
+        if block < max(len(ours), len(theirs)):
             return index, block
     return (len(before), 0) if len(after) > len(before) else None
 
@@ -69,11 +70,11 @@ def open_loop(messages: Sequence[Message]) -> int:
 
     The length of *messages* when no loop is open: they end with the user's own words, or with the assistant's.
     """
-    if not messages or not _is_in_loop(messages[-1]):
+    if not messages or not (has_results(messages[-1]) or has_calls(messages[-1])):
         return len(messages)
     turns = range(len(messages) - 1, -1, -1)
     return next(
-        (index + 1 for index in turns if messages[index]["role"] == "user" and not _answers(messages[index])), 0
+        (index + 1 for index in turns if messages[index]["role"] == "user" and not has_results(messages[index])), 0
     )
 
 
@@ -126,16 +127,3 @@ def _others(messages: Sequence[Message], index: int, places: Container[Place]) -
 def _agreeing(old: Sequence[Block], new: Sequence[Block]) -> int:
     pairs = enumerate(zip(old, new, strict=False))
     return next((index for index, (one, other) in pairs if one is not other and one != other), min(len(old), len(new)))
-
-
-def _as_blocks(message: Message) -> Sequence[Block]:
-    content = message["content"]
-    return [{"type": "text", "text": content}] if isinstance(content, str) else blocks(message)
-
-
-def _is_in_loop(message: Message) -> bool:
-    return _answers(message) or any(kind(block) == "tool_use" for block in blocks(message))
-
-
-def _answers(message: Message) -> bool:
-    return any(kind(block) == "tool_result" for block in blocks(message))

@@ -11,7 +11,19 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
-from ..messages import THINKING, blocks, kind, split_system, texts, tool_calls, tool_results
+from ..messages import (
+    THINKING,
+    as_blocks,
+    blocks,
+    has_calls,
+    has_results,
+    has_thinking,
+    kind,
+    split_system,
+    texts,
+    tool_calls,
+    tool_results,
+)
 from ..messages import field as read
 from ..placeholders import previewed_reference, reference
 from .compact import extract_commands
@@ -187,7 +199,7 @@ def joined(parts: Sequence[Part]) -> list[Message]:
     messages: list[Message] = []
     for before, part in zip([None, *parts], parts, strict=False):
         if before is not None and _meets(before, part):
-            content = [*_as_blocks(messages[-1]), *(b for b in _as_blocks(part.message) if kind(b) not in THINKING)]
+            content = [*as_blocks(messages[-1]), *(b for b in as_blocks(part.message) if kind(b) not in THINKING)]
             messages[-1] = _with(messages[-1], sorted(content, key=lambda block: kind(block) != "tool_result"))
         else:
             messages.append(part.message)
@@ -213,28 +225,11 @@ def _fits(parts: Sequence[Part], ground: Ground, *, merging: bool = True) -> boo
 
 def _joinable(one: Part, other: Part, ground: Ground) -> bool:
     untouched = one.index not in ground.stay and other.index not in ground.stay
-    return untouched and (other.index in ground.movable or not _thinks(other.message))
+    return untouched and (other.index in ground.movable or not has_thinking(other.message))
 
 
 def _with(message: Message, content: Sequence[Block]) -> Message:
     return cast("Message", {**message, "content": list(content)})
-
-
-def _as_blocks(message: Message) -> Sequence[Block]:
-    content = message["content"]
-    return [{"type": "text", "text": content}] if isinstance(content, str) else blocks(message)
-
-
-def _thinks(message: Message) -> bool:
-    return any(kind(block) in THINKING for block in blocks(message))
-
-
-def _calls(message: Message) -> bool:
-    return any(kind(block) == "tool_use" for block in blocks(message))
-
-
-def _answers(message: Message) -> bool:
-    return any(kind(block) == "tool_result" for block in blocks(message))
 
 
 # Filtering ----------------------------------------------------------------------------------------------------
@@ -296,7 +291,7 @@ def _unmoved(parts: Sequence[Part]) -> list[Part]:
     """*parts* without the thinking that would move when they are joined, so that their sizes are what they will be."""
     return [
         Part(part.index, _with(part.message, [b for b in blocks(part.message) if kind(b) not in THINKING]))
-        if before is not None and _meets(before, part) and _thinks(part.message)
+        if before is not None and _meets(before, part) and has_thinking(part.message)
         else part
         for before, part in zip([None, *parts], parts, strict=False)
     ]
@@ -350,11 +345,11 @@ def _units(parts: Sequence[Part], sizes: Sequence[int], ground: Ground) -> list[
     """The middle as turns that can go; what began before it or ends behind it is left out."""
     inside = [place for place, part in enumerate(parts) if part.index in ground.middle]
     place, end = (inside[0], inside[-1] + 1) if inside else (0, 0)
-    while place < end and (parts[place].message["role"] == "system" or _answers(parts[place].message)):
+    while place < end and (parts[place].message["role"] == "system" or has_results(parts[place].message)):
         place += 1
     units: list[_Unit] = []
     while place < end:
-        stop = place + 2 if _calls(parts[place].message) else place + 1
+        stop = place + 2 if has_calls(parts[place].message) else place + 1
         while stop < len(parts) and parts[stop].message["role"] == "system":
             stop += 1
         if stop > end:
@@ -404,7 +399,7 @@ def _marked(parts: list[Part], marker: str, ground: Ground) -> list[Part]:
     if not marker or place is None or marker in texts(parts[place].message):
         return parts
     index, message = parts[place].index, parts[place].message
-    part = Part(index, _with(message, [*_as_blocks(message), {"type": "text", "text": marker}]))
+    part = Part(index, _with(message, [*as_blocks(message), {"type": "text", "text": marker}]))
     return [*parts[:place], part, *parts[place + 1 :]]
 
 
@@ -451,6 +446,6 @@ def truncate_conversation(messages: list[Message], fraction: float | Fraction) -
     first = len(split_system(messages)[0]) + 1
     going = int((len(messages) - first) * Fraction(str(fraction))) // 2 * 2
     stop = first + max(0, going)
-    while stop > first and stop < len(messages) and _answers(messages[stop]):
+    while stop > first and stop < len(messages) and has_results(messages[stop]):
         stop -= 1
     return [*messages[:first], *messages[stop:]] if stop > first else messages
