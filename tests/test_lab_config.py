@@ -95,6 +95,21 @@ def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
             ": stage 1: gate is 'RatioGate'; give a table",
         ),
         ("[[stage]]\nuse = 'BatchOffload'\ninputs = 3\n", ", line 3: stage 1: inputs is 3; give a list of names"),
+        (
+            "[[stage]]\nuse = 'BatchOffload'\ngate = { use = [1] }\n",
+            ", line 3: stage 1: gate is [1]; there are RatioGate",
+        ),
+        (
+            "[[stage]]\nuse = 'BatchOffload'\ngate = { use = 'RentOrBuyGate', alpha = 'x' }\n",
+            ", line 3: stage 1: gate: alpha is 'x'; give a number",
+        ),
+        ("[[stage]]\nuse = 'Compact'\nshell = 'yes'\n", ", line 3: stage 1: shell is 'yes'; give true or false"),
+        (
+            "[[stage]]\nuse = 'Compact'\nmax_restore_files = true\n",
+            ", line 3: stage 1: max_restore_files is True; give",
+        ),
+        ("[[stage]]\nuse = 'Compact'\nretry = 5\n", ", line 3: stage 1: retry means nothing here"),
+        (f"[[stage]]\nuse = 'Compact'\nevidence_tokens = {'9' * 5000}\n", " is no TOML: Exceeds the limit"),
         ("stage = [3]\n", ", line 1: stage 1 is 3; give a table"),
         ("budget = 3\n[[stage]]\nuse = 'Compact'\n", ", line 1: [budget] is 3; give a table"),
         ("[budget]\nwindow = -5\n[[stage]]\nuse = 'Compact'\n", ", line 2: [budget]: window: window is -5"),

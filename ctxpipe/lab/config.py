@@ -16,12 +16,11 @@ keep_recent = 5
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any
 
 from ..edits.views import COMMON_READING_TOOLS
@@ -29,6 +28,7 @@ from ..errors import SettingsError
 from ..pipeline import ContextPipeline
 from ..placeholders import Preview
 from ..prices import Prices
+from ..settings import Setting
 from ..stage import Stage
 from ..stages.compact import Compact
 from ..stages.gates import RatioGate, RentOrBuyGate
@@ -40,7 +40,7 @@ from .workbench import Workbench
 
 __all__ = ["ConfiguredPolicy", "read_config"]
 
-_GATES = {"RatioGate": RatioGate, "RentOrBuyGate": RentOrBuyGate}
+_GATES: Mapping[str, type[Any]] = {"RatioGate": RatioGate, "RentOrBuyGate": RentOrBuyGate}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class ConfiguredPolicy:
     def _gate(self, given: object, place: _Place) -> object:
         table = _table(given, str(place))
         name = table.pop("use", "RatioGate")
-        if name not in _GATES:
+        if not isinstance(name, str) or name not in _GATES:
             raise SettingsError(f"{place} is {name!r}; there are {', '.join(_GATES)}")
         return _built(_GATES[name], table, place, {"prices": self.prices} if name == "RentOrBuyGate" else {})
 
@@ -126,7 +126,7 @@ def read_config(path: str | os.PathLike[str], prices: Prices) -> ConfiguredPolic
 def _parsed(text: str, source: str) -> dict[str, Any]:
     try:
         config = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # tomllib has one of its own for most, not all, that is wrong
         raise SettingsError(f"{source} is no TOML: {error}") from error
     if unknown := sorted(set(config) - {"budget", "stage"}):
         raise SettingsError(f"{source}: {unknown[0]} means nothing here; there are [budget] and [[stage]]")
@@ -147,13 +147,15 @@ def _names(given: object, where: str) -> frozenset[str]:
     return frozenset(given)
 
 
-def _built(kind: Callable[..., Any], given: object, place: _Place, standard: Mapping[str, object] | None = None) -> Any:
+def _built(kind: type[Any], given: object, place: _Place, standard: Mapping[str, object] | None = None) -> Any:
     """*kind* made of the table *given*; what the laboratory brings itself (*standard*) may be given too."""
     table = _table(given, str(place))
-    known = [name for name in inspect.signature(kind).parameters if name not in _OURS]
-    for name in table:
+    known = {setting.name: setting for setting in fields(kind) if setting.init and setting.name not in _OURS}
+    for name, value in table.items():
         if name not in known:
             raise SettingsError(f"{place.of(name)} means nothing here; the settings are {', '.join(known)}")
+        if wanted := _wanted(value, _default(known[name])):
+            raise SettingsError(f"{place.of(name)} is {value!r}; give {wanted}")
     try:
         return kind(**{**(standard or {}), **table})
     except (SettingsError, TypeError) as error:
@@ -161,10 +163,24 @@ def _built(kind: Callable[..., Any], given: object, place: _Place, standard: Map
         raise SettingsError(f"{place.of(named) if named else place}: {error}") from error
 
 
-_OURS = frozenset({"storage", "archive", "summarize", "files", "reading_tools", "clock", "prices"})
-"""Settings that no file can tell: in the laboratory they are objects of its own."""
+def _wanted(given: object, default: object) -> str:
+    """What must stand in the place of *given*, "" when it may stay: of most settings the stage itself decides that."""
+    if isinstance(default, bool):
+        return "" if isinstance(given, bool) else "true or false"
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    return "a number" if isinstance(default, int | float) and not is_number else ""
 
-_STAGES: Mapping[str, Callable[[Workbench], tuple[Callable[..., Any], dict[str, Any]]]] = {
+
+def _default(setting: Field[Any]) -> object:
+    return setting.default_factory() if isinstance(setting.default_factory, Setting) else setting.default
+
+
+_OURS = frozenset(
+    {"storage", "archive", "summarize", "files", "reading_tools", "clock", "prices", "retry", "folder", "pin"}
+)
+"""Settings that no file can tell: they are objects, in the laboratory its own."""
+
+_STAGES: Mapping[str, Callable[[Workbench], tuple[type[Any], dict[str, Any]]]] = {
     "DirectOffload": lambda bench: (DirectOffload, {"storage": bench.storage, "reference": "absolute"}),
     "BatchOffload": lambda bench: (BatchOffload, {"storage": bench.storage, "reference": "absolute"}),
     "Compact": lambda bench: (
