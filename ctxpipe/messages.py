@@ -43,6 +43,7 @@ __all__ = [
     "kind",
     "pending_calls",
     "rewrite",
+    "same_at_end",
     "split_system",
     "strings",
     "texts",
@@ -251,6 +252,14 @@ def common_prefix(before: Sequence[Message], after: Sequence[Message]) -> int:
         else:
             high = middle
     return low
+
+
+def same_at_end(before: Sequence[Message], after: Sequence[Message], most: int) -> int:
+    """How many of the last messages, at most *most*, are the very same objects."""
+    same = 0
+    while same < most and before[-1 - same] is after[-1 - same]:
+        same += 1
+    return same
 
 
 # Rewriting ---------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from .edits.offload import rewritten_before
 from .edits.repair import repair
 from .edits.thinking import Place, changed_place, drop_block, follows, strip
 from .errors import SettingsError
-from .messages import CacheMarks, check, common_prefix, ensure_messages, has_thinking
+from .messages import CacheMarks, check, common_prefix, ensure_messages, has_thinking, same_at_end
 from .prices import Prices, RewriteCost, rewrite_cost
 from .reports import Offloaded, Outcome, Result, StageReport
 from .stage import Change, Intent, PlannedStage, Proposal, Skip, Stage, Turn
@@ -362,9 +362,7 @@ def _changed(before: Sequence[Message], after: Sequence[Message]) -> tuple[int |
     first = _first_difference(before, after)
     if first == len(before) == len(after):
         return None, None
-    most = min(len(before), len(after)) - first
-    same = next((n for n in range(most) if before[-1 - n] is not after[-1 - n]), most)
-    return first, len(after) - same
+    return first, len(after) - same_at_end(before, after, min(len(before), len(after)) - first)
 
 
 def _as_list(messages: Sequence[Message]) -> list[Message]:

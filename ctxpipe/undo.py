@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .edits.projection import digest
 from .errors import InvalidHistory, StorageError
-from .messages import MEDIA, Block, as_dict, blocks, common_prefix, field, kind
+from .messages import MEDIA, Block, as_dict, blocks, common_prefix, field, kind, same_at_end
 from .placeholders import previewed_reference, reference
 from .reports import Offloaded
 from .stages.archive import load_archive, parse_archive
@@ -65,7 +65,8 @@ def undo_of(step: Step) -> Undo:
     for index in range(start, len(before)):
         place = places.get(id(before[index]))
         _add(items, _item(step, index, archive, files) if place is None else [place, place + 1])
-    needs = None if goes_one_by_one(step) else len(after) - _unchanged_at_end(before, after, start)
+    most = min(len(before), len(after)) - start
+    needs = None if goes_one_by_one(step) else len(after) - same_at_end(before, after, most)
     return Undo(start, len(before), len(after), tuple(items), archive, needs)
 
 
@@ -137,13 +138,6 @@ def _references(value: object) -> list[str]:
     if isinstance(value, list | tuple):
         return [where for item in value for where in _references(item)]
     return _references(as_dict(value)) if hasattr(value, "model_dump") else []
-
-
-def _unchanged_at_end(before: Sequence[Message], after: Sequence[Message], start: int) -> int:
-    same = 0
-    while same < min(len(before), len(after)) - start and before[-1 - same] is after[-1 - same]:
-        same += 1
-    return same
 
 
 # After a cut ------------------------------------------------------------------------------------------------------

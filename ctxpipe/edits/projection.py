@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from operator import is_
 from typing import TYPE_CHECKING, Any, cast
 
-from ..messages import as_blocks, as_dict, blocks, common_prefix, ensure_messages
+from ..messages import as_blocks, as_dict, blocks, common_prefix, ensure_messages, same_at_end
 from ..messages import field as read
 
 if TYPE_CHECKING:
@@ -43,9 +43,7 @@ class Match:
         """The match once the context *before*, of *covered* messages of the history, has become *after*."""
         first = common_prefix(before, after)
         most = min(covered - self.history, len(before) - first, len(after) - first)
-        same = 0
-        while same < most and before[-1 - same] is after[-1 - same]:
-            same += 1
+        same = same_at_end(before, after, most)
         front = min(first, self.front) if self.history or self.context else first
         return Match(front, covered - same, len(after) - same)
 
