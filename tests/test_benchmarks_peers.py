@@ -156,7 +156,7 @@ def test_the_timed_rows_tell_each_repetition(ours: Peer) -> None:
 
     spreads = [cell for row in rows for cell in row.cells.values()]
 
-    assert [len(cast("Spread", cell).times) for cell in spreads] == [3, 1, 1, 1, 1]
+    assert [len(cast("Spread", cell).times) for cell in spreads] == [3, 1, 1, 1, 1, 1, 1]
 
 
 def test_our_requests_are_valid_whatever_was_broken_and_however_much_is_taken_out(ours: Peer) -> None:
@@ -184,7 +184,7 @@ def test_a_peer_is_replayed_and_billed_like_a_policy(ours: Peer) -> None:
 
 def test_our_files_and_archives_are_found_again(ours: Peer) -> None:
     history: list[Message] = recorded().messages[:-1]
-    ours.open("extractive", trigger=2000)
+    ours.open("compact, extractive", trigger=2000)
     ours.turn(history)
 
     files, _ = ours.kept()

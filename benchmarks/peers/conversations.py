@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from ctxpipe.messages import Message
 
-__all__ = ["billed", "bulky", "exchange", "facts", "odd", "quiet"]
+__all__ = ["billed", "bulky", "exchange", "facts", "odd", "quiet", "thoughtful"]
 
 SIGNED = "Er4BCkYIBRgCKkD"
 WORDS = ("reads", "parses", "opens", "writes", "moves", "checks", "loads", "a", "the", "table", "index", "request")
@@ -96,11 +96,14 @@ def billed(messages: Sequence[Message], before: int = 0) -> list[Message]:
 # Odd and broken -------------------------------------------------------------------------------------------------
 
 
-def odd(seed: int, *, broken: bool) -> list[Message]:
-    """A random history that ends with the user: parallel calls, thinking, mixed content, errors; or a *broken* one."""
+def odd(seed: int, *, broken: bool, steps: range = range(4, 25)) -> list[Message]:
+    """A random history that ends with the user: parallel calls, thinking, mixed content, errors; or a *broken* one.
+
+    It takes so many *steps*, each of one to four calls.
+    """
     chance = random.Random(seed)
     messages: list[Message] = [_message("user", "Please begin.")]
-    for number in range(chance.randrange(4, 25)):
+    for number in range(chance.choice(steps)):
         messages += _step(chance, number)
         if chance.random() < 0.15:
             messages += [
@@ -114,6 +117,19 @@ def odd(seed: int, *, broken: bool) -> list[Message]:
     return messages or [_message("user", "Please begin.")]
 
 
+def thoughtful(seed: int) -> list[Message]:
+    """A random sound history in which each reply begins with a thought, signed by nobody yet: up to 25,000 tokens."""
+    chance = random.Random(seed)
+    return [
+        _message("assistant", [_thinking(chance), *_spoken(message)]) if message["role"] == "assistant" else message
+        for message in odd(seed, broken=False, steps=range(12, 36))
+    ]
+
+
+def _spoken(message: Message) -> list[Any]:
+    return [block for block in message["content"] if cast("Any", block)["type"] in ("text", "tool_use")]
+
+
 def _text(words: str) -> dict[str, Any]:
     return {"type": "text", "text": words}
 
@@ -121,9 +137,13 @@ def _text(words: str) -> dict[str, Any]:
 def _thought(chance: random.Random) -> list[dict[str, Any]]:
     if chance.random() < 0.4:
         return []
-    thought = {"type": "thinking", "thinking": f"hm {chance.random()}", "signature": SIGNED}
+    thought = _thinking(chance)
     hidden = [{"type": "redacted_thinking", "data": "EmwKAhgB"}] if chance.random() < 0.1 else []
     return [thought, *hidden]
+
+
+def _thinking(chance: random.Random) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": f"hm {chance.random()}", "signature": SIGNED}
 
 
 def _step(chance: random.Random, number: int) -> list[Message]:

@@ -28,11 +28,6 @@ import fake_model
 HERE = Path(__file__).resolve().parent
 
 
-def read_back(call_id: str) -> bool:
-    """Whether a result is what the agent has just read back: each peer spares those of its own reading tool."""
-    return call_id.startswith("refetch-")
-
-
 def load(peer: str) -> Any:
     """The driver of *peer*. By its path: in a folder on sys.path its name would hide the package that it drives."""
     spec = importlib.util.spec_from_file_location(f"driver_of_{peer}", HERE / "drivers" / f"{peer}.py")
@@ -50,20 +45,30 @@ class Host:
         self.module = module
         self.peer: Any = None
         self.sent: list[Any] = []
+        self.again: dict[str, Any] = {}  # what a peer that was refused once adds to every later request
 
     async def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """What the runner is told."""
         match asked["op"]:
             case "about":
-                return {"versions": self.module.VERSIONS(), "counter": self.module.COUNTER, "ways": self.module.WAYS}
+                return {
+                    "versions": self.module.VERSIONS(),
+                    "counter": self.module.COUNTER,
+                    "ways": self.module.WAYS,
+                    "originals": self.module.ORIGINALS,
+                }
             case "open":
                 fake_model.reset()
-                self.sent = []
+                self.sent, self.again = [], {}
                 folder = tempfile.mkdtemp(dir=asked.get("folder"))
                 self.peer = self.module.Peer(asked["way"], folder, **asked.get("settings", {}))
                 return {}
             case "turn":
                 return await self.turn(asked)
+            case "refused":
+                again = getattr(self.peer, "again", None)
+                self.again = again(asked["told"]) if again is not None else {}
+                return {"options": self.again}
             case "kept":
                 kept = self.peer.kept()
                 files, state = await kept if inspect.isawaitable(kept) else kept
@@ -97,7 +102,8 @@ class Host:
                 min(len(self.sent), len(wire)),
             )
             self.sent = wire
-            told |= {"keep": kept, "messages": wire[kept:]}
+            options = {**self.again, **getattr(self.peer, "options", {})}
+            told |= {"keep": kept, "messages": wire[kept:], "options": options}
         return told
 
 

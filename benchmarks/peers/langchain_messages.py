@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Any
 
 import fake_model
@@ -27,10 +26,6 @@ class FakeChat(BaseChatModel):
     def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
         prompt = "\n".join(message.text for message in messages)
         return ChatResult(generations=[ChatGeneration(message=AIMessage(fake_model.summary(prompt)))])
-
-
-def versions(*packages: str) -> dict[str, str]:
-    return {package: version(package) for package in packages}
 
 
 def converted(messages: list[dict[str, Any]]) -> list[BaseMessage]:

@@ -34,6 +34,13 @@ PEERS = (
 )
 
 
+START_SECONDS = 300.0
+"""For a peer to be imported: some need half a minute while the machine is busy."""
+
+ANSWER_SECONDS = 120.0
+"""For one turn, behind up to 20,000 messages."""
+
+
 class PeerFailed(Exception):
     """A peer did not install, import or answer; the text is the reason."""
 
@@ -44,9 +51,12 @@ def python_of(name: str) -> Path:
 
 
 class Peer:
-    """One peer's process. Raises PeerFailed when it cannot start."""
+    """One peer's process, given up when an answer takes longer than so many *seconds*.
 
-    def __init__(self, name: str, *, folder: str | None = None, seconds: float = 300.0) -> None:
+    Raises PeerFailed when it cannot start.
+    """
+
+    def __init__(self, name: str, *, folder: str | None = None, seconds: float = ANSWER_SECONDS) -> None:
         self.name = name
         self.folder = folder
         self.seconds = seconds
@@ -68,7 +78,7 @@ class Peer:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self._context: list[Any] = []
-        self._answer()  # it says so when it cannot be imported
+        self._answer(START_SECONDS)  # it says so when it cannot be imported
         self.about = self._ask(op="about")
 
     def _read(self) -> None:
@@ -84,17 +94,22 @@ class Peer:
             self._process.stdin.flush()
         except OSError as error:
             raise PeerFailed("its process ended") from error
-        return self._answer()
+        return self._answer(self.seconds)
 
-    def _answer(self) -> Any:
+    def _answer(self, seconds: float) -> Any:
         try:
-            line = self._lines.get(timeout=self.seconds)
+            line = self._lines.get(timeout=seconds)
         except queue.Empty as error:
             self.close()
-            raise PeerFailed(f"no answer within {self.seconds:g} s") from error
+            raise PeerFailed(f"no answer within {seconds:g} s") from error
         if not line:
+            self.close()
             raise PeerFailed("its process ended")
-        told = json.loads(line)
+        try:
+            told = json.loads(line)
+        except ValueError as error:
+            self.close()
+            raise PeerFailed(f"it answered {line[:80]!r}") from error
         if "error" in told:
             raise PeerFailed(told["error"])
         return told
@@ -110,6 +125,12 @@ class Peer:
         ways: dict[str, str] = self.about["ways"]
         return ways
 
+    @property
+    def originals(self) -> dict[str, str]:
+        """Where what left the context is afterwards ("files", "memory" or "nowhere"), by way, of those worth timing."""
+        originals: dict[str, str] = self.about["originals"]
+        return originals
+
     def open(self, way: str, **settings: Any) -> None:
         """Begin a conversation that is treated in this *way*, in a new process where the last one was given up."""
         if self.ended:  # an earlier conversation took too long
@@ -119,12 +140,17 @@ class Peer:
 
     def turn(self, new: Sequence[Message], *, wire: bool = True) -> dict[str, Any]:
         """Hear *new* and shape the context of the next call: its seconds, the summariser's prompts and, with *wire*,
-        the messages that would be sent."""
+        the messages that would be sent and the options of their request."""
         told: dict[str, Any] = self._ask(op="turn", new=list(new), wire=wire)
         if wire:
             self._context = [*self._context[: told.pop("keep")], *told["messages"]]
             told["messages"] = self._context
         return told
+
+    def refused(self, told: str) -> dict[str, Any]:
+        """The options with which its own adapter sends a refused request once more; empty where it does not."""
+        options: dict[str, Any] = self._ask(op="refused", told=told)["options"]
+        return options
 
     def kept(self) -> tuple[dict[str, str], list[str]]:
         """The files that it wrote, by the path that it shows the model, and every text that it still holds."""

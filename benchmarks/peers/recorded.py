@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import anyio
@@ -21,7 +25,14 @@ from ctxpipe.lab.transcripts import Transcript, read_transcript
 from .processes import Peer, PeerFailed
 from .scoring import Found, PeerPipeline, cost, found
 
-__all__ = ["NONE", "Recorded", "columns", "recorded"]
+__all__ = ["LOG_FORMAT", "NONE", "Recorded", "columns", "recorded"]
+
+log = logging.getLogger(__name__)
+
+LOG_FORMAT = "%(asctime)s %(message)s"
+
+SESSION_SECONDS = 300.0
+"""For all turns of one recorded session, before a peer is given up on it."""
 
 NONE = "none"
 """No management: what the bills are compared with."""
@@ -70,26 +81,48 @@ class Recorded:
 
 
 def recorded(paths: Sequence[str], names: Sequence[str], processes: int = 2) -> Iterator[Recorded]:
-    """What each of *paths* shows, as it is done; a process works on one transcript with every peer of *names*."""
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(_one, path, names) for path in paths]):
-            yield done.result()
+    """What each of *paths* shows, as it is done; a process works on one transcript with every peer of *names*.
+
+    A transcript that cannot be worked on at all is told in the log and left out for everybody.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(processes, get_context("spawn"), _tell_as_here, (log.getEffectiveLevel(),)) as pool,
+    ):
+        working = {pool.submit(_one, path, names, folder): path for path in paths}
+        for done in as_completed(working):
+            error = done.exception()
+            if error is None:
+                yield done.result()
+            else:
+                log.error("%s is left out: %s: %s", Path(working[done]).name, type(error).__name__, error)
 
 
-def _one(path: str, names: Sequence[str]) -> Recorded:
+def _tell_as_here(level: int) -> None:
+    logging.basicConfig(format=LOG_FORMAT, datefmt="%H:%M:%S")
+    log.setLevel(level)
+
+
+_peers: dict[str, Peer] = {}
+"""Of this process, from one transcript to the next: to start them takes longer than many a session."""
+
+
+def _one(path: str, names: Sequence[str], folder: str) -> Recorded:
     transcript = read_transcript(path)
     index = AtomIndex()
     told = Recorded()
     bills, recall = anyio.run(partial(cost, transcript, Policy(NONE), index=index))
     told.bills[NONE], told.recalls[NONE] = {path: bills}, [recall]
     cut = list(cuts(transcript, index=index))
-    with tempfile.TemporaryDirectory() as folder:
-        for name in names:
-            try:
-                with Peer(name, folder=folder) as peer:
-                    _asked(peer, transcript, cut, index, told)
-            except PeerFailed as error:
-                told.failed[name] = str(error)
+    for name in names:
+        log.info("%s: %s", Path(path).name, name)
+        try:
+            if name not in _peers:
+                _peers[name] = Peer(name, folder=folder)
+        except PeerFailed as error:
+            told.failed[name] = str(error)
+        else:
+            _asked(_peers[name], transcript, cut, index, told)
     return told
 
 
@@ -104,22 +137,27 @@ def columns(peer: Peer) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 
 
 def _asked(peer: Peer, transcript: Transcript, cut: Iterable[Cut], index: AtomIndex, told: Recorded) -> None:
-    for one in cut:
-        for way in [way for way in SHORTENED if way in peer.ways]:
-            column = f"{peer.name}, {SHORTENED[way]}"
-            try:
-                told.cuts.setdefault(column, []).append(_after(peer, way, one))
-            except PeerFailed as error:
-                told.failed[column] = str(error)
+    """A column that fails once is not asked again in this transcript: it may have taken minutes to fail."""
+    for way in [way for way in SHORTENED if way in peer.ways]:
+        column = f"{peer.name}, {SHORTENED[way]}"
+        scored = told.cuts.setdefault(column, [])
+        with _listed(told, column, transcript):
+            scored.extend([_after(peer, way, one) for one in cut])
     for column, way, settings in columns(peer):
-        try:
-            pipeline = PeerPipeline(peer, way, settings)
-            bills, recall = anyio.run(partial(cost, transcript, pipeline, index=index))
-        except PeerFailed as error:
-            told.failed[column] = f"{transcript.name.rpartition('/')[2]}: {error}"
-            continue
-        told.bills.setdefault(column, {})[transcript.name] = bills
-        told.recalls.setdefault(column, []).append(recall)
+        billed, recalls = told.bills.setdefault(column, {}), told.recalls.setdefault(column, [])
+        with _listed(told, column, transcript):
+            pipeline = PeerPipeline(peer, way, settings, deadline=monotonic() + SESSION_SECONDS)
+            billed[transcript.name], recall = anyio.run(partial(cost, transcript, pipeline, index=index))
+            recalls.append(recall)
+
+
+@contextmanager
+def _listed(told: Recorded, column: str, transcript: Transcript) -> Iterator[None]:
+    """Whatever goes wrong is a result of that column, and no reason to stop the others."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  a peer's request may be anything, and so what the judges make of it
+        told.failed[column] = f"{transcript.name.rpartition('/')[2]}: {error or type(error).__name__}"
 
 
 def _after(peer: Peer, way: str, cut: Cut) -> Found:

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import mean, median
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 from ctxpipe.messages import Message
 
 from . import conversations
 from .processes import OURS, Peer, PeerFailed
-from .scoring import refused, seen
+from .scoring import continues, refused, seen, signed, unbound
 
-__all__ = ["SUMMARISERS", "Row", "Spread", "active_rows", "quiet_row", "share_row", "validity_row"]
+__all__ = ["SAME", "SUMMARISERS", "Row", "Spread", "active_rows", "bound_row", "quiet_row", "share_row", "validity_row"]
+
+log = logging.getLogger(__name__)
 
 WIDE = 10**9
 """A window in which nothing is ever too long."""
+
+PATIENCE = 20.0
+"""Seconds for one peer's repetitions of one thing: the quick ones never use it up."""
+
+SAME = "in files on disk"
+ORIGINALS = {"files": SAME, "memory": "in memory", "nowhere": "nowhere"}
+"""What is told of where the originals are afterwards. The first is what we do; the others are less work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +54,16 @@ def _told(seconds: float) -> str:
 class Row:
     """One question, and each peer's answer: a spread of seconds, a share, or why there is none.
 
-    *note* says what is measured. With *least_wins* the smallest figure is the best.
+    *note* says what is measured. With *least_wins* the smallest figure is the best. *remarks* say one more thing of
+    each peer, under the heading *remark*; where that is what becomes of the originals, those compete that do the same.
     """
 
     name: str
     note: str
     least_wins: bool = True
     cells: dict[str, Spread | float | str] = field(default_factory=dict)
+    remark: str = ""
+    remarks: dict[str, str] = field(default_factory=dict)
 
     def figures(self) -> dict[str, float]:
         """The peers that answered, and the figure by which they are compared."""
@@ -61,17 +75,25 @@ class Row:
                 found[peer] = cell
         return found
 
+    def does_less(self, column: str) -> bool:
+        """Whether a peer is spared what we do: to keep the originals in files."""
+        return self.remarks.get(column) in set(ORIGINALS.values()) - {SAME}
+
+    def competing(self) -> dict[str, float]:
+        """The figures of those that do the same as we."""
+        return {column: figure for column, figure in self.figures().items() if not self.does_less(column)}
+
     def winners(self) -> list[str]:
-        """Those with the best figure."""
-        figures = self.figures()
+        """Those with the best figure among those that do the same."""
+        figures = self.competing()
         if not figures:
             return []
         best = min(figures.values()) if self.least_wins else max(figures.values())
         return [peer for peer, figure in figures.items() if abs(figure - best) <= 1e-9]
 
     def lead(self) -> float | None:
-        """How many times as long the fastest peer takes as we do; below 1 where a peer is faster."""
-        figures = self.figures()
+        """How many times as long the fastest peer that does the same takes as we do; below 1 where it is faster."""
+        figures = self.competing()
         others = [figure for peer, figure in figures.items() if _name(peer) != OURS]
         ours = [figure for peer, figure in figures.items() if _name(peer) == OURS]
         return min(others) / min(ours) if others and ours else None
@@ -81,37 +103,57 @@ def _name(column: str) -> str:
     return column.partition(" ")[0]
 
 
+def _each(row: Row, peers: Iterable[Peer]) -> Iterator[Peer]:
+    """*peers* one after the other, each told as its turn comes: the slow ones take a minute."""
+    for peer in peers:
+        log.info("%s: %s", row.name, peer.name)
+        yield peer
+
+
 def _failed(error: PeerFailed) -> str:
     return f"failed: {error}"
+
+
+def _variants(peer: Peer, doing: str) -> Iterator[tuple[str, str]]:
+    """The ways in which *peer* does it, as "doing" or "doing, variant", each with the heading of its column."""
+    for way in peer.ways:
+        name, _, variant = way.partition(", ")
+        if name == doing:
+            yield way, f"{peer.name} ({variant})" if variant else peer.name
 
 
 # A turn with nothing to do --------------------------------------------------------------------------------------
 
 
-def quiet_row(messages: int, peers: Iterable[Peer], repetitions: int, budget: float = 30.0) -> Row:
+def quiet_row(messages: int, peers: Iterable[Peer], repetitions: int) -> Row:
     """A turn of two new messages behind *messages* known ones, in which nothing is taken out."""
     row = Row(
         f"a turn with nothing to do behind {messages:,} messages",
-        "ms, least / median / most; each reply with its bill, as in life",
+        f"ms, least / median / most of up to {repetitions} turns; each reply with its bill, as in life",
     )
     history = conversations.quiet(messages)
-    for peer in peers:
+    for peer in _each(row, peers):
         try:
-            row.cells[peer.name] = _quiet(peer, history, messages, repetitions, budget)
+            row.cells[peer.name] = _quiet(peer, history, messages, repetitions)
         except PeerFailed as error:
             row.cells[peer.name] = _failed(error)
     return row
 
 
-def _quiet(peer: Peer, history: Sequence[Message], messages: int, repetitions: int, budget: float) -> Spread:
-    peer.open("quiet" if "quiet" in peer.ways else "default", window=WIDE)
+def _quiet_way(peer: Peer) -> str:
+    return "quiet" if "quiet" in peer.ways else "default"
+
+
+def _quiet(peer: Peer, history: Sequence[Message], messages: int, repetitions: int) -> Spread:
+    peer.open(_quiet_way(peer), window=WIDE)
     peer.turn(conversations.billed(history), wire=False)
     tokens = sum(len(str(message["content"])) for message in history) // 4
     times: list[float] = []
+    begun = perf_counter()
     for number in range(repetitions):
         new = conversations.billed(conversations.quiet(2, messages + 2 * number), tokens + 150 * number)
         times.append(peer.turn(new, wire=False)["seconds"])
-        if sum(times) > budget:
+        if perf_counter() - begun > PATIENCE:
             break
     return Spread(tuple(times))
 
@@ -123,27 +165,30 @@ def active_rows(peers: Sequence[Peer], repetitions: int, *, results: int = 300, 
     """A large new result goes into a file; old results leave; the history is compacted, the model's time taken out."""
     history = conversations.bulky(results, chars)
     yield _timed(
-        "one new result of 100,000 characters goes to a file",
-        "ms, least / median / most; all with files on disk, above 8,000 characters",
+        "one new result of 100,000 characters leaves",
+        "ms, least / median / most; behind 200 messages, for results above 8,000 characters",
         peers,
-        {"offload": {"min_chars": 8000, "window": WIDE}},
+        "offload",
+        {"min_chars": 8000, "window": WIDE},
         _arrival,
         repetitions,
     )
     yield _timed(
         f"the old ones of {results} results of {chars} characters leave",
-        "ms; to files (ctxpipe) or emptied or dropped in memory (the peers), the 5 newest stay",
+        "ms, least / median / most; the 5 newest stay",
         peers,
-        {"free": {"trigger": 100_000}},
+        "free",
+        {"trigger": 100_000},
         lambda peer, _: peer.turn(history, wire=False)["seconds"],
         repetitions,
     )
     halves = list(conversations.halves(history))
     yield _timed(
         f"{results * chars:,} characters compacted, the model's own time taken out",
-        "ms; half of the history known before; archived by ctxpipe and deepagents only",
+        "ms, least / median / most; half of the history known before",
         peers,
-        {"compact": {"trigger": 165_000}, "extractive": {"trigger": 165_000}},
+        "compact",
+        {"trigger": 165_000},
         lambda peer, _: [peer.turn(half, wire=False)["seconds"] for half in halves][-1],
         repetitions,
     )
@@ -159,16 +204,19 @@ def _timed(
     name: str,
     note: str,
     peers: Sequence[Peer],
-    ways: Mapping[str, Mapping[str, Any]],
+    doing: str,
+    settings: Mapping[str, Any],
     once: Callable[[Peer, int], float],
     repetitions: int,
 ) -> Row:
-    row = Row(name, note)
-    for peer in peers:
-        for way in [way for way in ways if way in peer.ways]:
-            column = peer.name if way == next(iter(ways)) else f"{peer.name} ({way})"
+    row = Row(name, note, remark="originals afterwards")
+    for peer in _each(row, peers):
+        for way, column in _variants(peer, doing):
+            if way not in peer.originals:
+                continue
+            row.remarks[column] = ORIGINALS[peer.originals[way]]
             try:
-                row.cells[column] = Spread(tuple(_repeated(peer, way, ways[way], once, repetitions)))
+                row.cells[column] = Spread(tuple(_repeated(peer, way, settings, once, repetitions)))
             except PeerFailed as error:
                 row.cells[column] = _failed(error)
     return row
@@ -177,12 +225,20 @@ def _timed(
 def _repeated(
     peer: Peer, way: str, settings: Mapping[str, Any], once: Callable[[Peer, int], float], repetitions: int
 ) -> Iterator[float]:
-    """One conversation after another, the first of which only loads what the peer loads once."""
+    """One conversation after another, the first of which only loads what the peer loads once.
+
+    A peer that takes seconds is asked less often, but twice at least.
+    """
+    spent = 0.0
     for number in range(repetitions + 1):
+        begun = perf_counter()
         peer.open(way, **settings)
         seconds = once(peer, number)
+        spent += perf_counter() - begun
         if number:
             yield seconds
+        if number >= 2 and spent > PATIENCE:
+            break
 
 
 # What the API would accept ----------------------------------------------------------------------------------------
@@ -197,7 +253,7 @@ def validity_row(peers: Iterable[Peer], count: int, *, broken: bool, shortened: 
     doing = "compacted" if shortened else "as they are"
     row = Row(f"valid requests, {kind} histories {doing}", f"share of {count} histories", least_wins=False)
     histories = [conversations.odd(seed, broken=broken) for seed in range(count)]
-    for peer in peers:
+    for peer in _each(row, peers):
         try:
             row.cells[peer.name] = _accepted(peer, histories, shortened)
         except PeerFailed as error:
@@ -205,14 +261,94 @@ def validity_row(peers: Iterable[Peer], count: int, *, broken: bool, shortened: 
     return row
 
 
+def bound_row(peers: Iterable[Peer], count: int, *, shortened: bool) -> Row:
+    """The share of *count* loops in which a model that binds its thinking accepts each request.
+
+    The peer plays each loop reply by reply, so that a thought is bound to what this peer has sent, in the form that it
+    sends. A request that is refused for a broken bond is sent once more where the peer's own adapter does so.
+    """
+    doing = "compacted" if shortened else "as they are"
+    row = Row(
+        f"valid requests, thinking bound to what was sent before, loops {doing}",
+        f"share of {count} loops, each played reply by reply, in which every request is accepted: at last, where the "
+        "peer's own adapter sends one that was refused for its thinking once more without it. Rewritten is a request "
+        "that does not begin with the one before it: where none is, nothing was taken out",
+        least_wins=False,
+        remark="requests: rewritten / refused at first, for thinking / for anything else / all",
+    )
+    histories = [conversations.thoughtful(seed) for seed in range(count)]
+    for peer in _each(row, peers):
+        try:
+            loops = [_played(peer, history, shortened) for history in histories]
+        except PeerFailed as error:
+            row.cells[peer.name] = _failed(error)
+            continue
+        row.cells[peer.name] = sum(loop.accepted for loop in loops) / count
+        row.remarks[peer.name] = " / ".join(
+            f"{sum(counts):,}" for counts in zip(*(loop.counts for loop in loops), strict=True)
+        )
+    return row
+
+
+@dataclass(slots=True)
+class _Loop:
+    """What became of one loop: its requests, and whether it got to its end."""
+
+    rewritten: int = 0
+    unbound: int = 0
+    unsound: int = 0
+    requests: int = 0
+    accepted: bool = False
+    sent: list[Any] = field(default_factory=list)
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        return self.rewritten, self.unbound, self.unsound, self.requests
+
+
+def _played(peer: Peer, history: Sequence[Message], shortened: bool) -> _Loop:
+    loop = _Loop()
+    if shortened:
+        peer.open(_shortening_way(peer), trigger=6000, keep_tokens=2000)
+    else:
+        peer.open(_quiet_way(peer), window=WIDE)
+    new: list[Message] = []
+    for message in history:
+        if message["role"] == "assistant":
+            if not _asked(peer, new, loop):
+                return loop
+            new = [signed(loop.sent, message)]
+        else:
+            new.append(message)
+    loop.accepted = _asked(peer, new, loop)
+    return loop
+
+
+def _asked(peer: Peer, new: Sequence[Message], loop: _Loop) -> bool:
+    """Whether the next request is accepted."""
+    loop.requests += 1
+    try:
+        told = peer.turn(new)
+        before, loop.sent = loop.sent, told["messages"]
+        loop.rewritten += not continues(before, loop.sent)
+        if refused(loop.sent):
+            loop.unsound += 1
+            return False
+        broken = unbound(loop.sent, told["options"])
+        loop.unbound += bool(broken)
+        if broken and (options := peer.refused(broken[0])):
+            broken = unbound(loop.sent, options)
+    except PeerFailed:  # a request that cannot even be made is not accepted
+        if peer.ended:
+            raise
+        return False
+    return not broken
+
+
 def _accepted(peer: Peer, histories: Sequence[Sequence[Message]], shortened: bool) -> float:
-    way = next(way for way in (("compact", "free", "default") if shortened else ("default",)) if way in peer.ways)
-    settings = {"trigger": 300, "keep_tokens": 300, "window": 1000} if shortened else {"window": WIDE}
-    if shortened and way == "compact":
-        settings["window"] = 200_000
     accepted = 0
     for history in histories:
-        peer.open(way, **settings)
+        _open(peer, shortened)
         try:
             accepted += not refused(peer.turn(history)["messages"])
         except PeerFailed:  # a request that cannot even be made is not accepted
@@ -221,10 +357,27 @@ def _accepted(peer: Peer, histories: Sequence[Sequence[Message]], shortened: boo
     return accepted / len(histories)
 
 
+def _open(peer: Peer, shortened: bool) -> None:
+    """A conversation that is compacted, or in which nothing is to do."""
+    if not shortened:
+        peer.open(_quiet_way(peer), window=WIDE)
+    else:
+        way = _shortening_way(peer)
+        peer.open(way, trigger=300, keep_tokens=300, window=200_000 if way == "compact" else 1000)
+
+
+def _shortening_way(peer: Peer) -> str:
+    return next(way for way in ("compact", "free", "default") if way in peer.ways)
+
+
 # What the summariser sees -----------------------------------------------------------------------------------------
 
 
-SUMMARISERS = ("compact", "inline")
+SUMMARISERS = ("compact", "compact, inline")
+SHARE_NOTE = (
+    "of the words planted in {} results and remarks, of those that left the context; (inline) asks in the conversation "
+    "itself instead of in a prompt of its own"
+)
 
 
 def share_row(
@@ -232,11 +385,12 @@ def share_row(
 ) -> Row:
     """Of the facts that left the context in a compaction, the share that the model was shown which summarised them."""
     kind = "the user speaks every tenth step" if asking else "one request's loop"
-    row = Row(f"share of the history that the summariser sees, {kind}", f"{results} results", least_wins=False)
+    row = Row(f"share of the history that the summariser sees, {kind}", SHARE_NOTE.format(results), least_wins=False)
     history, planted = conversations.facts(results, chars, asking=asking)
-    for peer in peers:
-        for way in [way for way in SUMMARISERS if way in peer.ways]:
-            column = peer.name if way == "compact" else f"{peer.name} ({way})"
+    for peer in _each(row, peers):
+        for way, column in _variants(peer, "compact"):
+            if way not in SUMMARISERS:
+                continue
             try:
                 peer.open(way, trigger=trigger)
                 told = peer.turn(history)
@@ -245,9 +399,3 @@ def share_row(
             except PeerFailed as error:
                 row.cells[column] = _failed(error)
     return row
-
-
-def average(values: Iterable[float]) -> float:
-    """The mean; 0 of nothing."""
-    known = list(values)
-    return mean(known) if known else 0.0

@@ -2,43 +2,75 @@
 
     python -m benchmarks.peers.run [--transcripts FOLDER] [--only a,b] [--quick] [--parts a,b] [--write [FILE]]
 
-Without transcripts the two rows that need them are left out. With --write the tables replace results.md beside this.
+Without transcripts the two rows that need them are left out. With --write the tables replace results.md beside this,
+as far as they are known. Standard error tells what is being measured. A peer that cannot start, fails or takes too long
+stands in the tables with the reason.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import platform
 import tempfile
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import mean
 
-from .processes import OURS, PEERS, Peer, PeerFailed
-from .recorded import NONE, Recorded, recorded
-from .rows import Row, Spread, active_rows, quiet_row, share_row, validity_row
+from .processes import ANSWER_SECONDS, OURS, PEERS, Peer, PeerFailed
+from .recorded import LOG_FORMAT, NONE, Recorded, recorded
+from .rows import Row, Spread, active_rows, bound_row, quiet_row, share_row, validity_row
 
 __all__ = ["main", "table"]
 
 RESULTS = Path(__file__).with_name("results.md")
-PARTS = ("active", "valid", "share", "quiet", "sessions")
-REPETITIONS = {200: 30, 2_000: 12, 20_000: 2}
+PARTS = ("quiet", "active", "valid", "share", "sessions")
+REPETITIONS = {200: 30, 2_000: 20, 20_000: 10}
+ACTIVE = 7
+HISTORIES = 60
+LOOPS = 40
+
+ABOUT = """
+Printed by `make bench-peers TRANSCRIPTS=FOLDER` in one run, on one machine of {cores} shared cores (load of the five
+minutes before: {load:.1f}), Python {python}. Each peer runs in an environment of its own, on the same messages, with
+the same fake model, as its framework calls it; its own Anthropic adapter makes the request that is judged. Conversions
+stand outside the clock. A turn that takes longer than {seconds:g} s is given up. The best figure of a table is bold;
+where peers are spared what others do, it is the best of those that do the same as ctxpipe.
+"""
+RECOVERABLE = """
+{cuts} cuts of {sessions} recorded sessions, asked to leave a quarter. Of what the agent went on to use: what stands in
+the context; there or in a file whose path or reference stands there; or anywhere in what the peer still holds (its
+files, its own state); and the tokens left. The model's summary names what its prompt names most. What a peer that holds
+every message lacks of 1.000 under "raw" is lost where its state is printed to be searched.
+"""
+DOLLARS = """
+{sessions} recorded sessions turn by turn, of what they cost with no management. What a reply uses and the context does
+not show is fetched and paid for, so that every agent has seen the same; so is each summary. "At 100,000" is the same
+trigger for all, in their own tokens. A cached token costs 0.1 or 0.05 of the input price. Last: the share of what
+replies used that stood in the context before anything was fetched.
+"""
+
+log = logging.getLogger(__name__)
 
 
 def main() -> None:
     asked = _arguments()
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, datefmt="%H:%M:%S")
     wanted = asked.only.split(",") if asked.only else PEERS
     absent: dict[str, str] = {}
     parts: list[str] = []
     with ExitStack() as opened, tempfile.TemporaryDirectory() as folder:
         peers = []
         for name in wanted:
+            log.info("start %s", name)
             try:
                 peers.append(opened.enter_context(Peer(name, folder=folder)))
             except PeerFailed as error:
                 absent[name] = str(error)
+                log.warning("%s does not start: %s", name, error)
         parts.append(_about(peers, absent))
         for row in _rows(peers, asked.parts.split(","), quick=asked.quick):
             parts.append(table(row))
@@ -46,10 +78,16 @@ def main() -> None:
             _written(parts, asked.write)
         names = [peer.name for peer in peers]
     if asked.transcripts and "sessions" in asked.parts:
-        files = sorted(Path(asked.transcripts).glob("*.jsonl"))[:: asked.every]
-        paths = [str(path) for path in sorted(files, key=lambda path: path.stat().st_size)]
-        for last in _recorded(paths, names, asked.processes):
+        for last in _recorded(_sessions(Path(asked.transcripts), asked.sessions), names, asked.processes):
             _written([*parts, *last], asked.write)
+    log.info("done")
+
+
+def _sessions(folder: Path, count: int) -> list[str]:
+    """About *count* of the transcripts in *folder*, spread evenly; the longest first, so that none waits for it."""
+    files = sorted(folder.glob("*.jsonl"))
+    taken = files[:: max(1, -(-len(files) // count))]
+    return [str(path) for path in sorted(taken, key=lambda path: -path.stat().st_size)]
 
 
 def _written(parts: Sequence[str], file: Path | None) -> None:
@@ -61,7 +99,7 @@ def _written(parts: Sequence[str], file: Path | None) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--transcripts", help="a folder of recorded conversations (*.jsonl)")
-    parser.add_argument("--every", type=int, default=1, help="take only each so-manieth of them")
+    parser.add_argument("--sessions", type=int, default=8, help="take about so many of them (%(default)s)")
     parser.add_argument("--only", help="these peers, separated by commas")
     parser.add_argument("--quick", action="store_true", help="few repetitions, no history of 20,000 messages")
     parser.add_argument("--processes", type=int, default=2)
@@ -71,16 +109,18 @@ def _arguments() -> argparse.Namespace:
 
 
 def _rows(peers: Sequence[Peer], parts: Sequence[str], *, quick: bool) -> Iterator[Row]:
-    if "active" in parts:
-        yield from active_rows(peers, 2 if quick else 3)
-    for broken in (False, True) if "valid" in parts else ():
-        for shortened in (False, True):
-            yield validity_row(peers, 20 if quick else 60, broken=broken, shortened=shortened)
-    for asking in (False, True) if "share" in parts else ():
-        yield share_row(peers, asking=asking)
     for messages, repetitions in REPETITIONS.items() if "quiet" in parts else ():
         if not (quick and messages > 2_000):
             yield quiet_row(messages, peers, 3 if quick else repetitions)
+    if "active" in parts:
+        yield from active_rows(peers, 2 if quick else ACTIVE)
+    for broken in (False, True) if "valid" in parts else ():
+        for shortened in (False, True):
+            yield validity_row(peers, 10 if quick else HISTORIES, broken=broken, shortened=shortened)
+    for shortened in (False, True) if "valid" in parts else ():
+        yield bound_row(peers, 5 if quick else LOOPS, shortened=shortened)
+    for asking in (False, True) if "share" in parts else ():
+        yield share_row(peers, asking=asking)
 
 
 # In words ---------------------------------------------------------------------------------------------------------
@@ -90,10 +130,12 @@ def _about(peers: Sequence[Peer], absent: Mapping[str, str]) -> str:
     lines = [
         "# Beside the peers",
         "",
-        "Printed by `make bench-peers` (`python -m benchmarks.peers.run --transcripts FOLDER --write`): everything in",
-        f"one run on one machine of {os.cpu_count()} shared cores, Python {platform.python_version()}. Each peer",
-        "runs in an environment of its own, on the same messages, with the same fake model, as its framework calls it;",
-        "its own Anthropic adapter makes the request that is judged. Conversions stand outside the clock.",
+        ABOUT.format(
+            cores=os.cpu_count(),
+            load=os.getloadavg()[1],
+            python=platform.python_version(),
+            seconds=ANSWER_SECONDS,
+        ),
         "",
         "| peer | versions | how it counts tokens | defaults |",
         "|---|---|---|---|",
@@ -102,36 +144,70 @@ def _about(peers: Sequence[Peer], absent: Mapping[str, str]) -> str:
         versions = ", ".join(f"{name} {number}" for name, number in peer.about["versions"].items())
         lines.append(f"| {peer.name} | {versions} | {peer.about['counter']} | {peer.ways['default']} |")
     lines += [f"| {name} | – | – | not measured: {reason} |" for name, reason in absent.items()]
-    return "\n".join(lines)
+    return _lines(lines)
 
 
 def table(row: Row) -> str:
-    """The row as a table of its own: a line for each peer, the best first, with its distance from us."""
+    """The row as a table of its own: a line for each peer, the best first, with its distance from us.
+
+    Peers that are spared what the others do stand below those, and those that failed at the end.
+    """
     figures = row.figures()
-    ours = [figure for column, figure in figures.items() if column.partition(" ")[0] == OURS]
-    best = sorted(figures, key=lambda column: figures[column] if row.least_wins else -figures[column])
-    lines = [f"## {row.name[0].upper()}{row.name[1:]}", "", f"{row.note[0].upper()}{row.note[1:]}.", ""]
+    ours = [figure for column, figure in row.competing().items() if column.partition(" ")[0] == OURS]
     timed = any(isinstance(cell, Spread) for cell in row.cells.values())
-    lines += ["| | figure | of ctxpipe's |", "|---|---|---|"] if timed else ["| | figure |", "|---|---|"]
-    for column in [*best, *(column for column in row.cells if column not in figures)]:
+    heads = ["", "figure", *(["of ctxpipe's"] if timed else []), *([row.remark] if row.remark else [])]
+    lines = [f"## {_sentence(row.name)}", "", f"{_sentence(row.note)}.", ""]
+    lines += [_cells(heads), f"|{'---|' * len(heads)}"]
+    for column in _ranked(row):
         cell = row.cells[column]
-        told = f"{cell:.3f}" if isinstance(cell, float) else str(cell)
-        mark = f"**{column}**" if column in row.winners() else column
-        ratio = f" {figures[column] / min(ours):.3g} × |" if timed and column in figures and ours else " – |"
-        lines.append(f"| {mark} | {told} |{ratio if timed else ''}")
-    return "\n".join(lines)
+        told = [f"**{column}**" if column in row.winners() else column]
+        told.append(f"{cell:.3f}" if isinstance(cell, float) else str(cell))
+        if timed:
+            told.append(f"{_ratio(figures[column] / min(ours))} ×" if column in figures and ours else "–")
+        if row.remark:
+            told.append(row.remarks.get(column, "–"))
+        lines.append(_cells(told))
+    return _lines(lines)
+
+
+def _ranked(row: Row) -> list[str]:
+    figures = row.figures()
+
+    def rank(column: str) -> tuple[bool, bool, float]:
+        figure = figures.get(column, 0.0)
+        return column not in figures, row.does_less(column), figure if row.least_wins else -figure
+
+    return sorted(row.cells, key=rank)
+
+
+def _ratio(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
+
+
+def _sentence(words: str) -> str:
+    return words[0].upper() + words[1:]
+
+
+def _cells(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |")
+
+
+def _lines(lines: Sequence[str]) -> str:
+    """*lines*, the running text among them at a width that is read in an editor."""
+    wrapped = (line if line.startswith(("|", "#")) else textwrap.fill(line, 120) for line in lines)
+    return "\n".join(wrapped)
 
 
 def _recorded(paths: Sequence[str], names: Sequence[str], processes: int) -> Iterator[list[str]]:
     found = Recorded()
     for number, one in enumerate(recorded(paths, names, processes), 1):
         found.take(one)
-        parts = [_recoverable(found, number), _dollars(found, number)]
+        parts = [_recoverable(found, number, names), _dollars(found, number, names)]
         yield parts
         print(f"{number} of {len(paths)} transcripts\n" if number < len(paths) else "\n\n".join(parts), flush=True)
 
 
-def _recoverable(found: Recorded, transcripts: int) -> str:
+def _recoverable(found: Recorded, transcripts: int, names: Sequence[str]) -> str:
     scored = {
         column: [mean(getattr(cut, name) for cut in cuts) for name in ("visible", "pointer", "raw", "tokens")]
         for column, cuts in found.cuts.items()
@@ -141,26 +217,24 @@ def _recoverable(found: Recorded, transcripts: int) -> str:
     lines = [
         "## What is recoverable after a compaction",
         "",
-        f"{count} cuts of {transcripts} recorded sessions, asked to leave a quarter. Of what the agent went on to use:",
-        "what stands in the context, there or in a file whose path stands there, or anywhere in what the peer still",
-        "holds (its files, its own state); and the tokens left. The model's summary names what its prompt names most.",
+        RECOVERABLE.format(cuts=count, sessions=transcripts),
         "",
         "| | visible | + pointer | raw | tokens left |",
         "|---|---|---|---|---|",
     ]
     for column, shares in sorted(scored.items(), key=lambda item: -item[1][1]):
         lines.append(f"| {column} | {' | '.join(f'{share:.3f}' for share in shares)} |")
-    return "\n".join([*lines, *_failures(found, found.cuts)])
+    without = [name for name in names if name not in found.failed and not any(name == _name(c) for c in found.cuts)]
+    if without:
+        lines += ["", f"Without a compaction that can be forced: {', '.join(without)}."]
+    return _lines([*lines, *_failures(found, found.cuts, names)])
 
 
-def _dollars(found: Recorded, transcripts: int) -> str:
+def _dollars(found: Recorded, transcripts: int, names: Sequence[str]) -> str:
     lines = [
         "## Dollars at equal recall",
         "",
-        f"{transcripts} recorded sessions turn by turn, of what they cost with no management. What a reply uses",
-        "and the context does not show is fetched and paid for, so that every agent has seen the same; so is each",
-        "summary. A cached token costs 0.1 or 0.05 of the input price. Last: the share of what replies used that stood",
-        "in the context before anything was fetched.",
+        DOLLARS.format(sessions=transcripts),
         "",
         "| | at 0.1 | at 0.05 | dearer than none | in sight before fetching |",
         "|---|---|---|---|---|",
@@ -173,11 +247,20 @@ def _dollars(found: Recorded, transcripts: int) -> str:
             rows.append((relative, column, cheap, found.dearer(column, 0.1), mean(found.recalls[column])))
     for relative, column, cheap, dearer, recall in sorted(rows):
         lines.append(f"| {column} | {relative:.3f} | {cheap:.3f} | {dearer} | {recall:.3f} |")
-    return "\n".join([*lines, *_failures(found, found.bills)])
+    return _lines([*lines, *_failures(found, found.bills, names)])
 
 
-def _failures(found: Recorded, columns: Mapping[str, object]) -> list[str]:
-    told = [f"- {column} failed: {reason}" for column, reason in found.failed.items() if column in columns]
+def _name(column: str) -> str:
+    return column.partition(",")[0]
+
+
+def _failures(found: Recorded, columns: Mapping[str, object], names: Sequence[str]) -> list[str]:
+    """What is missing in a table, and why: single columns, and peers that did not start."""
+    told = [
+        f"- {column} failed: {reason}"
+        for column, reason in found.failed.items()
+        if column in columns or column in names
+    ]
     return ["", *told] if told else []
 
 

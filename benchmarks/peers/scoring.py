@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from time import monotonic
 from typing import Any, cast
 
 from anyio import to_thread
@@ -19,11 +21,15 @@ from ctxpipe.messages import Message
 from ctxpipe.prices import Prices
 from ctxpipe.reports import Compacted, Outcome, Result, StageReport
 from ctxpipe.testing import Model, problems
+from ctxpipe.testing.billing import as_blocks, bare
+from ctxpipe.testing.signatures import sign, verify
 from ctxpipe.tokens import TokenCounter, as_counter
 
-from .processes import Peer
+from .processes import Peer, PeerFailed
 
-__all__ = ["Found", "PeerPipeline", "cost", "found", "refused", "seen"]
+__all__ = ["Found", "PeerPipeline", "continues", "cost", "found", "refused", "seen", "signed", "unbound"]
+
+BINDING = Model(thinking="bound")
 
 BILLED_PER_RAW = 1.25
 """What the API bills for a token of our counter, as in the laboratory."""
@@ -34,14 +40,48 @@ BILLED_PER_RAW = 1.25
 
 def refused(wire: Sequence[Any]) -> list[str]:
     """What the Messages API would refuse in a request of these messages."""
+    return problems(_body(wire), Model())
+
+
+def unbound(wire: Sequence[Any], options: Mapping[str, Any]) -> list[str]:
+    """What a model of late 2026 would refuse besides: thinking whose bond to the conversation before it is broken.
+
+    *options* are the arguments of `messages.create` beside the messages. The rule is that of the platform's pages on
+    preserved thinking ("fix bound to a different conversation"), which Amazon's for Bedrock repeat and the Anthropic
+    SDK's type BetaThinkingBlockBindingParam describes: each thinking block is bound to the system prompt, the tools
+    and all messages before it; a request that has changed them is answered with 400, unless it asks for such blocks to
+    be dropped, for which it needs a beta header. So accounts made since 2026-08-31 are treated; for older ones a
+    mismatch is only recorded. `ctxpipe.testing.signatures` is that rule, and the server of our own tests.
+    """
+    body = {**_body(wire), **options.get("extra_body", {})}
+    if "thinking" in options:
+        body["thinking"] = options["thinking"]
+    betas = [*options.get("betas", ()), *options.get("extra_headers", {}).values()]
+    return list(verify(body, BINDING, ",".join(betas)).problems)
+
+
+def continues(before: Sequence[Any], wire: Sequence[Any]) -> bool:
+    """Whether a request begins with all of the one *before* it; cache marks are no difference."""
+    return _bare(wire[: len(before)]) == _bare(before)
+
+
+def _bare(wire: Sequence[Any]) -> list[tuple[str, list[Any]]]:
+    return [(message["role"], [bare(block) for block in as_blocks(message["content"])]) for message in wire]
+
+
+def signed(wire: Sequence[Any], reply: Message) -> Message:
+    """*reply* as the API sends it in answer to *wire*: its thinking bound to what was sent, as it was sent."""
+    content = cast("list[Mapping[str, Any]]", reply["content"])
+    return cast("Message", {**reply, "content": sign(_body(wire), content)})
+
+
+def _body(wire: Sequence[Any]) -> dict[str, Any]:
     system: list[Any] = []
     messages = list(wire)
     while messages and messages[0]["role"] == "system":
         system.append(messages.pop(0)["content"])
     body: dict[str, Any] = {"model": "m", "max_tokens": 100, "messages": messages}
-    if system:
-        body["system"] = system[0]
-    return problems(body, Model())
+    return {**body, "system": system[0]} if system else body
 
 
 # What the summariser sees ---------------------------------------------------------------------------------------
@@ -95,11 +135,12 @@ def _atoms(index: AtomIndex, texts: Iterable[str]) -> set[str]:
 
 @dataclass(slots=True)
 class PeerPipeline:
-    """A peer in the place of a pipeline, for the laboratory's replay."""
+    """A peer in the place of a pipeline, for the laboratory's replay, given up at *deadline* (of `time.monotonic`)."""
 
     peer: Peer
     way: str
     settings: Mapping[str, Any]
+    deadline: float = math.inf
     counter: TokenCounter = field(default_factory=lambda: as_counter(None))
 
     def __call__(self, _bench: Workbench) -> Any:
@@ -107,16 +148,17 @@ class PeerPipeline:
 
     def session(self, session_id: str, **_: Any) -> _PeerSession:
         """A conversation of the peer's."""
-        return _PeerSession(self.peer, partial(self.peer.open, self.way, **self.settings), self.counter, session_id)
+        return _PeerSession(self, session_id)
 
 
 class _PeerSession:
     """What the replay asks of a session. The peer hears each message once, and each reply with its bill."""
 
-    def __init__(self, peer: Peer, begin: Callable[[], None], counter: TokenCounter, session_id: str) -> None:
-        self.peer = peer
-        self.begin: Callable[[], None] | None = begin
-        self.counter = counter
+    def __init__(self, pipeline: PeerPipeline, session_id: str) -> None:
+        self.peer = pipeline.peer
+        self.begin: Callable[[], None] | None = partial(self.peer.open, pipeline.way, **pipeline.settings)
+        self.counter = pipeline.counter
+        self.deadline = pipeline.deadline
         self.session_id = session_id
         self.known = 0
         self.bill: dict[str, int] | None = None
@@ -129,6 +171,8 @@ class _PeerSession:
         return Result(messages, tuple(map(self._report, told["prompts"])))
 
     def _turn(self, new: Sequence[Message]) -> dict[str, Any]:
+        if monotonic() > self.deadline:
+            raise PeerFailed("the session took too long")
         if self.begin is not None:
             self.begin()
             self.begin = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +17,7 @@ from agent_framework import (
 )
 from agent_framework._compaction import CharacterEstimatorTokenizer, TokenBudgetComposedStrategy
 from agent_framework_anthropic._chat_client import RawAnthropicClient
+from driving import versions
 
 COUNTER = "characters / 4, kept per message"
 WAYS = {
@@ -25,10 +25,11 @@ WAYS = {
     "compact": "above the trigger SummarizationStrategy with its defaults (target 4 messages, 8,000 tokens of prompt)",
     "free": "ToolResultCompactionStrategy, keep 5 groups, above the trigger",
 }
+ORIGINALS = {"compact": "memory", "free": "memory"}
 
 
 def VERSIONS() -> dict[str, str]:  # noqa: N802
-    return {name: version(name) for name in ("agent-framework-core", "agent-framework-anthropic")}
+    return versions("agent-framework-core", "agent-framework-anthropic")
 
 
 class FakeClient:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import fake_model
+from driving import files_in, texts, versions
 
-from ctxpipe import BatchOffload, Budget, Compact, ContextPipeline, DirectOffload, LocalStorage, SmartTruncate, presets
-from ctxpipe.lab.workbench import SeenFiles
+from ctxpipe import (
+    BatchOffload,
+    Budget,
+    Compact,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    SmartTruncate,
+    presets,
+)
+from ctxpipe.lab.workbench import MemoryStorage, SeenFiles
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, PromptSummarizer
 
 COUNTER = "tiktoken, exact, each text once"
@@ -18,16 +27,26 @@ WAYS = {
     "default": "the README's four stages, every default, summaries by AnthropicSummarizer's default request",
     "coding": "presets.coding_agent, every default",
     "compact": "Compact alone, given trigger",
-    "inline": "Compact alone, given trigger, AnthropicSummarizer(mode='inline')",
-    "extractive": "Compact alone, given trigger, ExtractiveSummarizer: no model",
+    "compact, inline": "Compact alone, given trigger, AnthropicSummarizer(mode='inline')",
+    "compact, extractive": "Compact alone, given trigger, ExtractiveSummarizer: no model",
+    "compact, in memory": "Compact alone, given trigger, archived in MemoryStorage",
     "free": "BatchOffload alone, keep_recent=5: old results to files",
+    "free, in memory": "the same, to MemoryStorage",
     "offload": "the four stages, DirectOffload above the given number of characters",
     "both": "presets.coding_agent, compaction at the given trigger",
+}
+ORIGINALS = {
+    "compact": "files",
+    "compact, extractive": "files",
+    "compact, in memory": "memory",
+    "free": "files",
+    "free, in memory": "memory",
+    "offload": "files",
 }
 
 
 def VERSIONS() -> dict[str, str]:  # noqa: N802
-    return {"ctxpipe": version("ctxpipe"), "tiktoken": version("tiktoken")}
+    return versions("ctxpipe", "tiktoken")
 
 
 async def ask(prompt: str, _model: str) -> str:
@@ -41,7 +60,7 @@ def inline() -> AnthropicSummarizer:
 
     def answered(request: Any) -> Any:
         body = json.loads(request.content)
-        text = fake_model.summary("\n".join(_texts(body["messages"])))
+        text = fake_model.summary("\n".join(texts(body["messages"])))
         return httpx2.Response(
             200,
             json={
@@ -61,13 +80,6 @@ def inline() -> AnthropicSummarizer:
     return AnthropicSummarizer(client, model="claude-sonnet-4-5", mode="inline")
 
 
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [text for item in items for text in _texts(item)]
-
-
 class Peer:
     def __init__(
         self,
@@ -81,23 +93,25 @@ class Peer:
         self.folder = Path(folder)
         self.history: list[Any] = []
         self.seen = SeenFiles()
-        storage = LocalStorage(folder)
+        doing, _, variant = way.partition(", ")
+        storage: Any = MemoryStorage() if variant == "in memory" else LocalStorage(folder)
         budget = Budget(window=max(window, trigger), trigger=trigger or None)
         write: Any = PromptSummarizer(ask)
-        if way == "inline":
+        if variant == "inline":
             write = inline()
-        if way == "extractive":
+        if variant == "extractive":
             write = ExtractiveSummarizer()
         compact = Compact(write, archive=storage, files=self.seen)
         if way in ("coding", "both"):
             stages: Any = presets.coding_agent(storage, summarize=write, files=self.seen)
-        elif way == "free":
+        elif doing == "free":
             stages = [BatchOffload(storage, keep_recent=5)]
-        elif way in ("compact", "inline", "extractive"):
+        elif doing == "compact":
             stages = [compact]
         else:
             direct = DirectOffload(storage, min_chars=min_chars)
             stages = [direct, BatchOffload(storage), compact, SmartTruncate(archive=storage)]
+        self.options: dict[str, Any] = {}
         self.session = ContextPipeline(stages, budget=budget).session("run")
 
     def convert(self, new: list[dict[str, Any]]) -> list[Any]:
@@ -112,17 +126,12 @@ class Peer:
         self.seen.learn(native)
 
     async def shape(self) -> list[Any]:
-        return (await self.session.run(self.history)).messages
+        result = await self.session.run(self.history)
+        self.options = dict(result.request_options)
+        return result.messages
 
     def wire(self, shaped: list[Any]) -> list[Any]:
         return shaped
 
     def kept(self) -> tuple[dict[str, str], list[str]]:
-        files = {}
-        for path in self.folder.rglob("*"):
-            if path.is_file():
-                text = path.read_text(encoding="utf-8")
-                if path.suffix == ".json":  # an archive of messages
-                    text = "\n".join(_texts(json.loads(text)))
-                files[str(path.relative_to(self.folder))] = text
-        return files, []
+        return files_in(self.folder), []

@@ -13,10 +13,10 @@ from deepagents.backends import FilesystemBackend
 from deepagents.middleware.filesystem import FilesystemMiddleware
 from deepagents.middleware.patch_tool_calls import PatchToolCallsMiddleware
 from deepagents.middleware.summarization import SummarizationMiddleware, create_summarization_middleware
-from host import read_back
+from driving import files_in, read_back, versions
 from langchain.agents.middleware.types import ExtendedModelResponse, ModelRequest, ModelResponse
 from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage, ToolMessage
-from langchain_messages import FakeChat, converted, held, versions, wired
+from langchain_messages import FakeChat, converted, held, wired
 
 COUNTER = "characters / 3.3, scaled by the last bill"
 WAYS = {
@@ -24,6 +24,7 @@ WAYS = {
     "compact": "the same, given trigger and tokens to keep",
     "offload": "the same, results above the given number of characters to files",
 }
+ORIGINALS = {"compact": "files", "offload": "files"}
 
 
 def VERSIONS() -> dict[str, str]:  # noqa: N802
@@ -107,9 +108,5 @@ class Peer:
         return wired(shaped)
 
     def kept(self) -> tuple[dict[str, str], list[str]]:
-        files = {
-            f"/{p.relative_to(self.folder)}": p.read_text(errors="replace")
-            for p in self.folder.rglob("*")
-            if p.is_file()
-        }
+        files = {f"/{path}": text for path, text in files_in(self.folder).items()}
         return files, held(self.state["messages"])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Any
 
+from driving import versions
 from headroom import compress
 from headroom.cache.compression_store import get_compression_store
 
@@ -13,10 +13,11 @@ WAYS = {
     "default": "compress(messages): every default",
     "free": "compress(messages, optimize=True): the same; it has no trigger",
 }
+ORIGINALS = {"free": "memory"}
 
 
 def VERSIONS() -> dict[str, str]:  # noqa: N802
-    return {"headroom-ai": version("headroom-ai")}
+    return versions("headroom-ai")
 
 
 class Peer:

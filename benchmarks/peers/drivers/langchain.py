@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from driving import versions
 from langchain.agents.middleware import ClearToolUsesEdit, ContextEditingMiddleware, SummarizationMiddleware
 from langchain.agents.middleware.types import ModelRequest
 from langchain_core.messages import BaseMessage, RemoveMessage
-from langchain_messages import FakeChat, converted, held, versions, wired
+from langchain_messages import FakeChat, converted, held, wired
 
 COUNTER = "characters / 3.3, scaled by the last bill"
 WAYS = {
@@ -16,6 +17,7 @@ WAYS = {
     "free": "ContextEditingMiddleware alone, given trigger, keep 5",
     "both": "clear at the trigger, keep 5; summarise at the given trigger, keep 20 messages",
 }
+ORIGINALS = {"compact": "nowhere", "free": "memory"}
 
 
 def VERSIONS() -> dict[str, str]:  # noqa: N802  a constant, but for the look-up

@@ -5,8 +5,9 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+from driving import versions
 from langchain_core.messages import BaseMessage
-from langchain_messages import FakeChat, converted, held, versions, wired
+from langchain_messages import FakeChat, converted, held, wired
 from langmem.short_term import asummarize_messages
 
 COUNTER = "characters / 4"
@@ -14,6 +15,7 @@ WAYS = {
     "default": "max_tokens = 0.85 of the window (it has no default), summary of 256 tokens",
     "compact": "max_tokens = the given tokens to keep, begun at the trigger",
 }
+ORIGINALS = {"compact": "memory"}
 
 
 def VERSIONS() -> dict[str, str]:  # noqa: N802

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import uuid
-from importlib.metadata import version
 from typing import Any
 
 import fake_model
+from driving import blocks, versions
 from llama_index.core.base.llms.types import (
     ChatMessage,
     CompletionResponse,
@@ -27,10 +27,11 @@ WAYS = {
     "quiet": "Memory with the given window as its limit",
     "compact": "ChatSummaryMemoryBuffer, given tokens to keep word for word",
 }
+ORIGINALS = {"compact": "nowhere"}
 
 
 def VERSIONS() -> dict[str, str]:  # noqa: N802
-    return {name: version(name) for name in ("llama-index-core", "llama-index-llms-anthropic")}
+    return versions("llama-index-core", "llama-index-llms-anthropic")
 
 
 class FakeLLM(CustomLLM):
@@ -87,18 +88,16 @@ class Peer:
 
 
 def _converted(message: dict[str, Any]) -> list[ChatMessage]:
-    content = message["content"]
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     results = [
         ChatMessage(
             role="tool",
             blocks=_inner(block.get("content", "")),
             additional_kwargs={"tool_call_id": block["tool_use_id"]},
         )
-        for block in blocks
+        for block in blocks(message)
         if block["type"] == "tool_result"
     ]
-    rest = [_block(block) for block in blocks if block["type"] in ("text", "thinking", "tool_use", "image")]
+    rest = [_block(block) for block in blocks(message) if block["type"] in ("text", "thinking", "tool_use", "image")]
     return [*results, *([ChatMessage(role=message["role"], blocks=rest)] if rest else [])]
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
 import fake_model
+from driving import blocks, versions
 from litellm.litellm_core_utils.prompt_templates.factory import anthropic_messages_pt
 from openhands.sdk import LLM
 from openhands.sdk.agent.utils import prepare_llm_messages
@@ -25,10 +25,11 @@ WAYS = {
     "quiet": "the same with a limit on events that is never reached",
     "compact": "the same with max_tokens = the given trigger",
 }
+ORIGINALS = {"compact": "memory"}
 
 
 def VERSIONS() -> dict[str, str]:  # noqa: N802
-    return {name: version(name) for name in ("openhands-sdk", "litellm")}
+    return versions("openhands-sdk", "litellm")
 
 
 class FakeLLM(LLM):
@@ -92,21 +93,19 @@ class Peer:
         return {}, [event.model_dump_json() for event in self.events]
 
     def _events(self, message: dict[str, Any]) -> list[Any]:
-        content = message["content"]
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if message["role"] == "assistant":
-            return self._answered(blocks)
-        results = [self._observed(block) for block in blocks if block["type"] == "tool_result"]
-        rest = _contents([block for block in blocks if block["type"] != "tool_result"])
+            return self._answered(blocks(message))
+        results = [self._observed(block) for block in blocks(message) if block["type"] == "tool_result"]
+        rest = _contents([block for block in blocks(message) if block["type"] != "tool_result"])
         role = message["role"]
         source = "user" if role == "user" else "environment"
         said = [MessageEvent(source=source, llm_message=Message(role=role, content=rest))] if rest else []
         return [*results, *said]
 
-    def _answered(self, blocks: list[dict[str, Any]]) -> list[Any]:
-        texts = _contents([block for block in blocks if block["type"] in ("text", "image")])
-        thoughts = [_thought(block) for block in blocks if "thinking" in block["type"]]
-        calls = [block for block in blocks if block["type"] == "tool_use"]
+    def _answered(self, said: list[dict[str, Any]]) -> list[Any]:
+        texts = _contents([block for block in said if block["type"] in ("text", "image")])
+        thoughts = [_thought(block) for block in said if "thinking" in block["type"]]
+        calls = [block for block in said if block["type"] == "tool_use"]
         if not calls:
             message = Message(role="assistant", content=texts, thinking_blocks=thoughts)
             return [MessageEvent(source="agent", llm_message=message)]
@@ -146,9 +145,9 @@ def _thought(block: dict[str, Any]) -> Any:
     return ThinkingBlock(thinking=block["thinking"], signature=block["signature"])
 
 
-def _contents(blocks: list[dict[str, Any]]) -> list[Any]:
+def _contents(told: list[dict[str, Any]]) -> list[Any]:
     made: list[Any] = []
-    for block in blocks:
+    for block in told:
         if block["type"] == "image":
             source = block["source"]
             made.append(ImageContent(image_urls=[f"data:{source['media_type']};base64,{source['data']}"]))

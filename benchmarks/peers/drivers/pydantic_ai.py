@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import fake_model
-from host import read_back
+import httpx2
+from anthropic import APIStatusError, omit
+from driving import blocks, files_in, read_back, versions
 from pydantic_ai.messages import (
     BinaryContent,
     ModelMessage,
@@ -22,6 +23,11 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models import ModelRequestContext, ModelRequestParameters
 from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.models.anthropic._thinking_binding import (
+    ANTHROPIC_THINKING_BINDING_BETA,
+    drop_stale_thinking_blocks,
+    is_stale_thinking_block_error,
+)
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.tools import RunContext, ToolDefinition
@@ -37,10 +43,13 @@ WAYS = {
     "offload": "ToolOutputLimits(Spill to files) above the given number of characters",
     "both": "TieredCompaction(clear keep 5, then summarise keep 20) at the given trigger",
 }
+ORIGINALS = {"compact": "nowhere", "free": "nowhere", "offload": "files"}
+BINDING_MODEL = "claude-sonnet-5-5"
+"""One of those that bind thinking: its adapter knows them by their names."""
 
 
 def VERSIONS() -> dict[str, str]:  # noqa: N802
-    return {name: version(name) for name in ("pydantic-ai-slim", "pydantic-ai-harness")}
+    return versions("pydantic-ai-slim", "pydantic-ai-harness")
 
 
 def answer(messages: list[ModelMessage], _info: Any) -> ModelResponse:
@@ -93,19 +102,17 @@ class Peer:
         return [made for message in new for made in self._converted(message)]
 
     def _converted(self, message: dict[str, Any]) -> list[ModelMessage]:
-        content = message["content"]
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if message["role"] == "system":
-            return [ModelRequest(parts=[SystemPromptPart(block["text"]) for block in blocks])]
+            return [ModelRequest(parts=[SystemPromptPart(block["text"]) for block in blocks(message)])]
         if message["role"] == "assistant":
             usage = message.get("usage") or {}
-            parts = [part for block in blocks for part in self._answered(block)]
+            parts = [part for block in blocks(message) for part in self._answered(block)]
             return [
                 ModelResponse(
                     parts=parts, usage=RequestUsage(**usage), model_name="claude-sonnet-4-5", provider_name="anthropic"
                 )
             ]
-        return [ModelRequest(parts=[part for block in blocks for part in self._asked(block)])]
+        return [ModelRequest(parts=[part for block in blocks(message) for part in self._asked(block)])]
 
     def _answered(self, block: dict[str, Any]) -> list[Any]:
         match block["type"]:
@@ -175,13 +182,20 @@ class Peer:
         system, messages = await self.wire_model._map_message(shaped, ModelRequestParameters(), {})
         return [*([{"role": "system", "content": system}] if system else []), *messages]
 
-    def kept(self) -> tuple[dict[str, str], list[str]]:
-        files = {
-            str(path.relative_to(self.folder)): path.read_text(errors="replace")
-            for path in self.folder.rglob("*")
-            if path.is_file()
+    def again(self, refusal: str) -> dict[str, Any]:
+        """As its adapter's `request` does it: the same request once more, with stale thinking dropped."""
+        answer = httpx2.Response(400, request=httpx2.Request("POST", "http://localhost"))
+        body = {"type": "error", "error": {"type": "invalid_request_error", "message": refusal}}
+        profile = AnthropicModel(BINDING_MODEL, provider=AnthropicProvider(api_key="none")).profile
+        if not is_stale_thinking_block_error(profile, omit, APIStatusError(refusal, response=answer, body=body)):
+            return {}
+        return {
+            "extra_body": {"thinking": drop_stale_thinking_blocks(omit)},
+            "betas": [ANTHROPIC_THINKING_BINDING_BETA],
         }
-        return files, [str(part) for message in self.messages for part in message.parts]
+
+    def kept(self) -> tuple[dict[str, str], list[str]]:
+        return files_in(self.folder), [str(part) for message in self.messages for part in message.parts]
 
 
 def _image(block: dict[str, Any]) -> BinaryContent:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import base64
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import fake_model
-from host import read_back
+from driving import blocks, files_in, read_back, texts, versions
 from strands import Agent
 from strands._context_manager.context_manager import ContextManager
 from strands._context_manager.retrieval_tool import RETRIEVAL_TOOL_NAME
 from strands._context_manager.strategies.offload import Offload
 from strands.event_loop.event_loop import _estimate_input_tokens
 from strands.hooks import MessageAddedEvent
+from strands.models._thinking_binding import is_thinking_binding_error
 from strands.models.anthropic import AnthropicModel
 from strands.models.model import Model
 from strands.storage import LocalFileStorage
@@ -23,14 +23,23 @@ COUNTER = "tiktoken if installed, else characters / 4; anchored on the last bill
 WAYS = {
     "default": 'context_manager="auto": results above 1,500 tokens to a preview, summarise at 0.85; stash in files',
     "quiet": "the same, its stash in memory as by default",
-    "compact": "summarise alone at the given trigger, preserve_recent=4",
-    "free": "drop tool results but those of the last 5 messages, above the trigger",
+    "compact": "summarise alone at the given trigger, preserve_recent=4; stash in files",
+    "compact, no stash": "the same, stash=False",
+    "free": "drop tool results but those of the last 5 messages, above the trigger; stash in files",
+    "free, no stash": "the same, stash=False",
     "offload": "truncate results above the given number of characters to a preview, stash in files",
+}
+ORIGINALS = {
+    "compact": "files",
+    "compact, no stash": "nowhere",
+    "free": "files",
+    "free, no stash": "nowhere",
+    "offload": "files",
 }
 
 
 def VERSIONS() -> dict[str, str]:  # noqa: N802
-    return {"strands-agents": version("strands-agents")}
+    return versions("strands-agents")
 
 
 class FakeModel(Model):
@@ -50,19 +59,12 @@ class FakeModel(Model):
         yield
 
     async def stream(self, messages: Any, *_: Any, **__: Any) -> Any:
-        text = fake_model.summary("\n".join(_texts(messages)))
+        text = fake_model.summary("\n".join(texts(messages)))
         yield {"messageStart": {"role": "assistant"}}
         yield {"contentBlockStart": {"start": {}}}
         yield {"contentBlockDelta": {"delta": {"text": text}}}
         yield {"contentBlockStop": {}}
         yield {"messageStop": {"stopReason": "end_turn"}}
-
-
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [text for item in items for text in _texts(item)]
 
 
 class Peer:
@@ -76,13 +78,14 @@ class Peer:
         **_: Any,
     ) -> None:
         self.folder = Path(folder)
-        stash: Any = {"storage": LocalFileStorage(folder)}
+        doing, _, variant = way.partition(", ")
+        stash: Any = {"storage": LocalFileStorage(folder)} if variant != "no stash" else False
         share = trigger / window if trigger else 0.85
         strategies: list[Any] | None = None
-        if way == "compact":
-            strategies, stash = [Offload.summarize("*").when(utilization=share, preserve_recent=4)], False
-        elif way == "free":
-            strategies, stash = [Offload.drop("tool_results").when(utilization=share, preserve_recent=5)], False
+        if doing == "compact":
+            strategies = [Offload.summarize("*").when(utilization=share, preserve_recent=4)]
+        elif doing == "free":
+            strategies = [Offload.drop("tool_results").when(utilization=share, preserve_recent=5)]
         elif way == "quiet":
             stash = None
         elif way == "offload":
@@ -100,7 +103,12 @@ class Peer:
             callback_handler=None,
             load_tools_from_directory=False,
         )
-        self.formatter = AnthropicModel(client_args={"api_key": "none"}, model_id="claude-sonnet-4-5", max_tokens=1024)
+        self.formatter = AnthropicModel(
+            client_args={"api_key": "none"},
+            model_id="claude-sonnet-4-5",
+            max_tokens=1024,
+            params={"thinking": {"type": "adaptive"}},  # its retry without stale thinking needs thinking configured
+        )
         self.pending: list[Any] = []
 
     def convert(self, new: list[dict[str, Any]]) -> list[Any]:
@@ -123,20 +131,22 @@ class Peer:
     def wire(self, shaped: list[Any]) -> list[dict[str, Any]]:
         return self.formatter._format_request_messages(shaped)
 
+    def again(self, refusal: str) -> dict[str, Any]:
+        """As its adapter's `stream` does it: the same request once more, with stale thinking dropped."""
+        if not is_thinking_binding_error(Exception(refusal)):
+            return {}
+        request = {"thinking": self.formatter.get_config()["params"]["thinking"]}
+        return self.formatter._request_with_drop_block(request) or {}
+
     def kept(self) -> tuple[dict[str, str], list[str]]:
-        files = {}
-        for path in self.folder.rglob("*"):
-            if path.is_file():
-                text = path.read_text(errors="replace")
-                files[str(path.relative_to(self.folder))] = text
-        return files, ["\n".join(_texts(message)) for message in self.agent.messages]
+        # The context shows a reference, which is the name of the file.
+        files = {path.rpartition("/")[2]: text for path, text in files_in(self.folder).items()}
+        return files, ["\n".join(texts(message)) for message in self.agent.messages]
 
 
 def _converted(message: dict[str, Any]) -> dict[str, Any]:
-    content = message["content"]
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     role = "user" if message["role"] == "system" else message["role"]
-    made: dict[str, Any] = {"role": role, "content": [_block(block) for block in blocks]}
+    made: dict[str, Any] = {"role": role, "content": [_block(block) for block in blocks(message)]}
     usage = message.get("usage")
     if usage:
         told = {"inputTokens": usage["input_tokens"], "outputTokens": usage["output_tokens"]}
