@@ -140,7 +140,10 @@ def _makers(compare: str, preset: str, config: Path | None, prices: Prices) -> d
     makers: dict[str, PipelineMaker] = {**policies(dict.fromkeys(names), prices)}
     for make in makers.values():
         make(Workbench())
-    return makers if config is None else {**makers, config.stem: read_config(config, prices)}
+    if config is None:
+        return makers
+    own = config.name if config.stem in POLICIES else config.stem
+    return {**makers, own: read_config(config, prices)}
 
 
 def _hands(scheduler: str, processes: int | None, files: int) -> AbstractContextManager[Workers]:
@@ -248,20 +251,30 @@ def tune(
     """
     with _told():
         prices = _prices(model, read)
+        settings = Settings(refetch=refetch, rest_every=rest)
         with _hands(scheduler, processes, len(files)) as hands, _progress() as progress:
-            task = progress.add_task("replaying", total=budget)
-
-            def evaluate(paths: Sequence[str], makers: Mapping[str, PipelineMaker]) -> list[FileReplay]:
-                def advance(_file: FileReplay) -> None:
-                    progress.advance(task, len(makers))
-
-                return replay_files(
-                    paths, makers, Settings(refetch=refetch, rest_every=rest), hands=hands, progress=advance
-                )
-
+            evaluate = _evaluated(settings, hands, progress, budget)
             tuned = tuning.tune(
                 files, evaluate, prices=prices, recall=recall, folds=folds, budget=budget, seed=seed, window=window
             )
+    _print_tuned(tuned, model, recall, as_json=as_json)
+    raise typer.Exit(FAILED if tuned.errors or not tuned.reached else 0)
+
+
+def _evaluated(settings: Settings, hands: Workers, progress: Progress, budget: int) -> tuning.Evaluate:
+    """What replays files through makers, and shows how much of the *budget* that took."""
+    task = progress.add_task("replaying", total=budget)
+
+    def evaluate(paths: Sequence[str], makers: Mapping[str, PipelineMaker]) -> list[FileReplay]:
+        def advance(_file: FileReplay) -> None:
+            progress.advance(task, len(makers))
+
+        return replay_files(paths, makers, settings, hands=hands, progress=advance)
+
+    return evaluate
+
+
+def _print_tuned(tuned: tuning.Tuned, model: str, recall: float, *, as_json: bool) -> None:
     if as_json:
         print_json(tables.tuned_json(tuned))
     else:
@@ -270,7 +283,6 @@ def tune(
         complain(error)
     if not tuned.reached:
         complain(f"no settings that were tried reach a recall of {recall}; these reach {tuned.chosen.score.recall:.3f}")
-    raise typer.Exit(FAILED if tuned.errors or not tuned.reached else 0)
 
 
 @app.command()

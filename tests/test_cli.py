@@ -139,6 +139,13 @@ def test_a_pipeline_of_ones_own_is_compared_with_no_management(sound: Path, tmp_
     assert rows[1]["largest"] < rows[0]["largest"]
 
 
+def test_a_pipeline_of_ones_own_takes_the_place_of_no_policy(sound: Path, tmp_path: Path):
+    config = tmp_path / "none.toml"
+    config.write_text('[[stage]]\nuse = "DirectOffload"\nmin_chars = 100\n', "utf-8")
+    told = json.loads(run("replay", sound, "--config", config, "--json").stdout)
+    assert [row["policy"] for row in told["all"]] == ["none", "none.toml"]
+
+
 def test_a_conversation_comes_through_standard_input(sound: Path):
     done = run("replay", "-", given=lines(HISTORY))
     assert done.exit_code == 0

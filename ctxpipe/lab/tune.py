@@ -23,7 +23,18 @@ from .costs import bill
 from .policies import NONE, WINDOW, Policy
 from .replay import PipelineMaker, Replay
 
-__all__ = ["Candidate", "HeldOut", "Score", "Scored", "Tuned", "candidates", "front", "least_budget", "tune"]
+__all__ = [
+    "Candidate",
+    "Evaluate",
+    "HeldOut",
+    "Score",
+    "Scored",
+    "Tuned",
+    "candidates",
+    "front",
+    "least_budget",
+    "tune",
+]
 
 Evaluate: TypeAlias = Callable[[Sequence[str], Mapping[str, PipelineMaker]], Iterable[FileReplay]]
 """Replays files through makers, as `replay_files` does."""
