@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .errors import SettingsError
 from .settings import is_size
 
-__all__ = ["BATCH", "DIRECT", "Preview", "placeholder", "reference"]
+__all__ = ["BATCH", "DIRECT", "Preview", "any_reference", "placeholder", "previewed_reference", "reference"]
 
 DIRECT = "[Tool result offloaded to file: {}]"  # DO-5
 BATCH = "[Content offloaded to: {}]"  # BO-18
@@ -94,3 +94,8 @@ def previewed_reference(text: object) -> str | None:
     # The rest must be exactly what the first lines announce.
     as_announced = len(text) == head.end() + int(head[1]) + len(gap) and gap in text[head.end() :]
     return match[1] if missing > 0 and as_announced else None
+
+
+def any_reference(text: object) -> str | None:
+    """The path in a placeholder, bare or with a preview behind it; None for any other content."""
+    return reference(text) or previewed_reference(text)

@@ -87,7 +87,7 @@ class Truncated:
     deleted: int = 0
     archive: str | None = None
     still_over: bool = False
-    holds: str = ""  # what could not be removed
+    holds: str = ""
 
 
 Detail: TypeAlias = Offloaded | Compacted | Truncated

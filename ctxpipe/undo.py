@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from .edits.projection import digest
 from .errors import InvalidHistory, StorageError
 from .messages import MEDIA, Block, as_dict, blocks, common_prefix, field, kind, same_at_end
-from .placeholders import previewed_reference, reference
+from .placeholders import any_reference
 from .reports import Offloaded
 from .stages.archive import load_archive, parse_archive
 
@@ -131,7 +131,7 @@ def _block_digest(block: Block) -> str:
 def _references(value: object) -> list[str]:
     """The paths of the placeholders inside a block."""
     if isinstance(value, str):
-        where = reference(value) or previewed_reference(value)
+        where = any_reference(value)
         return [where] if where else []
     if isinstance(value, Mapping):
         return [where for item in value.values() for where in _references(item)]

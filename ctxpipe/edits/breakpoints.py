@@ -47,9 +47,8 @@ def _ends(messages: Sequence[Any], rewritten: tuple[int, int] | None) -> list[in
     """The last message of this request, then the last one of the request before it, or those around a rewriting."""
     users = (index for index in range(len(messages) - 1, -1, -1) if messages[index]["role"] == "user")
     last = list(islice(users, 2))
-    if (
-        last and rewritten is not None and rewritten[0] <= last[-1]
-    ):  # behind it stands only what no request has held yet
+    # Behind the last of them stands only what no request has held yet.
+    if last and rewritten is not None and rewritten[0] <= last[-1]:
         last = [last[0], rewritten[0] - 1, rewritten[1] - 1]
     return [index for index in dict.fromkeys(last) if index >= 0 and _markable(messages[index])]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 
 from ..compacted import RESTORED, restored_path, restored_text, text_of
 from ..facts import result_text, results_by_id
-from ..messages import tool_calls
-from ..placeholders import previewed_reference, reference
+from ..messages import field, tool_calls
+from ..placeholders import any_reference
 from .views import READING_TOOLS, ReadingTools, viewed_path
 
 if TYPE_CHECKING:
@@ -104,10 +104,10 @@ def _written_path(call: ToolCall, tools: ReadingTools) -> str | None:
 
 def _shown(result: object) -> str | None:
     """What a reading tool showed of a file; None when it failed, or lies in a file by now."""
-    if result is None or getattr(result, "is_error", False):
+    if result is None or field(result, "is_error"):
         return None
     text = result_text(result)
-    return None if reference(text) or previewed_reference(text) else text
+    return None if any_reference(text) else text
 
 
 def was_changed(file: FileInWork, text: str) -> bool:

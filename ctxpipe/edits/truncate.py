@@ -25,8 +25,9 @@ from ..messages import (
     tool_results,
 )
 from ..messages import field as read
-from ..placeholders import previewed_reference, reference
+from ..placeholders import any_reference
 from .compact import extract_commands
+from .offload import newest
 from .thinking import open_loop
 from .views import READING_TOOLS, ReadingTools, viewed_path
 
@@ -100,9 +101,7 @@ def _between(sums: Sequence[int], start: Fraction, end: Fraction) -> range:
 
 def last_turn(messages: Sequence[Message]) -> int:
     """Where the last turn begins: what the model has not answered yet, with the calls that were answered in it."""
-    start = len(messages)
-    while start and messages[start - 1]["role"] != "assistant":
-        start -= 1
+    start = newest(messages)
     answers = next(tool_results(messages, start), None) is not None
     return max(0, start - 1 if answers or start == len(messages) else start)
 
@@ -126,8 +125,7 @@ class FileView:
     @property
     def foldable(self) -> bool:
         """Whether the text is a file's: no pointer to an offloaded one (A-17), and not folded already."""
-        points = reference(self.text) or previewed_reference(self.text)
-        return bool(self.text) and points is None and not _FOLDED.match(self.text)
+        return bool(self.text) and any_reference(self.text) is None and not _FOLDED.match(self.text)
 
 
 def file_views(messages: Sequence[Message], tools: ReadingTools = READING_TOOLS, shell: bool = False) -> list[FileView]:
