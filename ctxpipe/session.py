@@ -156,6 +156,8 @@ class Session:
             self._record.cut(opening.kept)
         if opening.fresh < opening.known:  # a change is taken back that the model has answered behind
             self._record.unbind((opening.kept, 0), len(opening.context))
+        if self._untold is not None:  # who was not told of a change may have gone on with what stood there before
+            self._record.unbind((self._untold, 0), len(opening.context))
         result = await self._runner.run(opening.context, self.session_id, self._record, asked, opening.same, stages)
         changed = self._remember(opening, result.messages)
         places = [place for place in (self._untold, result.first_changed_index) if place is not None]

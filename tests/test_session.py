@@ -282,6 +282,20 @@ async def test_what_changed_in_a_turn_cancelled_at_its_journal_is_told_by_the_ne
     assert told == {0}
 
 
+async def test_thinking_behind_a_change_that_nobody_was_told_of_has_lost_its_bond(tmp_path: Path) -> None:
+    """Whoever was cancelled may have asked the model with the history as it was."""
+    history, options = loop(30), list[object]()
+    for at in range(1, 40):
+        session = compacting(tmp_path, Summaries()).session(f"s{at}", journal=LocalStorage(tmp_path))
+        await session.run(history[:5])
+        if await cancelled(session.run(history), at, "task") is None and session._untold is not None:
+            grown = [*history, *conversation(step("then", think="hm", result="short"))]
+            options.append((await session.run(grown)).request_options)
+
+    assert options
+    assert all(option == drop_block() for option in options)
+
+
 async def test_a_turn_that_a_stage_has_failed_is_made_up_for_by_the_next(tmp_path: Path) -> None:
     fails = [False]
 
