@@ -46,11 +46,10 @@ class Calibration:
 
 def calibration(transcript: Transcript, replay: Replay) -> Calibration | None:
     """*replay* of *transcript*, with no management, beside the bills in it; None where it tells none."""
-    replies = [index for index, message in enumerate(transcript.messages) if message["role"] == "assistant"]
     simulated = {request.call: request.use for request in replay.requests if request.purpose == "reply"}
     known = [
         (transcript.usages[index], simulated[call])
-        for call, index in enumerate(replies)
+        for call, index in enumerate(transcript.replies)
         if _prompt(transcript.usages.get(index, {})) and call in simulated
     ]
     if not known:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from ..messages import Block, Message, blocks, kind
-from .records import Entry, Record, as_message, counts, seconds
+from .records import Entry, Record, as_message, entry
 
 __all__ = ["entries", "is_session_line"]
 
@@ -38,16 +38,16 @@ def entries(records: Iterable[Record]) -> tuple[list[Entry], Mapping[str, int]]:
             dropped[reason] += 1
             continue
         seen.add(_uuid(line))
-        entry = _entry(line, record.place)
+        new = entry(as_message(line["message"], record.place), line["message"], line.get("timestamp"))
         reply = str(line["message"].get("id") or "")
         at = replies.get(reply) if reply else None
         if at is not None and all(_is_results(later.message) for later in found[at + 1 :]):
-            found[at] = _joined(found[at], entry)
-        elif found and entry.message["role"] == "user" == found[-1].message["role"]:
-            found[-1] = _joined(found[-1], entry)
+            found[at] = _joined(found[at], new)
+        elif found and new.message["role"] == "user" == found[-1].message["role"]:
+            found[-1] = _joined(found[-1], new)
         else:
             replies[reply] = len(found)
-            found.append(entry)
+            found.append(new)
     return found, dropped
 
 
@@ -59,22 +59,17 @@ def _reason(line: Mapping[str, Any], seen: set[str]) -> str:
         return "of a subagent"
     if line.get("isCompactSummary"):
         return "summary of a compaction"
-    if line.get("isVisibleInTranscriptOnly") or line.get("isApiErrorMessage") or _model(line) == "<synthetic>":
+    if (
+        line.get("isVisibleInTranscriptOnly")
+        or line.get("isApiErrorMessage")
+        or line["message"].get("model") == "<synthetic>"
+    ):
         return "shown to the user only"
     return "repeated" if _uuid(line) and _uuid(line) in seen else ""
 
 
 def _uuid(line: Mapping[str, Any]) -> str:
     return str(line.get("uuid") or "")
-
-
-def _model(line: Mapping[str, Any]) -> str:
-    return str(line["message"].get("model") or "")
-
-
-def _entry(line: Mapping[str, Any], place: str) -> Entry:
-    message = as_message(line["message"], place)
-    return Entry(message, seconds(line.get("timestamp")), counts(line["message"].get("usage")), _model(line))
 
 
 def _joined(first: Entry, second: Entry) -> Entry:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from ..errors import InvalidHistory
 from ..messages import Message
-from .records import Entry, Record, counts, seconds
+from .records import Entry, Record, entry
 
 __all__ = ["entries", "is_chat_message"]
 
@@ -38,8 +38,7 @@ def entries(records: Iterable[Record]) -> list[Entry]:
             cast("list[Any]", found[-1].message["content"]).extend(cast("list[Any]", content))
             continue
         message = cast("Message", {"role": role, "content": content})
-        usage = counts(fields.get("usage"))
-        found.append(Entry(message, seconds(fields.get("timestamp")), usage, str(fields.get("model") or "")))
+        found.append(entry(message, fields, fields.get("timestamp")))
     return found
 
 

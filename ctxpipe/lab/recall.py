@@ -72,14 +72,14 @@ class Cut:
     def __init__(self, transcript: Transcript, call: int, index: AtomIndex, counter: TokenCounter) -> None:
         self.name = transcript.name
         self.call = call
-        replies = [i for i, message in enumerate(transcript.messages) if message["role"] == "assistant"]
-        self.history: list[Message] = transcript.messages[: replies[call]]
+        end = transcript.replies[call]
+        self.history: list[Message] = transcript.messages[:end]
         self.index = index
         self.counter = counter
         self.past = Past(index)
         for message in self.history:
             self.past.learn(message)
-        self.future: list[Atom] = sorted(_used(transcript.messages[replies[call] :], index, self.past))
+        self.future: list[Atom] = sorted(_used(transcript.messages[end:], index, self.past))
 
     @cached_property
     def tokens(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any, cast
 from ..errors import InvalidHistory
 from ..messages import Message, ensure_messages
 
-__all__ = ["Entry", "Record", "as_message", "counts", "seconds"]
+__all__ = ["Entry", "Record", "as_message", "counts", "entry", "seconds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,11 @@ class Entry:
     seconds: float | None = None
     usage: Mapping[str, object] | None = None
     model: str = ""
+
+
+def entry(message: Message, fields: Mapping[str, Any], time: object) -> Entry:
+    """*message* with its *time*, and with what *fields*, those of the reply, tell beside its content."""
+    return Entry(message, seconds(time), counts(fields.get("usage")), str(fields.get("model") or ""))
 
 
 def as_message(fields: Mapping[str, Any], place: str) -> Message:

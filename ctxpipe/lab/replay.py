@@ -91,11 +91,7 @@ async def replay(
     memory. *watch* is shown the context before and after each run of the pipeline. Raises what the pipeline raises.
     """
     run = _Run(transcript, make, settings or Settings(), index or AtomIndex(), watch)
-    return Replay(transcript.name, tuple([await run.step(call, at) for call, at in enumerate(_replies(transcript))]))
-
-
-def _replies(transcript: Transcript) -> list[int]:
-    return [index for index, message in enumerate(transcript.messages) if message["role"] == "assistant"]
+    return Replay(transcript.name, tuple([await run.step(call, at) for call, at in enumerate(transcript.replies)]))
 
 
 class _Run:

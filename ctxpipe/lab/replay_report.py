@@ -98,7 +98,7 @@ def report_of(
         tools=transcript.tools,
         tokens_per_raw=settings.tokens_per_raw,
     )
-    replies = [message for message in transcript.messages if message["role"] == "assistant"]
+    replies = [transcript.messages[index] for index in transcript.replies]
     turns = tuple(
         PageTurn(
             told.tokens[step.call],

@@ -15,6 +15,7 @@ from ..tokens import TokenCounter
 from .batch import FileReplay
 from .calibration import Calibration
 from .costs import Bill, bill
+from .references import Use
 from .replay import Replay
 from .tune import Score, Scored, Tuned, front
 
@@ -49,7 +50,7 @@ class Figures:
 
     def as_json(self) -> dict[str, Any]:
         """The figures by name."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return asdict(self)
 
 
 def figures(replays: Mapping[str, Replay], prices: Prices, baseline: str) -> list[Figures]:
@@ -90,8 +91,7 @@ def file_json(file: FileReplay) -> dict[str, Any]:
 
 
 def _row(name: str, replays: Sequence[Replay], total: Bill, baseline: float) -> Figures:
-    use = sum((replay.use for replay in replays[1:]), replays[0].use)
-    weight = use.visible + use.pointer + use.reread + use.lost
+    use = sum((replay.use for replay in replays), Use())
     return Figures(
         policy=name,
         calls=sum(len(replay.steps) for replay in replays),
@@ -100,8 +100,8 @@ def _row(name: str, replays: Sequence[Replay], total: Bill, baseline: float) -> 
         hit_rate=total.hit_rate,
         largest=max((step.prompt_tokens for replay in replays for step in replay.steps), default=0.0),
         refetches=total.refetches,
-        visible=use.visible / weight if weight else 1.0,
-        reachable=(use.visible + use.pointer + use.reread) / weight if weight else 1.0,
+        visible=use.recall,
+        reachable=use.with_reread,
     )
 
 

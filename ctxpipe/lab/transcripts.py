@@ -13,7 +13,7 @@ from ..edits.repair import repair
 from ..errors import InvalidHistory, TranscriptError
 from ..messages import Message, Problem, check
 from . import claude_code, openai_chat
-from .records import Entry, Record, as_message, counts, seconds
+from .records import Entry, Record, as_message, entry
 
 __all__ = ["STDIN", "Format", "Transcript", "parse_transcript", "read_bytes", "read_transcript"]
 
@@ -43,9 +43,14 @@ class Transcript:
     dropped: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def replies(self) -> list[int]:
+        """The indices of the model's replies."""
+        return [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
+
+    @property
     def calls(self) -> int:
         """Model calls: one for each reply."""
-        return sum(message["role"] == "assistant" for message in self.messages)
+        return len(self.replies)
 
 
 def read_transcript(path: str | os.PathLike[str], raw: bytes | None = None) -> Transcript:
@@ -211,5 +216,4 @@ def _is_header(value: Mapping[str, Any]) -> bool:
 
 def _entry(record: Record) -> Entry:
     fields = record.fields
-    message = as_message(fields, record.place)
-    return Entry(message, seconds(fields.get("timestamp")), counts(fields.get("usage")), str(fields.get("model") or ""))
+    return entry(as_message(fields, record.place), fields, fields.get("timestamp"))
