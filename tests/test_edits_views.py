@@ -197,6 +197,15 @@ def test_no_punctuation_in_a_command_line_breaks_the_reader(line: str) -> None:
     assert path is None or (path and path != "-")
 
 
+WORDS = ["sudo", "command", "cd", "cat", "sed", "-n", "1p", "bash", "-lc", "''", "a.py", "'cat b.py'", "&&", "|", ";"]
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join))
+def test_no_order_of_words_in_a_command_line_breaks_the_reader(line: str) -> None:
+    path = shell(line)
+    assert path is None or (path and path != "-")
+
+
 @pytest.mark.shared
 def test_every_reading_call_of_the_transcripts_is_recognised(shared: Path) -> None:
     """The index of the transcripts counts the calls of reading tools, found by other means."""
