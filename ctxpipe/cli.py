@@ -33,9 +33,7 @@ from .lab.terminal import (
     LEGEND,
     accept_any_character,
     complain,
-    counted,
     drop_output,
-    one_line,
     print_figures,
     print_json,
     print_line,
@@ -45,6 +43,7 @@ from .lab.terminal import (
     unit,
 )
 from .lab.transcripts import STDIN, Transcript, read_transcript
+from .lab.words import counted, one_line
 from .lab.workbench import Workbench
 from .prices import Prices, prices_of
 from .reports import Outcome

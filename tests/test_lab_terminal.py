@@ -6,7 +6,7 @@ import pytest
 
 from ctxpipe.lab.calibration import Calibration
 from ctxpipe.lab.tables import Figures
-from ctxpipe.lab.terminal import calibration_text, figures_text, one_line
+from ctxpipe.lab.terminal import calibration_text, figures_text
 
 
 def figure(policy: str = "none", cost: float = 14_328_916.4) -> Figures:
@@ -46,8 +46,3 @@ def test_what_was_billed_is_told_in_a_sentence():
         "The bills of 1 call hold 1.30 times the prompt tokens that are simulated without management; "
         "from the cache came 92.0%, simulated 95.0%."
     )
-
-
-def test_a_text_begins_in_one_line_of_so_many_characters():
-    assert one_line("a\n\n  b") == "a b"
-    assert one_line("word " * 99, 12) == "word word w…"

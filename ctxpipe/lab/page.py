@@ -12,18 +12,19 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 
 from .charts import charts, library
 from .report import KINDS, Action, BlockFate, PageTurn, Report
+from .words import cost, counted
 
 __all__ = ["page", "page_paths", "write_page"]
 
 TEXT_BYTES = 1_200_000
 """Of the texts of all actions together: the library takes 0.9 MB, and the page is to stay below 3."""
-
 
 FEW = 12
 """Actions that are listed at once; more only when asked for."""
@@ -204,11 +205,7 @@ def _lead(report: Report) -> str:
     largest, without = max(turn.total for turn in report.turns), max(turn.tokens_without for turn in report.turns)
     costs = f"{report.policy} cost {cost / cost_without:.0%} of {report.baseline}; " if cost_without else ""
     told = f"{costs}the largest context was {largest:,.0f} tokens instead of {without:,.0f}."
-    return f"{_counted(len(report.turns), 'turn')}: {told}"
-
-
-def _counted(number: int, name: str) -> str:
-    return f"{number:,} {name}{'' if number == 1 else 's'}"
+    return f"{counted(len(report.turns), 'turn')}: {told}"
 
 
 def _tokens(report: Report) -> Iterator[str]:
@@ -282,7 +279,7 @@ def _actions(report: Report) -> Iterator[str]:
         for index, (number, action) in enumerate(acted)
     ]
     table = _grid("What each stage did", ("turn", "action", "what", "tokens saved"), rows, (0, 3))
-    yield _details(f"Table: {_counted(len(acted), 'action')}", table, opened=len(acted) <= FEW)
+    yield _details(f"Table: {counted(len(acted), 'action')}", table, opened=len(acted) <= FEW)
     yield "</section>\n"
 
 
@@ -293,7 +290,7 @@ def _by_stage(acted: Iterable[tuple[int, Action]]) -> str:
     for _, action in acted:
         times[action.stage] += 1
         saved[action.stage] += round(action.tokens_saved or 0)
-    told = (f"{stage} {_counted(times[stage], 'time')}, {saved[stage]:,} tokens saved" for stage in times)
+    told = (f"{stage} {counted(times[stage], 'time')}, {saved[stage]:,} tokens saved" for stage in times)
     return f"{'; '.join(told)}."
 
 
@@ -309,10 +306,11 @@ def _costs(report: Report) -> Iterator[str]:
     )
     told = f"Cost so far, {report.policy} and {report.baseline}, turn by turn; the table below has all."
     yield f'<div class="chart" id="cost" role="img" aria-label="{escape(told)}"></div>\n'
+    shown = partial(cost, dollars=report.unit == "dollars", places=4)
     rows, ours, theirs = [], 0.0, 0.0
     for number, turn in enumerate(report.turns, 1):
         ours, theirs = ours + turn.cost, theirs + turn.cost_without
-        rows.append((str(number), _money(ours, report), _money(theirs, report)))
+        rows.append((str(number), shown(ours), shown(theirs)))
     header = ("turn", report.policy, report.baseline)
     yield _details("Table: cost so far", _table(f"Cost so far, {report.unit}", header, rows, range(3)))
     yield "</section>\n"
@@ -320,10 +318,6 @@ def _costs(report: Report) -> Iterator[str]:
 
 def _unit(report: Report) -> str:
     return "dollars" if report.unit == "dollars" else f"the price of so many {report.unit}"
-
-
-def _money(amount: float, report: Report) -> str:
-    return f"${amount:,.4f}" if report.unit == "dollars" else f"{amount:,.0f}"
 
 
 def _recall(report: Report) -> Iterator[str]:

@@ -9,13 +9,14 @@ from ..messages import Message, texts, tool_calls
 from ..prices import Prices
 from ..tokens import TokenCounter, as_counter
 from .atoms import AtomIndex
-from .costs import Bill, bill
+from .costs import bill
 from .policies import NONE, BudgetedPolicy
 from .recall import ORACLES, Cut, Scored, cuts, mean_recall, shaped
 from .replay import PipelineMaker, Replay, Settings, Step, replay
 from .report import Fact, PageTurn, RecallPoint, Report
 from .story import Moment, story
 from .transcripts import Transcript
+from .words import cost
 
 __all__ = ["Pages", "label", "recall_points", "replayed_report", "report_of"]
 
@@ -143,15 +144,11 @@ def _facts(ours: Replay, theirs: Replay, prices: Prices, unit: str) -> Iterator[
     largest = [max((step.prompt_tokens for step in one.steps), default=0.0) for one in both]
     yield Fact("tokens sent in all", *(f"{one.prompt_tokens:,.0f}" for one in bills))
     yield Fact("largest context, tokens", *(f"{tokens:,.0f}" for tokens in largest))
-    yield Fact(f"cost, {unit}", *(_amount(one, unit) for one in bills))
+    yield Fact(f"cost, {unit}", *(cost(one.total, dollars=unit == "dollars", places=4) for one in bills))
     yield Fact("read from the prompt cache", *(f"{one.hit_rate:.1%}" for one in bills))
     yield Fact("of what replies used, in the context", *(f"{one.use.recall:.1%}" for one in both))
     yield Fact("of what replies used, there or one reading call away", *(f"{one.use.one_hop:.1%}" for one in both))
     yield Fact("requests to read something back", *(f"{one.refetches:,}" for one in bills))
-
-
-def _amount(one: Bill, unit: str) -> str:
-    return f"${one.total:,.4f}" if unit == "dollars" else f"{one.total:,.0f}"
 
 
 # Recall against budget ----------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 __all__ = ["KINDS", "Action", "BlockFate", "Fact", "Kind", "PageTurn", "RecallPoint", "Replaced", "Report"]
@@ -117,4 +117,4 @@ class Report:
     baseline: str = "without ctxpipe"
     facts: tuple[Fact, ...] = ()
     recall: tuple[RecallPoint, ...] = ()
-    blocks: tuple[BlockFate, ...] = field(default=())
+    blocks: tuple[BlockFate, ...] = ()

@@ -31,10 +31,14 @@ from ..placeholders import previewed_reference, reference
 from ..reports import Compacted, Detail, Offloaded, Outcome, StageReport, Truncated
 from ..tokens import TokenCounter
 from .report import Action, BlockFate, Kind, Replaced
+from .words import counted, one_line
 
 __all__ = ["Moment", "Story", "in_words", "story"]
 
 BIGGEST = 15
+LABEL_CHARS = 48
+"""Of a text, in the name of its block."""
+
 EXCERPT_CHARS = 600
 """Shown of each block where many left at once."""
 
@@ -153,7 +157,7 @@ class _Reader:
     def _text(self, role: str, text: str) -> _Piece:
         of_ours = text.startswith((SUMMARY, RESTORED)) and role == "user"
         named: Kind = "summary" if of_ours else _SPOKEN.get(role, "user")
-        return _Piece(("text", text), named, f"{role}: {_beginning(text)}", text, self.counter.text(text))
+        return _Piece(("text", text), named, f"{role}: {one_line(text, LABEL_CHARS)}", text, self.counter.text(text))
 
     def _block(self, role: str, block: Block) -> _Piece:
         name, tokens = kind(block), self.counter.block(block)
@@ -222,7 +226,7 @@ class _Reader:
         for piece in gone:
             self._fate(piece, moment, verb, report)
         where = getattr(report.detail, "archive", None) or ""
-        return report, self._replaced(_counted(len(gone), "block"), gone, new, where)
+        return report, self._replaced(counted(len(gone), "block"), gone, new, where)
 
     def _fate(self, piece: _Piece, moment: Moment, fate: str, report: StageReport) -> None:
         known = self._fates.get(piece.key)
@@ -238,16 +242,16 @@ def in_words(detail: Detail | None) -> str:
     """What a stage did, in a sentence."""
     match detail:
         case Offloaded():
-            return f"{_counted(detail.results + detail.inputs, 'block')} moved to files, {detail.chars:,} characters"
+            return f"{counted(detail.results + detail.inputs, 'block')} moved to files, {detail.chars:,} characters"
         case Compacted():
-            brought = f", {_counted(len(detail.restored), 'file')} brought back" if detail.restored else ""
+            brought = f", {counted(len(detail.restored), 'file')} brought back" if detail.restored else ""
             by = detail.summarizer or "summariser"
-            return f"{_counted(detail.messages_summarised, 'message')} summarised ({by}){brought}"
+            return f"{counted(detail.messages_summarised, 'message')} summarised ({by}){brought}"
         case Truncated():
             done = {"call": detail.filtered, "file view": detail.folded, "message": detail.deleted}
             verbs = ("removed", "folded", "deleted")
             told = zip(done.items(), verbs, strict=True)
-            return ", ".join(f"{_counted(number, name)} {verb}" for (name, number), verb in told if number)
+            return ", ".join(f"{counted(number, name)} {verb}" for (name, number), verb in told if number)
         case _:
             return ""
 
@@ -268,7 +272,9 @@ def _pointer(piece: _Piece) -> str | None:
 def _call(call: ToolCall) -> str:
     """The tool, and the beginning of what it was given."""
     given = next((text for text in strings(call.input) if text.strip()), "")
-    told = _beginning(given) if " " in given else _end(given)  # what tells one path from another stands at its end
+    told = (
+        one_line(given, LABEL_CHARS) if " " in given else _end(given)
+    )  # what tells one path from another stands at its end
     return f"{call.name}: {told}" if given else call.name
 
 
@@ -277,10 +283,6 @@ def _joined(pieces: Sequence[_Piece]) -> str:
     if len(pieces) == 1:
         return pieces[0].text
     return "\n\n".join(f"— {_speaker(piece)}\n{_excerpt(piece)}" for piece in pieces)
-
-
-def _counted(number: int, name: str) -> str:
-    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"
 
 
 def _speaker(piece: _Piece) -> str:
@@ -294,15 +296,10 @@ def _excerpt(piece: _Piece) -> str:
     return f"{piece.text[:EXCERPT_CHARS]} … {len(piece.text) - EXCERPT_CHARS:,} more characters"
 
 
-def _end(text: str, chars: int = 48) -> str:
+def _end(text: str, chars: int = LABEL_CHARS) -> str:
     """How *text* ends, in so many characters; a path is cut between its segments."""
     if len(text) <= chars:
         return text
     end = text[-chars:]
     whole = end.find("/")
     return f"…{end[whole if 0 <= whole < chars // 2 else 0 :]}"
-
-
-def _beginning(text: str, chars: int = 48) -> str:
-    words = " ".join(text[: 4 * chars].split())
-    return words if len(words) <= chars else f"{words[:chars]}…"

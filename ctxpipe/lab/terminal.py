@@ -16,15 +16,14 @@ from rich.text import Text
 from .calibration import Calibration
 from .tables import Figures
 from .tune import Candidate, Score, Tuned, front
+from .words import cost, counted
 
 __all__ = [
     "accept_any_character",
     "calibration_text",
     "complain",
-    "counted",
     "drop_output",
     "figures_text",
-    "one_line",
     "print_figures",
     "print_json",
     "print_line",
@@ -50,11 +49,6 @@ GAP = 2
 def unit(model: str) -> str:
     """What costs are in, for a title."""
     return f"cost in dollars, {model}" if model else "cost in input tokens"
-
-
-def counted(number: int, name: str) -> str:
-    """So many of what goes by *name*: 1 fault, 2 faults."""
-    return f"{number:,} {name}{'' if number == 1 else 's'}"
 
 
 def calibration_text(found: Calibration) -> str:
@@ -149,7 +143,7 @@ def _cells(row: Figures, dollars: bool) -> tuple[str, ...]:
     return (
         row.policy,
         f"{row.calls:,}",
-        f"${row.cost:,.2f}" if dollars else f"{row.cost:,.0f}",
+        cost(row.cost, dollars=dollars),
         f"{row.relative:.3f}",
         f"{row.hit_rate:.1%}",
         f"{row.largest:,.0f}",
@@ -182,7 +176,7 @@ def _front_rows(tuned: Tuned, without: float, dollars: bool) -> list[tuple[str, 
     return [
         (
             "*" if one == tuned.chosen else "",
-            f"${one.score.cost:,.2f}" if dollars else f"{one.score.cost:,.0f}",
+            cost(one.score.cost, dollars=dollars),
             f"{one.score.cost / without:.3f}" if without else "",
             f"{one.score.recall:.3f}",
             f"{one.score.reachable:.3f}",
@@ -250,9 +244,3 @@ def drop_output() -> None:
     """Forget what standard output did not take: the interpreter would try once more at its end, and complain."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def one_line(text: str, most: int = 80) -> str:
-    """How *text* begins, in one line of at most so many characters."""
-    joined = " ".join(text[: 4 * most].split())
-    return joined if len(joined) <= most else joined[: most - 1] + "…"
