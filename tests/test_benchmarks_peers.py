@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -13,10 +15,11 @@ from histories import assistant, chat, conversation, step, user
 
 from benchmarks.peers import conversations
 from benchmarks.peers.processes import OURS, PEERS, Peer, PeerFailed
-from benchmarks.peers.recorded import NONE, Recorded
-from benchmarks.peers.rows import Row, Spread, active_rows, quiet_row, share_row, validity_row
-from benchmarks.peers.run import table
-from benchmarks.peers.scoring import PeerPipeline, cost, found, refused, seen
+from benchmarks.peers.recorded import NONE, Recorded, recorded
+from benchmarks.peers.rows import SAME, Row, Spread, active_rows, bound_row, quiet_row, share_row, validity_row
+from benchmarks.peers.run import session_tables, table
+from benchmarks.peers.scoring import PeerPipeline, continues, cost, found, refused, seen, signed, unbound
+from ctxpipe.edits.thinking import BINDING_BETA
 from ctxpipe.lab.atoms import AtomIndex
 from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.recall import Cut
@@ -34,12 +37,68 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
         yield peer
 
 
-def recorded() -> Transcript:
+DRIVER = """
+import time
+
+COUNTER, ORIGINALS = "none", {}
+WAYS = {"default": "falls asleep", "compact": "drops the first three of nine messages"}
+
+
+def VERSIONS():
+    return {}
+
+
+class Peer:
+    def __init__(self, way, folder, **_):
+        self.way, self.messages = way, []
+
+    def convert(self, new):
+        return new
+
+    def append(self, native):
+        self.messages += native
+
+    async def shape(self):
+        if self.way == "default":
+            time.sleep(3600)
+        if len(self.messages) == 9:
+            self.messages = [{"role": "user", "content": "All went well."}, *self.messages[3:]]
+        return self.messages
+
+    def wire(self, shaped):
+        return list(shaped)
+"""
+AGAIN = """
+    def again(self, refusal):
+        drop = {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}}
+        return {"thinking": drop, "betas": ["thinking-binding-controls-2026-08-01"]}
+"""
+
+
+@pytest.fixture
+def driven(tmp_path: Path) -> Iterator[Callable[[str], Peer]]:
+    """A peer that is driven by the given code."""
+    with ExitStack() as opened:
+
+        def start(code: str) -> Peer:
+            driver = tmp_path / "forgetful.py"
+            driver.write_text(code)
+            return opened.enter_context(Peer("forgetful", seconds=2, driver=driver))
+
+        yield start
+
+
+def session() -> Transcript:
     """A session that comes back at its end to what it saw first."""
     shown = f"{PLACE} keeps maximum_blade_pitch at 1417.25\n" + conversations.prose(1, 4000)
     steps = (step(f"t{i}", result=conversations.prose(i, 3000)) for i in range(2, 14))
     history = conversation(user("Go."), step("t1", result=shown), *steps)
     return Transcript("small", [*history, assistant(f"Set maximum_blade_pitch in {PLACE}.")], "Anthropic messages")
+
+
+def thoughtful_reply() -> Message:
+    thought = {"type": "thinking", "thinking": "hm", "signature": ""}
+    return assistant(thought, {"type": "text", "text": "So."})
 
 
 # Judges -------------------------------------------------------------------------------------------------------
@@ -69,7 +128,7 @@ def test_a_fact_that_still_stands_in_the_context_does_not_count() -> None:
 
 
 def test_what_stands_in_a_file_counts_as_reachable_only_when_its_path_is_shown() -> None:
-    transcript = recorded()
+    transcript = session()
     cut = Cut(transcript, transcript.calls - 1, AtomIndex(), as_counter(None))
     files = {"store/t1.md": f"{PLACE} keeps maximum_blade_pitch"}
 
@@ -88,11 +147,51 @@ def test_the_winner_has_the_best_figure_and_the_lead_is_over_the_fastest_peer() 
     assert row.winners() == [OURS]
     assert row.lead() == pytest.approx(4)
     assert "| **ctxpipe** | 1 / 1.5 / 2 | 1 × |" in table(row)
-    assert "| gone | failed: x | – |" in table(row)
+    assert table(row).endswith("| gone | failed: x | – |")
+
+
+def test_a_peer_that_keeps_less_stands_apart_and_does_not_win() -> None:
+    row = Row("a turn", "ms", remark="originals afterwards")
+    row.cells = {OURS: Spread((0.004,)), "same": Spread((0.002,)), "less": Spread((0.001,))}
+    row.remarks = {OURS: SAME, "same": SAME, "less": "nowhere"}
+
+    assert row.winners() == ["same"]
+    assert row.lead() == pytest.approx(0.5)
+    assert [line.split(" |")[0] for line in table(row).splitlines()[6:]] == ["| **same**", "| ctxpipe", "| less"]
+    assert "| less | 1 / 1 / 1 | 0.25 × | nowhere |" in table(row)
+
+
+def test_thinking_is_judged_against_what_was_sent_before_it() -> None:
+    sent = [user("Go.")]
+    reply = signed(sent, thoughtful_reply())
+    kept, changed = [*sent, reply, user("On.")], [user("Go!"), reply, user("On.")]
+
+    assert not unbound(kept, {})
+    assert "bound to a different conversation" in unbound(changed, {})[0]
+    assert not refused(changed)
+
+
+@pytest.mark.parametrize("header", [{"betas": [BINDING_BETA]}, {"extra_headers": {"anthropic-beta": BINDING_BETA}}])
+@pytest.mark.parametrize("name", ["thinking", "extra_body"])
+def test_a_request_that_asks_for_broken_thinking_to_be_dropped_is_accepted(name: str, header: dict[str, Any]) -> None:
+    drop = {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}}
+    options = {"thinking": drop} if name == "thinking" else {"extra_body": {"thinking": drop}}
+    changed = [user("Go!"), signed([user("Go.")], thoughtful_reply()), user("On.")]
+
+    assert not unbound(changed, {**options, **header})
+    assert "beta header" in unbound(changed, options)[0]
+
+
+def test_a_cache_mark_or_another_way_to_write_a_text_does_not_make_a_request_another_one() -> None:
+    marked = {"type": "text", "text": "Go.", "cache_control": {"type": "ephemeral"}}
+
+    assert continues([user("Go.")], [user(marked), user("On.")])
+    assert not continues([user("Go.")], [user("Go!"), user("On.")])
+    assert not continues(chat(2), chat(2)[:-1])
 
 
 def test_a_session_that_failed_for_one_policy_leaves_it_without_a_sum() -> None:
-    bills, _ = anyio.run(partial(cost, recorded(), Policy(NONE)))
+    bills, _ = anyio.run(partial(cost, session(), Policy(NONE)))
     told = Recorded(bills={NONE: {"a": bills, "b": bills}, "whole": {"a": bills, "b": bills}, "half": {"a": bills}})
 
     assert told.relative("whole", 0.1) == 1
@@ -107,6 +206,15 @@ def test_odd_histories_are_sound_and_broken_ones_mostly_are_not(broken: bool) ->
     sound = [not refused(conversations.odd(seed, broken=broken)) for seed in range(40)]
 
     assert sum(sound) < 15 if broken else all(sound)
+
+
+def test_a_thoughtful_history_is_sound_and_thinks_before_each_reply() -> None:
+    history = conversations.thoughtful(3)
+    replies = [cast("list[Any]", message["content"]) for message in history if message["role"] == "assistant"]
+
+    assert not refused(history)
+    assert all([block["type"] for block in reply].count("thinking") == 1 for reply in replies)
+    assert all(reply[0]["type"] == "thinking" for reply in replies)
 
 
 def test_each_fact_is_planted_once() -> None:
@@ -165,6 +273,52 @@ def test_our_requests_are_valid_whatever_was_broken_and_however_much_is_taken_ou
             assert validity_row([ours], 4, broken=broken, shortened=shortened).cells == {OURS: 1.0}
 
 
+@pytest.mark.parametrize("shortened", [False, True])
+def test_our_requests_with_bound_thinking_are_accepted_at_once(ours: Peer, shortened: bool) -> None:
+    row = bound_row([ours], 2, shortened=shortened)
+    rewritten, unbound, unsound, requests = map(int, row.remarks[OURS].split(" / "))
+
+    assert row.cells == {OURS: 1.0}
+    assert (unbound, unsound) == (0, 0)
+    assert requests > 20
+    assert rewritten > 0
+
+
+@pytest.mark.parametrize(("code", "accepted"), [(DRIVER, 0.0), (DRIVER + AGAIN, 1.0)])
+def test_a_peer_that_breaks_the_bond_is_refused_unless_its_adapter_sends_the_request_again(
+    driven: Callable[[str], Peer], code: str, accepted: float
+) -> None:
+    row = bound_row([driven(code)], 2, shortened=True)
+    _, refused_for_thinking, refused_else, _ = row.remarks["forgetful"].split(" / ")
+
+    assert row.cells == {"forgetful": accepted}
+    assert (refused_for_thinking, refused_else) == ("2", "0")
+
+
+def test_a_peer_that_takes_too_long_is_listed_and_asked_again_in_the_next_row(
+    driven: Callable[[str], Peer], ours: Peer
+) -> None:
+    peers = [driven(DRIVER), ours]
+
+    slow = quiet_row(20, peers, 1)
+    after = share_row(peers, asking=False, results=4, chars=300, trigger=100)
+
+    assert slow.cells["forgetful"] == "failed: no answer within 2 s"
+    assert isinstance(slow.cells[OURS], Spread)
+    assert after.cells["forgetful"] == 0.0
+
+
+def test_a_peer_that_fails_in_a_session_is_listed_and_the_others_are_billed(tmp_path: Path) -> None:
+    path = tmp_path / "small.jsonl"
+    path.write_text("\n".join(json.dumps(message) for message in session().messages))
+
+    told = next(recorded([str(path)], ["nobody", OURS], 1))
+
+    assert "environment" in told.failed["nobody"]
+    assert told.relative(f"{OURS}, defaults", 0.1) is not None
+    assert "- nobody failed: " in "".join(session_tables(told, 1, ["nobody", OURS]))
+
+
 def test_a_summary_request_in_the_conversation_itself_shows_all_of_it(ours: Peer) -> None:
     row = share_row([ours], asking=False, results=12, chars=4900, trigger=5000)
 
@@ -172,7 +326,7 @@ def test_a_summary_request_in_the_conversation_itself_shows_all_of_it(ours: Peer
 
 
 def test_a_peer_is_replayed_and_billed_like_a_policy(ours: Peer) -> None:
-    transcript = recorded()
+    transcript = session()
     none, whole = anyio.run(partial(cost, transcript, Policy(NONE)))
     bills, recall = anyio.run(partial(cost, transcript, PeerPipeline(ours, "free", {})))
 
@@ -183,7 +337,7 @@ def test_a_peer_is_replayed_and_billed_like_a_policy(ours: Peer) -> None:
 
 
 def test_our_files_and_archives_are_found_again(ours: Peer) -> None:
-    history: list[Message] = recorded().messages[:-1]
+    history: list[Message] = session().messages[:-1]
     ours.open("compact, extractive", trigger=2000)
     ours.turn(history)
 

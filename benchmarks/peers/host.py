@@ -1,6 +1,6 @@
 """Runs one peer in its own environment and speaks with the runner: one JSON object a line, in and out.
 
-    python host.py PEER
+    python host.py DRIVER.py
 
 The peer's driver holds the conversation as the peer's own messages. What it hears is converted before the clock starts
 and what it would send after the clock has stopped, so that the seconds are those of the peer's context management.
@@ -25,14 +25,12 @@ from typing import Any
 
 import fake_model
 
-HERE = Path(__file__).resolve().parent
 
-
-def load(peer: str) -> Any:
-    """The driver of *peer*. By its path: in a folder on sys.path its name would hide the package that it drives."""
-    spec = importlib.util.spec_from_file_location(f"driver_of_{peer}", HERE / "drivers" / f"{peer}.py")
+def load(path: str) -> Any:
+    """The driver at *path*. In a folder on sys.path its name would hide the package that it drives."""
+    spec = importlib.util.spec_from_file_location(f"driver_of_{Path(path).stem}", path)
     if spec is None or spec.loader is None:
-        raise ImportError(peer)
+        raise ImportError(path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -107,14 +105,14 @@ class Host:
         return told
 
 
-async def main(peer: str) -> None:
+async def main(driver: str) -> None:
     """Answer until the input ends. Whatever a peer prints goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     try:
-        host = Host(load(peer))
+        host = Host(load(driver))
     except Exception as error:  # noqa: BLE001  the runner lists a peer that does not import, with this as the reason
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=answers, flush=True)
         return

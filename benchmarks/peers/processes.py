@@ -53,21 +53,30 @@ def python_of(name: str) -> Path:
 class Peer:
     """One peer's process, given up when an answer takes longer than so many *seconds*.
 
-    Raises PeerFailed when it cannot start.
+    A *driver* of its own is run by this interpreter. Raises PeerFailed when the process cannot start.
     """
 
-    def __init__(self, name: str, *, folder: str | None = None, seconds: float = ANSWER_SECONDS) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        folder: str | None = None,
+        seconds: float = ANSWER_SECONDS,
+        driver: Path | None = None,
+    ) -> None:
         self.name = name
+        self.driver = driver or HERE / "drivers" / f"{name}.py"
+        self.python = python_of(name) if driver is None else Path(sys.executable)
         self.folder = folder
         self.seconds = seconds
-        if not python_of(name).exists():
+        if not self.python.exists():
             raise PeerFailed("its environment could not be made: see `make bench-peers`")
         self._start()
 
     def _start(self) -> None:
         quiet = {"HF_HUB_OFFLINE": "1", "LANGSMITH_TRACING": "false", "DO_NOT_TRACK": "1", "PYTHONHASHSEED": "0"}
         self._process = subprocess.Popen(
-            [str(python_of(self.name)), str(HERE / "host.py"), self.name],
+            [str(self.python), str(HERE / "host.py"), str(self.driver)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if os.environ.get("PEERS_DEBUG") else subprocess.DEVNULL,

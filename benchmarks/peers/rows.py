@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
@@ -22,12 +23,20 @@ log = logging.getLogger(__name__)
 WIDE = 10**9
 """A window in which nothing is ever too long."""
 
-PATIENCE = 20.0
+PATIENCE = 15.0
 """Seconds for one peer's repetitions of one thing: the quick ones never use it up."""
 
 SAME = "in files on disk"
 ORIGINALS = {"files": SAME, "memory": "in memory", "nowhere": "nowhere"}
 """What is told of where the originals are afterwards. The first is what we do; the others are less work."""
+BOUND_NOTE = (
+    "share of {} loops in which every request is accepted, each loop played reply by reply, with each adapter's "
+    "defaults, as models that bind thinking (Opus 5.5, Sonnet 5.5, Haiku 5.5, Fable 5.1) treat accounts made since "
+    "2026-08-31. Where a peer's own adapter sends a request that was refused for its thinking once more without it, "
+    "the second answer counts. A loop ends with its first request that is not accepted. Rewritten is a request that does "
+    "not begin with the one before it: a peer without any has taken nothing out"
+)
+ON_ARRIVAL = "The rest arrives in this turn: a peer that writes as results arrive (strands) pays for that here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +103,8 @@ class Row:
     def lead(self) -> float | None:
         """How many times as long the fastest peer that does the same takes as we do; below 1 where it is faster."""
         figures = self.competing()
-        others = [figure for peer, figure in figures.items() if _name(peer) != OURS]
-        ours = [figure for peer, figure in figures.items() if _name(peer) == OURS]
-        return min(others) / min(ours) if others and ours else None
-
-
-def _name(column: str) -> str:
-    return column.partition(" ")[0]
+        others = [figure for column, figure in figures.items() if column.partition(" ")[0] != OURS]
+        return min(others) / figures[OURS] if others and OURS in figures else None
 
 
 def _each(row: Row, peers: Iterable[Peer]) -> Iterator[Peer]:
@@ -110,8 +114,16 @@ def _each(row: Row, peers: Iterable[Peer]) -> Iterator[Peer]:
         yield peer
 
 
-def _failed(error: PeerFailed) -> str:
-    return f"failed: {error}"
+@contextmanager
+def _listed(row: Row, column: str) -> Iterator[None]:
+    """Whatever goes wrong is that peer's answer, and no reason to stop the run."""
+    try:
+        yield
+    except PeerFailed as error:
+        row.cells[column] = f"failed: {error}"
+    except Exception as error:
+        log.exception("%s: %s", row.name, column)
+        row.cells[column] = f"failed: {type(error).__name__}: {error}"
 
 
 def _variants(peer: Peer, doing: str) -> Iterator[tuple[str, str]]:
@@ -133,10 +145,8 @@ def quiet_row(messages: int, peers: Iterable[Peer], repetitions: int) -> Row:
     )
     history = conversations.quiet(messages)
     for peer in _each(row, peers):
-        try:
+        with _listed(row, peer.name):
             row.cells[peer.name] = _quiet(peer, history, messages, repetitions)
-        except PeerFailed as error:
-            row.cells[peer.name] = _failed(error)
     return row
 
 
@@ -175,7 +185,7 @@ def active_rows(peers: Sequence[Peer], repetitions: int, *, results: int = 300, 
     )
     yield _timed(
         f"the old ones of {results} results of {chars} characters leave",
-        "ms, least / median / most; the 5 newest stay",
+        f"ms, least / median / most; the 5 newest stay. {ON_ARRIVAL}",
         peers,
         "free",
         {"trigger": 100_000},
@@ -185,7 +195,7 @@ def active_rows(peers: Sequence[Peer], repetitions: int, *, results: int = 300, 
     halves = list(conversations.halves(history))
     yield _timed(
         f"{results * chars:,} characters compacted, the model's own time taken out",
-        "ms, least / median / most; half of the history known before",
+        f"ms, least / median / most; half of the history known before. {ON_ARRIVAL}",
         peers,
         "compact",
         {"trigger": 165_000},
@@ -215,10 +225,8 @@ def _timed(
             if way not in peer.originals:
                 continue
             row.remarks[column] = ORIGINALS[peer.originals[way]]
-            try:
+            with _listed(row, column):
                 row.cells[column] = Spread(tuple(_repeated(peer, way, settings, once, repetitions)))
-            except PeerFailed as error:
-                row.cells[column] = _failed(error)
     return row
 
 
@@ -254,10 +262,8 @@ def validity_row(peers: Iterable[Peer], count: int, *, broken: bool, shortened: 
     row = Row(f"valid requests, {kind} histories {doing}", f"share of {count} histories", least_wins=False)
     histories = [conversations.odd(seed, broken=broken) for seed in range(count)]
     for peer in _each(row, peers):
-        try:
+        with _listed(row, peer.name):
             row.cells[peer.name] = _accepted(peer, histories, shortened)
-        except PeerFailed as error:
-            row.cells[peer.name] = _failed(error)
     return row
 
 
@@ -270,23 +276,17 @@ def bound_row(peers: Iterable[Peer], count: int, *, shortened: bool) -> Row:
     doing = "compacted" if shortened else "as they are"
     row = Row(
         f"valid requests, thinking bound to what was sent before, loops {doing}",
-        f"share of {count} loops, each played reply by reply, in which every request is accepted: at last, where the "
-        "peer's own adapter sends one that was refused for its thinking once more without it. Rewritten is a request "
-        "that does not begin with the one before it: where none is, nothing was taken out",
+        BOUND_NOTE.format(count),
         least_wins=False,
         remark="requests: rewritten / refused at first, for thinking / for anything else / all",
     )
     histories = [conversations.thoughtful(seed) for seed in range(count)]
     for peer in _each(row, peers):
-        try:
+        with _listed(row, peer.name):
             loops = [_played(peer, history, shortened) for history in histories]
-        except PeerFailed as error:
-            row.cells[peer.name] = _failed(error)
-            continue
-        row.cells[peer.name] = sum(loop.accepted for loop in loops) / count
-        row.remarks[peer.name] = " / ".join(
-            f"{sum(counts):,}" for counts in zip(*(loop.counts for loop in loops), strict=True)
-        )
+            row.cells[peer.name] = sum(loop.accepted for loop in loops) / count
+            counts = zip(*(loop.counts for loop in loops), strict=True)
+            row.remarks[peer.name] = " / ".join(f"{sum(numbers):,}" for numbers in counts)
     return row
 
 
@@ -330,10 +330,10 @@ def _asked(peer: Peer, new: Sequence[Message], loop: _Loop) -> bool:
     try:
         told = peer.turn(new)
         before, loop.sent = loop.sent, told["messages"]
-        loop.rewritten += not continues(before, loop.sent)
         if refused(loop.sent):
             loop.unsound += 1
             return False
+        loop.rewritten += not continues(before, loop.sent)
         broken = unbound(loop.sent, told["options"])
         loop.unbound += bool(broken)
         if broken and (options := peer.refused(broken[0])):
@@ -391,11 +391,9 @@ def share_row(
         for way, column in _variants(peer, "compact"):
             if way not in SUMMARISERS:
                 continue
-            try:
+            with _listed(row, column):
                 peer.open(way, trigger=trigger)
                 told = peer.turn(history)
                 share = seen(planted, told["prompts"], told["messages"])
                 row.cells[column] = "nothing left" if share is None else float(share)
-            except PeerFailed as error:
-                row.cells[column] = _failed(error)
     return row

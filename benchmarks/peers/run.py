@@ -24,7 +24,7 @@ from .processes import ANSWER_SECONDS, OURS, PEERS, Peer, PeerFailed
 from .recorded import LOG_FORMAT, NONE, Recorded, recorded
 from .rows import Row, Spread, active_rows, bound_row, quiet_row, share_row, validity_row
 
-__all__ = ["main", "table"]
+__all__ = ["main", "session_tables", "table"]
 
 RESULTS = Path(__file__).with_name("results.md")
 PARTS = ("quiet", "active", "valid", "share", "sessions")
@@ -74,7 +74,7 @@ def main() -> None:
         parts.append(_about(peers, absent))
         for row in _rows(peers, asked.parts.split(","), quick=asked.quick):
             parts.append(table(row))
-            print(parts[-1], flush=True)
+            print(f"{parts[-1]}\n", flush=True)
             _written(parts, asked.write)
         names = [peer.name for peer in peers]
     if asked.transcripts and "sessions" in asked.parts:
@@ -153,7 +153,6 @@ def table(row: Row) -> str:
     Peers that are spared what the others do stand below those, and those that failed at the end.
     """
     figures = row.figures()
-    ours = [figure for column, figure in row.competing().items() if column.partition(" ")[0] == OURS]
     timed = any(isinstance(cell, Spread) for cell in row.cells.values())
     heads = ["", "figure", *(["of ctxpipe's"] if timed else []), *([row.remark] if row.remark else [])]
     lines = [f"## {_sentence(row.name)}", "", f"{_sentence(row.note)}.", ""]
@@ -163,7 +162,9 @@ def table(row: Row) -> str:
         told = [f"**{column}**" if column in row.winners() else column]
         told.append(f"{cell:.3f}" if isinstance(cell, float) else str(cell))
         if timed:
-            told.append(f"{_ratio(figures[column] / min(ours))} ×" if column in figures and ours else "–")
+            told.append(
+                f"{_ratio(figures[column] / figures[OURS])} ×" if column in figures and OURS in figures else "–"
+            )
         if row.remark:
             told.append(row.remarks.get(column, "–"))
         lines.append(_cells(told))
@@ -202,9 +203,14 @@ def _recorded(paths: Sequence[str], names: Sequence[str], processes: int) -> Ite
     found = Recorded()
     for number, one in enumerate(recorded(paths, names, processes), 1):
         found.take(one)
-        parts = [_recoverable(found, number, names), _dollars(found, number, names)]
+        parts = session_tables(found, number, names)
         yield parts
         print(f"{number} of {len(paths)} transcripts\n" if number < len(paths) else "\n\n".join(parts), flush=True)
+
+
+def session_tables(found: Recorded, transcripts: int, names: Sequence[str]) -> list[str]:
+    """What so many *transcripts* have shown of the peers called *names*."""
+    return [_recoverable(found, transcripts, names), _dollars(found, transcripts, names)]
 
 
 def _recoverable(found: Recorded, transcripts: int, names: Sequence[str]) -> str:
