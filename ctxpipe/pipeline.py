@@ -139,7 +139,7 @@ class ContextPipeline:
     def observe(self, usage: object, messages: Sequence[Message], *, session_id: str, model: str | None = None) -> None:
         """Calibrate the session's estimates with the *usage* (an SDK object or a mapping) reported for *messages*."""
         with self._claimed(session_id) as record:
-            record.ledger.observe(usage, messages, overhead=record.overhead[2], model=model)
+            record.ledger.observe(usage, messages, overhead=record.overhead.tokens, model=model)
 
     def session(
         self,

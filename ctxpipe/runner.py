@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import accumulate
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from .edits.offload import rewritten_before
 from .edits.repair import repair
@@ -64,6 +64,14 @@ class Request:
     cold: bool = False
 
 
+class Overhead(NamedTuple):
+    """What of the last request stood beside the messages, and its raw *tokens*."""
+
+    system: object = None
+    tools: Iterable[object] | None = None
+    tokens: int = 0
+
+
 @dataclass(slots=True)
 class Record:
     """What is remembered about one conversation, for speed and for breakers: never what decides an outcome."""
@@ -72,7 +80,7 @@ class Record:
     memories: dict[int, dict[object, object]] = field(default_factory=dict)  # by the stage's place
     context: list[Message] = field(default_factory=list)  # as the last run returned it
     marks: CacheMarks = field(default_factory=CacheMarks)
-    overhead: tuple[object, Iterable[object] | None, int] = (None, None, 0)
+    overhead: Overhead = Overhead()
     unbound: tuple[Place, int] | None = None  # thinking from this place up to this message has lost its bond
     steps: list[Step] = field(default_factory=list)  # of the last run
     busy: bool = False
@@ -325,12 +333,14 @@ class Runner:
 
     async def _overhead(self, record: Record, system: object, tools: Iterable[object] | None) -> int:
         """Raw tokens of the system prompt and the tools, counted once as long as they stay the same (A-64)."""
-        if record.overhead[:2] != (system, tools):
+        known = record.overhead
+        if (known.system, known.tools) != (system, tools):
             # Lists of our own: agents add tools to theirs in place.
             system = list(system) if isinstance(system, list) else system
             tools = list(tools) if isinstance(tools, list) else tools
-            record.overhead = (system, tools, await self.counter.count([], system=system, tools=tools))
-        return record.overhead[2]
+            tokens = await self.counter.count([], system=system, tools=tools)
+            record.overhead = Overhead(system, tools, tokens)
+        return record.overhead.tokens
 
 
 def _remembering(turn: Turn, memory: dict[object, object]) -> Turn:

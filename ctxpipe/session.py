@@ -141,8 +141,8 @@ class Session:
             raise SettingsError("there is nothing to compact yet: run the session first, or give the history")
         stages = {place: stage.focused(focus) if focus else stage for place, stage in found}
         async with self._lock:
-            system, tools, _ = self._record.overhead
-            asked = Request(system, tools, force=True, cold=self._is_cold())
+            last = self._record.overhead
+            asked = Request(last.system, last.tools, force=True, cold=self._is_cold())
             return await self._run(self._projection.history if history is None else history, asked, stages)
 
     async def _run(self, history: list[Message], asked: Request, stages: Mapping[int, Stage] | None = None) -> Result:
@@ -195,7 +195,7 @@ class Session:
         *sent* are the messages that it bills, by default the context of the last run.
         """
         billed = self._projection.context if sent is None else sent
-        self._record.ledger.observe(usage, billed, overhead=self._record.overhead[2], model=model)
+        self._record.ledger.observe(usage, billed, overhead=self._record.overhead.tokens, model=model)
         cached = (field(usage, "cache_read_input_tokens") or 0) + (field(usage, "cache_creation_input_tokens") or 0)
         self._cached_at = self._clock() if cached else None
 
@@ -280,7 +280,7 @@ class Session:
         numbers = _NUMBERS.search(refusal)
         if numbers:
             tokens, window = (int(number.replace(",", "")) for number in numbers.groups())
-            self._record.ledger.observe({"input_tokens": tokens}, sent.messages, overhead=self._record.overhead[2])
+            self._record.ledger.observe({"input_tokens": tokens}, sent.messages, overhead=self._record.overhead.tokens)
             if window < self._runner.budget.window:
                 told = "the model's window is %d tokens, and the budget of session %s counts on %d"
                 logger.warning(told, window, self.session_id, self._runner.budget.window)
