@@ -296,7 +296,7 @@ class Caller(RuleBasedStateMachine):
         waiting = _calls_of(self.history[-1:])
         if waiting:
             self._append([self.talk.results(waiting)])
-        elif self.needs_run or not self.history or self.history[-1]["role"] == "assistant":
+        elif self.needs_run or not self.history or self.history[-1]["role"] != "user":
             self._append([self.talk.user()])
         if not self.needs_run:
             self._append(self.talk.loop(steps, self._model_view(), open_end=open_end))
