@@ -159,6 +159,17 @@ async def test_a_retry_after_may_be_a_date() -> None:
     assert 50 < clock.waits[0] <= 60
 
 
+@pytest.mark.parametrize(
+    "date", ["Fri, 31 Dec 99999 00:00:00 GMT", "Fri, 31 Dec 99999999999999999999 00:00:00 GMT", "soon"]
+)
+async def test_a_retry_after_that_is_no_time_is_as_good_as_none(date: str) -> None:
+    clock = Time()
+
+    await summarised(Scripted([ApiError(503, headers={"retry-after": date}), "ok"]), HISTORY, clock.retry())
+
+    assert 1 <= clock.waits[0] <= 2
+
+
 async def test_a_retry_after_beyond_what_is_left_fails_at_once() -> None:
     clock, summarize = Time(), Scripted([ApiError(429, headers={"retry-after": "121"}), "never"])
 

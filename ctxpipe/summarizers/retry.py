@@ -162,8 +162,6 @@ def _is_final(error: BaseException | None) -> bool:
 
 def _retry_after(error: BaseException | None) -> float | None:
     """The seconds that the server asked to wait, in any of the forms in which it may say so."""
-    from email.utils import mktime_tz, parsedate_tz
-
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
     try:
         if "retry-after-ms" in headers:
@@ -172,8 +170,17 @@ def _retry_after(error: BaseException | None) -> float | None:
             return None
         return max(0.0, float(headers["retry-after"]))
     except ValueError:
-        date = parsedate_tz(headers.get("retry-after", ""))
-        return max(0.0, mktime_tz(date) - time.time()) if date else None
+        return _seconds_until(headers.get("retry-after", ""))
+
+
+def _seconds_until(date: str) -> float | None:
+    from email.utils import mktime_tz, parsedate_tz
+
+    try:
+        parsed = parsedate_tz(date)
+        return max(0.0, mktime_tz(parsed) - time.time()) if parsed else None
+    except (ValueError, OverflowError):  # a date that no calendar has
+        return None
 
 
 def _warn(state: RetryCallState) -> None:
