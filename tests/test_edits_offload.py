@@ -380,6 +380,14 @@ def test_results_are_protected_until_the_model_has_answered_often_enough() -> No
     assert protected_from([], 1) == 0
 
 
+def test_a_reply_that_nothing_follows_is_always_protected():
+    history = conversation(user("Go."), step("a"), step("b"))
+
+    assert protected_from(history[:-1], 0) == len(history) - 2
+    assert protected_from(history[:-1], 1) == len(history) - 2
+    assert protected_from([], 0) == 0
+
+
 @pytest.mark.parametrize(
     ("message", "place"),
     [

@@ -869,6 +869,17 @@ async def test_the_newest_calls_keep_their_inputs(storage: LocalStorage) -> None
     assert not (await run(BatchOffload(storage, inputs=WRITING_TOOLS), history)).changed
 
 
+async def test_the_inputs_of_calls_that_wait_for_their_results_always_stay(storage: LocalStorage) -> None:
+    """A caller who takes the calls from the context would write the placeholder into his files."""
+    [call, _] = step("w", "Write", {"content": LOG})
+    history = conversation(user("go"), step("v", "Write", {"content": LOG}), call)
+
+    result = await run(BatchOffload(storage, keep_recent=0, inputs=WRITING_TOOLS), history)
+
+    assert detail(result).inputs == 1
+    assert result.messages[-1] is call
+
+
 async def test_ids_used_again_by_later_turns_never_share_a_file(storage: LocalStorage, root: Path) -> None:
     history = conversation(user("go"), *[step("call_0", result=f"{n} {LOG}") for n in range(4)], [assistant("ok")])
 

@@ -308,13 +308,18 @@ def rewritten_before(messages: Sequence[Message]) -> tuple[int, int] | None:
 
 
 def protected_from(messages: Sequence[Message], keep_recent: int) -> int:
-    """The index from which on results are protected: the model has answered fewer than *keep_recent* times since."""
+    """The index from which on results are protected: the model has answered fewer than *keep_recent* times since.
+
+    A reply that nothing follows is always protected: tools are still to read the inputs of its calls.
+    """
     index, replies = len(messages), 0
     while index and replies < keep_recent:
         index -= 1
         replies += messages[index]["role"] == "assistant"
+    if replies < keep_recent:
+        return 0
     # Results stand in the user messages behind the reply that was counted last.
-    return index if replies == keep_recent else 0
+    return index - 1 if index and index == len(messages) and messages[-1]["role"] == "assistant" else index
 
 
 class Running:
