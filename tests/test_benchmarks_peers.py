@@ -19,6 +19,7 @@ from benchmarks.peers.recorded import NONE, Recorded, recorded
 from benchmarks.peers.rows import SAME, Row, Spread, active_rows, bound_row, quiet_row, share_row, validity_row
 from benchmarks.peers.run import session_tables, table
 from benchmarks.peers.scoring import PeerPipeline, continues, cost, found, refused, seen, signed, unbound
+from benchmarks.peers.summary import summary
 from ctxpipe.edits.thinking import BINDING_BETA
 from ctxpipe.lab.atoms import AtomIndex
 from ctxpipe.lab.policies import Policy
@@ -159,6 +160,18 @@ def test_a_peer_that_keeps_less_stands_apart_and_does_not_win() -> None:
     assert row.lead() == pytest.approx(0.5)
     assert [line.split(" |")[0] for line in table(row).splitlines()[6:]] == ["| **same**", "| ctxpipe", "| less"]
     assert "| less | 1 / 1 / 1 | 0.25 × | nowhere |" in table(row)
+
+
+def test_the_summary_compares_with_those_that_do_the_same_and_names_the_others_beside() -> None:
+    row = Row("a turn", "ms", remark="originals afterwards")
+    row.cells = {OURS: Spread((0.004,)), "same": Spread((0.002,)), "less (bare)": Spread((0.001,)), "gone": "failed: x"}
+    row.remarks = {OURS: SAME, "same": SAME, "less (bare)": "nowhere", "gone": SAME}
+    share = Row("a share", "share", least_wins=False)
+    share.cells = {OURS: 1.0, "even": 1.0, "worse": 0.5}
+
+    lines = summary([row, share]).splitlines()[-2:]
+
+    assert lines == ["| a turn | 4 ms | **2 ms** same | 1 ms less |", "| a share | **1.000** | **1.000** even | – |"]
 
 
 def test_thinking_is_judged_against_what_was_sent_before_it() -> None:
@@ -317,6 +330,7 @@ def test_a_peer_that_fails_in_a_session_is_listed_and_the_others_are_billed(tmp_
     assert "environment" in told.failed["nobody"]
     assert told.relative(f"{OURS}, defaults", 0.1) is not None
     assert "- nobody failed: " in "".join(session_tables(told, 1, ["nobody", OURS]))
+    assert "| dollars at equal recall, of no management, a cached token at 0.1 | **" in summary([], told)
 
 
 def test_a_summary_request_in_the_conversation_itself_shows_all_of_it(ours: Peer) -> None:

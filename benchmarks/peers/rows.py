@@ -16,7 +16,18 @@ from . import conversations
 from .processes import OURS, Peer, PeerFailed
 from .scoring import continues, refused, seen, signed, unbound
 
-__all__ = ["SAME", "SUMMARISERS", "Row", "Spread", "active_rows", "bound_row", "quiet_row", "share_row", "validity_row"]
+__all__ = [
+    "SAME",
+    "SUMMARISERS",
+    "Row",
+    "Spread",
+    "active_rows",
+    "bound_row",
+    "quiet_row",
+    "share_row",
+    "told",
+    "validity_row",
+]
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +61,12 @@ class Spread:
         return min(self.times)
 
     def __str__(self) -> str:
-        low, middle, high = (_told(time) for time in (self.least, median(self.times), max(self.times)))
+        low, middle, high = (told(time) for time in (self.least, median(self.times), max(self.times)))
         return f"{low} / {middle} / {high}"
 
 
-def _told(seconds: float) -> str:
+def told(seconds: float) -> str:
+    """*seconds* as milliseconds, three figures."""
     milliseconds = seconds * 1e3
     return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
 
@@ -328,13 +340,13 @@ def _asked(peer: Peer, new: Sequence[Message], loop: _Loop) -> bool:
     """Whether the next request is accepted."""
     loop.requests += 1
     try:
-        told = peer.turn(new)
-        before, loop.sent = loop.sent, told["messages"]
+        shaped = peer.turn(new)
+        before, loop.sent = loop.sent, shaped["messages"]
         if refused(loop.sent):
             loop.unsound += 1
             return False
         loop.rewritten += not continues(before, loop.sent)
-        broken = unbound(loop.sent, told["options"])
+        broken = unbound(loop.sent, shaped["options"])
         loop.unbound += bool(broken)
         if broken and (options := peer.refused(broken[0])):
             broken = unbound(loop.sent, options)
@@ -393,7 +405,7 @@ def share_row(
                 continue
             with _listed(row, column):
                 peer.open(way, trigger=trigger)
-                told = peer.turn(history)
-                share = seen(planted, told["prompts"], told["messages"])
+                shaped = peer.turn(history)
+                share = seen(planted, shaped["prompts"], shaped["messages"])
                 row.cells[column] = "nothing left" if share is None else float(share)
     return row

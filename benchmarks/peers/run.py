@@ -23,6 +23,7 @@ from statistics import mean
 from .processes import ANSWER_SECONDS, OURS, PEERS, Peer, PeerFailed
 from .recorded import LOG_FORMAT, NONE, Recorded, recorded
 from .rows import Row, Spread, active_rows, bound_row, quiet_row, share_row, validity_row
+from .summary import summary
 
 __all__ = ["main", "session_tables", "table"]
 
@@ -61,7 +62,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, datefmt="%H:%M:%S")
     wanted = asked.only.split(",") if asked.only else PEERS
     absent: dict[str, str] = {}
-    parts: list[str] = []
+    rows: list[Row] = []
     with ExitStack() as opened, tempfile.TemporaryDirectory() as folder:
         peers = []
         for name in wanted:
@@ -71,21 +72,26 @@ def main() -> None:
             except PeerFailed as error:
                 absent[name] = str(error)
                 log.warning("%s does not start: %s", name, error)
-        parts.append(_about(peers, absent))
+        about = _about(peers, absent)
         for row in _rows(peers, asked.parts.split(","), quick=asked.quick):
-            parts.append(table(row))
-            print(f"{parts[-1]}\n", flush=True)
-            _written(parts, asked.write)
+            rows.append(row)
+            print(f"{table(row)}\n", flush=True)
+            _written([about, summary(rows), *map(table, rows)], asked.write)
         names = [peer.name for peer in peers]
-    if asked.transcripts and "sessions" in asked.parts:
-        for last in _recorded(_sessions(Path(asked.transcripts), asked.sessions), names, asked.processes):
-            _written([*parts, *last], asked.write)
-    log.info("done")
+    found = Recorded()
+    paths = _sessions(asked.transcripts, asked.sessions) if "sessions" in asked.parts else []
+    last: list[str] = []
+    for number, one in enumerate(recorded(paths, names, asked.processes), 1):
+        found.take(one)
+        last = session_tables(found, number, names)
+        _written([about, summary(rows, found), *map(table, rows), *last], asked.write)
+        log.info("%d of %d transcripts", number, len(paths))
+    print("\n\n".join([*last, summary(rows, found)]))
 
 
-def _sessions(folder: Path, count: int) -> list[str]:
+def _sessions(folder: Path | None, count: int) -> list[str]:
     """About *count* of the transcripts in *folder*, spread evenly; the longest first, so that none waits for it."""
-    files = sorted(folder.glob("*.jsonl"))
+    files = sorted(folder.glob("*.jsonl")) if folder else []
     taken = files[:: max(1, -(-len(files) // count))]
     return [str(path) for path in sorted(taken, key=lambda path: -path.stat().st_size)]
 
@@ -98,7 +104,7 @@ def _written(parts: Sequence[str], file: Path | None) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--transcripts", help="a folder of recorded conversations (*.jsonl)")
+    parser.add_argument("--transcripts", type=Path, help="a folder of recorded conversations (*.jsonl)")
     parser.add_argument("--sessions", type=int, default=8, help="take about so many of them (%(default)s)")
     parser.add_argument("--only", help="these peers, separated by commas")
     parser.add_argument("--quick", action="store_true", help="few repetitions, no history of 20,000 messages")
@@ -197,15 +203,6 @@ def _lines(lines: Sequence[str]) -> str:
     """*lines*, the running text among them at a width that is read in an editor."""
     wrapped = (line if line.startswith(("|", "#")) else textwrap.fill(line, 120) for line in lines)
     return "\n".join(wrapped)
-
-
-def _recorded(paths: Sequence[str], names: Sequence[str], processes: int) -> Iterator[list[str]]:
-    found = Recorded()
-    for number, one in enumerate(recorded(paths, names, processes), 1):
-        found.take(one)
-        parts = session_tables(found, number, names)
-        yield parts
-        print(f"{number} of {len(paths)} transcripts\n" if number < len(paths) else "\n\n".join(parts), flush=True)
 
 
 def session_tables(found: Recorded, transcripts: int, names: Sequence[str]) -> list[str]:
