@@ -2,8 +2,8 @@
 
     python scripts/build_vocab.py FOLDER
 
-FOLDER holds ``cl100k_base.tiktoken`` and ``o200k_base.tiktoken`` as published by OpenAI; their sha256 is checked
-against what the installed tiktoken expects. Prints the lines for ``SHIPPED`` in ``ctxpipe/tokens/vocabulary.py``.
+FOLDER holds ``cl100k_base.tiktoken`` and ``o200k_base.tiktoken`` as published by OpenAI. Prints the lines for
+``SHIPPED`` in ``ctxpipe/tokens/vocabulary.py``, which compares them with what the installed tiktoken expects.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def ctxpipe_middleware(
     It rewrites ``messages`` of every ``messages`` call, plain, streamed or by the tool runner, feeds the reply's usage
     back, and after "prompt is too long" asks once more with a context shortened by force. *cache_breakpoints* places
     so many cache breakpoints, of those that the request leaves free, where they pay: four let a turn that rewrites old
-    messages still read what stands before them. Where nothing is to do, the
-    request goes out as it came; an error of ours is logged and the original request is sent.
+    messages still read what stands before them. Where nothing is to do, the request goes out as it came; an error of
+    ours is logged and the original request is sent.
 
     *session_id* names the conversation, or finds its name in the request's body. Under one name, conversations are told
     apart by their first message, so that side questions and sub-agents on the same client do not disturb each other;

@@ -26,9 +26,8 @@ def cluster(address: str) -> Iterator[Workers]:
     except ImportError as error:
         raise SettingsError("--scheduler needs the package distributed: pip install 'ctxpipe[dask]'") from error
     try:
-        distributed.comm.get_address_host_port(
-            address
-        )  # a client with a wrong one waits long, and complains at its end
+        # First the address: a client with a wrong one waits long, and complains at its end.
+        distributed.comm.get_address_host_port(address)
         client = distributed.Client(address, timeout=SECONDS_TO_ANSWER, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
         raise SettingsError(f"no Dask scheduler answers at {address}: {str(error) or type(error).__name__}") from error

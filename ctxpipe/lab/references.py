@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from ..edits.views import COMMON_READING_TOOLS, viewed_path
 from ..messages import Message, blocks, field, kind, tool_calls
 from ..names import safe_name
+from ..placeholders import previewed_reference, reference
 from ..tokens import TokenCounter
 from .atoms import Atom, AtomIndex, message_texts, path_atom, weight
 
-__all__ = ["Context", "Past", "Source", "Store", "Use", "needed", "use_of"]
+__all__ = ["Context", "Past", "Source", "Store", "Use", "needed", "stored_at", "use_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,11 @@ class Store:
         """The tokens of the smallest of the *visible* files that hold *atom*, None when none does."""
         sizes = [self._counter.text(self._texts[key]) for key in self._holders.get(atom, ()) if key in visible]
         return min(sizes, default=None)
+
+
+def stored_at(content: object) -> str | None:
+    """The file that *content*, of a result or a call, names in its place; None where it stands here whole."""
+    return reference(content) or previewed_reference(content)
 
 
 def use_of(used: Iterable[Atom], past: Past, context: Context, store: Store) -> tuple[Use, dict[Atom, float]]:

@@ -8,13 +8,12 @@ from typing import TypeAlias, cast
 
 from ..messages import Message, strings, tool_calls, tool_results
 from ..pipeline import ContextPipeline
-from ..placeholders import previewed_reference, reference
 from ..reports import Compacted, Outcome, StageReport
 from ..session import Session
 from ..tokens import Ledger
 from .atoms import Atom, AtomIndex
 from .costs import CacheRules, CacheUse, PromptCache, Purpose, Request
-from .references import Context, Past, Source, Store, Use, needed, use_of
+from .references import Context, Past, Source, Store, Use, needed, stored_at, use_of
 from .story import Moment
 from .transcripts import Transcript
 from .workbench import ROOT, Workbench
@@ -242,10 +241,10 @@ def _pointers(context: Sequence[Message]) -> Iterator[tuple[str, str]]:
     """For each call whose result or input was offloaded: its id, and where that lies."""
     for call in tool_calls(context):
         for text in strings(call.input):
-            where = reference(text) or previewed_reference(text)
+            where = stored_at(text)
             if where is not None:
                 yield call.id, where
     for result in tool_results(context):
-        where = reference(result.content) or previewed_reference(result.content)
+        where = stored_at(result.content)
         if where is not None:
             yield result.tool_use_id, where

@@ -27,20 +27,17 @@ from ..messages import (
 from ..messages import (
     field as field_of,
 )
-from ..placeholders import previewed_reference, reference
 from ..reports import Compacted, Detail, Offloaded, Outcome, StageReport, Truncated
 from ..tokens import TokenCounter
+from .references import stored_at
 from .report import Action, BlockFate, Kind, Replaced
 from .words import counted, one_line
 
 __all__ = ["Moment", "Story", "in_words", "story"]
 
 BIGGEST = 15
-LABEL_CHARS = 48
-"""Of a text, in the name of its block."""
-
-EXCERPT_CHARS = 600
-"""Shown of each block where many left at once."""
+LABEL_CHARS = 48  # of a text, in the name of its block
+EXCERPT_CHARS = 600  # of each block, where many left at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +172,7 @@ class _Reader:
         return _Piece((name, f"{text}{id(block) if name not in THINKING else ''}"), of, f"{role}: {name}", text, tokens)
 
     def _result(self, result: ToolResult, tokens: int) -> _Piece:
-        named: Kind = "results" if _where(result.content) is None else "placeholders"
+        named: Kind = "results" if stored_at(result.content) is None else "placeholders"
         name = f"result of {self._calls.get(result.tool_use_id, 'a tool')}"
         return _Piece(("result", result.tool_use_id), named, name, result_text(result), tokens)
 
@@ -259,22 +256,17 @@ def in_words(detail: Detail | None) -> str:
 _SPOKEN: Mapping[str, Kind] = {"system": "system", "assistant": "assistant", "user": "user"}
 
 
-def _where(content: object) -> str | None:
-    return reference(content) or previewed_reference(content)
-
-
 def _pointer(piece: _Piece) -> str | None:
     """The file that *piece* names in place of what it said; a call names it in one of the texts of its input."""
     said = strings(json.loads(piece.text)) if piece.key[0] == "call" else [piece.text]
-    return next(filter(None, map(_where, said)), None)
+    return next(filter(None, map(stored_at, said)), None)
 
 
 def _call(call: ToolCall) -> str:
     """The tool, and the beginning of what it was given."""
     given = next((text for text in strings(call.input) if text.strip()), "")
-    told = (
-        one_line(given, LABEL_CHARS) if " " in given else _end(given)
-    )  # what tells one path from another stands at its end
+    # What tells one path from another stands at its end.
+    told = one_line(given, LABEL_CHARS) if " " in given else _end(given)
     return f"{call.name}: {told}" if given else call.name
 
 

@@ -152,9 +152,8 @@ class TranscriptPrompt:
         if can_be_split:
             raise PromptTooLong(f"{len(messages)} messages do not fit into the summary model's {self.window} tokens")
         whole = await in_thread(transcript, messages, self.max_block_chars // 16)
-        return self._around(
-            shortened(whole, self._room // 8)
-        )  # a character is at most four bytes, a token at least one
+        # A character is at most four bytes, a token at least one.
+        return self._around(shortened(whole, self._room // 8))
 
     async def _rendered(self, messages: Sequence[Message], limit: int) -> str:
         return self._around(await in_thread(transcript, messages, limit))
