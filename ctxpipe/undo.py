@@ -180,11 +180,16 @@ def _first(undo: Undo, length: int) -> Undo:
 async def restored(context: Sequence[Message], undos: Sequence[Undo], storage: TextReader) -> list[Message]:
     """The history of which the changes of *undos*, oldest first, have made *context*.
 
-    Raises StorageError, naming the message, when a file or an archive is missing or holds something else by now.
+    Raises StorageError, naming the message, when a file or an archive is missing or holds something else by now; and
+    when a change was recorded in another form than this module's.
     """
     messages = list(context)
     for number in range(len(undos) - 1, -1, -1):
-        messages = await _Back(messages, undos[number], undos[:number], storage).undone()
+        try:
+            messages = await _Back(messages, undos[number], undos[:number], storage).undone()
+        except (TypeError, LookupError, AttributeError, ValueError) as error:
+            told = f"change {number + 1} of {len(undos)} was recorded in another form, and cannot be taken back"
+            raise StorageError(told) from error
     return messages
 
 

@@ -367,3 +367,11 @@ async def test_a_cut_into_the_outcome_of_a_change_makes_it_the_raw_history() -> 
 @given(histories(3))
 async def test_nothing_to_take_back_gives_the_context(history: list[Message]) -> None:
     assert await restored(history, [], NO_STORAGE) == history
+
+
+@pytest.mark.parametrize("item", [["x", None], {"files": 7, "blocks": {}}, {"files": 0, "blocks": {"x": 1}}, None])
+async def test_a_change_recorded_in_another_form_is_named(item: object, tmp_path: Path):
+    undos = [Undo(0, 1, 1, (item,)), Undo(1, 1, 1, ())]
+
+    with pytest.raises(StorageError, match="change 1 of 2 was recorded in another form"):
+        await restored([user("hello")], undos, LocalStorage(tmp_path))
