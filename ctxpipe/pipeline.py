@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 from .errors import SettingsError
 from .runner import Record, Request, Runner, Thinking, Veto
 from .session import CACHE_SECONDS, Session
+from .settings import is_size
 from .tokens import Budget, TokenCounter, as_counter
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ class ContextPipeline:
             raise SettingsError(f"on_error is {on_error!r}, not 'skip' or 'raise'")
         if thinking not in ("keep", "strip", "protect"):
             raise SettingsError(f"thinking is {thinking!r}, not 'keep', 'strip' or 'protect'")
-        if max_sessions < 1:
-            raise SettingsError(f"max_sessions is {max_sessions}; at least 1 is needed")
+        if not is_size(max_sessions) or not max_sessions:
+            raise SettingsError(f"max_sessions is {max_sessions!r}; give a whole number, 1 or more")
         self._runner = Runner(
             budget if budget is not None else Budget(), as_counter(counter), on_report, veto, on_error, thinking, prices
         )

@@ -6,6 +6,7 @@ stage is built or the function is called, never at import; an empty value means 
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
@@ -68,6 +69,11 @@ class Setting(Generic[T]):
 def is_size(value: object) -> bool:
     """Whether *value* can be a number of things: whole, and 0 or more."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def is_number(value: object) -> bool:
+    """Whether *value* is a finite number."""
+    return isinstance(value, int | float | Decimal) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def setting(source: Setting[T]) -> Any:

@@ -189,6 +189,7 @@ async def test_what_is_appended_wrongly_later_is_refused_too_and_then_forgotten(
     [
         ({"on_error": "ignore"}, "on_error is 'ignore'"),
         ({"max_sessions": 0}, "max_sessions is 0"),
+        ({"max_sessions": "9"}, "max_sessions is '9'"),
         ({"counter": "no such encoding"}, "no such encoding"),
         ({"thinking": "forget"}, "thinking is 'forget'"),
         ({"stages": [5]}, "5 is not callable"),

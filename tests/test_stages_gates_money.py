@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 from histories import conversation, histories, step, user
@@ -281,6 +282,8 @@ def test_a_setting_that_makes_no_sense_is_refused() -> None:
         RentOrBuyGate(alpha=float("nan"))
     with pytest.raises(SettingsError, match="min_tokens"):
         RentOrBuyGate(min_tokens=-1)
+    with pytest.raises(SettingsError, match="min_calls of a RentOrBuyGate is '25'"):
+        RentOrBuyGate(min_calls=cast("int", "25"))
 
 
 # Read back, and old again -------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from ..edits.offload import Candidate, Scan, passes
 from ..errors import SettingsError
 from ..messages import MEDIA, ToolResult, compact_json, kind
 from ..prices import Prices
-from ..settings import OFFLOAD_RATIO_THRESHOLD, setting
+from ..settings import OFFLOAD_RATIO_THRESHOLD, is_number, setting
 from ..stage import Turn
 from ..tokens import TokenCounter
 
@@ -41,8 +40,7 @@ class RatioGate:
     ratio: float | Decimal = setting(OFFLOAD_RATIO_THRESHOLD)
 
     def __post_init__(self) -> None:
-        is_number = isinstance(self.ratio, int | float | Decimal) and not isinstance(self.ratio, bool)
-        if not is_number or not math.isfinite(self.ratio):
+        if not is_number(self.ratio):
             raise SettingsError(f"ratio of a RatioGate is {self.ratio!r}, which is not a finite number")
 
     async def __call__(
@@ -81,7 +79,7 @@ class RentOrBuyGate:
     def __post_init__(self) -> None:
         for name in ("alpha", "min_tokens", "min_calls", "free_calls", "placeholder_tokens"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
+            if not (is_number(value) and value >= 0):
                 raise SettingsError(f"{name} of a RentOrBuyGate is {value!r}; give a number, 0 or more")
 
     async def __call__(

@@ -17,6 +17,7 @@ from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..errors import SettingsError, StorageError
 from ..messages import ensure_messages, rewrite
 from ..reports import Truncated
+from ..settings import is_size
 from ..stage import Change, Skip, Turn
 from ..storage import Archive
 from ..tokens import Counting, TokenCounter, as_counter
@@ -104,7 +105,7 @@ class SmartTruncate:
     pin: Callable[[Message], bool] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_tokens, int) or self.max_tokens < 0:
+        if not is_size(self.max_tokens):
             raise SettingsError(f"max_tokens is {self.max_tokens!r}; give a whole number, 0 or more")
         if self.window not in ("average", "covering"):
             raise SettingsError(f"window is {self.window!r}, not 'average' or 'covering'")
