@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["Entry", "Found", "Journal", "JournalStorage", "State"]
 
 NAME = "journal.jsonl"
+_DIGEST_BYTES = hashlib.sha256().digest_size
+# What a line may lead to that somebody else has written, or another version of this module.
+_OF_ANOTHER_FORM = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 class JournalStorage(Archive, TextReader, Protocol):
@@ -94,9 +97,6 @@ class Digests:
     def upto(self, count: int) -> str:
         """The digest of the first *count* messages, "" when there are fewer."""
         return hashlib.sha256(self._held[: count * _DIGEST_BYTES]).hexdigest() if count <= len(self) else ""
-
-
-_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +211,6 @@ def _parsed(line: str) -> tuple[str, Entry] | None:
         return check, _entry(json.loads(body))
     except _OF_ANOTHER_FORM:
         return None
-
-
-# What a line may lead to that somebody else has written, or another version of this module.
-_OF_ANOTHER_FORM = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 def _entry(values: dict[str, Any]) -> Entry:
