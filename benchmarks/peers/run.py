@@ -201,7 +201,7 @@ def _cells(cells: Sequence[str]) -> str:
 
 def _lines(lines: Sequence[str]) -> str:
     """*lines*, the running text among them at a width that is read in an editor."""
-    wrapped = (line if line.startswith(("|", "#")) else textwrap.fill(line, 120) for line in lines)
+    wrapped = (line if line.startswith(("|", "#")) else textwrap.fill(line.strip(), 120) for line in lines)
     return "\n".join(wrapped)
 
 

@@ -166,7 +166,7 @@ class _PeerSession:
     async def run(self, context: list[Message], **_: Any) -> Result:
         new = [self._billed(message) for message in context[self.known :]]
         told = await to_thread.run_sync(self._turn, new)
-        messages = cast("list[Message]", told["messages"])
+        messages = _unmarked(told["messages"])
         self.known = len(messages)
         return Result(messages, tuple(map(self._report, told["prompts"])))
 
@@ -193,6 +193,16 @@ class _PeerSession:
 
     def observe(self, usage: Mapping[str, int]) -> None:
         self.bill = {"input_tokens": sum(usage.values())}
+
+
+def _unmarked(wire: Sequence[Any]) -> list[Message]:
+    """*wire* without cache marks: where they wander, they change no prefix, and the bill places its own."""
+    return [
+        cast("Message", {**message, "content": [bare(block) for block in message["content"]]})
+        if isinstance(message["content"], list) and "cache_control" in str(message["content"])
+        else message
+        for message in wire
+    ]
 
 
 async def cost(
