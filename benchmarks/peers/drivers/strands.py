@@ -18,6 +18,7 @@ from strands.models._thinking_binding import is_thinking_binding_error
 from strands.models.anthropic import AnthropicModel
 from strands.models.model import Model
 from strands.storage import LocalFileStorage
+from strands.types.content import _ensure_tracking_id
 
 COUNTER = "tiktoken if installed, else characters / 4; anchored on the last bill"
 WAYS = {
@@ -117,6 +118,7 @@ class Peer:
     async def arrive(self, native: list[Any]) -> None:
         """A message is added to the agent's, and its hooks hear of it."""
         for message in native:
+            _ensure_tracking_id(message)  # its stash names texts by it
             self.agent.messages.append(message)
             await self.agent.hooks.invoke_callbacks_async(MessageAddedEvent(agent=self.agent, message=message))
 
