@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
@@ -21,12 +21,12 @@ from rich.table import Table
 from ctxpipe import LocalStorage, Offloaded, TokenCounter, offload_tools
 from ctxpipe.lab.live_report import LiveReport
 from ctxpipe.lab.page import write_page
-from ctxpipe.lab.report import Fact
+from ctxpipe.lab.report import Fact, Report
 from ctxpipe.stages.offload import READ_BACK_TOOLS
 from ctxpipe.testing import MessagesServer
 from examples.agent_loop import SYSTEM, Turn, build_pipeline, run_agent
 from examples.scripted_model import FAULTS, survey
-from examples.tools import folder_tools
+from examples.tools import existing_folder, folder_tools
 
 if TYPE_CHECKING:
     import anthropic
@@ -38,6 +38,9 @@ PACKAGE = Path(__file__).resolve().parents[1] / "ctxpipe"
 TASK = "What does each module here do? Read every one; say how they hang together."
 ABOUT = "An agent explores a folder; every tool result that is long goes to a file, and a table shows what that saves."
 EPILOG = "With ANTHROPIC_API_KEY set it asks the API, which costs money; without it, or with --demo, a scripted model."
+
+Row: TypeAlias = tuple[str, int | str, int | str]
+"""What was added up, and how much of it there is with ctxpipe and without."""
 
 
 @dataclass(slots=True)
@@ -125,7 +128,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m examples.agent_loop", description=ABOUT, epilog=EPILOG)
     parser.add_argument("task", nargs="?", default=TASK, help="what the agent is asked")
     parser.add_argument("--demo", action="store_true", help="a scripted model, even with ANTHROPIC_API_KEY set")
-    parser.add_argument("--folder", type=folder, default=PACKAGE, help="what the tools may read (this package)")
+    parser.add_argument(
+        "--folder", type=existing_folder, default=PACKAGE, help="what the tools may read (this package)"
+    )
     parser.add_argument("--storage", default="", help="where tool results go (a new temporary folder)")
     parser.add_argument("--model", default="claude-sonnet-5-5", help="the model to ask (%(default)s)")
     parser.add_argument("--max-turns", type=int, default=300, help="give up after that many (%(default)s)")
@@ -133,13 +138,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     options.storage = options.storage or tempfile.mkdtemp(prefix="ctxpipe-")
     return options
-
-
-def folder(text: str) -> Path:
-    path = Path(text)
-    if not path.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {text}")
-    return path
 
 
 @asynccontextmanager
@@ -181,19 +179,27 @@ async def run(options: argparse.Namespace, console: Console) -> int:
         refused = len(server.refused) if server else None
     if tally.turns:
         console.print(f"\n{tally.answer}\n", markup=False, highlight=False, soft_wrap=True)
-        seconds = time.monotonic() - started
-        console.print(table(tally, refused, seconds))
+        sums = rows(tally, refused, time.monotonic() - started)
+        console.print(table(tally, sums))
         console.print(f"The files lie in {storage.root}", soft_wrap=True, highlight=False)
-        facts = [Fact(name, grouped(ours), grouped(theirs)) for name, ours, theirs in rows(tally, refused, seconds)]
+        facts = [Fact(name, grouped(ours), grouped(theirs)) for name, ours, theirs in sums]
         report = tally.live.report(options.task, subtitle=f"{who} on {options.folder}", facts=facts)
-        page = Path(storage.root) / f"{session_id}.html"
-        page.parent.mkdir(parents=True, exist_ok=True)  # nothing may have been offloaded
-        await asyncio.to_thread(write_page, page, report)
-        console.print(f"Turn by turn, for a browser: {page}", soft_wrap=True, highlight=False)
+        await show_page(Path(storage.root) / f"{session_id}.html", report, tally, console)
     tally.faults += [fault for fault in FAULTS if server and fault in tally.answer]
     for fault in tally.faults:
         print(fault, file=sys.stderr)
     return 1 if tally.faults else 0
+
+
+async def show_page(page: Path, report: Report, tally: Tally, console: Console) -> None:
+    """Write the page of the session and say where it lies."""
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)  # nothing may have been offloaded
+        await asyncio.to_thread(write_page, page, report)
+    except OSError as error:
+        tally.faults.append(f"{page} could not be written: {error.strerror or error}")
+        return
+    console.print(f"Turn by turn, for a browser: {page}", soft_wrap=True, highlight=False)
 
 
 async def watch(turns: AsyncGenerator[Turn], tally: Tally, console: Console, max_turns: int) -> None:
@@ -223,7 +229,7 @@ def progress(console: Console) -> Iterator[Callable[[Tally], None]]:
         yield lambda tally: status.update(tally.line)
 
 
-def rows(tally: Tally, refused: int | None, seconds: float) -> list[tuple[str, int | str, int | str]]:
+def rows(tally: Tally, refused: int | None, seconds: float) -> list[Row]:
     size = sum(os.path.getsize(file) for file in tally.files)
     return [
         ("turns", tally.turns, tally.turns_without),
@@ -239,12 +245,12 @@ def rows(tally: Tally, refused: int | None, seconds: float) -> list[tuple[str, i
     ]
 
 
-def table(tally: Tally, refused: int | None, seconds: float) -> Table:
+def table(tally: Tally, sums: Sequence[Row]) -> Table:
     shown = Table(title=f"{1 - tally.sent / tally.sent_without:.0%} fewer tokens sent", title_justify="left")
     shown.add_column("")
     shown.add_column("with ctxpipe", justify="right")
     shown.add_column("without", justify="right")
-    for name, with_it, without in rows(tally, refused, seconds):
+    for name, with_it, without in sums:
         shown.add_row(name, grouped(with_it), grouped(without))
     return shown
 

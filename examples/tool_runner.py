@@ -22,7 +22,7 @@ from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.testing import MessagesServer
 from examples.agent_loop import SYSTEM
 from examples.scripted_model import survey
-from examples.tools import folder_tools
+from examples.tools import existing_folder, folder_tools
 
 PACKAGE = Path(__file__).resolve().parents[1] / "ctxpipe"
 
@@ -59,7 +59,9 @@ async def ask(task: str, folder: Path, model: str, **client: Any) -> str:
 async def main() -> None:
     parser = argparse.ArgumentParser(description="Ask the SDK's tool runner about a folder.")
     parser.add_argument("task", nargs="?", default="What does each module here do?")
-    parser.add_argument("--folder", type=Path, default=PACKAGE, help="what the tools may read (this package)")
+    parser.add_argument(
+        "--folder", type=existing_folder, default=PACKAGE, help="what the tools may read (this package)"
+    )
     parser.add_argument("--model", default="claude-sonnet-5-5", help="the model to ask")
     given = parser.parse_args()
     if os.environ.get("ANTHROPIC_API_KEY"):

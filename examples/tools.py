@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ from ctxpipe.tools import Tool, ToolInputError
 if TYPE_CHECKING:
     from anthropic.types import ToolParam
 
-__all__ = ["folder_tools"]
+__all__ = ["existing_folder", "folder_tools"]
 
 MAX_MATCHES = 200
 SECONDS = 20.0  # for one search, or one program
@@ -56,6 +57,14 @@ def folder_tools(folder: str | os.PathLike[str]) -> list[Tool]:
     ]
 
 
+def existing_folder(text: str) -> Path:
+    """*text* as the folder that it names, for a command line."""
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {text}")
+    return path
+
+
 def definition(name: str, description: str, arguments: tuple[str, ...]) -> ToolParam:
     """A tool whose arguments are all texts; a path may be left out."""
     properties = {argument: {"type": "string"} for argument in arguments}
@@ -69,7 +78,8 @@ async def in_thread(work: Callable[[], T]) -> T:
     try:
         return await anyio.to_thread.run_sync(work)
     except OSError as error:
-        raise ToolInputError(f"{error.strerror or error}: {error.filename}") from error
+        told = str(error.strerror or error)
+        raise ToolInputError(f"{told}: {error.filename}" if error.filename else told) from error
 
 
 def inside(root: Path, path: object) -> Path:

@@ -93,6 +93,16 @@ async def test_a_broken_pattern_is_an_error_for_the_model(folder: Path) -> None:
         await use(folder, "grep", pattern="(")
 
 
+async def test_a_pattern_that_takes_for_ever_is_an_error_for_the_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(example_tools, "SECONDS", 0.01)
+    (folder / "as.txt").write_text(f"{'a' * 60}b", "utf-8")
+
+    with pytest.raises(ToolInputError, match=r"timed out$"):
+        await use(folder, "grep", pattern="(?:a|aa|aaa)+c|(a+)+$")
+
+
 async def test_run_python_gives_what_is_printed_and_how_it_ended(folder: Path) -> None:
     assert await use(folder, "run_python", code="print(open('__init__.py').read())") == '"""A package."""\n\n'
     assert await use(folder, "run_python", code="") == "[no output]"
@@ -395,11 +405,21 @@ def test_help_says_what_there_is() -> None:
         assert option in done.stdout
 
 
-def test_a_folder_that_is_not_there_is_an_error() -> None:
-    done = start("--demo", "--folder", "nowhere", env={})
+@pytest.mark.parametrize("example", ["agent_loop", "tool_runner"])
+def test_a_folder_that_is_not_there_is_an_error(example: str) -> None:
+    command = [sys.executable, "-m", f"examples.{example}", "--folder", "nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
 
     assert done.returncode == 2
     assert "there is no folder nowhere" in done.stderr
+
+
+def test_a_storage_that_cannot_be_written_costs_the_page_and_is_told(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = start("--demo", "--folder", str(folder), "--storage", str(tmp_path / "file" / "s"), env={})
+
+    assert done.returncode == 1
+    assert re.fullmatch(r"\S+\.html could not be written: Not a directory", done.stderr.splitlines()[-1])
 
 
 async def test_the_sdks_tool_runner_works_through_its_task_with_the_middleware() -> None:
