@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..tokens import TokenCounter
     from .restore import RestoredFile, RestoredFiles
 
-__all__ = ["FileFolder", "Layout", "fitted", "folded_texts", "indexed", "what_holds"]
+__all__ = ["FileFolder", "Layout", "fitted", "folded_texts", "folder_or_default", "indexed", "what_holds"]
 
 logger = logging.getLogger("ctxpipe")
 
@@ -34,17 +34,22 @@ class FileFolder(Protocol):
         ...
 
 
+def folder_or_default(folder: FileFolder | None, counter: TokenCounter) -> FileFolder:
+    """*folder*, by default one that keeps the names which the files define (A-48)."""
+    if folder is not None:
+        return folder
+    from .fold import Folder  # here: it brings the parser
+
+    return Folder(counter=counter)
+
+
 async def folded_texts(
     files: Sequence[RestoredFile], counter: TokenCounter, folder: FileFolder | None = None
 ) -> dict[str, str]:
-    """What the files that found no room come down to, by path; *folder* defaults to the names they define (A-48)."""
+    """What the files that found no room come down to, by path."""
     if not files:
         return {}
-    if folder is None:
-        from .fold import Folder  # here: it brings the parser
-
-        folder = Folder(counter=counter)
-    texts = await folder.fold([(file.path, file.text) for file in files])
+    texts = await folder_or_default(folder, counter).fold([(file.path, file.text) for file in files])
     return {file.path: text for file, text in zip(files, texts, strict=True) if text}
 
 

@@ -22,7 +22,7 @@ from ..stage import Change, Skip, Turn
 from ..storage import Archive
 from ..tokens import Counting, TokenCounter, as_counter
 from .archive import archive_text
-from .layout import FileFolder
+from .layout import FileFolder, folder_or_default
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -224,11 +224,7 @@ async def _folds(
     views = [view for view in views if view.foldable]
     if not views:
         return {}
-    if folder is None:
-        from .fold import Folder
-
-        folder = Folder(counter=counter)
-    folded = await folder.fold([(view.path, view.text) for view in views])
+    folded = await folder_or_default(folder, counter).fold([(view.path, view.text) for view in views])
     pairs = [(view, text) for view, text in zip(views, folded, strict=True) if text]
     tokens = await counter.texts([text for view, text in pairs for text in (view.text, text)])
     sizes = zip(tokens[::2], tokens[1::2], strict=True)
