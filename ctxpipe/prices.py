@@ -52,7 +52,7 @@ class Prices:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name != "cliffs" and not (math.isfinite(value) and value >= 0):
+            if field.name != "cliffs" and not (isinstance(value, int | float) and 0 <= value < math.inf):
                 raise SettingsError(f"the price {field.name} is {value!r}; give dollars per token, 0 or more")
         if not self.input:
             raise SettingsError("the price input is 0; what a rewrite pays back is measured by it")

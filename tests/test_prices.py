@@ -7,6 +7,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from itertools import accumulate
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -91,8 +92,8 @@ def test_an_unknown_model_with_its_prices_given_caches_nothing_unless_told() -> 
     assert (prices.read_ratio, prices.write_ratio) == (1, 1)
 
 
-@pytest.mark.parametrize("price", [-1.0, math.nan, math.inf])
-def test_a_price_that_is_no_amount_of_money_is_refused(price: float) -> None:
+@pytest.mark.parametrize("price", [-1.0, math.nan, math.inf, "0.1", None])
+def test_a_price_that_is_no_amount_of_money_is_refused(price: Any) -> None:
     with pytest.raises(SettingsError, match="read"):
         prices_of("claude-opus-5-5", read=price)
 
