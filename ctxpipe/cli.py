@@ -303,7 +303,8 @@ def inspect(
         return
     total = sum(kinds.values())
     _print_shares(_heading(transcript, total), kinds.most_common())
-    print_table("by tool", ("tool", "calls", "tokens"), [(name, f"{n:,}", f"{t:,}") for name, n, t in tools])
+    if tools:
+        print_table("by tool", ("tool", "calls", "tokens"), [(name, f"{n:,}", f"{t:,}") for name, n, t in tools])
     shown = [(f"{b.message}", b.what, f"{b.tokens:,}", one_line(b.begins)) for b in largest]
     print_table("largest blocks", ("message", "what", "tokens", "begins"), shown)
 

@@ -263,6 +263,13 @@ def test_inspect_tells_what_fills_the_context(sound: Path):
     assert "largest blocks" in run("inspect", sound).stdout
 
 
+def test_inspect_prints_no_table_of_tools_where_there_was_none(sound: Path, tmp_path: Path):
+    talk = tmp_path / "talk.jsonl"
+    talk.write_text(lines(conversation(user("Hi."), assistant("Hello."))), "utf-8")
+    assert "by tool" in run("inspect", sound).stdout
+    assert "by tool" not in run("inspect", talk).stdout
+
+
 def test_inspect_prints_what_looks_like_markup_as_it_stands(tmp_path: Path):
     path = tmp_path / "markup.jsonl"
     path.write_text(lines(conversation(user("[bold]x[/bold] [/nothing]"), assistant("Hm."))), "utf-8")
