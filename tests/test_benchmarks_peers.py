@@ -74,6 +74,13 @@ AGAIN = """
         drop = {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}}
         return {"thinking": drop, "betas": ["thinking-binding-controls-2026-08-01"]}
 """
+MARKED = """
+    def wire(self, shaped):
+        content = shaped[-1]["content"]
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        marked = [*blocks[:-1], {**blocks[-1], "cache_control": {"type": "ephemeral"}}]
+        return [*shaped[:-1], {**shaped[-1], "content": marked}]
+"""
 
 
 @pytest.fixture
@@ -348,6 +355,14 @@ def test_a_peer_is_replayed_and_billed_like_a_policy(ours: Peer) -> None:
     assert bills[0.1].refetches == 1
     assert recall < 1
     assert bills[0.1].prompt_tokens < none[0.1].prompt_tokens
+
+
+def test_a_peer_that_moves_its_cache_mark_is_billed_like_one_without(driven: Callable[[str], Peer]) -> None:
+    transcript = session()
+    bare, _ = anyio.run(partial(cost, transcript, PeerPipeline(driven(DRIVER), "compact", {})))
+    marked, _ = anyio.run(partial(cost, transcript, PeerPipeline(driven(DRIVER + MARKED), "compact", {})))
+
+    assert marked == bare
 
 
 def test_our_files_and_archives_are_found_again(ours: Peer) -> None:
