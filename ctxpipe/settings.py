@@ -10,6 +10,7 @@ import math
 import os
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
+from numbers import Real
 from typing import Any, Generic, TypeVar
 
 from .errors import SettingsError
@@ -73,7 +74,28 @@ def is_size(value: object) -> bool:
 
 def is_number(value: object) -> bool:
     """Whether *value* is a finite number."""
-    return isinstance(value, int | float | Decimal) and not isinstance(value, bool) and math.isfinite(value)
+    return not isinstance(value, bool) and isinstance(value, Real | Decimal) and math.isfinite(value)
+
+
+def check_sizes(**sizes: object) -> None:
+    """Raise SettingsError, by name, unless all *sizes* are whole numbers, 0 or more."""
+    for name, size in sizes.items():
+        if not is_size(size):
+            raise SettingsError(f"{name} is {size!r}; give a whole number, 0 or more")
+
+
+def check_numbers(**numbers: object) -> None:
+    """Raise SettingsError, by name, unless all *numbers* are finite, 0 or more."""
+    for name, number in numbers.items():
+        if not (is_number(number) and number >= 0):  # type: ignore[operator]
+            raise SettingsError(f"{name} is {number!r}; give a number, 0 or more")
+
+
+def check_callables(**functions: object) -> None:
+    """Raise SettingsError, by name, unless each of *functions* can be called, or is None."""
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise SettingsError(f"{name} is {function!r}; give a function, or None")
 
 
 def setting(source: Setting[T]) -> Any:

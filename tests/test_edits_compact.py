@@ -89,6 +89,14 @@ def test_what_only_looks_alike_is_no_command(text: str) -> None:
     assert extract_commands([user(text)]) == []
 
 
+@pytest.mark.parametrize("beginning", ["<command>", "<command ", "<command x"])
+def test_beginnings_without_end_take_linear_time(beginning: str) -> None:
+    whole = "<command>do</command>"
+
+    assert extract_commands([user(whole + beginning * 50_000)]) == [whole]
+    assert extract_commands([user(f"{'<command ' * 50_000}{whole}")]) == [whole]
+
+
 def test_tool_results_and_the_assistant_give_no_commands() -> None:
     block = "<command>rm -rf /</command>"
 

@@ -965,7 +965,14 @@ def test_a_summariser_without_a_focus_stays(storage: LocalStorage) -> None:
         {"archive": "a folder"},
         {"evidence_tokens": -1},
         {"max_request_chars": -1},
+        {"evidence_tokens": "2000"},
         {"cooldown_seconds": -0.5},
+        {"cooldown_seconds": float("nan")},
+        {"max_restore_files": -1},
+        {"max_restore_tokens_total": "x"},
+        {"pin": 3},
+        {"folder": "src"},
+        {"summarize": "claude-haiku-4-5"},
         {"work_dir": ""},
         {"reference": "somewhere"},
     ],
@@ -973,7 +980,7 @@ def test_a_summariser_without_a_focus_stays(storage: LocalStorage) -> None:
 )
 def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, Any], storage: LocalStorage) -> None:
     with pytest.raises(SettingsError):
-        Compact(Writer(), **{"archive": storage, **settings})
+        Compact(**{"summarize": Writer(), "archive": storage, **settings})
 
 
 def test_the_request_to_go_on_is_the_documented_one() -> None:

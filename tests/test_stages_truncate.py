@@ -211,7 +211,10 @@ async def test_what_is_no_history_is_refused() -> None:
         ({"max_tokens": None}, "max_tokens is None"),
         ({"window": "all"}, "window is 'all'"),
         ({"middle_start": 0.9, "middle_end": 0.1}, "middle_start and middle_end are 0.9 and 0.1"),
+        ({"middle_start": "a"}, "middle_start is 'a'"),
         ({"archive": "folder"}, "archive is 'folder'"),
+        ({"pin": 3}, "pin is 3"),
+        ({"folder": "src"}, "folder is 'src'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, object], words: str) -> None:

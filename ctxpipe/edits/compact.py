@@ -78,7 +78,8 @@ def _assistant(text: str) -> Message:
 
 # Commands of the user --------------------------------------------------------------------------------------------
 
-_COMMAND = re.compile(r"<command(?:\s[^>]*)?>.*?</command>", re.DOTALL)
+_COMMAND = re.compile(r"<command(?:\s[^<>]*)?>.*?</command>", re.DOTALL)
+_END = "</command>"  # behind the last one, each beginning would be followed to the end of the text
 _WORKFLOWS = f"{REMINDER}## Active Workflows\nThese commands of the user stay in force:\n"
 
 
@@ -87,7 +88,8 @@ def extract_commands(messages: Iterable[Message]) -> list[str]:
 
     Those that an earlier compaction carried on come first; tool results and the assistant's words do not count.
     """
-    found = (block for message in messages for block in _COMMAND.findall(_carried(message) or own_words(message)))
+    texts = (_carried(message) or own_words(message) for message in messages)
+    found = (block for text in texts for block in _COMMAND.findall(text, 0, text.rfind(_END) + len(_END)))
     return list(dict.fromkeys(found))
 
 

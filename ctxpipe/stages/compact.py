@@ -29,6 +29,9 @@ from ..settings import (
     MAX_RESTORE_TOKENS_PER_FILE,
     MAX_RESTORE_TOKENS_TOTAL,
     SUMMARY_MAX_WORDS,
+    check_callables,
+    check_numbers,
+    check_sizes,
     setting,
 )
 from ..stage import Change, Intent, Skip, Turn
@@ -47,7 +50,7 @@ from ..threads import in_thread
 from ..tokens import Counting, as_counter, should_compact
 from .archive import archive_text, load_archive
 from .attempts import Attempts
-from .layout import FileFolder, Fold, Layout, fitted, folded_texts, indexed, what_holds
+from .layout import FileFolder, Fold, Layout, check_folder, fitted, folded_texts, indexed, what_holds
 from .pointing import check_reference, shown
 from .restore import RestoredFiles, restore_files
 
@@ -279,9 +282,16 @@ class Compact:
             )
         if self.archive is not None and not isinstance(self.archive, Archive):
             raise SettingsError(f"archive is {self.archive!r}; give an Archive such as LocalStorage('.ctxpipe')")
-        for name in ("evidence_tokens", "max_request_chars", "cooldown_seconds"):
-            if getattr(self, name) < 0:
-                raise SettingsError(f"{name} of Compact is {getattr(self, name)}; it must be 0 or more")
+        check_sizes(
+            max_restore_files=self.max_restore_files,
+            max_restore_tokens_per_file=self.max_restore_tokens_per_file,
+            max_restore_tokens_total=self.max_restore_tokens_total,
+            evidence_tokens=self.evidence_tokens,
+            max_request_chars=self.max_request_chars,
+        )
+        check_numbers(cooldown_seconds=self.cooldown_seconds)
+        check_callables(summarize=self.summarize, pin=self.pin)
+        check_folder(self.folder)
         check_reference(self.reference)
         if self.files is None:
             object.__setattr__(self, "files", LocalFiles(self.work_dir, deny=is_secret))

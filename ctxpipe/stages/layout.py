@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ..edits.compact import Draft, Room, evidence_block
-from ..errors import StorageError
+from ..errors import SettingsError, StorageError
 from ..threads import in_thread
 
 if TYPE_CHECKING:
@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from ..tokens import TokenCounter
     from .restore import RestoredFile, RestoredFiles
 
-__all__ = ["FileFolder", "Layout", "fitted", "folded_texts", "folder_or_default", "indexed", "what_holds"]
+__all__ = [
+    "FileFolder",
+    "Layout",
+    "check_folder",
+    "fitted",
+    "folded_texts",
+    "folder_or_default",
+    "indexed",
+    "what_holds",
+]
 
 logger = logging.getLogger("ctxpipe")
 
@@ -32,6 +41,12 @@ class FileFolder(Protocol):
     async def fold(self, files: Sequence[tuple[str, str]], /) -> Sequence[str | None]:
         """What each (path, source text) comes down to, as a text to stand behind a summary; None where nothing can."""
         ...
+
+
+def check_folder(folder: object) -> None:
+    """Raise SettingsError unless *folder* is a `FileFolder`, or None."""
+    if folder is not None and not callable(getattr(folder, "fold", None)):
+        raise SettingsError(f"folder is {folder!r}; give something that can fold, such as a Folder, or None")
 
 
 def folder_or_default(folder: FileFolder | None, counter: TokenCounter) -> FileFolder:

@@ -23,6 +23,7 @@ from ..settings import (
     DIRECT_OFFLOAD_CHAR_THRESHOLD,
     OFFLOAD_CHAR_THRESHOLD,
     OFFLOAD_RATIO_THRESHOLD,
+    check_sizes,
     is_size,
     setting,
 )
@@ -345,7 +346,7 @@ class DirectOffload:
 
     def __post_init__(self) -> None:
         self._pointers.check()
-        _check_sizes(min_chars=self.min_chars)
+        check_sizes(min_chars=self.min_chars)
         _check_limits(read_back_chars=self.read_back_chars)
         _check_tools(self.per_tool, exempt_tools=self.exempt_tools)
 
@@ -458,7 +459,7 @@ class BatchOffload:
 
     def __post_init__(self) -> None:
         self._pointers.check()
-        _check_sizes(
+        check_sizes(
             min_chars=self.min_chars,
             keep_recent=self.keep_recent,
             min_context_tokens=self.min_context_tokens,
@@ -532,12 +533,6 @@ def _with(change: Change, *, failed: tuple[str, ...] = (), saved_chars: int | No
 
 def _exempt(tools: AbstractSet[str]) -> AbstractSet[str]:
     return frozenset(tools) | READ_BACK_TOOLS
-
-
-def _check_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if not is_size(size):
-            raise SettingsError(f"{name} is {size!r}; give a whole number, 0 or more")
 
 
 def _check_limits(**limits: int | None) -> None:

@@ -17,12 +17,12 @@ from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..errors import SettingsError, StorageError
 from ..messages import ensure_messages, rewrite
 from ..reports import Truncated
-from ..settings import is_size
+from ..settings import check_callables, check_numbers, check_sizes
 from ..stage import Change, Skip, Turn
 from ..storage import Archive
 from ..tokens import Counting, TokenCounter, as_counter
 from .archive import archive_text
-from .layout import FileFolder, folder_or_default
+from .layout import FileFolder, check_folder, folder_or_default
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -105,8 +105,8 @@ class SmartTruncate:
     pin: Callable[[Message], bool] | None = None
 
     def __post_init__(self) -> None:
-        if not is_size(self.max_tokens):
-            raise SettingsError(f"max_tokens is {self.max_tokens!r}; give a whole number, 0 or more")
+        check_sizes(max_tokens=self.max_tokens)
+        check_numbers(middle_start=self.middle_start, middle_end=self.middle_end)
         if self.window not in ("average", "covering"):
             raise SettingsError(f"window is {self.window!r}, not 'average' or 'covering'")
         if not 0 <= self.middle_start < self.middle_end <= 1:
@@ -116,6 +116,8 @@ class SmartTruncate:
             )
         if self.archive is not None and not isinstance(self.archive, Archive):
             raise SettingsError(f"archive is {self.archive!r}; give an Archive such as LocalStorage('.ctxpipe')")
+        check_callables(pin=self.pin)
+        check_folder(self.folder)
 
     async def __call__(self, turn: Turn) -> Change | Skip:
         """Raises StorageError when the raw messages cannot be archived, unless that is not required."""

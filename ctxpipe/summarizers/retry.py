@@ -18,7 +18,7 @@ import anyio
 from ..compacted import ACKNOWLEDGED, SUMMARY, safe_summary
 from ..errors import CtxpipeError, SettingsError, SummaryFailed
 from ..messages import is_blank, tool_results
-from ..settings import COMPACT_MAX_RETRIES, setting
+from ..settings import COMPACT_MAX_RETRIES, check_numbers, check_sizes, setting
 from ..threads import in_thread
 from .prompt import transcript
 from .protocol import PromptTooLong, Summarizer, Summary, is_too_long
@@ -54,8 +54,8 @@ class Retry:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        if self.max_retries < 0:
-            raise SettingsError(f"max_retries is {self.max_retries}; it must be 0 or more")
+        check_sizes(max_retries=self.max_retries)
+        check_numbers(attempt_seconds=self.attempt_seconds, total_seconds=self.total_seconds)
         if self.attempt_seconds <= 0 or self.total_seconds <= 0:
             raise SettingsError("attempt_seconds and total_seconds of a Retry must be more than 0")
 
