@@ -253,6 +253,7 @@ class Caller(RuleBasedStateMachine):
         self.known = snapshot([])
         self.originals = Originals()
         self.pointers: dict[tuple[str, str, str], str] = {}
+        self.is_cleaned = False
         self.sent: list[Message] | None = None  # what the session sent last; None: it begins anew
         self.seen: list[Message] = []  # what the model saw last, and how much of the history that was
         self.seen_of = 0
@@ -476,7 +477,7 @@ class Caller(RuleBasedStateMachine):
                 "counts": self.watch.pipeline.counter.total,
                 "encoded": self.watch.tokens.encoded,
                 "raced": self.raced,
-                "pointers": self.pointers,
+                "pointers": {} if self.is_cleaned else self.pointers,
                 "secret": SECRET,
                 **seen,
                 **more,
@@ -687,7 +688,7 @@ class Caller(RuleBasedStateMachine):
             return
         storage, last = self.setting.disk.storage, self.last
         self._run(lambda: storage.cleanup(max_bytes=0, live=[self.history, last.messages]))
-        self.pointers.clear()  # a name that is free again may go to another text
+        self.is_cleaned = True  # a name that is free again may go to another text
         self.raw = None
         if self.seen_of == len(self.history) and self.sent is not None:
             self._turn()

@@ -420,6 +420,26 @@ async def test_thinking_behind_a_summary_that_is_taken_back_has_lost_its_bond(tm
     assert result.request_options == drop_block()
 
 
+async def test_a_compaction_that_is_taken_back_for_the_last_message_is_told(tmp_path: Path) -> None:
+    session, history = compacting(tmp_path, Summaries()).session("s"), loop(30)
+    compacted = await session.run(history)
+
+    history[-1]["content"].append({"type": "text", "text": "and this"})  # type: ignore[union-attr]
+    result = await session.run(history)
+
+    assert result.messages[0] != compacted.messages[0]
+    assert result.notices == ("the history differs from the known one; message 0 and those behind it are new",)
+
+
+async def test_a_last_message_that_grows_in_place_is_nothing_to_tell(tmp_path: Path) -> None:
+    session, history = compacting(tmp_path, Summaries()).session("s"), loop(5)
+    await session.run(history)
+
+    history[-1]["content"].append({"type": "text", "text": "and this"})  # type: ignore[union-attr]
+
+    assert (await session.run(history)).notices == ()
+
+
 async def test_a_branch_is_told_and_shaped_anew_from_there(tmp_path: Path) -> None:
     session, history = small(tmp_path).session("s"), chat(9)
     await session.run(history)

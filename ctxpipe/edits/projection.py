@@ -187,7 +187,8 @@ class Projection:
             match=match,
             fresh=fresh,
             cut=known < len(ours),
-            diverged=agreed < len(ours) or known < len(ours) - 1 or fresh < known,
+            # One message may grow in place; anything more, such as a summary taken back for it, the caller is told.
+            diverged=agreed < len(ours) or known < len(ours) - 1 or kept < len(self.context) - 1 or fresh < known,
             adopted=adopted,
             moved=moved,
             marked=marked,
