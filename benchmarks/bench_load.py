@@ -56,6 +56,9 @@ LAG_LIMIT_MS = 50.0
 TICK_SECONDS = 0.005
 WINDOW = 16_000  # tokens: with the results below a session is compacted every thirty turns or so
 HOUR_SECONDS = 3600.0
+SELDOM = (50_000, 20, 100)
+"""Thresholds of the garbage collector, for a process with millions of objects that live long: by default it stops
+everything to look through them all whenever a quarter has come in addition."""
 SESSIONS_PER_CLIENT = (
     25  # the SDK's pool looks at all its connections twice per request: with 1,000 it is busy with that
 )
@@ -154,6 +157,27 @@ class Lag:
 
     def __str__(self) -> str:
         return f"{_spread(self.late)} (without waiting for a processor: {_spread(self.own)})"
+
+
+class Collections:
+    """How long the garbage collector stopped everything."""
+
+    def __init__(self) -> None:
+        self.pauses: list[float] = []
+        self._begun = 0.0
+        gc.callbacks.append(self._told)
+
+    def _told(self, phase: str, _: object) -> None:
+        if phase == "start":
+            self._begun = time.perf_counter()
+        else:
+            self.pauses.append((time.perf_counter() - self._begun) * 1000)
+
+    def __str__(self) -> str:
+        longest = max(self.pauses, default=0.0)
+        return (
+            f"{len(self.pauses):,} collections of {sum(self.pauses) / 1000:.1f} s in all, the longest {longest:.0f} ms"
+        )
 
 
 def share(values: Sequence[float], part: float) -> float:
@@ -347,8 +371,10 @@ async def measured(arguments: argparse.Namespace, url: str, root: Path) -> tuple
         of = [sdk[i // SESSIONS_PER_CLIENT] for i in range(number)]
         # What the first call loads and compiles is no lag of a loop at work.
         await plain(sdk[0])([{"role": "user", "content": "Hello."}])
+        if not arguments.often:
+            gc.set_threshold(*SELDOM)
         gc.collect()
-        gc.freeze()  # as servers do once they are up; what comes afterwards is collected as ever
+        gc.freeze()  # as servers do once they are up
         print(f"\nwithout ctxpipe: {number:,} sessions x {arguments.baseline_turns} turns")
         bare = Load(number, arguments.baseline_turns, arguments.latency, Clock(), 0)
         await bare.run([plain(client) for client in of])
@@ -360,10 +386,12 @@ async def measured(arguments: argparse.Namespace, url: str, root: Path) -> tuple
         sessions = [shaped.session(f"s{i}", clock=clock) for i in range(number)]
         print(f"\nwith ctxpipe: {number:,} sessions x {arguments.turns} turns")
         load = Load(number, arguments.turns, arguments.latency, clock, arguments.step_seconds)
+        collected = Collections()
         begun, cpu, before = time.perf_counter(), time.process_time(), resident()
         histories = await load.run([through(session, client) for session, client in zip(sessions, of, strict=True)])
         seconds, cpu, after = time.perf_counter() - begun, time.process_time() - cpu, resident()
         print(f"  lag of the loop: {load.lag}\n  without ctxpipe: {bare.lag}")
+        print(f"  garbage: {collected}")
         kept = sum(len(json.dumps(history)) for history in histories) / 2**20
         print(
             f"  {load.done / seconds:.0f} turns a second for {seconds:.0f} s, {cpu / load.done * 1000:.2f} ms CPU each"
@@ -385,6 +413,7 @@ def main() -> int:
     parser.add_argument("--baseline-turns", type=int, default=5)
     parser.add_argument("--latency", type=float, default=12.0, help="seconds that the model takes to answer")
     parser.add_argument("--step-seconds", type=float, default=36.0, help="what a turn takes on the injected clock")
+    parser.add_argument("--often", action="store_true", help="collect garbage as often as CPython does by default")
     parser.add_argument("--hour", action="store_true", help="30 sessions x 720 turns of five seconds")
     parser.add_argument("--serve", type=float, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
