@@ -47,6 +47,11 @@ def test_a_path_is_known_by_its_last_two_segments_however_it_is_spelled() -> Non
     assert path_atom("a/b") is None
 
 
+def test_endless_runs_of_one_character_take_linear_time() -> None:
+    for character in "/.-~a":
+        assert "Psrc/main.py" in atoms(f"{character * 200_000} src/main.py")
+
+
 def test_lines_and_hashes_weigh_more_than_names_and_numbers() -> None:
     assert weight("Lsome line") == weight("Habcdef1") > weight("Iread_file") == weight("Fa.py") == weight("N123")
 

@@ -155,8 +155,10 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     for switch in (*SWITCHES, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
         options.add_argument(switch)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    with Chrome(options=options, service=Service(driver)) as chrome:
+    service = Service(driver)
+    with Chrome(options=options, service=service) as chrome:
         yield chrome
+    vars(service)["process"] = None  # older versions would stop it again, over a socket that nobody closes
 
 
 Show = Callable[[Report], Chrome]

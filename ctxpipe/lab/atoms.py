@@ -25,7 +25,7 @@ WEIGHTS: Mapping[str, float] = {"L": 1.0, "H": 1.0, "P": 0.5, "F": 0.5, "I": 0.5
 MIN_LINE, MAX_LINE, MIN_WORDS, MIN_PATH = 24, 200, 3, 6
 
 # From where a run of such characters begins: tried at each of them, a long run would take quadratic time.
-_PATH = re.compile(r"(?<![\w.@+~-])(?:https?://)?(?:[\w.@+~-]*/)+[\w.@+-]*\w")
+_PATH = re.compile(r"(?<![\w.@+~/-])(?:https?://)?(?:[\w.@+~-]*/)+[\w.@+-]*\w")
 _FILE = re.compile(
     r"\b[\w-]{1,100}\.(?:py|go|tsx?|jsx?|rs|java|md|json|ya?ml|toml|sh|txt|c|h|cpp|rb|sql|html|css|lock|mod|log)\b"
 )

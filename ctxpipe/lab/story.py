@@ -159,7 +159,7 @@ class _Reader:
     def _block(self, role: str, block: Block) -> _Piece:
         name, tokens = kind(block), self.counter.block(block)
         if name == "text":
-            return self._text(role, str(field_of(block, "text", "")))
+            return self._text(role, str(field_of(block, "text") or ""))
         if name == "tool_use":
             call_id, told = str(field_of(block, "id")), compact_json(field_of(block, "input", {}))
             return _Piece(("call", call_id), "calls", f"call of {self._calls.get(call_id, 'a tool')}", told, tokens)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import SettingsError
+from ..messages import is_encodable
 from . import cuts, vocabulary
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class Tiktoken:
         part = segment[: 4 * limit + 64]
         while len(part) < len(segment) and self._count(part) <= limit:
             part = segment[: 2 * len(part)]
-        if not _is_encodable(part):  # decoding would not give the same characters back
+        if not is_encodable(part):  # decoding would not give the same characters back
             return longest_prefix(part, limit, self._count)
         ids = self._ids(part)[:limit]
         while ids:
@@ -194,11 +195,3 @@ class Function:
 def longest_prefix(text: str, limit: int, count: Callable[[str], int]) -> str:
     """A prefix of at most *limit* tokens, the longest if *count* never falls as the text grows."""
     return text[: bisect.bisect_right(range(1, len(text) + 1), limit, key=lambda end: count(text[:end]))]
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
