@@ -447,6 +447,7 @@ class Caller(RuleBasedStateMachine):
     @contextmanager
     def _watched(self) -> Iterator[dict[str, Any]]:
         """What a `Run` needs to know of the time before it."""
+        self._learn_folds()
         self.watch.forget()
         asked = self.setting.writer.asked
         seen: dict[str, Any] = {
@@ -459,10 +460,13 @@ class Caller(RuleBasedStateMachine):
         seen["files"] = (seen["files"][0], files_below(self.setting.root))
         seen["asked"] = self.setting.writer.asked - asked
 
-    def _checked(self, result: Result, seen: Mapping[str, Any], **more: Any) -> None:
-        compacting = self.setting.order.count("compact")
+    def _learn_folds(self) -> None:
         for _, change in self.watch.proposals:
             self.originals.learn_folds(change.messages)
+
+    def _checked(self, result: Result, seen: Mapping[str, Any], **more: Any) -> None:
+        compacting = self.setting.order.count("compact")
+        self._learn_folds()
         refused = self.setting.writer.mode == "refuses"
         run = Run(
             **{
