@@ -202,7 +202,10 @@ class Runner:
             record.unbound = None  # no thinking stands there, and none will: what is sent does not change
             return {}, context
         if self.thinking == "strip":
-            context = _recorded(record, context, strip(context, record.unbound[0]))
+            stripped = strip(context, record.unbound[0])
+            if stripped is not context:  # what was thought behind a block that goes now was bound to it, too
+                record.unbind(record.unbound[0], len(context))
+            context = _recorded(record, context, stripped)
             if not follows(context[: record.unbound[1]], record.unbound[0]):
                 return {}, context
         return drop_block(request.options), context

@@ -48,7 +48,14 @@ class Undo:
 
 def goes_one_by_one(step: Step) -> bool:
     """Whether the change has rewritten messages, each for itself: then an index means the same before and after."""
-    return isinstance(step.detail, Offloaded) and len(step.before) == len(step.after)
+    if len(step.before) != len(step.after):
+        return False
+    # A repair tells no detail; one that has moved a block between messages shows in their shapes.
+    return isinstance(step.detail, Offloaded) or (step.detail is None and all(map(_are_alike, step.before, step.after)))
+
+
+def _are_alike(old: Message, new: Message) -> bool:
+    return old is new or (old["role"] == new["role"] and len(blocks(old)) == len(blocks(new)))
 
 
 # From a change to the way back ------------------------------------------------------------------------------------
@@ -85,7 +92,7 @@ def _file_names(step: Step) -> frozenset[str] | None:
     """The names of the files that the change has written, where it goes one by one."""
     if not goes_one_by_one(step):
         return None
-    return frozenset(PurePath(file).name for file in cast("Offloaded", step.detail).files)
+    return frozenset(PurePath(file).name for file in getattr(step.detail, "files", ()))
 
 
 def _item(step: Step, index: int, archive: str | None, files: AbstractSet[str] | None) -> object:

@@ -58,7 +58,7 @@ from ctxpipe import (
     check,
 )
 from ctxpipe.edits.thinking import drop_block
-from ctxpipe.messages import Message, blocks, tool_calls, tool_results
+from ctxpipe.messages import Message, blocks, kind, tool_calls, tool_results
 from ctxpipe.placeholders import previewed_reference, reference
 from ctxpipe.stages.offload import WRITING_TOOLS
 from ctxpipe.summarizers import ExtractiveSummarizer
@@ -646,6 +646,20 @@ async def test_inside_an_open_tool_loop_thinking_is_never_stripped() -> None:
     result = await run(proposing(shortened), history=THOUGHTFUL[:5], thinking="strip")
 
     assert blocks(result.messages[3])[0] == thinking("second")
+    assert result.request_options == drop_block()
+
+
+async def test_thinking_behind_a_block_that_is_stripped_later_has_lost_its_bond_too() -> None:
+    """The thinking of an open loop stays, and goes once the loop is closed: what came behind had been bound to it."""
+    session = ContextPipeline([proposing(shortened)], thinking="strip").session("s")
+    history = [*THOUGHTFUL[:5]]
+    assert (await session.run(history)).request_options == drop_block()
+
+    history += conversation(assistant("done"), user("next"), step("c", think="third"))
+    result = await session.run(history)
+
+    assert kind(blocks(result.messages[3])[0]) == "tool_use"
+    assert blocks(result.messages[-2])[0] == thinking("third")
     assert result.request_options == drop_block()
 
 

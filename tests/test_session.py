@@ -420,6 +420,18 @@ async def test_thinking_behind_a_summary_that_is_taken_back_has_lost_its_bond(tm
     assert result.request_options == drop_block()
 
 
+async def test_a_mended_message_keeps_its_cache_mark_from_turn_to_turn(tmp_path: Path) -> None:
+    half = {"type": "text", "text": "half a pair \ud83d", "cache_control": {"type": "ephemeral"}}
+    session, history = small(tmp_path).session("s"), [*chat(3), user(half)]
+
+    first = (await session.run(history)).messages
+    second = (await session.run([*history, assistant("ok"), user("on")])).messages
+
+    assert first[-1] == user({**half, "text": "half a pair \ufffd"})
+    assert second[: len(first)] == first
+    assert await session.restore_history(LocalStorage(tmp_path)) == [*history, assistant("ok"), user("on")]
+
+
 async def test_a_compaction_that_is_taken_back_for_the_last_message_is_told(tmp_path: Path) -> None:
     session, history = compacting(tmp_path, Summaries()).session("s"), loop(30)
     compacted = await session.run(history)
