@@ -87,8 +87,12 @@ class Peer:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self._context: list[Any] = []
-        self._answer(START_SECONDS)  # it says so when it cannot be imported
-        self.about = self._ask(op="about")
+        try:
+            self._answer(START_SECONDS)  # it says so when it cannot be imported
+            self.about = self._ask(op="about")
+        except PeerFailed:
+            self.close()
+            raise
 
     def _read(self) -> None:
         assert self._process.stdout is not None  # noqa: S101
