@@ -254,6 +254,7 @@ class Caller(RuleBasedStateMachine):
         self.originals = Originals()
         self.pointers: dict[tuple[str, str, str], str] = {}
         self.is_cleaned = False
+        self.is_news = False  # that the caller goes on with the context: the session knows it by the whole of it
         self.sent: list[Message] | None = None  # what the session sent last; None: it begins anew
         self.seen: list[Message] = []  # what the model saw last, and how much of the history that was
         self.seen_of = 0
@@ -320,6 +321,7 @@ class Caller(RuleBasedStateMachine):
         if self.last is not None and self.seen_of == len(self.history) and self.sent is not None:
             if self.last.messages != self.history:
                 self.seen_of = len(self.last.messages)
+                self.is_news = True
                 if self.is_session_ahead:  # it has gone on to another context, and does not know this one any more
                     self._forgotten()
             self._replaced(list(self.last.messages))
@@ -338,7 +340,7 @@ class Caller(RuleBasedStateMachine):
         if at == len(self.history):
             return
         in_raw = self.raw is not None and len(self.raw) == len(self.history)
-        self.raw = self.raw[:at] if in_raw and self.raw is not None else None
+        self.raw = self.raw[:at] if in_raw and self.raw is not None and not self.is_news else None
         self._replaced(self.history[:at])
         self.sent, self.needs_run = None, True
 
@@ -374,7 +376,7 @@ class Caller(RuleBasedStateMachine):
         """Add a text to the last message, as some loops add results one by one."""
         content = self.history[-1]["content"] if self.history else ""
         if go == 0 and isinstance(content, list) and self.history[-1]["role"] == "user":
-            in_raw = bool(self.raw and plain_json(self.raw[-1]) == plain_json(self.history[-1]))
+            in_raw = bool(self.raw and plain_json(self.raw[-1]) == plain_json(self.history[-1]) and not self.is_news)
             content.append({"type": "text", "text": self.talk.words("late")})
             if self.raw:  # of what was handed in before the context was adopted, the last message may be another one
                 self.raw = [*self.raw[:-1], self.history[-1]] if in_raw else None
@@ -499,7 +501,7 @@ class Caller(RuleBasedStateMachine):
         self.last = result
         self.sent = self.seen = list(result.messages)
         self.seen_of = len(self.history)
-        self.needs_run = self.edited = self.is_session_ahead = False
+        self.needs_run = self.edited = self.is_session_ahead = self.is_news = False
 
     def _turn(self, **options: Any) -> Result:
         with self._watched() as seen:
@@ -688,7 +690,7 @@ class Caller(RuleBasedStateMachine):
     @rule()
     def clean_up(self) -> None:
         """Files that the context names stay, whatever else is cleaned."""
-        if self.last is None or not self.setting.disk.is_well:
+        if self.last is None or not self.setting.disk.is_well or self.is_session_ahead:
             return
         storage, last = self.setting.disk.storage, self.last
         self._run(lambda: storage.cleanup(max_bytes=0, live=[self.history, last.messages]))
