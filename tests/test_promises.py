@@ -254,7 +254,6 @@ class Caller(RuleBasedStateMachine):
         self.originals = Originals()
         self.pointers: dict[tuple[str, str, str], str] = {}
         self.is_cleaned = False
-        self.is_news = False  # that the caller goes on with the context: the session knows it by the whole of it
         self.sent: list[Message] | None = None  # what the session sent last; None: it begins anew
         self.seen: list[Message] = []  # what the model saw last, and how much of the history that was
         self.seen_of = 0
@@ -321,7 +320,6 @@ class Caller(RuleBasedStateMachine):
         if self.last is not None and self.seen_of == len(self.history) and self.sent is not None:
             if self.last.messages != self.history:
                 self.seen_of = len(self.last.messages)
-                self.is_news = True
                 if self.is_session_ahead:  # it has gone on to another context, and does not know this one any more
                     self._forgotten()
             self._replaced(list(self.last.messages))
@@ -340,7 +338,7 @@ class Caller(RuleBasedStateMachine):
         if at == len(self.history):
             return
         in_raw = self.raw is not None and len(self.raw) == len(self.history)
-        self.raw = self.raw[:at] if in_raw and self.raw is not None and not self.is_news else None
+        self.raw = self.raw[:at] if in_raw and self.raw is not None else None
         self._replaced(self.history[:at])
         self.sent, self.needs_run = None, True
 
@@ -376,7 +374,7 @@ class Caller(RuleBasedStateMachine):
         """Add a text to the last message, as some loops add results one by one."""
         content = self.history[-1]["content"] if self.history else ""
         if go == 0 and isinstance(content, list) and self.history[-1]["role"] == "user":
-            in_raw = bool(self.raw and plain_json(self.raw[-1]) == plain_json(self.history[-1]) and not self.is_news)
+            in_raw = bool(self.raw and plain_json(self.raw[-1]) == plain_json(self.history[-1]))
             content.append({"type": "text", "text": self.talk.words("late")})
             if self.raw:  # of what was handed in before the context was adopted, the last message may be another one
                 self.raw = [*self.raw[:-1], self.history[-1]] if in_raw else None
@@ -423,6 +421,10 @@ class Caller(RuleBasedStateMachine):
         if self.is_journal_ahead:
             self.sent = None
         self.is_journal_ahead = self.is_journal_behind = self.is_session_ahead = False
+
+    def _heard(self, result: Result) -> None:
+        if any("anew" in notice for notice in result.notices):
+            self._forgotten()
 
     def _forgotten(self) -> None:
         """The session begins anew, and what the model has seen of this history may be something else."""
@@ -501,17 +503,15 @@ class Caller(RuleBasedStateMachine):
         self.last = result
         self.sent = self.seen = list(result.messages)
         self.seen_of = len(self.history)
-        self.needs_run = self.edited = self.is_session_ahead = self.is_news = False
+        self.needs_run = self.edited = self.is_session_ahead = False
 
     def _turn(self, **options: Any) -> Result:
         with self._watched() as seen:
             result = self._run(lambda: self.session.run(self.history, **options))
         figures["turns repaired"] += bool(result.repaired)
         figures["turns with notices"] += bool(result.notices)
-        if any("anew" in notice for notice in result.notices):
-            self._forgotten()
-        sent = self.sent
-        self._checked(result, seen, sent=sent, signed=self.signed, edited=self.edited, in_session=True)
+        self._heard(result)
+        self._checked(result, seen, sent=self.sent, signed=self.signed, edited=self.edited, in_session=True)
         self._taken(result)
         return result
 
@@ -539,6 +539,7 @@ class Caller(RuleBasedStateMachine):
             self.is_session_ahead = True  # perhaps: it was cancelled between remembering and answering
             assert snapshot(self.history) == seen["before"]
         else:
+            self._heard(result)
             self._checked(
                 result, seen, sent=self.sent, signed=self.signed, edited=self.edited, in_session=True, raced=True
             )
@@ -592,6 +593,7 @@ class Caller(RuleBasedStateMachine):
         if "compact" in self.setting.order and self.history:
             with self._watched() as seen:
                 result = self._run(lambda: self.session.compact(self.history, focus="files" if focus else ""))
+            self._heard(result)
             stages = [stage for stage in self.watch.pipeline.stages if isinstance(stage, Compact)]
             self._checked(
                 result, seen, sent=self.sent, signed=self.signed, edited=self.edited, in_session=True, stages=stages
@@ -640,6 +642,7 @@ class Caller(RuleBasedStateMachine):
     @rule()
     def run_once(self) -> None:
         """Without a session: the promises, the same bytes in another process, and nothing to do the second time."""
+        self._run(others_done)  # a run that was cancelled may still be writing
         watch, self.watch = self.watch, Watch(self.setting)
         try:
             with self._watched() as seen:

@@ -452,6 +452,22 @@ async def test_a_last_message_that_grows_in_place_is_nothing_to_tell(tmp_path: P
     assert (await session.run(history)).notices == ()
 
 
+async def test_a_caller_who_takes_over_the_context_and_cuts_it_at_once_is_recognised(tmp_path: Path) -> None:
+    """What the session knows of its beginning stands: the way back, and thinking that has lost its bond."""
+    storage = LocalStorage(tmp_path)
+    session = ContextPipeline([BatchOffload(storage)]).session("s")
+    history = conversation(user("go"), *(step(f"t{n}", think="hm", result=LONG) for n in range(6)))
+    context = (await session.run(history)).messages
+    assert context != history
+
+    result = await session.run(context[:-2])
+
+    assert result.messages == context[:-2]
+    assert result.notices == ("the history differs from the known one; message 11 and those behind it are new",)
+    assert result.request_options == drop_block()
+    assert await session.restore_history(storage) == history[:-2]
+
+
 async def test_a_branch_is_told_and_shaped_anew_from_there(tmp_path: Path) -> None:
     session, history = small(tmp_path).session("s"), chat(9)
     await session.run(history)

@@ -112,7 +112,7 @@ class Projection:
         adopted = False
         if agreed < len(self.history) and self.context:
             taken, moved_there = _agreeing(self.context, now)
-            if taken == len(self.context):
+            if taken > agreed:  # whether he goes on with all of the context, or has cut it back already
                 agreed, moved, adopted = taken, moved_there, True
         known = self._unedited(now, agreed, adopted)
         return self._opening(now, agreed, known, [index for index in moved if index < known], adopted)
