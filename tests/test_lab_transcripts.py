@@ -188,7 +188,7 @@ def test_whatever_stands_in_its_fields_a_file_is_read_or_refused_by_name(
     for number, value in changes:
         places = list(nodes(broken))
         holder, key = places[number % len(places)]
-        holder[key] = value
+        holder[key] = deepcopy(value)
     found, refusal = read_or_refused(lines(*broken))
     if found is None:
         assert refusal.startswith("odd.jsonl")
