@@ -1,4 +1,4 @@
-"""File names for ids that may be hostile. Source: A-14, R9."""
+"""Names of files and folders for ids that may be hostile."""
 
 from __future__ import annotations
 
@@ -6,24 +6,37 @@ import hashlib
 import re
 from pathlib import PurePosixPath
 
-__all__ = ["content_hash", "safe_name", "suffixed"]
+__all__ = ["content_hash", "safe_name", "session_folder", "suffixed"]
 
 _VERBATIM = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}")
-_RESERVED = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\.|$)", re.IGNORECASE)  # device names on Windows
+_RESERVED = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\.|$)", re.IGNORECASE)  # devices on Windows
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+_PLAIN_FOLDER = re.compile(r"[a-z0-9_-](?:[a-z0-9._-]{0,118}[a-z0-9_-])?")
+_HASHED_FOLDER = re.compile(r".*-[0-9a-f]{16}")
 
 
 def safe_name(name: str) -> str:
     """*name* itself where it is a harmless file name of at most 120 bytes, else a slug and 8 hex digits of its hash.
 
-    Different names stay different; none holds a separator, begins with a dot or names a device.
+    None holds a separator, begins with a dot or names a device. A name that looks like a slug with a hash stays itself,
+    and "A" and "a" stay themselves: the storage keeps two texts of one name apart. Folders: `session_folder`.
     """
     if _VERBATIM.fullmatch(name) and not _RESERVED.match(name):
         return name
-    slug = _UNSAFE.sub("-", name)[:80].strip("-.")
-    if _RESERVED.match(slug):
-        slug = f"id-{slug}"
-    return f"{slug or 'id'}-{content_hash(name)}"
+    return f"{_slug(name)}-{content_hash(name)}"
+
+
+def session_folder(session_id: str) -> str:
+    """The folder of a session: no two ids share one, even on a disk that ignores case.
+
+    A plain lower-case name is its own folder. Any other id, and one that looks like such a result, becomes a lower-case
+    slug and 16 hex digits of its hash; so nobody can choose an id to meet the folder of another.
+    """
+    is_plain = _PLAIN_FOLDER.fullmatch(session_id) and not _RESERVED.match(session_id)
+    if is_plain and not _HASHED_FOLDER.fullmatch(session_id):
+        return session_id
+    return f"{_slug(session_id).lower()}-{_digest(session_id)[:16]}"
 
 
 def suffixed(key: str, suffix: str) -> str:
@@ -34,4 +47,13 @@ def suffixed(key: str, suffix: str) -> str:
 
 def content_hash(text: str) -> str:
     """Eight hex digits of the text's SHA-256."""
-    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:8]
+    return _digest(text)[:8]
+
+
+def _slug(name: str) -> str:
+    slug = _UNSAFE.sub("-", name)[:80].strip("-.")
+    return f"id-{slug}" if _RESERVED.match(slug) else slug or "id"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -11,7 +11,7 @@ from anyio import to_thread
 
 from .errors import CtxpipeError, SettingsError, StorageError
 from .messages import field
-from .names import safe_name
+from .names import session_folder
 from .settings import is_size
 from .storage import LocalStorage
 
@@ -157,7 +157,7 @@ class _Reading:
             key = await to_thread.run_sync(self.storage.key, path)
         except StorageError:
             raise unknown from None
-        if self.session_id is not None and key.split("/")[0] != safe_name(self.session_id):
+        if self.session_id is not None and not key.startswith(f"{session_folder(self.session_id)}/"):
             raise unknown
         return key
 

@@ -73,7 +73,7 @@ from ctxpipe import (
 )
 from ctxpipe.journal import NAME
 from ctxpipe.messages import Message
-from ctxpipe.names import safe_name
+from ctxpipe.names import session_folder
 from ctxpipe.session import Session
 from ctxpipe.storage.files import LocalFiles
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptTooLong, Retry, Summary
@@ -407,7 +407,7 @@ class Caller(RuleBasedStateMachine):
     @rule(damage=st.sampled_from(("", "", "", "torn", "flipped", "gone")), share=st.floats(0, 1))
     def come_back(self, damage: str, share: float) -> None:
         """Another process goes on with the same conversation, perhaps after somebody has been at the journal."""
-        path = self.setting.root / safe_name(self.id) / NAME
+        path = self.setting.root / session_folder(self.id) / NAME
         held = path.read_bytes() if path.exists() else b""
         if damage and held:
             at = min(len(held) - 1, int(share * len(held)))
@@ -480,7 +480,7 @@ class Caller(RuleBasedStateMachine):
                 "originals": self.originals,
                 "proposals": list(self.watch.proposals),
                 "told": list(self.watch.told),
-                "journal": f"{safe_name(self.id)}/{NAME}",
+                "journal": f"{session_folder(self.id)}/{NAME}",
                 "allowed": None if refused else compacting * (1 + MAX_RETRIES),
                 "counts": self.watch.pipeline.counter.total,
                 "encoded": self.watch.tokens.encoded,

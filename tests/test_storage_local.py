@@ -24,7 +24,7 @@ from processes import folder_of_another_user, python, python_killed_at, python_o
 
 from ctxpipe import Archive, LocalStorage, Page, Preview, SettingsError, StorageError, TextReader, TextWriter
 from ctxpipe.messages import Message
-from ctxpipe.names import content_hash, safe_name
+from ctxpipe.names import content_hash, session_folder
 from ctxpipe.placeholders import BATCH, DIRECT, placeholder
 
 AWKWARD = {
@@ -715,7 +715,7 @@ async def test_hostile_names_of_sessions_and_records_stay_inside(storage: LocalS
         saved = await storage.save(hostile, hostile, ["{}"])
         grown = await storage.append(hostile, hostile, "x")
 
-        assert Path(saved).parent == Path(grown).parent == root / safe_name(hostile)
+        assert Path(saved).parent == Path(grown).parent == root / session_folder(hostile)
         assert await storage.records(hostile) == sorted([saved, grown], key=lambda path: os.stat(path).st_mtime_ns)
 
 

@@ -14,6 +14,7 @@ from histories import tool_result, tool_use
 
 from ctxpipe import LocalStorage, SettingsError, Tool, offload_tools
 from ctxpipe import tools as module
+from ctxpipe.names import session_folder
 from ctxpipe.stages.offload import READ_BACK_TOOLS
 from ctxpipe.tools import ToolInputError, answer
 
@@ -156,6 +157,28 @@ async def test_with_a_session_no_other_session_is_in_sight(storage: LocalStorage
 
 
 # Searching ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("victim", "attacker"),
+    [
+        ("tenant/alice", session_folder("tenant/alice")),
+        ("tenant/alice", "tenant-alice-9bdbb017"),
+        ("Alice", "alice"),
+        ("tool-result-a.md/x", "tool-result-a.md"),
+    ],
+)
+async def test_nobody_reads_what_a_session_with_a_similar_name_has_stored(
+    tmp_path: Path, victim: str, attacker: str
+) -> None:
+    storage = LocalStorage(tmp_path)
+    keys = [f"{session_folder(victim)}/a.md", "tool-result-a.md"]
+    await storage.write([(key, "a secret") for key in keys])
+
+    for key in keys:
+        with pytest.raises(ToolInputError, match="there is no offloaded text"):
+            await read(storage, {"path": key}, session_id=attacker)
+    assert await read(storage, {"path": keys[0]}, session_id=victim) == "a secret"
 
 
 async def test_a_search_gives_the_lines_with_number_and_offset(storage: LocalStorage) -> None:

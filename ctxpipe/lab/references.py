@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..edits.views import COMMON_READING_TOOLS, viewed_path
 from ..messages import Message, blocks, field, kind, tool_calls
-from ..names import safe_name
+from ..names import session_folder
 from ..placeholders import previewed_reference, reference
 from ..tokens import TokenCounter
 from .atoms import Atom, AtomIndex, message_texts, path_atom, weight
@@ -126,7 +126,7 @@ class Context:
 
     def __init__(self, index: AtomIndex, session_id: str) -> None:
         self._index = index
-        self._key = re.compile(re.escape(safe_name(session_id)) + r"/[^\s\"'`<>|;&)\]]+")
+        self._key = re.compile(re.escape(session_folder(session_id)) + r"/[^\s\"'`<>|;&)\]]+")
         self._messages: list[Message] = []
         self._counts: Counter[Atom] = Counter()
         self._keys: Counter[str] = Counter()

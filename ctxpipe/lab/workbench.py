@@ -9,7 +9,7 @@ from ..edits.views import COMMON_READING_TOOLS, viewed_path
 from ..errors import StorageError
 from ..facts import result_text
 from ..messages import Message, tool_calls, tool_results
-from ..names import content_hash, safe_name, suffixed
+from ..names import content_hash, safe_name, session_folder, suffixed
 from ..storage import Page
 from ..storage.files import FileText
 
@@ -44,19 +44,19 @@ class MemoryStorage:
         return Page(text[offset : None if limit is None else offset + limit], offset, len(text))
 
     async def save(self, session_id: str, stem: str, chunks: Iterable[str], /) -> str:
-        folder = self.location(safe_name(session_id))
+        folder = self.location(session_folder(session_id))
         number = 1 + sum(path.startswith(f"{folder}/{stem}-") for path in self.texts)
         path = f"{folder}/{stem}-{number}.json"
         self.texts[path] = "".join(chunks)
         return path
 
     async def append(self, session_id: str, name: str, text: str, /) -> str:
-        path = self.location(f"{safe_name(session_id)}/{safe_name(name)}")
+        path = self.location(f"{session_folder(session_id)}/{safe_name(name)}")
         self.texts[path] = self.texts.get(path, "") + text
         return path
 
     async def records(self, session_id: str, /) -> Sequence[str]:
-        folder = self.location(safe_name(session_id))
+        folder = self.location(session_folder(session_id))
         return [path for path in self.texts if path.startswith(f"{folder}/") and path.endswith((".json", ".jsonl"))]
 
 

@@ -20,7 +20,7 @@ from ..edits.restore import COMMON_WRITING_TOOLS
 from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..errors import SettingsError, StorageError, SummaryFailed
 from ..messages import ensure_messages, pending_calls
-from ..names import safe_name
+from ..names import session_folder
 from ..reports import Compacted
 from ..settings import (
     COMPACT_MAX_RETRIES,
@@ -367,7 +367,7 @@ class Compact:
         writer = self._writer()
         summary = await summarised(writer, rest, self.retry)
         restored = await self._restored(turn)
-        where = partial(shown, self.reference, safe_name(turn.session_id))
+        where = partial(shown, self.reference, session_folder(turn.session_id))
         draft = await in_thread(self._drafted, head, rest, summary.text, where(path) if path else "", restored)
         layout, _ = await fitted(turn, draft, restored, self.evidence_tokens, self._fold_for(turn))
         layout, warning = await indexed(turn, draft, layout, self.archive, where)

@@ -16,7 +16,7 @@ from ..edits import offload
 from ..errors import InvalidHistory, SettingsError, StorageError
 from ..messages import ToolCall, ToolResult, blocks, ensure_messages, rewrite, tool_results, without_surrogates
 from ..messages import field as read
-from ..names import safe_name
+from ..names import safe_name, session_folder
 from ..placeholders import BATCH, DIRECT, Preview, placeholder, previewed_reference
 from ..reports import Offloaded
 from ..settings import (
@@ -108,7 +108,7 @@ async def offload_tool_result(
         raise InvalidHistory("message 0 holds no tool_result block, so there is nothing to offload")
     writer = writer or LocalStorage(output_dir, taken="overwrite")
     movable = [r for r in results if offload.is_text(r.content) and not offload.is_placeholder(r.content)]
-    folder = safe_name(session_id)
+    folder = session_folder(session_id)
     texts = [(f"{folder}/{safe_name(r.tool_use_id)}.md", offload.stored_text(r.content, indent=None)) for r in movable]
     files = tuple(await writer.write(texts)) if texts else ()
     pointers = {r.place: DIRECT.format(file) for r, file in zip(movable, files, strict=True)}
@@ -177,7 +177,7 @@ class _Pointers:
 
     def key(self, session_id: str, name: str) -> str:
         # As the id will be sent, by which its placeholder is known again.
-        return f"{safe_name(session_id)}/{self.prefix}{safe_name(without_surrogates(name))}.md"
+        return f"{session_folder(session_id)}/{self.prefix}{safe_name(without_surrogates(name))}.md"
 
     def where(self, key: str, location: str) -> str:
         """The path that the model sees for the file at *location*: another than the key's where that was taken."""
@@ -188,9 +188,9 @@ class _Pointers:
 
     def ours(self, session_id: str) -> re.Pattern[str]:
         """Finds the path of a file of ours in a text, in any form that we print."""
-        sample = f"{safe_name(session_id)}/{self.prefix}{_SAMPLE}.md"
+        sample = f"{session_folder(session_id)}/{self.prefix}{_SAMPLE}.md"
         location = self.storage.location(sample)
-        root, folder = os.path.dirname(os.path.dirname(location)), re.escape(safe_name(session_id))
+        root, folder = os.path.dirname(os.path.dirname(location)), re.escape(session_folder(session_id))
         printed = re.escape(self.where(sample, location)).replace(_SAMPLE, _NAME)
         below = [rf"{re.escape(root)}(?:/{_NAME})+"] if root.strip("./") else []
         # Both stages are recognised in their plain forms; a session may be called as a folder of the user's is.
@@ -417,7 +417,7 @@ class DirectOffload:
         text, shown = offload.said(result.content), self._long_preview
         if not isinstance(self.storage, TextReader):
             return None
-        for location in (where, f"{safe_name(turn.session_id)}/{PurePath(where).name}"):
+        for location in (where, f"{session_folder(turn.session_id)}/{PurePath(where).name}"):
             with suppress(StorageError):
                 stored = await self.storage.read(location)
                 if offload.lies_in(stored.text, text, shown.head, len(text) - shown.tail):

@@ -21,7 +21,7 @@ from anyio.lowlevel import RunVar
 
 from ..errors import SettingsError, StorageError
 from ..messages import strings
-from ..names import content_hash, safe_name, suffixed
+from ..names import content_hash, safe_name, session_folder, suffixed
 from ..placeholders import named_files
 from .finishing import finished
 from .protocol import Page
@@ -205,7 +205,9 @@ class LocalStorage:
 
     async def save(self, session_id: str, stem: str, chunks: Iterable[str], /) -> str:
         """Write the session's next numbered record, synced to disk; return its absolute path. Raises StorageError."""
-        return await to_thread.run_sync(self._save, safe_name(session_id), safe_name(stem), chunks, limiter=_limiter())
+        return await to_thread.run_sync(
+            self._save, session_folder(session_id), safe_name(stem), chunks, limiter=_limiter()
+        )
 
     def _save(self, folder: str, stem: str, chunks: Iterable[str]) -> str:
         where = os.path.join(self.root, folder)
@@ -224,7 +226,7 @@ class LocalStorage:
 
     async def append(self, session_id: str, name: str, text: str, /) -> str:
         """Add *text* to the session's record *name*; return its absolute path. Raises StorageError."""
-        return await finished(self._append(f"{safe_name(session_id)}/{safe_name(name)}", text))
+        return await finished(self._append(f"{session_folder(session_id)}/{safe_name(name)}", text))
 
     async def _append(self, key: str, text: str) -> str:
         import aiofiles
@@ -246,7 +248,7 @@ class LocalStorage:
 
     async def records(self, session_id: str, /) -> list[str]:
         """The absolute paths of the session's records, oldest first. Raises StorageError."""
-        return await to_thread.run_sync(self._records, safe_name(session_id), limiter=_limiter())
+        return await to_thread.run_sync(self._records, session_folder(session_id), limiter=_limiter())
 
     def _records(self, folder: str) -> list[str]:
         found = [entry for entry in self._entries([folder]) if entry.kind == "record"]
