@@ -23,7 +23,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
 
-from ctxpipe import Budget, ContextPipeline, LocalStorage, Turn
+from ctxpipe import Budget, ContextPipeline, LocalStorage, Restore, Turn
 from ctxpipe.messages import Message
 from ctxpipe.stages.compact import Compact, restore_files
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Summary
@@ -194,7 +194,7 @@ async def whole() -> list[Row]:
             ("nothing counted before", instant, False),
             ("the extractive summary included", ExtractiveSummarizer(), True),
         ):
-            stage = Compact(writer, archive=LocalStorage(folder), work_dir=folder)
+            stage = Compact(writer, archive=LocalStorage(folder), restore=Restore(work_dir=folder))
 
             async def compacted(stage: Compact = stage, known: bool = known) -> None:
                 pipeline = ContextPipeline([stage], counter=counter if known else TokenCounter(loaded()))
@@ -222,7 +222,7 @@ def size(value: object) -> int:
 async def prepared(folder: str) -> tuple[ContextPipeline, list[Message]]:
     """A pipeline that has done everything once, on a small history, and a large history."""
     counter = TokenCounter()
-    stage = Compact(ExtractiveSummarizer(), archive=LocalStorage(folder), work_dir=folder)
+    stage = Compact(ExtractiveSummarizer(), archive=LocalStorage(folder), restore=Restore(work_dir=folder))
     pipeline = ContextPipeline([stage], counter=counter)
     await pipeline.run(history(counter, tokens=5000), session_id="warm", force=True)
     return pipeline, history(TokenCounter(loaded()), tokens=SESSION_TOKENS)
@@ -284,7 +284,7 @@ async def slow_answer() -> list[Row]:
             MessagesServer([answer("It went well. " * 200, seconds=5)], counter=lambda text: len(text) // 4) as server,
             anthropic.AsyncAnthropic(base_url=server.url, api_key="bench") as client,
         ):
-            stage = Compact(AnthropicSummarizer(client), archive=LocalStorage(folder), work_dir=folder)
+            stage = Compact(AnthropicSummarizer(client), archive=LocalStorage(folder), restore=Restore(work_dir=folder))
             begun = perf_counter()
             result = await ContextPipeline([stage]).run(messages, session_id="s", force=True)
             mine = perf_counter() - begun

@@ -58,7 +58,12 @@ class Coding:
     def __call__(self, bench: Workbench) -> ContextPipeline:
         prices = Prices.relative(read=self.read)
         stages = presets.coding_agent(
-            bench.storage, prices=prices, summarize=ExtractiveSummarizer(), files=bench.files, clock=bench.clock
+            bench.storage,
+            work_dir=None,
+            prices=prices,
+            summarize=ExtractiveSummarizer(),
+            files=bench.files,
+            clock=bench.clock,
         )
         direct, batch, *rest = stages
         assert isinstance(direct, DirectOffload)  # noqa: S101

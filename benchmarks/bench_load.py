@@ -40,6 +40,7 @@ from ctxpipe import (
     DirectOffload,
     LocalStorage,
     Preview,
+    Restore,
     Session,
     SmartTruncate,
     StageReport,
@@ -325,7 +326,11 @@ def pipeline(root: Path, client: anthropic.AsyncAnthropic, clock: Clock, told: T
         DirectOffload(storage, min_chars=4000, preview=Preview(head=200, tail=100)),
         BatchOffload(storage, min_chars=600, keep_recent=3, reference="absolute"),
         Compact(
-            summarize, storage, work_dir=root / "work", clock=clock, retry=Retry(attempt_seconds=120, total_seconds=300)
+            summarize,
+            storage,
+            restore=Restore(work_dir=root / "work"),
+            clock=clock,
+            retry=Retry(attempt_seconds=120, total_seconds=300),
         ),
         SmartTruncate(storage),
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .reports import Compacted, Detail, Offloaded, Outcome, Result, StageReport, Truncated
     from .session import Session
     from .stage import Change, Intent, Skip, Stage, Turn
-    from .stages.compact import Compact, CompactResult, compact_messages, load_archive, restore_files
+    from .stages.compact import Compact, CompactResult, Restore, compact_messages, load_archive, restore_files
     from .stages.fold import Folded, Folder, fold_files
     from .stages.gates import Gate, RatioGate, RentOrBuyGate
     from .stages.offload import (
@@ -62,6 +62,7 @@ __all__ = [
     "Problem",
     "RatioGate",
     "RentOrBuyGate",
+    "Restore",
     "Result",
     "Session",
     "SettingsError",
@@ -111,7 +112,7 @@ _NAMES = {
     ".reports": "Compacted Detail Offloaded Outcome Result StageReport Truncated",
     ".session": "Session",
     ".stage": "Change Intent Skip Stage Turn",
-    ".stages.compact": "Compact CompactResult compact_messages load_archive restore_files",
+    ".stages.compact": "Compact CompactResult Restore compact_messages load_archive restore_files",
     ".stages.fold": "Folded Folder fold_files",
     ".stages.gates": "Gate RatioGate RentOrBuyGate",
     ".stages.offload": "BatchOffload DirectOffload OffloadResult OffloadedMessage "

@@ -21,6 +21,7 @@ __all__ = [
     "commands",
     "failed",
     "identifiers",
+    "refused",
     "result_text",
     "results_by_id",
     "shortened",
@@ -181,6 +182,45 @@ def failed(result: object) -> bool:
     if result is None:
         return False
     return bool(field(result, "is_error")) or bool(_FAILURE.search(result_text(result)[-2000:]))
+
+
+_REFUSED = re.compile(
+    r"permission[^\n]{0,100}denied|(?:access|permission) (?:\w+ ){0,3}denied|denied by|"
+    r"not (?:permitted|allowed|authorized)|unauthori[sz]ed|forbidden|no such file|"
+    r"does not exist|doesn't exist|not found|cannot (?:open|access|read|stat|find)|"
+    r"could not (?:open|access|read|stat|find)|unable to|failed to|"
+    r"EACCES|ENOENT|EPERM|EISDIR|doesn't want to|rejected|declined|interrupted|cancelled|"
+    r"canceled|timed out|outside (?:of )?(?:the )?[\w ]{0,30}(?:work|root|allowed|project|director)",
+    re.IGNORECASE,
+)
+_FIRST_LINE_REFUSED = re.compile(
+    r"\s*[\[<{(\"'*`]*\s*(?:tool_use_error\b|traceback \(|(?:permission|access) denied|"
+    r"(?:error|failed|unable|cannot|could not) (?:to )?(?:read|open|access|load|find|view|writ|edit)|"
+    r"(?:errno|fatal|failed|failure|denied|\w{0,40}(?:error|exception))\b\s*[\"']?\s*[:>\]})])",
+    re.IGNORECASE,
+)
+_SHELL_REFUSED = re.compile(
+    r"^[^\n]{0,300}: (?:permission denied|no such file or directory|operation not permitted|"
+    r"is a directory|not a directory|command not found|cannot open)\b|"
+    r"\b(?:exit(?:ed)?|return|status)[ _-]?(?:code|status|with)?\W{1,3}-?[1-9]",
+    re.IGNORECASE | re.MULTILINE,
+)
+_SHORT_CHARS, _SHORT_LINES = 1000, 4
+
+
+def refused(text: str, *, whole: bool = False) -> bool:
+    """Whether a result that is marked as no error says in its *text* that the call failed.
+
+    Looked at is how it begins, and, of a few lines, all; with *whole*, for command lines, also what
+    a shell says before or after its output. A file that only speaks of errors is rarely taken for
+    one, and then the loss is small: it is not restored.
+    """
+    begin, end = text[:2000], text[-2000:]
+    if _FIRST_LINE_REFUSED.match(begin[:200]):
+        return True
+    if len(text) <= _SHORT_CHARS and text.count("\n") < _SHORT_LINES and _REFUSED.search(text):
+        return True
+    return whole and bool(_SHELL_REFUSED.search(begin) or _SHELL_REFUSED.search(end))
 
 
 # Identifiers -------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Stages for common kinds of agents: plain lists, to be read and changed.
 
-    pipeline = ContextPipeline(presets.coding_agent(LocalStorage(".ctxpipe")), budget=Budget(window=200_000))
+    stages = presets.coding_agent(LocalStorage(".ctxpipe"), work_dir=".")
+    pipeline = ContextPipeline(stages, budget=Budget(window=200_000))
 
 ``benchmarks/bench_costs.py`` prints what these stages save on recorded sessions, and ``--ablate`` what each of the
 numbers below is worth. Paths are absolute: an agent cannot resolve one that is relative to a folder it does not know.
@@ -13,11 +14,10 @@ import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from .edits.views import COMMON_READING_TOOLS
 from .placeholders import Preview
 from .prices import Prices
 from .stage import Stage
-from .stages.compact import Compact
+from .stages.compact import Compact, Restore
 from .stages.gates import RentOrBuyGate
 from .stages.offload import WRITING_TOOLS, BatchOffload, DirectOffload
 from .stages.truncate import SmartTruncate
@@ -36,17 +36,23 @@ class Storage(TextWriter, Archive, Protocol):
 def coding_agent(
     storage: Storage,
     *,
+    work_dir: str | os.PathLike[str] | None,
     prices: Prices | None = None,
     summarize: Summarizer | None = None,
-    work_dir: str | os.PathLike[str] = ".",
     files: FileReader | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Stage]:
     """The stages for an agent that reads and writes files and runs commands: long loops, bulky results.
 
     *prices* of the model (`prices_of`) say when rewriting the cached context pays; without them reading costs a tenth
-    of the input price and writing 1.25 of it. *summarize*, *work_dir*, *files* and *clock* are those of `Compact`.
+    of the input price and writing 1.25 of it. *summarize* and *clock* are those of `Compact`.
+
+    *work_dir* is the folder of the agent's files: after a compaction those that it has read last are read again. None
+    reads none, unless *files* reads them from elsewhere; see `Restore`.
     """
+    restore = None
+    if work_dir is not None or files is not None:
+        restore = Restore(work_dir, files, shell=True)  # noqa: S604  our field; no shell is started
     return [
         # 8,000 characters are the 7 % of the results that hold more than half of the text; the head and tail that
         # stay visible often answer the next question.
@@ -63,15 +69,7 @@ def coding_agent(
             keep_read_backs=False,
             reference="absolute",
         ),
-        Compact(  # noqa: S604  our field; no shell is started
-            summarize,
-            archive=storage,
-            files=files,
-            work_dir=work_dir,
-            reading_tools=COMMON_READING_TOOLS,
-            shell=True,
-            clock=clock,
-        ),
+        Compact(summarize, archive=storage, restore=restore, clock=clock),
         SmartTruncate(archive=storage, shell=True),  # noqa: S604  our field
     ]
 
@@ -99,6 +97,6 @@ def chat(
             keep_read_backs=False,
             reference="absolute",
         ),
-        Compact(summarize, archive=storage, max_restore_files=0, clock=clock),
+        Compact(summarize, archive=storage, clock=clock),
         SmartTruncate(archive=storage),
     ]

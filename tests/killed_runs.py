@@ -22,7 +22,7 @@ from typing import Any
 from api_rules import faults
 from histories import conversation, step, user
 
-from ctxpipe import Budget, Compact, ContextPipeline, DirectOffload, LocalStorage, SmartTruncate, TokenCounter
+from ctxpipe import Budget, Compact, ContextPipeline, DirectOffload, LocalStorage, Restore, SmartTruncate, TokenCounter
 from ctxpipe.messages import Message, tool_results
 from ctxpipe.placeholders import reference
 from ctxpipe.summarizers import ExtractiveSummarizer
@@ -38,7 +38,11 @@ def history(name: str) -> list[Message]:
 
 def pipeline(root: Path) -> tuple[ContextPipeline, LocalStorage]:
     storage = LocalStorage(root)
-    stages = DirectOffload(storage), Compact(ExtractiveSummarizer(), storage, work_dir=root), SmartTruncate(storage)
+    stages = (
+        DirectOffload(storage),
+        Compact(ExtractiveSummarizer(), storage, restore=Restore(work_dir=root)),
+        SmartTruncate(storage),
+    )
     return ContextPipeline(stages, budget=Budget(2500), on_error="raise"), storage
 
 

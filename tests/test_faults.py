@@ -28,6 +28,7 @@ from ctxpipe import (
     DirectOffload,
     LocalStorage,
     Outcome,
+    Restore,
     Result,
     Session,
     SmartTruncate,
@@ -67,7 +68,7 @@ class Work:
     def new_session(self) -> Session:
         stages = (
             DirectOffload(self.storage),
-            Compact(ExtractiveSummarizer(), self.storage, work_dir=self.storage.root),
+            Compact(ExtractiveSummarizer(), self.storage, restore=Restore(work_dir=self.storage.root)),
             SmartTruncate(self.storage),
         )
         return ContextPipeline(stages, budget=Budget(60_000, trigger=6000)).session("s", journal=self.storage)
@@ -353,7 +354,7 @@ async def test_with_a_clock_that_goes_backwards_records_keep_their_order_and_not
     work.session = ContextPipeline(
         [
             DirectOffload(work.storage),
-            Compact(ExtractiveSummarizer(), work.storage, work_dir=tmp_path, clock=clock),
+            Compact(ExtractiveSummarizer(), work.storage, restore=Restore(work_dir=tmp_path), clock=clock),
             SmartTruncate(work.storage),
         ],
         budget=Budget(60_000, trigger=6000),

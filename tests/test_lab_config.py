@@ -103,10 +103,10 @@ def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
             "[[stage]]\nuse = 'BatchOffload'\ngate = { use = 'RentOrBuyGate', alpha = 'x' }\n",
             ", line 3: stage 1: gate: alpha is 'x'; give a number",
         ),
-        ("[[stage]]\nuse = 'Compact'\nshell = 'yes'\n", ", line 3: stage 1: shell is 'yes'; give true or false"),
+        ("[[stage]]\nuse = 'SmartTruncate'\nshell = 'yes'\n", ", line 3: stage 1: shell is 'yes'; give true or false"),
         (
-            "[[stage]]\nuse = 'Compact'\nmax_restore_files = true\n",
-            ", line 3: stage 1: max_restore_files is True; give",
+            "[[stage]]\nuse = 'Compact'\nrestore = { max_files = true }\n",
+            ", line 3: stage 1: restore: max_files is True; give",
         ),
         ("[[stage]]\nuse = 'Compact'\nretry = 5\n", ", line 3: stage 1: retry means nothing here"),
         (f"[[stage]]\nuse = 'Compact'\nevidence_tokens = {'9' * 5000}\n", " is no TOML: Exceeds the limit"),

@@ -11,7 +11,7 @@ import pytest
 from histories import assistant, conversation, histories, step, text, tool_use, user
 from hypothesis import given, settings
 
-from ctxpipe import BatchOffload, Budget, Compact, ContextPipeline, DirectOffload, RatioGate
+from ctxpipe import BatchOffload, Budget, Compact, ContextPipeline, DirectOffload, RatioGate, Restore
 from ctxpipe.lab.baselines import KeepLast
 from ctxpipe.lab.costs import CacheRules, CacheUse, bill
 from ctxpipe.lab.policies import Policy
@@ -262,7 +262,9 @@ async def test_a_direct_offload_s_preview_counts_as_visible() -> None:
 
 async def test_a_summary_is_paid_for_as_if_a_model_had_written_it() -> None:
     def make(bench: Workbench) -> ContextPipeline:
-        stage = Compact(ExtractiveSummarizer(), archive=bench.storage, files=bench.files, clock=bench.clock)
+        stage = Compact(
+            ExtractiveSummarizer(), archive=bench.storage, restore=Restore(files=bench.files), clock=bench.clock
+        )
         return ContextPipeline([stage], budget=Budget(window=20_000, trigger=3000))
 
     found = await replay(recorded(work(12, long=range(12))), make, FREE)
@@ -281,7 +283,7 @@ async def test_a_summariser_s_own_bill_is_taken_where_it_tells_one() -> None:
             return Summary("## Goals\nGo on.", input_tokens=900, cached_tokens=600, output_tokens=77)
 
     def make(bench: Workbench) -> ContextPipeline:
-        stage = Compact(Billed(), archive=bench.storage, files=bench.files, clock=bench.clock)
+        stage = Compact(Billed(), archive=bench.storage, restore=Restore(files=bench.files), clock=bench.clock)
         return ContextPipeline([stage], budget=Budget(window=20_000, trigger=3000))
 
     found = await replay(recorded(work(12, long=range(12))), make, FREE)
@@ -292,7 +294,9 @@ async def test_a_summariser_s_own_bill_is_taken_where_it_tells_one() -> None:
 
 async def test_what_only_an_archive_holds_is_one_hop_away_where_its_path_is_told() -> None:
     def make(bench: Workbench) -> ContextPipeline:
-        stage = Compact(ExtractiveSummarizer(), archive=bench.storage, files=bench.files, clock=bench.clock)
+        stage = Compact(
+            ExtractiveSummarizer(), archive=bench.storage, restore=Restore(files=bench.files), clock=bench.clock
+        )
         return ContextPipeline([stage], budget=Budget(window=20_000, trigger=3000))
 
     told = "the seventh column of the ledger is written in green ink"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,6 +24,8 @@ from ctxpipe.summarizers import ExtractiveSummarizer, Retry
 
 Preset: TypeAlias = Callable[..., list[Stage]]
 
+coding_agent = partial(presets.coding_agent, work_dir=None)
+
 WORDS = "some words of a result " * 120  # 600 tokens
 SMALL = Budget(window=30_000, trigger=20_000)
 
@@ -31,7 +34,7 @@ def work(calls: int, result: str = WORDS) -> list[Message]:
     return conversation(user("Go."), *(step(f"t{i}", result=f"{i} {result}") for i in range(calls)))
 
 
-@pytest.mark.parametrize("preset", [presets.coding_agent, presets.chat])
+@pytest.mark.parametrize("preset", [coding_agent, presets.chat])
 async def test_a_preset_is_a_plain_list_of_four_stages(preset: Preset, tmp_path: Path) -> None:
     stages = preset(LocalStorage(tmp_path))
 
@@ -41,7 +44,7 @@ async def test_a_preset_is_a_plain_list_of_four_stages(preset: Preset, tmp_path:
 
 
 def test_its_stages_can_be_changed_one_by_one(tmp_path: Path) -> None:
-    stages = presets.coding_agent(LocalStorage(tmp_path))
+    stages = presets.coding_agent(LocalStorage(tmp_path), work_dir=tmp_path)
     direct = stages[0]
     assert isinstance(direct, DirectOffload)
 
@@ -52,22 +55,23 @@ def test_its_stages_can_be_changed_one_by_one(tmp_path: Path) -> None:
 
 def test_the_prices_reach_the_gate(tmp_path: Path) -> None:
     prices = Prices.relative(read=0.05)
-    for preset in (presets.coding_agent, presets.chat):
-        batch = preset(LocalStorage(tmp_path), prices=prices)[1]
+    storage = LocalStorage(tmp_path)
+    stages = presets.coding_agent(storage, work_dir=tmp_path, prices=prices), presets.chat(storage, prices=prices)
+    for _, batch, *_ in stages:
         assert isinstance(batch, BatchOffload)
         assert isinstance(batch.gate, RentOrBuyGate)
         assert batch.gate.prices == prices
 
 
 def test_the_gate_s_free_calls_are_the_calls_that_results_are_kept_for(tmp_path: Path) -> None:
-    for preset in (presets.coding_agent, presets.chat):
+    for preset in (coding_agent, presets.chat):
         batch = preset(LocalStorage(tmp_path))[1]
         assert isinstance(batch, BatchOffload)
         assert isinstance(batch.gate, RentOrBuyGate)
         assert batch.gate.free_calls == batch.keep_recent
 
 
-@pytest.mark.parametrize("preset", [presets.coding_agent, presets.chat])
+@pytest.mark.parametrize("preset", [coding_agent, presets.chat])
 async def test_a_short_conversation_is_left_alone(preset: Preset, tmp_path: Path) -> None:
     history = work(20)
 
@@ -77,7 +81,7 @@ async def test_a_short_conversation_is_left_alone(preset: Preset, tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("preset", [presets.coding_agent, presets.chat])
+@pytest.mark.parametrize("preset", [coding_agent, presets.chat])
 async def test_a_long_new_result_leaves_with_a_preview_and_an_absolute_path(preset: Preset, tmp_path: Path) -> None:
     history = work(1, "first words " + "x" * 9000 + " last words")
 
@@ -96,7 +100,9 @@ async def test_old_results_and_inputs_leave_once_they_have_cost_enough(tmp_path:
     written = [assistant(tool_use("w", "Write", {"file_path": "a.py", "content": WORDS})), *step("w")[1:]]
     history = conversation(user("Go."), written, work(60)[1:])
 
-    result = await ContextPipeline(presets.coding_agent(LocalStorage(tmp_path))).run(history, session_id="s")
+    result = await ContextPipeline(presets.coding_agent(LocalStorage(tmp_path), work_dir=tmp_path)).run(
+        history, session_id="s"
+    )
 
     assert result.reports[1].outcome is Outcome.CHANGED
     assert "Write" in WRITING_TOOLS
@@ -104,7 +110,7 @@ async def test_old_results_and_inputs_leave_once_they_have_cost_enough(tmp_path:
     assert all(message is old for message, old in zip(result.messages[-10:], history[-10:], strict=True))
 
 
-@pytest.mark.parametrize("preset", [presets.coding_agent, presets.chat])
+@pytest.mark.parametrize("preset", [coding_agent, presets.chat])
 async def test_near_the_limit_the_history_is_compacted(preset: Preset, tmp_path: Path) -> None:
     stages = preset(LocalStorage(tmp_path), summarize=ExtractiveSummarizer())
     talk = [message for i in range(40) for message in (user(f"{i} {WORDS}"), assistant(f"{i} {WORDS}"))]
@@ -120,7 +126,7 @@ async def test_when_compaction_fails_the_context_is_truncated(tmp_path: Path) ->
     async def broken(_messages: object) -> str:
         raise ConnectionError("no network")
 
-    direct, batch, compact, truncate = presets.coding_agent(LocalStorage(tmp_path), summarize=broken)  # type: ignore[arg-type]
+    direct, batch, compact, truncate = presets.coding_agent(LocalStorage(tmp_path), work_dir=None, summarize=broken)  # type: ignore[arg-type]
     assert isinstance(compact, Compact)
     stages: list[Stage] = [direct, batch, replace(compact, retry=Retry(max_retries=0)), truncate]
     talk = [message for i in range(40) for message in (user(f"{i} {WORDS}"), assistant(f"{i} {WORDS}"))]

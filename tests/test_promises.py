@@ -64,6 +64,7 @@ from ctxpipe import (
     Preview,
     RatioGate,
     RentOrBuyGate,
+    Restore,
     Result,
     SmartTruncate,
     Stage,
@@ -201,7 +202,11 @@ class Setting:
             "direct": lambda: DirectOffload(disk, **cast("Any", self.direct)),
             "batch": lambda: BatchOffload(disk, **cast("Any", self.batch)),
             "compact": lambda: Compact(
-                self.writer, disk, files=LocalFiles(self.work), shell=True, retry=retry, clock=self.clock
+                self.writer,
+                disk,
+                restore=Restore(files=LocalFiles(self.work), shell=True),
+                retry=retry,
+                clock=self.clock,
             ),
             "truncate": lambda: SmartTruncate(disk, self.max_tokens, shell=True),
         }

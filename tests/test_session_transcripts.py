@@ -22,6 +22,7 @@ from ctxpipe import (
     DirectOffload,
     LocalStorage,
     Outcome,
+    Restore,
     Result,
     SmartTruncate,
     TokenCounter,
@@ -68,7 +69,7 @@ class Life:
             Compact(
                 self.summarize,
                 self.storage,
-                work_dir=self.root,
+                restore=Restore(work_dir=self.root),
                 retry=Retry(max_retries=0),
                 evidence_tokens=self.budget.trigger // 8,
                 max_request_chars=400,

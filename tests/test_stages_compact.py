@@ -17,7 +17,18 @@ import pytest
 from histories import assistant, chat, conversation, python_source, said, step, system, user, view
 from histories import tool_use as call
 
-from ctxpipe import Budget, Compacted, ContextPipeline, LocalStorage, Outcome, Result, Skip, StorageError, Turn
+from ctxpipe import (
+    Budget,
+    Compacted,
+    ContextPipeline,
+    LocalStorage,
+    Outcome,
+    Restore,
+    Result,
+    Skip,
+    StorageError,
+    Turn,
+)
 from ctxpipe.compacted import ACKNOWLEDGED, CONTINUE, IN_PROGRESS, SUMMARY, summary_body, summary_extras
 from ctxpipe.edits.compact import parsed_evidence
 from ctxpipe.errors import InvalidHistory, SettingsError, SummaryFailed
@@ -419,7 +430,7 @@ async def test_files_in_work_come_back_and_secrets_do_not(tmp_path: Path, storag
     (tmp_path / ".env").write_text("TOKEN=1")
     history = [*LONG, *view("1", ".env", "TOKEN=1"), *view("2", "a.py", "a = 0\n"), *view("3", "gone.py", "x")]
 
-    context, detail = await compacted(Compact(Writer(), archive=storage, work_dir=tmp_path), history)
+    context, detail = await compacted(Compact(Writer(), archive=storage, restore=Restore(work_dir=tmp_path)), history)
 
     assert detail.restored == ("a.py",)
     assert said(context)[3] == "[Restored after compact] a.py:\na = 1\n"
@@ -436,8 +447,8 @@ async def test_files_of_other_agents_and_files_written_come_back_when_named(
     (tmp_path / "written.py").write_text("w")
     history = [*LONG, *step("1", "Read", {"file_path": "read.py"}), *step("2", "Edit", {"file_path": "written.py"})]
     stage = Compact(
-        Writer(), archive=storage, work_dir=tmp_path,
-        reading_tools={"Read": "file_path"}, writing_tools={"Edit": "file_path"},
+        Writer(), archive=storage,
+        restore=Restore(tmp_path, reading_tools={"Read": "file_path"}, writing_tools={"Edit": "file_path"}),
     )  # fmt: skip
 
     assert (await compacted(stage, history))[1].restored == ("written.py", "read.py")
@@ -521,7 +532,7 @@ def three_files(tmp_path: Path) -> list[Message]:
 async def test_restored_files_give_way_first_the_oldest_before_the_others(
     tmp_path: Path, storage: LocalStorage, three_files: list[Message], target: int, restored: tuple[str, ...]
 ) -> None:
-    stage = Compact(Writer(), archive=storage, work_dir=tmp_path, fold_unrestored=False)
+    stage = Compact(Writer(), archive=storage, restore=Restore(work_dir=tmp_path), fold_unrestored=False)
     budget = Budget(window=4000, trigger=2000, target=target)
 
     context, detail = await compacted(stage, three_files, budget=budget)
@@ -602,7 +613,7 @@ class FirstLine:
 async def test_files_without_room_stand_behind_the_summary_by_their_names(
     tmp_path: Path, storage: LocalStorage, three_files: list[Message]
 ) -> None:
-    stage = Compact(Writer(), archive=storage, work_dir=tmp_path, folder=FirstLine())
+    stage = Compact(Writer(), archive=storage, restore=Restore(work_dir=tmp_path), folder=FirstLine())
 
     context, detail = await compacted(stage, three_files, budget=Budget(window=4000, trigger=2000, target=1100))
 
@@ -619,7 +630,7 @@ async def test_source_files_without_room_are_reduced_to_the_names_they_define(
     names = "\n\n<system-reminder>\n## File Context: big.py\n"
 
     context, detail = await compacted(
-        Compact(Writer(), archive=storage, work_dir=tmp_path, max_restore_tokens_per_file=500), history
+        Compact(Writer(), archive=storage, restore=Restore(tmp_path, max_tokens_per_file=500)), history
     )
     result = await shortened(history, tmp_path, max_restore_tokens_per_file=500, fold_unrestored=True)
 
@@ -904,8 +915,8 @@ async def test_compaction_that_keeps_coming_back_is_reported_and_backs_off(stora
         context = [*context, *step(f"u{turn}", "read", {"n": turn}, "word " * 2000)]
 
     assert len(writer.seen) == 4
-    assert [bool(warning) for warning in warnings] == [False, False, False, True]
-    assert "backs off" in warnings[-1][0]
+    assert ["backs off" in str(each) for each in warnings] == [False, False, False, True]
+    assert "backs off" in warnings[-1][-1]
 
 
 async def test_sessions_do_not_share_a_breaker(storage: LocalStorage) -> None:
@@ -968,12 +979,11 @@ def test_a_summariser_without_a_focus_stays(storage: LocalStorage) -> None:
         {"evidence_tokens": "2000"},
         {"cooldown_seconds": -0.5},
         {"cooldown_seconds": float("nan")},
-        {"max_restore_files": -1},
-        {"max_restore_tokens_total": "x"},
+        {"restore": "."},
+        {"restore": Restore},
         {"pin": 3},
         {"folder": "src"},
         {"summarize": "claude-haiku-4-5"},
-        {"work_dir": ""},
         {"reference": "somewhere"},
     ],
     ids=repr,

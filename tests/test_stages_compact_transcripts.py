@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from histories import said
 
-from ctxpipe import Budget, Compacted, ContextPipeline, LocalStorage
+from ctxpipe import Budget, Compacted, ContextPipeline, LocalStorage, Restore
 from ctxpipe.compacted import EVIDENCE, EVIDENCE_END, own_words, summary_body
 from ctxpipe.edits.repair import repair
-from ctxpipe.edits.views import COMMON_READING_TOOLS
 from ctxpipe.messages import Message, check
 from ctxpipe.stages.compact import Compact, load_archive
 
@@ -88,9 +87,7 @@ class Run:
 
 async def compacted(name: str, messages: list[Message], times: int, folder: Path, budget: Budget) -> Run:
     run, now = Run(name), 0.0
-    stage = Compact(
-        archive=LocalStorage(folder), work_dir=folder, reading_tools=COMMON_READING_TOOLS, clock=lambda: now
-    )
+    stage = Compact(archive=LocalStorage(folder), restore=Restore(folder), clock=lambda: now)
     pipeline = ContextPipeline([stage], budget=budget)
     for part in parts(messages, times):
         run.seen += part

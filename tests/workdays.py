@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ctxpipe import BatchOffload, Compact, ContextPipeline, DirectOffload
+from ctxpipe import BatchOffload, Compact, ContextPipeline, DirectOffload, Restore
 from ctxpipe.lab.transcripts import Transcript, parse_transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message
@@ -46,7 +46,9 @@ def batch(bench: Workbench) -> ContextPipeline:
 
 
 def compact(bench: Workbench) -> ContextPipeline:
-    stage = Compact(ExtractiveSummarizer(), archive=bench.storage, files=bench.files, clock=bench.clock)
+    stage = Compact(
+        ExtractiveSummarizer(), archive=bench.storage, restore=Restore(files=bench.files), clock=bench.clock
+    )
     return ContextPipeline([stage], budget=Budget(window=12_000))
 
 

@@ -9,15 +9,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from ..compacted import RESTORED, restored_path, restored_text, text_of
-from ..facts import result_text, results_by_id
-from ..messages import field, tool_calls
+from ..facts import failed, refused, result_text, results_by_id
+from ..messages import field, tool_calls, tool_results
 from ..placeholders import any_reference
-from .views import READING_TOOLS, ReadingTools, viewed_path
+from .views import READING_TOOLS, SHELL_TOOLS, ReadingTools, viewed_path
 
 if TYPE_CHECKING:
-    from ..messages import Message, ToolCall
+    from ..messages import Message, ToolCall, ToolResult
 
-__all__ = ["COMMON_WRITING_TOOLS", "FileInWork", "files_in_work", "restored_message", "was_changed"]
+__all__ = [
+    "COMMON_WRITING_TOOLS",
+    "FileInWork",
+    "files_in_work",
+    "is_plain_path",
+    "restored_message",
+    "was_changed",
+    "working_set",
+]
 
 COMMON_WRITING_TOOLS: ReadingTools = {
     "write_file": "path",
@@ -42,11 +50,81 @@ _NOTE = "<system-reminder>"
 
 @dataclass(frozen=True, slots=True)
 class FileInWork:
-    """A file that the conversation looked at: *path* as it was spelled last, *shown* what was seen of it, if known."""
+    """A file that the conversation looked at: *path* as it was spelled last, *shown* what was seen of it, if known.
+
+    *denied* says that the last attempt to read it failed, so that it must not come back.
+    """
 
     path: str
     shown: str | None = None
     written: bool = False
+    denied: bool = False
+
+
+def working_set(
+    messages: Sequence[Message],
+    *,
+    tools: ReadingTools,
+    shell: bool = False,
+    writing_tools: ReadingTools | None = None,
+    work_dir: str = "",
+) -> list[FileInWork]:
+    """The files that calls in *messages* read, the most recent first, each once, at its last place.
+
+    A call counts only when its result is there and tells of no failure. The newest verdict on a
+    file holds: one whose last read failed is *denied*, until a later call succeeds. A call without a
+    result decides nothing, and neither does a write that failed. No text of a message is believed
+    to name a file. The other arguments are those of `files_in_work`.
+    """
+    latest: dict[str, FileInWork] = {}
+    for call, result in _answered(messages):
+        read = viewed_path(call, tools, shell)
+        path = read if read is not None else _written_path(call, writing_tools or {})
+        if path is None:
+            continue
+        is_denied = _is_failure(result, by_shell=call.name.lower() in SHELL_TOOLS)
+        if is_denied and read is None:
+            continue
+        key = os.path.normpath(os.path.join(work_dir, path))
+        latest.pop(key, None)
+        shown = _shown(result) if read is not None and not is_denied else None
+        latest[key] = FileInWork(path, shown, written=read is None, denied=is_denied)
+    return list(reversed(latest.values()))
+
+
+def _answered(messages: Sequence[Message]) -> Iterator[tuple[ToolCall, object]]:
+    """Each call with its result, one that is an error where it has several.
+
+    A result belongs to the call before it, since agents may use an id again.
+    """
+    waiting: dict[str, ToolCall] = {}
+    results: dict[str, ToolResult] = {}
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            for result in tool_results(messages, index, index + 1):
+                known = results.get(result.tool_use_id)
+                if known is None or not _is_failure(known):
+                    results[result.tool_use_id] = result
+            continue
+        yield from _paired(waiting, results)
+        results = {}
+        waiting = {call.id: call for call in tool_calls(messages, index, index + 1)}
+    yield from _paired(waiting, results)
+
+
+def _paired(calls: Mapping[str, ToolCall], results: Mapping[str, ToolResult]) -> Iterator[tuple[ToolCall, object]]:
+    yield from ((call, results[name]) for name, call in calls.items() if name in results)
+
+
+def _is_failure(result: object, *, by_shell: bool = False) -> bool:
+    if field(result, "is_error"):
+        return True
+    return refused(result_text(result), whole=by_shell) or (by_shell and failed(result))
+
+
+def is_plain_path(path: str) -> bool:
+    """Whether *path* can stand in a line of text: no line breaks, no other control characters."""
+    return path.isprintable()
 
 
 def files_in_work(
@@ -62,6 +140,9 @@ def files_in_work(
     A file that an earlier compaction brought back counts as read before everything after it. With *writing_tools*
     files written count as well; with *shell* command lines that print a file count as reading it. Spellings that mean
     the same path below *work_dir* are one file.
+
+    It believes every call, whatever its result, and every message that looks like a restored file.
+    `working_set` believes neither.
     """
     latest: dict[str, FileInWork] = {}
     results = results_by_id(messages)

@@ -23,14 +23,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, fields, replace
 from typing import Any
 
-from ..edits.views import COMMON_READING_TOOLS
 from ..errors import SettingsError
 from ..pipeline import ContextPipeline
 from ..placeholders import Preview
 from ..prices import Prices
 from ..settings import Setting
 from ..stage import Stage
-from ..stages.compact import Compact
+from ..stages.compact import Compact, Restore
 from ..stages.gates import RatioGate, RentOrBuyGate
 from ..stages.offload import BatchOffload, DirectOffload
 from ..stages.truncate import SmartTruncate
@@ -71,6 +70,8 @@ class ConfiguredPolicy:
         for setting in ("inputs", "exempt_tools"):
             if setting in table:
                 table[setting] = _names(table[setting], str(place.of(setting)))
+        if "restore" in table:
+            table["restore"] = _built(Restore, table["restore"], place.of("restore"), {"files": bench.files})
         kind, standard = made(bench)
         stage: Stage = _built(kind, table, place, standard)
         return stage
@@ -176,7 +177,10 @@ def _default(setting: Field[Any]) -> object:
 
 
 _OURS = frozenset(
-    {"storage", "archive", "summarize", "files", "reading_tools", "clock", "prices", "retry", "folder", "pin"}
+    {
+        *("storage", "archive", "summarize", "clock", "prices", "retry", "folder", "pin"),
+        *("files", "work_dir", "reading_tools", "deny"),
+    }
 )
 """Settings that no file can tell: they are objects, in the laboratory its own."""
 
@@ -188,8 +192,7 @@ _STAGES: Mapping[str, Callable[[Workbench], tuple[type[Any], dict[str, Any]]]] =
         {
             "summarize": ExtractiveSummarizer(),
             "archive": bench.storage,
-            "files": bench.files,
-            "reading_tools": COMMON_READING_TOOLS,
+            "restore": Restore(files=bench.files),
             "clock": bench.clock,
         },
     ),

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from .. import presets
-from ..edits.views import COMMON_READING_TOOLS
 from ..errors import SettingsError
 from ..pipeline import ContextPipeline
 from ..placeholders import Preview
 from ..prices import Prices
 from ..stage import Stage
-from ..stages.compact import Compact
+from ..stages.compact import Compact, Restore
 from ..stages.gates import RatioGate, RentOrBuyGate
 from ..stages.offload import BatchOffload
 from ..stages.truncate import SmartTruncate
@@ -56,14 +55,8 @@ def policies(names: Iterable[str], prices: Prices | None = None) -> dict[str, Po
 
 
 def _compact(bench: Workbench) -> Compact:
-    return Compact(  # noqa: S604  our field
-        ExtractiveSummarizer(),
-        archive=bench.storage,
-        files=bench.files,
-        reading_tools=COMMON_READING_TOOLS,
-        shell=True,
-        clock=bench.clock,
-    )
+    restore = Restore(files=bench.files, shell=True)  # noqa: S604  our field
+    return Compact(ExtractiveSummarizer(), archive=bench.storage, restore=restore, clock=bench.clock)
 
 
 def _fixed_ratio(bench: Workbench, _: Prices) -> list[Stage]:
@@ -79,7 +72,12 @@ def _rent_or_buy(bench: Workbench, prices: Prices) -> list[Stage]:
 
 def _coding(bench: Workbench, prices: Prices) -> list[Stage]:
     return presets.coding_agent(
-        bench.storage, prices=prices, summarize=ExtractiveSummarizer(), files=bench.files, clock=bench.clock
+        bench.storage,
+        work_dir=None,
+        prices=prices,
+        summarize=ExtractiveSummarizer(),
+        files=bench.files,
+        clock=bench.clock,
     )
 
 

@@ -81,7 +81,7 @@ class Candidate:
             f'gate = {{ use = "RentOrBuyGate", alpha = {self.alpha} }}\nmin_chars = {self.min_chars}\n'
             f"keep_recent = {self.keep_recent}\ninputs = [{inputs}]\nkeep_read_backs = false\n"
         )
-        stages = {"BatchOffload": batch, "Compact": "shell = true\n", "SmartTruncate": "shell = true\n"}
+        stages = {"BatchOffload": batch, "Compact": "restore = { shell = true }\n", "SmartTruncate": "shell = true\n"}
         if self.direct_min_chars is not None:
             stages = {"DirectOffload": direct, **stages}
         return [f'[[stage]]\nuse = "{name}"\n{settings}' for name, settings in stages.items()]

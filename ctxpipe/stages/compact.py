@@ -17,7 +17,7 @@ from anyio import to_thread
 from ..compacted import safe_summary
 from ..edits import compact
 from ..edits.restore import COMMON_WRITING_TOOLS
-from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
+from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS
 from ..errors import SettingsError, StorageError, SummaryFailed
 from ..messages import ensure_messages, pending_calls
 from ..names import session_folder
@@ -25,18 +25,14 @@ from ..reports import Compacted
 from ..settings import (
     COMPACT_MAX_RETRIES,
     COMPACT_OUTPUT_DIR,
-    MAX_RESTORE_FILES,
-    MAX_RESTORE_TOKENS_PER_FILE,
-    MAX_RESTORE_TOKENS_TOTAL,
     SUMMARY_MAX_WORDS,
     check_callables,
     check_numbers,
     check_sizes,
-    setting,
 )
 from ..stage import Change, Intent, Skip, Turn
 from ..storage import Archive, LocalStorage
-from ..storage.files import FileReader, LocalFiles, is_secret
+from ..storage.files import FileReader
 from ..summarizers import (
     AnthropicSummarizer,
     ExtractiveSummarizer,
@@ -52,7 +48,7 @@ from .archive import archive_text, load_archive
 from .attempts import Attempts
 from .layout import FileFolder, Fold, Layout, check_folder, fitted, folded_texts, indexed, what_holds
 from .pointing import check_reference, shown
-from .restore import RestoredFiles, restore_files
+from .restore import Restore, RestoredFiles, restore_files
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -68,6 +64,7 @@ __all__ = [
     "CompactResult",
     "CompactStats",
     "FileFolder",
+    "Restore",
     "compact_messages",
     "load_archive",
     "restore_files",
@@ -243,10 +240,11 @@ class Compact:
     *summarize* defaults to `AnthropicSummarizer`, and without credentials to `ExtractiveSummarizer`; the report names
     who wrote. The evidence is a list of paths of up to *evidence_tokens* and, in proportion, commands, identifiers and
     the user's requests; paths without room are listed in a file beside the archive. The model sees the paths of both in
-    the form *reference*, as in `DirectOffload`. *pin* chooses messages to keep word for word. Files are read below
-    *work_dir*, those that `is_secret` tells never; *reading_tools*, *writing_tools* and *shell* say which calls put a
-    file in work. Files too long are reduced to their names by *folder* (default: by the names they define) unless
-    *fold_unrestored* is off.
+    the form *reference*, as in `DirectOffload`. *pin* chooses messages to keep word for word.
+
+    *restore* says which of the user's files may be read again; without it no file is opened, and the report says so.
+    Files too long are reduced to their names by *folder* (default: by the names they define) unless *fold_unrestored*
+    is off.
 
     After three failures in a row, and when compaction does not help or has to come back too often, no attempt is made
     for *cooldown_seconds* of *clock*.
@@ -257,14 +255,7 @@ class Compact:
     summarize: Summarizer | None = None
     archive: Archive | None = None
     require_archive: bool = True
-    files: FileReader | None = None
-    work_dir: str | os.PathLike[str] = "."
-    reading_tools: ReadingTools = field(default_factory=lambda: READING_TOOLS)
-    writing_tools: ReadingTools | None = None
-    shell: bool = False
-    max_restore_files: int = setting(MAX_RESTORE_FILES)
-    max_restore_tokens_per_file: int = setting(MAX_RESTORE_TOKENS_PER_FILE)
-    max_restore_tokens_total: int = setting(MAX_RESTORE_TOKENS_TOTAL)
+    restore: Restore | None = None
     fold_unrestored: bool = True
     folder: FileFolder | None = None
     evidence_tokens: int = 2000
@@ -282,19 +273,13 @@ class Compact:
             )
         if self.archive is not None and not isinstance(self.archive, Archive):
             raise SettingsError(f"archive is {self.archive!r}; give an Archive such as LocalStorage('.ctxpipe')")
-        check_sizes(
-            max_restore_files=self.max_restore_files,
-            max_restore_tokens_per_file=self.max_restore_tokens_per_file,
-            max_restore_tokens_total=self.max_restore_tokens_total,
-            evidence_tokens=self.evidence_tokens,
-            max_request_chars=self.max_request_chars,
-        )
+        if self.restore is not None and not isinstance(self.restore, Restore):
+            raise SettingsError(f"restore is {self.restore!r}; give a Restore such as Restore(work_dir='.')")
+        check_sizes(evidence_tokens=self.evidence_tokens, max_request_chars=self.max_request_chars)
         check_numbers(cooldown_seconds=self.cooldown_seconds)
         check_callables(summarize=self.summarize, pin=self.pin)
         check_folder(self.folder)
         check_reference(self.reference)
-        if self.files is None:
-            object.__setattr__(self, "files", LocalFiles(self.work_dir, deny=is_secret))
 
     async def __call__(self, turn: Turn) -> Change | Skip:
         attempts = turn.recall(Attempts)
@@ -394,18 +379,9 @@ class Compact:
         return await _saved(self.archive, session_id, rest, required=self.require_archive)
 
     async def _restored(self, turn: Turn) -> RestoredFiles:
-        return await restore_files(
-            turn.messages,
-            work_dir=self.work_dir,
-            max_restore_files=self.max_restore_files,
-            max_restore_tokens_per_file=self.max_restore_tokens_per_file,
-            max_restore_tokens_total=self.max_restore_tokens_total,
-            tools=self.reading_tools,
-            shell=self.shell,
-            writing_tools=self.writing_tools,
-            files=self.files,
-            counter=turn.counter,
-        )
+        if self.restore is None:
+            return RestoredFiles(warnings=("no files are restored: Compact has no restore=",))
+        return await self.restore.read_again(turn.messages, turn.counter)
 
     def _drafted(
         self, head: list[Message], rest: list[Message], summary: str, path: str, restored: RestoredFiles

@@ -5,24 +5,39 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from ..edits.restore import FileInWork, files_in_work, restored_message, was_changed
-from ..edits.views import READING_TOOLS, ReadingTools
-from ..errors import StorageError
+from ..edits.restore import (
+    FileInWork,
+    files_in_work,
+    is_plain_path,
+    restored_message,
+    was_changed,
+    working_set,
+)
+from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
+from ..errors import SettingsError, StorageError
 from ..messages import ensure_messages
-from ..settings import MAX_RESTORE_FILES, MAX_RESTORE_TOKENS_PER_FILE, MAX_RESTORE_TOKENS_TOTAL
-from ..storage.files import FileReader, FileText, LocalFiles
-from ..tokens import Counting, as_counter
+from ..settings import (
+    MAX_RESTORE_FILES,
+    MAX_RESTORE_TOKENS_PER_FILE,
+    MAX_RESTORE_TOKENS_TOTAL,
+    check_callables,
+    check_sizes,
+    setting,
+)
+from ..storage.files import FileReader, FileText, LocalFiles, is_secret
+from ..threads import in_thread
+from ..tokens import Counting, TokenCounter, as_counter
 
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = ["RestoredFile", "RestoredFiles", "restore_files"]
+__all__ = ["Restore", "RestoredFile", "RestoredFiles", "restore_files"]
 
 logger = logging.getLogger("ctxpipe")
 
@@ -87,6 +102,10 @@ async def restore_files(
     *tools* names the reading tools and their path argument; *writing_tools* lets files written count as well, *shell*
     command lines that print a file. *files* reads from elsewhere than the disk. Raises SettingsError when a variable of
     the environment is not a number.
+
+    It believes what *messages* say: a call counts whatever its result, also one that the user has denied, a message
+    that looks like a restored file names a file, and names with line breaks are put into the text as they are. The
+    stage `Compact` uses `Restore`, which believes none of this; so should you where *messages* hold what others wrote.
     """
     ensure_messages(list(messages))
     if files is None:
@@ -104,12 +123,136 @@ async def restore_files(
 
 
 @dataclass(frozen=True, slots=True)
+class Restore:
+    """Which of the user's files `Compact` may read again after a summary, and put into the context.
+
+    Give *work_dir*, the folder below which files may be read, or *files*, a reader of your own. A
+    file comes back only when a call to read it succeeded in this conversation, and no later attempt
+    failed; with *writing_tools* a call that wrote it counts as well, with *shell* a command line
+    that does nothing but print it. *reading_tools* and *writing_tools* map the name of a tool to
+    the input key, or keys, that hold the path. What a message says never names a file.
+
+    *deny* tells of a path whether the file must not be read; it is asked for the path as the call
+    spells it, and for the place where the file really is. The default is `is_secret`; give a
+    function of your own to extend or replace it, or None to deny nothing.
+
+    Of the *max_files* files used last those of at most *max_tokens_per_file* tokens come back, as
+    long as they hold no more than *max_tokens_total* together. The defaults are those of the
+    environment variables MAX_RESTORE_FILES, MAX_RESTORE_TOKENS_PER_FILE, MAX_RESTORE_TOKENS_TOTAL.
+
+    Raises SettingsError unless exactly one of *work_dir* and *files* is given, and for settings
+    that are invalid.
+    """
+
+    work_dir: str | os.PathLike[str] | None = None
+    files: FileReader | None = None
+    reading_tools: ReadingTools = field(default_factory=lambda: COMMON_READING_TOOLS)
+    writing_tools: ReadingTools | None = None
+    shell: bool = False
+    max_files: int = setting(MAX_RESTORE_FILES)
+    max_tokens_per_file: int = setting(MAX_RESTORE_TOKENS_PER_FILE)
+    max_tokens_total: int = setting(MAX_RESTORE_TOKENS_TOTAL)
+    deny: Callable[[str], bool] | None = is_secret
+    reader: FileReader = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if (self.work_dir is None) == (self.files is None):
+            raise SettingsError("Restore needs to know where the files are; give work_dir= or files=, and only one")
+        if self.work_dir is not None and not isinstance(self.work_dir, str | os.PathLike):
+            raise SettingsError(f"work_dir is {self.work_dir!r}; give a folder such as '.'")
+        if self.files is not None and not isinstance(self.files, FileReader):
+            raise SettingsError(f"files is {self.files!r}; give a FileReader such as LocalFiles('.')")
+        for name in ("reading_tools", "writing_tools"):
+            tools = getattr(self, name)
+            if tools is not None and not isinstance(tools, Mapping):
+                raise SettingsError(f"{name} is {tools!r}; give a mapping such as {{'read_file': 'path'}}")
+        check_sizes(
+            max_files=self.max_files,
+            max_tokens_per_file=self.max_tokens_per_file,
+            max_tokens_total=self.max_tokens_total,
+        )
+        check_callables(deny=self.deny)
+        reader = self.files or LocalFiles(self.work_dir or "", deny=self.deny)
+        object.__setattr__(self, "reader", reader)
+
+    async def read_again(self, messages: Sequence[Message], counter: TokenCounter) -> RestoredFiles:
+        """The files that calls in *messages* have used last, as they are now, the most recent first."""
+        root = os.fspath(self.reader.root) if isinstance(self.reader, LocalFiles) else ""
+        found = await in_thread(self._working_set, messages, root)
+        search = _Search(
+            self.reader,
+            self.max_files,
+            self.max_tokens_per_file,
+            self.max_tokens_total,
+            counter,
+            self._refusal,
+            self._denial,
+            await in_thread(_identities, root, found) if root else {},
+        )
+        return await search.of(found)
+
+    def _working_set(self, messages: Sequence[Message], root: str) -> list[FileInWork]:
+        return working_set(
+            messages,
+            tools=self.reading_tools,
+            shell=self.shell,
+            writing_tools=self.writing_tools,
+            work_dir=root,
+        )
+
+    def _refusal(self, path: str) -> str:
+        """Why the file that a call names *path* must not be read, "" when it may."""
+        if not is_plain_path(path):
+            return f"{path!r}: its name holds line breaks or other control characters"
+        return self._denial(path, path)
+
+    def _denial(self, path: str, place: str) -> str:
+        """Why the file named *path*, which lies at *place*, must not be shown, "" when it may."""
+        if isinstance(self.reader, LocalFiles):
+            place = os.path.relpath(os.path.join(self.reader.root, place), self.reader.root)
+        if self.deny is not None and self.deny(place):
+            return f"{path!r}: it is on the list of files that are not to be shown"
+        return ""
+
+
+def _identities(root: str, found: Iterable[FileInWork]) -> dict[str, Hashable]:
+    """What tells the files apart whatever their spelling, by path; {} when none was denied.
+
+    A file has many names: links, other cases, other forms of a letter.
+    """
+    files = list(found)
+    if not any(file.denied for file in files):
+        return {}
+    identities: dict[str, Hashable] = {}
+    for file in files:
+        try:
+            info = os.stat(os.path.join(root, file.path))
+        except (OSError, ValueError):  # it is gone, or has no name that a file can have
+            continue
+        identities[file.path] = info.st_dev, info.st_ino
+    return identities
+
+
+def _nothing(*_paths: str) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
 class _Search:
+    """Reads a working set. *identities* tells which paths are one file.
+
+    *refusal* says why a path must not be read, and *denial* why not the file that a path leads to,
+    "" when it may.
+    """
+
     files: FileReader
     max_files: int
     max_tokens_per_file: int
     max_tokens_total: int
     counter: Counting | None
+    refusal: Callable[[str], str] = _nothing
+    denial: Callable[[str, str], str] = _nothing
+    identities: Mapping[str, Hashable] = field(default_factory=dict)
 
     async def of(self, in_work: Sequence[FileInWork]) -> RestoredFiles:
         found, warnings, deleted = await self._read(in_work)
@@ -136,12 +279,17 @@ class _Search:
         found: dict[str, tuple[FileInWork, FileText]] = {}
         warnings: list[str] = []
         deleted: list[str] = []
+        denied: set[Hashable] = set()
         max_bytes = max(_MIN_BYTES, _BYTES_PER_TOKEN * self.max_tokens_per_file)
         for file in in_work:
             if len(found) + len(warnings) >= self.max_files:
                 break
+            identity = self.identities.get(file.path, file.path)
+            if file.denied or identity in denied:
+                denied.add(identity)
+                continue
             try:
-                now = await self.files.read(file.path, max_bytes)
+                now = await self._text_of(file.path, max_bytes)
             except StorageError as error:
                 warnings.append(f"not restored: {error.strerror or error}")
                 if error.errno == errno.ENOENT and file.shown is not None:
@@ -149,3 +297,11 @@ class _Search:
             else:
                 found.setdefault(now.real, (file, now))  # another spelling was read later
         return list(found.values()), warnings, deleted
+
+    async def _text_of(self, path: str, max_bytes: int) -> FileText:
+        if reason := self.refusal(path):
+            raise StorageError(errno.EACCES, reason)
+        now = await self.files.read(path, max_bytes)
+        if reason := self.denial(path, now.real):
+            raise StorageError(errno.EACCES, reason)
+        return now

@@ -105,7 +105,9 @@ class LocalFiles:
         real = os.path.realpath(os.path.join(root, path))
         if os.path.commonpath([root, real]) != root:
             raise PermissionError(errno.EACCES, f"it lies outside {self.root}")
-        if self.deny is not None and (self.deny(path) or self.deny(real)):
+        # Below the root: what the folders above it are called says nothing about the file.
+        spelled = os.path.relpath(os.path.join(self.root, path), self.root)
+        if self.deny is not None and (self.deny(spelled) or self.deny(os.path.relpath(real, root))):
             raise PermissionError(errno.EACCES, "it is on the list of files that are not to be shown")
         return real
 

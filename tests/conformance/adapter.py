@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from ctxpipe import (
     BatchOffload,
@@ -20,6 +20,7 @@ from ctxpipe import (
     LocalStorage,
     Offloaded,
     RatioGate,
+    Restore,
     Result,
     Stage,
     StorageError,
@@ -228,10 +229,16 @@ async def _compact_stage(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
     budget = Budget(options.pop("context_token_limit", None), options.pop("compact_threshold_ratio", None))
     session_id = options.pop("session_id", "default")
     retry = Retry(max_retries=COMPACT_MAX_RETRIES(options.pop("max_retries", None)), sleep=hooks.sleep)
+    limits = {"max_files": "files", "max_tokens_per_file": "tokens_per_file", "max_tokens_total": "tokens_total"}
+    limits = {
+        name: options.pop(f"max_restore_{old}") for name, old in limits.items() if f"max_restore_{old}" in options
+    }
+    work_dir = options.pop("work_dir", None)
     stage = Compact(
         PromptSummarizer(hooks.llm, counter=hooks.count_text),
         archive=LocalStorage(options.pop("output_dir")),
         retry=retry,
+        restore=Restore(work_dir, **cast("Any", limits)) if work_dir else None,
         **options,
     )
     pipeline = ContextPipeline([stage], budget=budget, counter=hooks.count_text)

@@ -16,6 +16,7 @@ from ctxpipe import (
     ContextPipeline,
     DirectOffload,
     LocalStorage,
+    Restore,
     SmartTruncate,
     presets,
 )
@@ -101,9 +102,9 @@ class Peer:
             write = inline()
         if variant == "extractive":
             write = ExtractiveSummarizer()
-        compact = Compact(write, archive=storage, files=self.seen)
+        compact = Compact(write, archive=storage, restore=Restore(files=self.seen))
         if way in ("coding", "both"):
-            stages: Any = presets.coding_agent(storage, summarize=write, files=self.seen)
+            stages: Any = presets.coding_agent(storage, work_dir=None, summarize=write, files=self.seen)
         elif doing == "free":
             stages = [BatchOffload(storage, keep_recent=5)]
         elif doing == "compact":
