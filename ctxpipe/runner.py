@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .messages import Message, Problem
     from .reports import Detail
 
-__all__ = ["Record", "Request", "Runner", "Step", "Thinking", "Veto"]
+__all__ = ["Record", "Request", "Runner", "Step", "Thinking", "Veto", "model_of"]
 
 logger = logging.getLogger("ctxpipe")
 
@@ -83,6 +83,7 @@ class Record:
     overhead: Overhead = Overhead()
     unbound: tuple[Place, int] | None = None  # thinking from this place up to this message has lost its bond
     steps: list[Step] = field(default_factory=list)  # of the last run
+    windows: dict[str | None, int] = field(default_factory=dict)  # by model: what it has refused more than
     busy: bool = False
 
     def rewind(self, known: int) -> None:
@@ -108,6 +109,12 @@ class Record:
         self.unbound = min(place, self.unbound[0]) if self.unbound else place, end
 
 
+def model_of(record: Record, options: Mapping[str, object]) -> str | None:
+    """The model that a request with *options* goes to: the one that answered last, where they name none."""
+    model = options.get("model")
+    return model if isinstance(model, str) else record.ledger.model
+
+
 @dataclass(slots=True)
 class Runner:
     """The stages and all that guards them; what is remembered about a conversation comes in as a `Record`."""
@@ -124,6 +131,13 @@ class Runner:
     def new_record(self) -> Record:
         """An empty memory for one conversation."""
         return Record(Ledger(self.counter))
+
+    def budget_for(self, record: Record, options: Mapping[str, object]) -> Budget:
+        """The budget of a request with *options*: lower where its model has named a smaller window."""
+        if not record.windows:
+            return self.budget
+        window = record.windows.get(model_of(record, options))
+        return self.budget if window is None else self.budget.within(window)
 
     async def run(
         self,
@@ -326,7 +340,7 @@ class Runner:
             messages,
             session_id,
             request.force,
-            self.budget,
+            self.budget_for(record, request.options),
             record.ledger,
             await self._overhead(record, request.system, request.tools),
             tracked=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -15,10 +14,10 @@ from .edits.projection import Projection
 from .errors import SettingsError, StorageError
 from .journal import Journal, JournalStorage, State
 from .messages import ensure_messages, field
+from .refusals import Refusal, as_refusal, read_refusal
 from .reports import Result
-from .runner import Request, Runner
+from .runner import Request, Runner, model_of
 from .stages.compact import Compact
-from .summarizers.protocol import is_too_long
 from .undo import goes_one_by_one, restored, shortened, undo_of
 
 if TYPE_CHECKING:
@@ -41,7 +40,8 @@ T = TypeVar("T")
 CACHE_SECONDS = 300.0  # how long the provider keeps a prompt that nobody reads
 BETA = "anthropic-beta"
 NOTABLE_DRIFT = 0.01  # of the factor that bills have shown: then the journal is told
-_NUMBERS = re.compile(r"(\d[\d,]*) tokens? > (\d[\d,]*)")
+FAR_BELOW = 0.5  # of the trigger: a context this short is not what an API finds too long
+NOTABLE_CHANGE = 0.1  # of the trigger: after that another attempt to shorten may help
 
 
 class Session:
@@ -76,6 +76,8 @@ class Session:
         self._cache_seconds = cache_seconds
         self._clock = clock
         self._cached_at: float | None = None
+        self._recovered_at: int | None = None  # tokens of the context refused last, while no answer has come since
+        self._pending: list[str] = []  # notices for the next result
         self._untold: int | None = None  # from where on the context changed, until a result has told it
 
     async def __aenter__(self) -> Self:
@@ -146,7 +148,8 @@ class Session:
             return await self._run(self._projection.history if history is None else history, asked, stages)
 
     async def _run(self, history: list[Message], asked: Request, stages: Mapping[int, Stage] | None = None) -> Result:
-        notices = await self._resume(history)
+        notices = await self._resume(history) + self._pending
+        self._pending = []
         opening = self._projection.begin(history)
         if opening.diverged:
             notices.append(
@@ -194,6 +197,7 @@ class Session:
 
         *sent* are the messages that it bills, by default the context of the last run.
         """
+        self._recovered_at = None
         billed = self._projection.context if sent is None else sent
         self._record.ledger.observe(usage, billed, overhead=self._record.overhead.tokens, model=model)
         cached = (field(usage, "cache_read_input_tokens") or 0) + (field(usage, "cache_creation_input_tokens") or 0)
@@ -255,16 +259,17 @@ class Session:
         try:
             return await send(context), context
         except Exception as error:
-            if not is_too_long(error):
+            refusal = as_refusal(error)
+            if refusal is None:
                 raise
-            shorter = await self.recover(str(error), messages, context, **arguments)
+            shorter = await self.recover(refusal, messages, context, **arguments)
             if shorter is None:
                 raise
         return await send(shorter), shorter
 
     async def recover(
         self,
-        refusal: str,
+        refusal: Refusal | str,
         history: list[Message],
         sent: Result,
         *,
@@ -272,21 +277,42 @@ class Session:
         tools: Sequence[object] | None = None,
         request: Mapping[str, object] | None = None,
     ) -> Result | None:
-        """A shorter context than *sent*, which the model has refused as too long in the words *refusal*.
+        """A shorter context than *sent*, which a model has refused as too long, in the words *refusal*.
 
-        None when no stage found anything to take out: then asking again would be of no use. What the refusal tells of
-        the real number of tokens is learnt. The other arguments are those of `run`.
+        None when asking again would be of no use: no stage found anything to take out, the context is far below its
+        budget and the refusal names no numbers that say otherwise, or the last attempt has not helped and the context
+        is still as long. What the refusal tells of the real number of tokens is learnt. A window that is smaller than
+        the budget's lowers the budget of this session for that model, which the result's notices tell. The other
+        arguments are those of `run`.
         """
-        numbers = _NUMBERS.search(refusal)
-        if numbers:
-            tokens, window = (int(number.replace(",", "")) for number in numbers.groups())
-            self._record.ledger.observe({"input_tokens": tokens}, sent.messages, overhead=self._record.overhead.tokens)
-            if window < self._runner.budget.window:
-                told = "the model's window is %d tokens, and the budget of session %s counts on %d"
-                logger.warning(told, window, self.session_id, self._runner.budget.window)
+        if isinstance(refusal, str):
+            refusal = read_refusal(None, refusal) or Refusal("an unknown provider")
+        options = request or {}
+        raw = await self._runner.counter.count(sent.messages) + self._record.overhead.tokens
+        tokens = self._record.ledger.estimate(raw, sent.messages)
+        self._lower_budget(refusal, model_of(self._record, options))
+        trigger = self._runner.budget_for(self._record, options).trigger
+        if not refusal.has_numbers and tokens < FAR_BELOW * trigger:
+            return None
+        if self._recovered_at is not None and abs(tokens - self._recovered_at) < NOTABLE_CHANGE * trigger:
+            return None
+        self._recovered_at = tokens
+        if refusal.tokens is not None:
+            told = {"input_tokens": refusal.tokens}
+            overhead, model = self._record.overhead.tokens, model_of(self._record, options)
+            self._record.ledger.observe(told, sent.messages, overhead=overhead, model=model)
         result = await self.run(history, system=system, tools=tools, force=True, request=request)
         counter = self._runner.counter
         return result if await counter.count(result.messages) < await counter.count(sent.messages) else None
+
+    def _lower_budget(self, refusal: Refusal, model: str | None) -> None:
+        """Remember the window that *refusal* names for *model*, where it is smaller than what the budget counts on."""
+        known = self._record.windows.get(model, self._runner.budget.window)
+        if refusal.limit is None or refusal.limit >= known:
+            return
+        self._record.windows[model] = refusal.limit
+        named = f"the window of {model or 'the model'} is {refusal.limit} tokens, not {known}"
+        self._pending.append(self._warned(f"{named}: the budget of this session is lowered"))
 
     # Going on in another process ----------------------------------------------------------------------------------
 

@@ -430,24 +430,43 @@ async def test_whoever_reads_the_body_himself_is_left_alone(
 
 # Too long -----------------------------------------------------------------------------------------------------------
 
+WITHOUT_NUMBERS = [
+    Failure(413, "request_too_large", "Request too large"),
+    Failure(400, "invalid_request_error", "Input is too long for requested model."),
+]
 
-def truncating(folder: Path) -> ContextPipeline:
+
+def truncating(folder: Path, window: int = 500_000) -> ContextPipeline:
     """A pipeline that believes in a larger window than the model has."""
-    return ContextPipeline([SmartTruncate(LocalStorage(folder), max_tokens=1500)], budget=Budget(window=500_000))
+    return ContextPipeline([SmartTruncate(LocalStorage(folder), max_tokens=1500)], budget=Budget(window=window))
 
 
 @every_way
-@pytest.mark.parametrize("refusal", [prompt_too_long(), Failure(413, "request_too_large", "Request too large")])
+@pytest.mark.parametrize("refusal", [prompt_too_long(), *WITHOUT_NUMBERS])
 async def test_after_prompt_is_too_long_a_shorter_request_follows_once(
     tmp_path: Path, refusal: Failure, ask: Ask
 ) -> None:
-    async with talk([refusal, "ok"], ctxpipe_middleware(truncating(tmp_path), session_id="s")) as (server, client):
+    async with talk([refusal, "ok"], ctxpipe_middleware(truncating(tmp_path, 30_000), session_id="s")) as (
+        server,
+        client,
+    ):
         reply = await ask(client, loop(20), system="Be brief.")
 
     first, second = server.requests
     assert reply.role == "assistant"
     assert len(second.raw) < len(first.raw) / 2
     assert (second.body["system"], server.refused) == ("Be brief.", [])
+
+
+@pytest.mark.parametrize("refusal", [*WITHOUT_NUMBERS, Failure(400, "e", "max_tokens is too large: 300000")])
+async def test_what_is_far_below_its_budget_is_not_compacted_for_a_refusal(tmp_path: Path, refusal: Failure) -> None:
+    shaping = ctxpipe_middleware(truncating(tmp_path), session_id="s")
+
+    async with talk([refusal], shaping) as (server, client):
+        with pytest.raises(anthropic.APIStatusError, match=refusal.message):
+            await plain(client, loop(20))
+
+    assert server.calls == 1
 
 
 async def test_a_window_smaller_than_the_budget_says_is_found_out_by_asking(tmp_path: Path) -> None:

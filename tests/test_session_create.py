@@ -17,6 +17,7 @@ from histories import conversation, step, tool_result, user
 
 from ctxpipe import Budget, Change, ContextPipeline, DirectOffload, LocalStorage, Skip, SmartTruncate, Turn
 from ctxpipe.messages import Message
+from ctxpipe.refusals import Refusal
 from ctxpipe.session import Session
 from ctxpipe.testing import (
     Cut,
@@ -84,9 +85,9 @@ def loop(turns: int) -> list[Message]:
     return conversation(user("go"), *(step(f"t{i}", result=LONG) for i in range(turns)))
 
 
-def truncating(folder: Path) -> ContextPipeline:
+def truncating(folder: Path, window: int = 500_000) -> ContextPipeline:
     """A pipeline that believes in a larger window than the model has."""
-    return ContextPipeline([SmartTruncate(LocalStorage(folder), max_tokens=1500)], budget=Budget(window=500_000))
+    return ContextPipeline([SmartTruncate(LocalStorage(folder), max_tokens=1500)], budget=Budget(window=window))
 
 
 def messages_of(received: Received) -> list[Any]:
@@ -214,13 +215,18 @@ async def test_thinking_that_lost_its_bond_is_dropped_by_the_api_and_not_refused
 
 # Too long -----------------------------------------------------------------------------------------------------------
 
+WITHOUT_NUMBERS = [
+    Failure(413, "request_too_large", "Request too large"),
+    Failure(400, "invalid_request_error", "Input is too long for requested model."),
+]
+
 
 @every_way
-@pytest.mark.parametrize("refusal", [prompt_too_long(), Failure(413, "request_too_large", "Request too large")])
+@pytest.mark.parametrize("refusal", [prompt_too_long(), *WITHOUT_NUMBERS])
 async def test_after_prompt_is_too_long_a_shorter_request_follows_once(
     refusal: Failure, ask: Ask, tmp_path: Path
 ) -> None:
-    session, history = truncating(tmp_path).session("s"), loop(20)
+    session, history = truncating(tmp_path, 30_000).session("s"), loop(20)
 
     async with talk([refusal, "ok", "ok"]) as (server, client):
         reply = await ask(session, client, history, system="Be brief.")
@@ -276,7 +282,71 @@ async def test_a_window_smaller_than_the_budget_says_is_told_and_learnt(
     assert server.refused == [refused]
     assert messages_of(following) == [*messages_of(shorter), user("and?")]
     told = [record.getMessage() for record in caplog.records if record.name == "ctxpipe"]
-    assert told == ["the model's window is 6000 tokens, and the budget of session s counts on 500000"]
+    assert told == ["session s: the window of m is 6000 tokens, not 500000: the budget of this session is lowered"]
+
+
+LOOKALIKES = [
+    Failure(400, "invalid_request_error", "max_tokens is too large: 300000. This model supports at most 64000"),
+    Failure(400, "invalid_request_error", "messages.0.content.1.image.source.base64: image exceeds 5 MB maximum"),
+    Failure(400, "invalid_request_error", "Invalid 'metadata.user_id': string too long."),
+    Failure(413, "error", "Request too large for model `m` on tokens per minute (TPM): Limit 6000, Requested 12000"),
+    Failure(400, "invalid_request_error", "input length and `max_tokens` exceed context limit: 900 + 199500 > 200000"),
+]
+
+
+@pytest.mark.parametrize("refusal", [*LOOKALIKES, *WITHOUT_NUMBERS])
+@every_way
+async def test_what_is_far_below_its_budget_is_never_compacted_for_a_refusal(
+    refusal: Failure, ask: Ask, tmp_path: Path
+) -> None:
+    session = truncating(tmp_path).session("s")
+
+    async with talk([refusal, refusal, "ok"]) as (server, client):
+        for _ in range(2):
+            with pytest.raises(anthropic.APIStatusError) as raised:
+                await ask(session, client, loop(20))
+            assert raised.value.status_code == refusal.status
+        await ask(session, client, loop(20))
+
+    assert [messages_of(request) for request in server.requests] == [loop(20)] * 3
+
+
+async def test_a_refusal_that_shortening_does_not_help_is_not_paid_for_again(tmp_path: Path) -> None:
+    session, history = truncating(tmp_path, 30_000).session("s"), loop(20)
+
+    async with talk(lambda _: WITHOUT_NUMBERS[1]) as (server, client):
+        for _ in range(4):
+            with pytest.raises(anthropic.BadRequestError, match="too long"):
+                await created(session, client, history)
+            history += [{"role": "assistant", "content": "Hm."}, user("again")]
+
+    assert server.calls == 2 + 3  # one more try in the first turn only
+
+
+async def test_a_smaller_window_lowers_the_budget_of_that_model_alone_and_is_told_once(tmp_path: Path) -> None:
+    budgets: dict[str, Budget] = {}
+
+    async def note(turn: Turn) -> Skip:
+        budgets[model] = turn.budget
+        return Skip("only looking")
+
+    pipeline = truncating(tmp_path).use(note)
+    session, told = pipeline.session("s"), []
+    sent = await session.run(loop(20), request={"model": "small"})
+    refusal = Refusal("a test", tokens=40_000, window=32_000)
+
+    model = "small"
+    for number in range(3):
+        history = [*loop(20), *step("a", result="x " * 4000 * number)]
+        shorter = await session.recover(refusal, history, sent, request={"model": model})
+        told += [notice for notice in (shorter.notices if shorter else ()) if "lowered" in notice]
+    await session.run(loop(20), request={"model": model})
+    model = "large"
+    await session.run(loop(20), request={"model": model})
+
+    assert told == ["the window of small is 32000 tokens, not 500000: the budget of this session is lowered"]
+    assert budgets["small"] == Budget(32_000, trigger=28_800, target=17_280)
+    assert budgets["large"] == Budget(500_000)
 
 
 @pytest.mark.parametrize("failure", [rate_limited(), overloaded(), server_error(), Failure(400, "x", "no such model")])

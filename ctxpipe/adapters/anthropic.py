@@ -22,8 +22,8 @@ from ..errors import SettingsError
 from ..messages import MAX_CACHE_MARKS, kind
 from ..messages import field as read
 from ..pipeline import ContextPipeline
+from ..refusals import MAX_TEXT, REFUSING, read_refusal
 from ..session import BETA, Session, observe_stream
-from ..summarizers.protocol import says_too_long
 
 if TYPE_CHECKING:
     from anthropic import APIRequest, AsyncAPIResponse
@@ -111,7 +111,7 @@ class _Middleware:
             logger.warning("the context could not be shaped; the original request is sent", exc_info=True)
             return await call_next(request)
         response = await call_next(sent)
-        if getattr(response, "status_code", None) in (400, 413):
+        if getattr(response, "status_code", None) in REFUSING:
             shorter = await _shorter(session, body, context, response)
             if shorter is not None:
                 context, sent = shorter, self._rewritten(request, call_next, session, shorter)
@@ -221,7 +221,8 @@ def _is_a_turn(request: APIRequest, body: Any) -> bool:
 
 def _arguments(body: Mapping[str, Any]) -> dict[str, Any]:
     """What a session is to know of a request beside its messages."""
-    return {name: body.get(name) for name in ("system", "tools")} | {"request": {"thinking": body.get("thinking")}}
+    options = {name: body.get(name) for name in ("thinking", "model")}
+    return {"system": body.get("system"), "tools": body.get("tools"), "request": options}
 
 
 def _with_body(request: APIRequest, body: Mapping[str, Any], headers: Any) -> APIRequest:
@@ -284,8 +285,9 @@ async def _shorter(
 ) -> Result | None:
     """A shorter context than *sent* when the prompt was too long; None when that was not it, or nothing can go."""
     raw: Any = getattr(response, "http_response", response)  # the caller may have asked for the bare response
-    refusal = (await raw.aread()).decode("utf-8", "replace")
-    if not says_too_long(raw.status_code, refusal):
+    beginning = (await raw.aread())[:MAX_TEXT].decode("utf-8", "replace")
+    refusal = read_refusal(raw.status_code, beginning)
+    if refusal is None:
         return None
     try:
         with _asking_for_a_stage():

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from anyio import to_thread
 
 from ..errors import SettingsError, SummaryFailed
+from ..refusals import as_refusal
 from ..settings import SUMMARY_MAX_WORDS, SUMMARY_MODEL, setting
 from ..tokens import Counting
 from .extractive import ExtractiveSummarizer
 from .prompt import TranscriptPrompt, answer_tokens, instructions
-from .protocol import PromptTooLong, Summary, is_too_long
+from .protocol import PromptTooLong, Summary
 
 if TYPE_CHECKING:
     import anthropic
@@ -100,7 +101,7 @@ class AnthropicSummarizer:
         except UnicodeEncodeError:  # a lone surrogate, which the transcript replaces
             return await self._ask_transcript(messages)
         except Exception as error:
-            if not is_too_long(error):
+            if as_refusal(error) is None:
                 raise
             raise PromptTooLong(str(error), refused=True, instead=replace(self, mode="transcript")) from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -12,11 +11,7 @@ from ..errors import SummaryFailed
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = ["PromptTooLong", "Summarizer", "Summary", "is_too_long", "says_too_long", "summarizer_name"]
-
-_TOO_LONG = re.compile(
-    r"too long|too large|context.?length|context window|maximum context|too many tokens", re.IGNORECASE
-)
+__all__ = ["PromptTooLong", "Summarizer", "Summary", "summarizer_name"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +48,6 @@ class PromptTooLong(SummaryFailed):
         super().__init__(text)
         self.refused = refused
         self.instead = instead
-
-
-def is_too_long(error: BaseException | None) -> bool:
-    """Whether *error* is an API's way of saying that the prompt does not fit, whichever SDK raised it."""
-    return isinstance(error, PromptTooLong) or says_too_long(getattr(error, "status_code", None), str(error))
-
-
-def says_too_long(status: int | None, text: str) -> bool:
-    """Whether an answer with this HTTP *status* and *text* says that the prompt does not fit."""
-    return status == 413 or (status == 400 and bool(_TOO_LONG.search(text)))
 
 
 def summarizer_name(summarize: Summarizer) -> str:

@@ -18,10 +18,11 @@ import anyio
 from ..compacted import ACKNOWLEDGED, SUMMARY, safe_summary
 from ..errors import CtxpipeError, SettingsError, SummaryFailed
 from ..messages import is_blank, tool_results
+from ..refusals import as_refusal
 from ..settings import COMPACT_MAX_RETRIES, check_numbers, check_sizes, setting
 from ..threads import in_thread
 from .prompt import transcript
-from .protocol import PromptTooLong, Summarizer, Summary, is_too_long
+from .protocol import PromptTooLong, Summarizer, Summary
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState
@@ -136,7 +137,7 @@ async def _tried(summarize: Summarizer, messages: Sequence[Message], retry: Retr
         attempts, cause = error.last_attempt.attempt_number, error.last_attempt.exception()
         if isinstance(cause, PromptTooLong):
             raise cause from None
-        if is_too_long(cause):
+        if as_refusal(cause) is not None:
             raise PromptTooLong(str(cause), refused=True) from cause
         raise SummaryFailed(f"no summary after {_times(attempts)}: {_described(cause)}") from cause
     return replace(summary, attempts=retrying.statistics["attempt_number"])
@@ -157,7 +158,9 @@ def _failure(state: RetryCallState) -> BaseException | None:
 def _is_final(error: BaseException | None) -> bool:
     if isinstance(error, CtxpipeError) and not isinstance(error, SummaryFailed):
         return True  # a setting or a history that makes no sense
-    return is_too_long(error) or getattr(error, "status_code", None) in _FINAL
+    if isinstance(error, PromptTooLong) or as_refusal(error) is not None:
+        return True
+    return getattr(error, "status_code", None) in _FINAL
 
 
 def _retry_after(error: BaseException | None) -> float | None:

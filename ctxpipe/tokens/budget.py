@@ -62,6 +62,14 @@ class Budget:
         ):
             object.__setattr__(self, name, value)
 
+    def within(self, window: int) -> Budget:
+        """The same budget for a model whose window is only *window* tokens; itself where that changes nothing."""
+        if window >= self.window:
+            return self
+        reserve = min(self.reserve_output or 0, window // 2)
+        trigger = min(self.trigger, max(1, math.floor(window * _USABLE_OF_WINDOW) - reserve))
+        return Budget(window, trigger, min(self.target, self.target * trigger // self.trigger))
+
     def reached(self, tokens: int) -> bool:
         """Whether a context of *tokens* is to be compacted."""
         return tokens >= self.trigger

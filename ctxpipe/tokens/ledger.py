@@ -150,6 +150,11 @@ class Ledger:
         return float(self._bill.factor)
 
     @property
+    def model(self) -> str | None:
+        """The model in use: the one that was observed or expected last."""
+        return self._model
+
+    @property
     def _bill(self) -> Bill:
         if self._unread:
             self._compare()
