@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .edits.projection import Match, as_json, digest, unmarked
 from .edits.thinking import Place
+from .errors import StorageError
 from .storage.protocol import Archive, TextReader
+from .storage.records import parse_line
 from .threads import in_thread
 from .tokens.ledger import SavedBill
 from .undo import Undo
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Entry", "Found", "Journal", "JournalStorage", "State"]
 
 NAME = "journal.jsonl"
+FORM = 1
+"""The form of a line. A journal with a newer one is neither used nor written to."""
 _DIGEST_BYTES = hashlib.sha256().digest_size
 # What a line may lead to that somebody else has written, or another version of this module.
 _OF_ANOTHER_FORM = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
@@ -57,7 +61,7 @@ class State:
 class Entry:
     """A line: *covered* messages of the history, with its *digest*, have become a context of *size* with digest *sent*.
 
-    The first *kept* messages of that context are those of the line with the check sum *previous*, the history between
+    The first *kept* messages of that context are those of the line with the id *previous*, the history between
     appended; *tail* holds the rest: ``[start, stop]`` messages of the history, ``{…}`` one of our own. *undos* come
     behind those of the previous line.
     """
@@ -104,13 +108,15 @@ class Found:
     """What a journal knows about a history: the latest *state*, None when there is none, and the line it is from.
 
     *is_whole* tells whether every change of it can be taken back, *damaged* whether there are lines that cannot be
-    used, *lines* how many can.
+    used, *redacted* whether there are some of this very history whose messages are not those that were sent, *lines*
+    how many can be read.
     """
 
     state: State | None = None
-    check: str = ""
+    line: str = ""
     is_whole: bool = True
     damaged: bool = False
+    redacted: bool = False
     lines: int = 0
 
 
@@ -121,6 +127,7 @@ class Journal:
         self.storage = storage
         self._session_id = session_id
         self._history, self._context = Digests(), Digests()
+        self._is_newer = False
         self.forget()
 
     def forget(self) -> None:
@@ -150,15 +157,18 @@ class Journal:
         self._kept = min(self._kept, count)
 
     async def write(self, state: State) -> None:
-        """Add a line with what has changed. Raises StorageError; what was written before stays readable."""
-        line = await in_thread(self._line, state)
-        check = _sum(line)
-        # The line break comes first: a line torn by a crash must not swallow this one.
-        await self.storage.append(self._session_id, NAME, f"\n{check} {line}")
-        # Not reached when the write fails or the turn is cancelled: the next line then goes on from the one before.
-        self._previous, self._told, self._kept = check, len(state.undos), len(state.context)
+        """Add a line with what has changed; nothing to a journal of a newer form.
 
-    def _line(self, state: State) -> str:
+        Raises StorageError; what was written before stays readable.
+        """
+        if self._is_newer:
+            return
+        values = await in_thread(self._values, state)
+        await self.storage.append(self._session_id, NAME, values)
+        # Not reached when the write fails or the turn is cancelled: the next line then goes on from the one before.
+        self._previous, self._told, self._kept = values["id"], len(state.undos), len(state.context)
+
+    def _values(self, state: State) -> dict[str, Any]:
         self._history.extend(state.history)
         self._context.extend(state.context)
         entry = Entry(
@@ -174,7 +184,7 @@ class Journal:
             unbound=state.unbound,
             bills=state.bills,
         )
-        return _written(entry)
+        return _as_values(entry)
 
     async def find(self, history: Sequence[Message]) -> Found:
         """The latest state that *history* begins with, or that was sent and adopted as history. Raises StorageError."""
@@ -182,9 +192,13 @@ class Journal:
         if location is None:
             return Found()
         text = (await self.storage.read(location)).text
-        found = await in_thread(_found, text, list(history))
+        try:
+            found = await in_thread(_found, text, list(history))
+        except StorageError:
+            self._is_newer = True
+            raise
         if found.state is not None:
-            self._previous, self._told = found.check, len(found.state.undos)
+            self._previous, self._told = found.line, len(found.state.undos)
             self._kept = 0 if found.state.context is found.state.history else len(found.state.context)
         return found
 
@@ -192,25 +206,45 @@ class Journal:
 # A line -----------------------------------------------------------------------------------------------------------
 
 
-def _written(entry: Entry) -> str:
+def _as_values(entry: Entry) -> dict[str, Any]:
+    """*entry* as plain JSON values, with the form and an id that later lines name.
+
+    The storage may redact the messages among them, so the id is taken before.
+    """
     values = {field.name: getattr(entry, field.name) for field in fields(entry)}
     values["undos"] = [{field.name: getattr(undo, field.name) for field in fields(undo)} for undo in entry.undos]
-    return as_json(values)
+    body = as_json(values)
+    return {"form": FORM, "id": hashlib.sha256(body.encode()).hexdigest()[:16], **json.loads(body)}
 
 
-def _sum(line: str) -> str:
-    return hashlib.sha256(line.encode()).hexdigest()[:16]
-
-
-def _parsed(line: str) -> tuple[str, Entry] | None:
-    """Check sum and entry of *line*, None when it is damaged or of another form."""
-    check, _, body = line.partition(" ")
+def _parse(line: str) -> tuple[str, Entry] | None:
+    """Id and entry of *line*, None when it is damaged or of another form. Raises StorageError for a newer form."""
+    values = parse_line(line)
+    if values is None:
+        _refuse_newer(_unchecked(line))
+        return None
+    _refuse_newer(values)
     try:
-        if check != _sum(body):
+        if values.pop("form") != FORM:
             return None
-        return check, _entry(json.loads(body))
+        return values.pop("id"), _entry(values)
     except _OF_ANOTHER_FORM:
         return None
+
+
+def _unchecked(line: str) -> dict[str, Any]:
+    """What *line* says, whatever its check sum: a newer form may have another one."""
+    try:
+        values = json.loads(line.partition(" ")[2])
+    except (ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _refuse_newer(values: Mapping[str, Any]) -> None:
+    form = values.get("form")
+    if isinstance(form, int) and form > FORM:
+        raise StorageError(f"it was written by a newer ctxpipe, in form {form}; update ctxpipe to go on with it")
 
 
 def _entry(values: dict[str, Any]) -> Entry:
@@ -261,20 +295,21 @@ def _unpacked(items: Sequence[Any], history: Sequence[Message]) -> Iterator[Mess
 
 
 def _found(text: str, history: list[Message]) -> Found:
-    parsed = [_parsed(line) for line in text.split("\n") if line]
+    parsed = [_parse(line) for line in text.split("\n") if line]
     entries = dict(filter(None, parsed))
-    damaged = None in parsed
+    damaged, redacted = None in parsed, False
     known = Digests(history)
-    for check, entry in reversed(entries.items()):
+    for name, entry in reversed(entries.items()):
         try:
             state = _state(entries, entry, history, known)
         except _OF_ANOTHER_FORM:
             damaged = True
             continue
         if state is not None:
-            undos, is_whole = _undos(entries, check)
-            return Found(replace(state, undos=undos), check, is_whole, damaged, len(entries))
-    return Found(damaged=damaged, lines=len(entries))
+            undos, is_whole = _undos(entries, name)
+            return Found(replace(state, undos=undos), name, is_whole, damaged, redacted, len(entries))
+        redacted = redacted or _is_redacted(entries, entry, history, known)
+    return Found(damaged=damaged, redacted=redacted, lines=len(entries))
 
 
 def _state(entries: Mapping[str, Entry], entry: Entry, history: list[Message], known: Digests) -> State | None:
@@ -287,6 +322,11 @@ def _state(entries: Mapping[str, Entry], entry: Entry, history: list[Message], k
         adopted = history[: entry.size]
         return State(adopted, adopted, Match(), (), entry.unbound, entry.bills)
     return None
+
+
+def _is_redacted(entries: Mapping[str, Entry], entry: Entry, history: list[Message], known: Digests) -> bool:
+    """Whether *entry*, which gives no state, is of this very history and lacks no line."""
+    return known.upto(entry.covered) == entry.digest and _replayed(entries, entry, history) is not None
 
 
 def _replayed(entries: Mapping[str, Entry], entry: Entry, history: list[Message]) -> list[Message] | None:

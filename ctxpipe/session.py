@@ -39,6 +39,7 @@ T = TypeVar("T")
 
 CACHE_SECONDS = 300.0  # how long the provider keeps a prompt that nobody reads
 BETA = "anthropic-beta"
+REDACTED = "messages in the journal were redacted or changed on disk, so a context that was sent is not known again"
 NOTABLE_DRIFT = 0.01  # of the factor that bills have shown: then the journal is told
 FAR_BELOW = 0.5  # of the trigger: a context this short is not what an API finds too long
 NOTABLE_CHANGE = 0.1  # of the trigger: after that another attempt to shorten may help
@@ -330,9 +331,13 @@ class Session:
         notices = []
         if found.damaged:
             notices.append(self._warned("the journal is damaged; what cannot be trusted was left out"))
+        if found.redacted:
+            notices.append(
+                self._warned(REDACTED if found.state is not None else f"{REDACTED}; the session begins anew")
+            )
         if found.state is not None:
             self._take_up(found.state, found.is_whole)
-        elif found.lines:
+        elif found.lines and not found.redacted:
             notices.append(self._warned("the journal tells of another history; the session begins anew"))
         return notices
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from ctxpipe import LocalStorage, StorageError
 from ctxpipe.storage import Page
+from ctxpipe.storage.records import Record, encode_line, encode_record
 
 __all__ = ["FailingDisk"]
 
@@ -49,19 +50,20 @@ class FailingDisk:
         self._look()
         return await self.storage.read(location, offset, limit)
 
-    async def save(self, session_id: str, stem: str, chunks: Iterable[str], /) -> str:
-        whole = list(chunks)
-        self._take(sum(len(chunk.encode("utf-8", "backslashreplace")) for chunk in whole))
-        return await self.storage.save(session_id, stem, whole)
+    async def save(self, session_id: str, stem: str, record: Record, /) -> str:
+        self._take(sum(len(piece.encode("utf-8", "backslashreplace")) for piece in encode_record(record)))
+        return await self.storage.save(session_id, stem, record)
 
-    async def append(self, session_id: str, name: str, text: str, /) -> str:
+    async def append(self, session_id: str, name: str, entry: Mapping[str, object], /) -> str:
         self._permit()
-        if self.room is not None and len(text) > self.room:
-            torn, self.room = text[: self.room], 0
-            await self.storage.append(session_id, name, torn)
+        line = encode_line(entry)
+        if self.room is not None and len(line) > self.room:
+            room, self.room = self.room, 0
+            whole = await self.storage.append(session_id, name, entry)
+            os.truncate(whole, os.stat(whole).st_size - len(line) + room)
             raise _error(errno.ENOSPC)
-        self._take(len(text))
-        return await self.storage.append(session_id, name, text)
+        self._take(len(line))
+        return await self.storage.append(session_id, name, entry)
 
     async def records(self, session_id: str, /) -> list[str]:
         self._look()

@@ -23,6 +23,7 @@ from ctxpipe.edits.repair import INTERRUPTED
 from ctxpipe.messages import Message
 from ctxpipe.placeholders import previewed_reference, reference
 from ctxpipe.stage import Change, Turn
+from ctxpipe.stages.archive import parse_archive
 from ctxpipe.testing import problems
 from ctxpipe.testing.rules import Model
 from ctxpipe.testing.signatures import verify
@@ -193,7 +194,7 @@ def nothing_is_lost(run: Run) -> Iterator[str]:
                 continue
             kept = set(map(id, change.messages))
             left = Counter(plain_json(message) for message in turn.messages if id(message) not in kept)
-            saved = Counter(map(plain_json, json.loads(Path(archive).read_bytes())))
+            saved = Counter(map(plain_json, parse_archive(Path(archive).read_text(), archive)))
             head = Counter(plain_json(message) for message in turn.messages if message["role"] == "system")
             if left - saved - head:
                 yield f"{archive} lacks {list(left - saved)[:1]}"

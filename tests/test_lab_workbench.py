@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ctxpipe import LocalStorage
 from ctxpipe.errors import StorageError
 from ctxpipe.lab.workbench import ROOT, MemoryStorage, SeenFiles, Workbench
+from ctxpipe.storage.records import parse_line
 
 
 async def test_texts_lie_where_the_local_storage_would_put_them(tmp_path: Path) -> None:
@@ -43,13 +44,15 @@ async def test_what_is_not_there_cannot_be_read() -> None:
 
 async def test_records_are_numbered_and_grow_and_are_listed_by_session() -> None:
     storage = MemoryStorage()
-    first, second = [await storage.save("s", "compact", ["[", text, "]"]) for text in ("1", "2")]
-    await storage.append("s", "log.jsonl", "a\n")
-    grown = await storage.append("s", "log.jsonl", "b\n")
-    await storage.save("other", "compact", ["[]"])
+    first, second = [await storage.save("s", "compact", [number]) for number in (1, 2)]
+    await storage.append("s", "log.jsonl", {"line": "a"})
+    grown = await storage.append("s", "log.jsonl", {"line": "b"})
+    await storage.save("other", "compact", [])
 
     assert first != second
-    assert (storage.texts[first], storage.texts[second], storage.texts[grown]) == ("[1]", "[2]", "a\nb\n")
+    lines = storage.texts[grown].split("\n")[1:]
+    assert (storage.texts[first], storage.texts[second]) == ("[\n  1\n]\n", "[\n  2\n]\n")
+    assert list(map(parse_line, lines)) == [{"line": "a"}, {"line": "b"}]
     assert list(await storage.records("s")) == [first, second, grown]
 
 

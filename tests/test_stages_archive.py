@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,17 +15,18 @@ from hypothesis import given
 
 from ctxpipe.errors import InvalidHistory, StorageError
 from ctxpipe.messages import Message
-from ctxpipe.stages.archive import archive_text, load_archive
+from ctxpipe.stages.archive import FORM, archive_digest, archive_record, load_archive, verified_archive
 from ctxpipe.storage import LocalStorage
+from ctxpipe.storage.records import encode_record
 
 
 async def archived(messages: list[Message], folder: Path) -> str:
-    return await LocalStorage(folder).save("s", "compact", archive_text(messages))
+    return await LocalStorage(folder).save("s", "compact", archive_record(messages))
 
 
 @given(histories(repeat_ids=True))
 def test_the_text_is_json_that_gives_the_very_messages(history: list[Message]) -> None:
-    assert json.loads("".join(archive_text(history))) == history
+    assert json.loads("".join(encode_record(archive_record(history)))) == {"form": FORM, "messages": history}
 
 
 async def test_the_very_messages_come_back_from_disk(tmp_path: Path) -> None:
@@ -42,10 +44,10 @@ async def test_no_messages_are_an_empty_archive(tmp_path: Path) -> None:
     assert await load_archive(await archived([], tmp_path)) == []
 
 
-def test_the_text_is_indented_as_json_would_indent_it() -> None:
-    history = [user("a\nb"), assistant({"type": "text", "text": "c"})]
+async def test_a_bare_list_of_messages_is_an_archive_too(tmp_path: Path) -> None:
+    history = [user("a\nb"), assistant("c")]
 
-    assert "".join(archive_text(history)) == json.dumps(history, indent=2, ensure_ascii=False) + "\n"
+    assert await load_archive(await LocalStorage(tmp_path).save("s", "compact", history)) == history
 
 
 async def test_objects_of_the_sdk_come_back_as_they_would_be_sent(tmp_path: Path) -> None:
@@ -63,14 +65,15 @@ async def test_what_cannot_be_archived_faithfully_is_an_error_and_leaves_no_file
 
     with pytest.raises(StorageError, match="neither a mapping nor an SDK object"):
         await archived([odd], tmp_path)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix == ".json"] == []
 
 
-def test_no_second_copy_of_the_history_is_ever_held() -> None:
+@pytest.mark.parametrize("redact", [None, lambda text: text.replace("y", "z")])
+def test_no_second_copy_of_the_history_is_ever_held(redact: Callable[[str], str] | None) -> None:
     history = [user("x" * 100_000 + str(number)) for number in range(200)]
 
     tracemalloc.start()
-    for _ in archive_text(history):
+    for _ in encode_record(archive_record(history), redact):
         pass
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -78,7 +81,14 @@ def test_no_second_copy_of_the_history_is_ever_held() -> None:
     assert peak < 2_000_000  # of 20,000,000
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"role": "user"}', '["text"]', '[{"role": "user"}]'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", '{"role": "user"}', '["text"]', '[{"role": "user"}]', "null", '"text"', "3"),
+        *('{"form": 1}', '{"form": 1, "messages": 3}', '{"form": 0, "messages": []}', '{"messages": []}'),
+        *('{"form": "2", "messages": []}', "[" * 100_000),
+    ],
+)
 async def test_what_is_no_archive_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.json"
     path.write_text(text)
@@ -87,6 +97,74 @@ async def test_what_is_no_archive_is_refused(tmp_path: Path, text: str) -> None:
         await load_archive(path)
 
 
+@pytest.mark.parametrize("form", [2, 3, 10**9])
+async def test_an_archive_of_a_newer_form_is_refused_with_the_way_out(tmp_path: Path, form: int) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"form": form, "entries": "of another kind"}))
+
+    with pytest.raises(StorageError, match=rf"a newer ctxpipe, in form {form}; update ctxpipe"):
+        await load_archive(path)
+
+
 async def test_a_missing_archive_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot read the archive"):
         await load_archive(tmp_path / "gone.json")
+
+
+# Archives that a context names ------------------------------------------------------------------------------------
+
+HISTORY = [user("go"), assistant("a lot"), user("on")]
+
+
+async def test_an_archive_of_the_session_with_the_right_digest_is_believed(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    path = await archived(HISTORY, tmp_path)
+    digest = await archive_digest(storage, path)
+
+    assert digest is not None
+    for seen in (path, f"./s/{Path(path).name}", f"C:\\mnt\\s\\{Path(path).name}"):
+        assert await verified_archive(storage, "s", seen, digest) == HISTORY
+
+
+async def test_what_is_stored_decides_and_not_what_was_said(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path, redact=lambda text: text.replace("lot", "***"))
+    path = await storage.save("s", "compact", archive_record(HISTORY))
+
+    found = await verified_archive(storage, "s", path, await archive_digest(storage, path) or "")
+
+    assert found == [user("go"), assistant("a ***"), user("on")]
+
+
+async def test_no_other_file_is_believed_whatever_the_context_says(tmp_path: Path) -> None:
+    storage, outside = LocalStorage(tmp_path / "root"), LocalStorage(tmp_path / "outside")
+    path = await archived(HISTORY, tmp_path / "root")
+    digest = await archive_digest(storage, path) or ""
+    foreign = await outside.save("s", "truncate", archive_record(HISTORY))
+    other = await storage.save("t", "truncate", archive_record(HISTORY))
+    [text] = await storage.write([("s/a.md", Path(path).read_text())])
+
+    assert await verified_archive(storage, "s", path, digest) == HISTORY
+    for name in (foreign, other, text, f"{path}x", "", "..", "/", "\0", "\ud800", "/etc/passwd", "a\nb", "x" * 10**6):
+        assert await verified_archive(storage, "s", name, digest) is None
+    for wrong in ("", digest[:-1], digest.upper() + " ", "0" * 35, "\ud800"):
+        assert await verified_archive(storage, "s", path, wrong) is None
+    assert await verified_archive(None, "s", path, digest) is None
+    assert await verified_archive(storage, "s", ["no path"], digest) is None
+
+
+async def test_an_archive_that_was_changed_is_no_longer_believed(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    path = await archived(HISTORY, tmp_path)
+    digest = await archive_digest(storage, path) or ""
+
+    for text in (Path(path).read_text().replace("a lot", "a lie"), "", "[" * 100_000, '{"form": 2}'):
+        Path(path).write_text(text)
+        assert await verified_archive(storage, "s", path, digest) is None
+
+
+async def test_a_record_with_the_right_digest_that_holds_no_messages_is_not_believed(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    for record in (["no message"], {"form": 2, "messages": []}, {"form": 1, "messages": "none"}):
+        path = await storage.save("s", "compact", record)
+
+        assert await verified_archive(storage, "s", path, await archive_digest(storage, path) or "") is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..edits.views import COMMON_READING_TOOLS, viewed_path
@@ -12,6 +12,7 @@ from ..messages import Message, tool_calls, tool_results
 from ..names import content_hash, safe_name, session_folder, suffixed
 from ..storage import Page
 from ..storage.files import FileText
+from ..storage.records import Record, encode_line, encode_record
 
 __all__ = ["Clock", "MemoryStorage", "SeenFiles", "Workbench"]
 
@@ -43,16 +44,16 @@ class MemoryStorage:
             raise StorageError(f"there is no text at {location}")
         return Page(text[offset : None if limit is None else offset + limit], offset, len(text))
 
-    async def save(self, session_id: str, stem: str, chunks: Iterable[str], /) -> str:
+    async def save(self, session_id: str, stem: str, record: Record, /) -> str:
         folder = self.location(session_folder(session_id))
         number = 1 + sum(path.startswith(f"{folder}/{stem}-") for path in self.texts)
         path = f"{folder}/{stem}-{number}.json"
-        self.texts[path] = "".join(chunks)
+        self.texts[path] = "".join(encode_record(record))
         return path
 
-    async def append(self, session_id: str, name: str, text: str, /) -> str:
+    async def append(self, session_id: str, name: str, entry: Mapping[str, object], /) -> str:
         path = self.location(f"{session_folder(session_id)}/{safe_name(name)}")
-        self.texts[path] = self.texts.get(path, "") + text
+        self.texts[path] = self.texts.get(path, "") + encode_line(entry)
         return path
 
     async def records(self, session_id: str, /) -> Sequence[str]:

@@ -2,51 +2,51 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import textwrap
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidHistory, StorageError
-from ..messages import as_dict, ensure_messages, is_encodable
+from ..errors import CtxpipeError, InvalidHistory, StorageError
+from ..messages import ensure_messages
+from ..storage import Archive, TextReader
 from ..storage.finishing import finished
+from ..storage.records import Record
+from ..threads import in_thread
 
 if TYPE_CHECKING:
     import os
 
     from ..messages import Message
 
-__all__ = ["archive_text", "load_archive", "parse_archive"]
+__all__ = ["archive_digest", "archive_record", "load_archive", "parse_archive", "verified_archive"]
+
+logger = logging.getLogger("ctxpipe")
+
+FORM = 1
+"""The form in which archives are written. A newer one is refused; a bare list of messages is read, too."""
+
+MAX_CHARACTERS = 256_000_000  # of an archive that a context names; more than many windows of any model
+_GROUP = 8
 
 
-def archive_text(messages: Sequence[Message]) -> Iterator[str]:
-    """*messages* as indented JSON, one message at a time, so that no second copy of a history is ever held.
+def archive_record(messages: Sequence[Message]) -> Record:
+    """The record that keeps *messages*, for `Archive.save`.
 
-    Plain messages come back equal from `load_archive`; model objects of the SDK are written as they would be sent and
-    come back as plain dicts, tuples as lists. Source: UP-10, CR-55, CR-56.
+    Plain messages come back equal from `load_archive`; model objects of the SDK are written as they would be sent
+    and come back as plain dicts, tuples as lists.
     """
-    separator = "["
-    for message in messages:
-        yield f"{separator}\n  {_indented(message)}"
-        separator = ","
-    yield "\n]\n" if messages else "[]\n"
-
-
-def _indented(message: Message) -> str:
-    text = _json(message, ensure_ascii=False)
-    if not is_encodable(text):  # a lone surrogate has no UTF-8 form, but JSON can say it
-        text = _json(message, ensure_ascii=True)
-    return text.replace("\n", "\n  ")  # JSON strings hold no line breaks
-
-
-def _json(message: Message, *, ensure_ascii: bool) -> str:
-    return json.dumps(message, indent=2, ensure_ascii=ensure_ascii, default=as_dict)
+    return {"form": FORM, "messages": messages}
 
 
 async def load_archive(path: str | os.PathLike[str]) -> list[Message]:
     """The messages that a compaction or truncation set aside at *path*, as they were.
 
-    Raises StorageError when there is no such file, InvalidHistory when it holds something else.
+    The file is opened wherever *path* leads: give it no path that a model or a tool has named. Raises StorageError
+    when there is no such file or a newer ctxpipe wrote it, InvalidHistory when it holds something else.
     """
     try:
         text = await finished(_read(path))
@@ -63,10 +63,79 @@ async def _read(path: str | os.PathLike[str]) -> str:
 
 
 def parse_archive(text: str, path: str | os.PathLike[str]) -> list[Message]:
-    """The messages in an archive's *text*. Raises InvalidHistory, naming its *path*, when it holds something else."""
+    """The messages in an archive's *text*; errors name its *path*.
+
+    Raises StorageError when a newer ctxpipe wrote it, InvalidHistory when it holds something else.
+    """
     try:
-        messages: list[Message] = json.loads(text)
+        record: Any = json.loads(text)
+        if isinstance(record, Mapping):
+            ensure_known_form(record.get("form"), path)
+            record = record.get("messages")
+        messages: list[Message] = record
         ensure_messages(messages)
     except (ValueError, RecursionError) as error:  # InvalidHistory is a ValueError
         raise InvalidHistory(f"{path} is no archive of messages: {textwrap.shorten(str(error), 200)}") from error
     return messages
+
+
+def ensure_known_form(form: object, path: str | os.PathLike[str]) -> None:
+    """Raise StorageError when *form* is newer than this version knows, InvalidHistory when it is none."""
+    if not isinstance(form, int) or form < 1:
+        raise InvalidHistory(f"its form is {textwrap.shorten(repr(form), 40)}, not {FORM}")
+    if form > FORM:
+        raise StorageError(f"{path} was written by a newer ctxpipe, in form {form}; update ctxpipe to read it")
+
+
+# Archives that a context names ------------------------------------------------------------------------------------
+
+
+async def archive_digest(archive: Archive, path: str) -> str | None:
+    """The digest of the archive just saved at *path*, over what is stored; None when it cannot be read back."""
+    if not isinstance(archive, TextReader):
+        return None
+    try:
+        page = await archive.read(path, 0, MAX_CHARACTERS)
+    except StorageError:
+        return None
+    return await in_thread(_digest, page.text) if page.next_offset is None else None
+
+
+async def verified_archive(
+    archive: Archive | None, session_id: str, path: object, digest: object
+) -> list[Message] | None:
+    """The messages of the archive that a context names by *path* and *digest*; None unless it is the session's own.
+
+    It must be one of the records of the session *session_id* in *archive*, recognized by its name because the model
+    may see another form of the path, and its text must have the *digest*. Nothing else is ever opened.
+    """
+    if archive is None or not isinstance(archive, TextReader):
+        return None
+    if not isinstance(path, str) or not isinstance(digest, str):
+        return None
+    try:
+        records = await archive.records(session_id)
+        record = next((record for record in records if PurePath(record).name == _last_part(path)), None)
+        if record is None:
+            return None
+        page = await archive.read(record, 0, MAX_CHARACTERS)
+        if page.next_offset is not None:
+            return None
+        return await in_thread(_verified, page.text, digest, record)
+    except CtxpipeError as error:
+        logger.debug("an archive that the context names is not believed: %s", error)
+        return None
+
+
+def _last_part(path: str) -> str:
+    return path.replace("\\", "/").rsplit("/", 1)[-1]
+
+
+def _verified(text: str, digest: str, path: str) -> list[Message] | None:
+    return parse_archive(text, path) if _digest(text) == digest else None
+
+
+def _digest(text: str) -> str:
+    """A digest in short groups: who redacts long runs of hex leaves it alone."""
+    hexadecimal = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[: 4 * _GROUP]
+    return "-".join(hexadecimal[start : start + _GROUP] for start in range(0, 4 * _GROUP, _GROUP))

@@ -33,6 +33,7 @@ from ..settings import (
 from ..stage import Change, Intent, Skip, Turn
 from ..storage import Archive, LocalStorage
 from ..storage.files import FileReader
+from ..storage.records import Record
 from ..summarizers import (
     AnthropicSummarizer,
     ExtractiveSummarizer,
@@ -44,7 +45,7 @@ from ..summarizers import (
 from ..summarizers.protocol import summarizer_name
 from ..threads import in_thread
 from ..tokens import Counting, as_counter, should_compact
-from .archive import archive_text, load_archive
+from .archive import archive_record, load_archive
 from .attempts import Attempts
 from .layout import FileFolder, Fold, Layout, check_folder, fitted, folded_texts, indexed, what_holds
 from .pointing import check_reference, shown
@@ -213,9 +214,9 @@ async def _smaller(original: _Original, text: str, restored: RestoredFiles, coun
     return CompactResult(original.messages, original_messages_path=original.path, reason=reason)
 
 
-async def _saved(archive: Archive, session_id: str, rest: Sequence[Message], *, required: bool) -> str | None:
+async def _saved(archive: Archive, session_id: str, record: Record, *, required: bool) -> str | None:
     try:
-        return await archive.save(session_id, "compact", archive_text(rest))
+        return await archive.save(session_id, "compact", record)
     except StorageError:
         if required:
             raise
@@ -376,7 +377,7 @@ class Compact:
     async def _archived(self, session_id: str, rest: Sequence[Message]) -> str | None:
         if self.archive is None:
             return None
-        return await _saved(self.archive, session_id, rest, required=self.require_archive)
+        return await _saved(self.archive, session_id, archive_record(rest), required=self.require_archive)
 
     async def _restored(self, turn: Turn) -> RestoredFiles:
         if self.restore is None:

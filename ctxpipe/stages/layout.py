@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ..edits.compact import Draft, Room, evidence_block
 from ..errors import SettingsError, StorageError
+from ..names import session_folder
+from ..storage import TextWriter
 from ..threads import in_thread
 
 if TYPE_CHECKING:
@@ -129,12 +132,20 @@ async def indexed(
     """
     if not layout.left_out or archive is None:
         return layout, ""
+    if not isinstance(archive, TextWriter):
+        return layout, f"{len(layout.left_out)} paths are not listed: the archive stores no texts"
+    text = "".join(f"{one_line(path)}\n" for path in layout.left_out)
     try:
-        index = await archive.append(turn.session_id, PATHS_INDEX, "\n".join([*layout.left_out, ""]))
+        [index] = await archive.write([(f"{session_folder(turn.session_id)}/{PATHS_INDEX}", text)])
     except StorageError as error:
         logger.exception("the paths without room are not listed")
         return layout, f"{len(layout.left_out)} paths are not listed: {error}"
     return await laid_out(turn, replace(draft, evidence=replace(draft.evidence, index=shown(index))), layout), ""
+
+
+def one_line(path: str) -> str:
+    """*path* as it is, or as JSON would quote it when it holds a line break or another control character."""
+    return path if path.isprintable() else json.dumps(path)
 
 
 async def what_holds(turn: Turn, draft: Draft, layout: Layout) -> str:

@@ -21,7 +21,7 @@ from ..settings import check_callables, check_numbers, check_sizes
 from ..stage import Change, Skip, Turn
 from ..storage import Archive
 from ..tokens import Counting, TokenCounter, as_counter
-from .archive import archive_text
+from .archive import archive_record
 from .layout import FileFolder, check_folder, folder_or_default
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class SmartTruncate:
         kept = {id(message) for message in proposal.messages}
         leaving = [message for message in turn.messages if id(message) not in kept]
         try:
-            location = await self.archive.save(turn.session_id, "truncate", archive_text(leaving))
+            location = await self.archive.save(turn.session_id, "truncate", archive_record(leaving))
         except StorageError:
             if self.require_archive:
                 raise

@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -25,6 +25,7 @@ from ..names import content_hash, safe_name, session_folder, suffixed
 from ..placeholders import named_files
 from .finishing import finished
 from .protocol import Page
+from .records import Record, encode_line, encode_record, redact_text
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -56,7 +57,9 @@ class LocalStorage:
 
     A text is there whole or not at all (draft, then moved into place), with *fsync* also after a power cut. Files
     are 0600 and folders 0700 whatever the umask; no name leads out of the root or through a symbolic link. The
-    root may be shared by many sessions and processes. *redact* is applied to everything that goes to disk.
+    root may be shared by many sessions and processes. *redact* is applied to every string that goes to disk, before it
+    is encoded; what it raises keeps the text from being written. Numbers, role, type and ids of a message, and names of
+    files are not redacted.
 
     *taken* says what happens to a text whose key holds other bytes already: with "hash" it goes to the key with a
     hash of its content, with "number" to the key with the next free number, with "overwrite" it replaces them.
@@ -112,7 +115,7 @@ class LocalStorage:
         return locations
 
     def _write_one(self, fd: int, name: str, text: str, reserved: Collection[str]) -> str:
-        data = self._bytes(text)
+        data = _encoded(redact_text(text, self.redact) if self.redact else text)
         if name not in reserved and self._place(fd, name, data):
             return name
         others = (other for other in self._others(name, text) if other not in reserved)
@@ -142,10 +145,6 @@ class LocalStorage:
         finally:
             _discard(fd, draft)
         return True
-
-    def _bytes(self, text: str) -> bytes:
-        # A lone surrogate has no UTF-8 form; escaped, it stays readable and nothing dies of it (A-15).
-        return (self.redact(text) if self.redact else text).encode("utf-8", "backslashreplace")
 
     # Reading --------------------------------------------------------------------------------------------------
 
@@ -203,20 +202,20 @@ class LocalStorage:
 
     # Records --------------------------------------------------------------------------------------------------
 
-    async def save(self, session_id: str, stem: str, chunks: Iterable[str], /) -> str:
+    async def save(self, session_id: str, stem: str, record: Record, /) -> str:
         """Write the session's next numbered record, synced to disk; return its absolute path. Raises StorageError."""
         return await to_thread.run_sync(
-            self._save, session_folder(session_id), safe_name(stem), chunks, limiter=_limiter()
+            self._save, session_folder(session_id), safe_name(stem), record, limiter=_limiter()
         )
 
-    def _save(self, folder: str, stem: str, chunks: Iterable[str]) -> str:
+    def _save(self, folder: str, stem: str, record: Record) -> str:
         where = os.path.join(self.root, folder)
         with self._folder(folder, create=True) as fd, _translated("cannot save a record below", where):
             stamp = datetime.fromtimestamp(self.clock(), UTC).strftime("%Y%m%dT%H%M%SZ")
             numbered = re.compile(re.escape(stem) + r"-\d{8}T\d{6}Z-(\d+)\.json")
             used = [int(match[1]) for name in os.listdir(fd) if (match := numbered.fullmatch(name))]
             names = (f"{stem}-{stamp}-{number}.json" for number in count(max(used, default=0) + 1))
-            draft = _drafted(fd, map(self._bytes, chunks), sync=True)
+            draft = _drafted(fd, map(_encoded, encode_record(record, self.redact)), sync=True)
             try:
                 name = next(name for name in names if _claim(fd, draft, name))
                 os.fsync(fd)
@@ -224,17 +223,18 @@ class LocalStorage:
                 _discard(fd, draft)
         return os.path.join(where, name)
 
-    async def append(self, session_id: str, name: str, text: str, /) -> str:
-        """Add *text* to the session's record *name*; return its absolute path. Raises StorageError."""
-        return await finished(self._append(f"{session_folder(session_id)}/{safe_name(name)}", text))
+    async def append(self, session_id: str, name: str, entry: Mapping[str, object], /) -> str:
+        """Add *entry* as a line to the session's record *name*; return its absolute path. Raises StorageError."""
+        return await finished(self._append(f"{session_folder(session_id)}/{safe_name(name)}", entry))
 
-    async def _append(self, key: str, text: str) -> str:
+    async def _append(self, key: str, entry: Mapping[str, object]) -> str:
         import aiofiles
 
         path = self.location(key)
         with _translated("cannot append to", path):
+            line = await to_thread.run_sync(encode_line, entry, self.redact, limiter=_limiter())
             async with _limiter(), aiofiles.open(key, "ab", opener=self._appender) as file:
-                await file.write(self._bytes(text))
+                await file.write(_encoded(line))
                 await file.flush()
                 if self.fsync:
                     await to_thread.run_sync(os.fsync, file.fileno())
@@ -370,6 +370,11 @@ class _Entry:
         if not self.folder:  # `offload_tool_results` writes there, beside whatever else the user keeps
             return "text" if self.name.startswith("tool-result-") and self.name.endswith(".md") else ""
         return "text" if self.name.endswith(".md") else "record"
+
+
+def _encoded(text: str) -> bytes:
+    # A lone surrogate has no UTF-8 form; escaped, it stays readable and nothing dies of it (A-15).
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _limiter() -> CapacityLimiter:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
+
+from .records import Record
 
 __all__ = ["Archive", "Page", "TextReader", "TextWriter"]
 
@@ -55,18 +57,25 @@ class TextReader(Protocol):
 
 @runtime_checkable
 class Archive(Protocol):
-    """Keeps a session's records: numbered ones written once, and ones that grow."""
+    """Keeps a session's records: numbered ones written once, and ones that grow.
 
-    async def save(self, session_id: str, stem: str, chunks: Iterable[str], /) -> str:
-        """Write *chunks* as the session's next numbered record, ``<stem>-<UTC seconds>-<n>.json``; return where.
+    Records are handed over as values, and the storage encodes them: whoever hides secrets must see the strings as
+    they were said, not as JSON escapes them. `ctxpipe.storage.records` has the encoders.
+    """
 
-        The record is there whole and synced to disk, or not at all. *chunks* is consumed in a worker thread, so
-        it may be a generator: no more than one chunk is held. Raises StorageError.
+    async def save(self, session_id: str, stem: str, record: Record, /) -> str:
+        """Write *record* as the session's next numbered one, ``<stem>-<UTC seconds>-<n>.json``; return where.
+
+        It is there whole and synced to disk, or not at all. `encode_record` gives its text piece by piece, so that
+        no second copy of a history is ever held. Raises StorageError.
         """
         ...
 
-    async def append(self, session_id: str, name: str, text: str, /) -> str:
-        """Add *text* to the end of the session's record *name*; return where it lies. Raises StorageError."""
+    async def append(self, session_id: str, name: str, entry: Mapping[str, object], /) -> str:
+        """Add the line that `encode_line` makes of *entry* to the session's record *name*; return where it is.
+
+        Raises StorageError.
+        """
         ...
 
     async def records(self, session_id: str, /) -> Sequence[str]:

@@ -17,7 +17,7 @@ from histories import chat, conversation, python_source, step, text, thinking, t
 from ctxpipe.compacted import SUMMARY, own_words, restored_path, safe_summary, summary_body, summary_extras
 from ctxpipe.edits.compact import assemble, extract_commands, parsed_evidence, reminder
 from ctxpipe.edits.fold import fold_files
-from ctxpipe.errors import InvalidHistory, TranscriptError
+from ctxpipe.errors import InvalidHistory, StorageError, TranscriptError
 from ctxpipe.journal import _found as found_in
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.messages import Message, check
@@ -30,7 +30,8 @@ from ctxpipe.placeholders import (
     previewed_reference,
     reference,
 )
-from ctxpipe.stages.archive import archive_text, parse_archive
+from ctxpipe.stages.archive import archive_record, parse_archive
+from ctxpipe.storage.records import encode_record
 
 __all__ = ["SEEDS", "TARGETS", "variations"]
 
@@ -101,9 +102,9 @@ def archives(data: bytes) -> None:
     said = data.decode("utf-8", "replace")
     try:
         messages = parse_archive(said, "archive.json")
-    except InvalidHistory:
+    except (InvalidHistory, StorageError):
         return
-    assert parse_archive("".join(archive_text(messages)), "again") == messages
+    assert parse_archive("".join(encode_record(archive_record(messages))), "again") == messages
 
 
 HISTORY: list[Message] = conversation(user("go"), step("t1", result="one"), step("t2", result="two"), chat(2))
@@ -236,8 +237,8 @@ SEEDS: Mapping[str, list[bytes]] = {
         DEEP,
         b"[]\n",
         b"{}",
-        "".join(archive_text(HISTORY)).encode(),
-        "".join(archive_text([user(text("a"), tool_result("t", [text("b")]))])).encode(),
+        "".join(encode_record(archive_record(HISTORY))).encode(),
+        "".join(encode_record([user(text("a"), tool_result("t", [text("b")]))])).encode(),
         b'[{"role": "user", "content": [{"type": "tool_result", "tool_use_id": 1, "content": 5}]}]',
     ],
     "journals": [_journal(), _journal()[:-40], b"0123456789abcdef {}\nx", b"x " + DEEP],

@@ -1,0 +1,199 @@
+"""Records as they go to disk: JSON values, each string of them redacted before it is encoded."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from ..errors import StorageError
+from ..messages import as_dict, is_encodable
+
+__all__ = ["Record", "encode_line", "encode_record", "parse_line", "redact_text"]
+
+Record: TypeAlias = Mapping[str, object] | Iterable[object]
+"""What `Archive.save` writes: a list of messages, or a mapping whose lists may be long."""
+
+Redact: TypeAlias = Callable[[str], str]
+
+_BOOKKEEPING = frozenset({"role", "type", "id", "tool_use_id"})
+_BLOCKS_IN_JSON = re.compile(r'\[\s*\{\s*"')
+_ATOMS = int | float | None  # bool is an int
+
+
+def encode_record(record: Record, redact: Redact | None = None) -> Iterator[str]:
+    """*record* as indented JSON, piece by piece: no more than one item of a list is ever held as text.
+
+    *redact* is applied to every string before it is encoded, but not to the mapping's own keys, and of messages
+    neither to role, type and ids nor to the names of their fields. SDK objects are written as they would be sent.
+    Raises InvalidHistory for what has no form in JSON, StorageError when *redact* fails.
+    """
+    if not isinstance(record, Mapping):
+        yield from _encode_items(record, "", redact)
+    else:
+        separator = "{"
+        for key, value in record.items():
+            yield f"{separator}\n  {json.dumps(key)}: "
+            if isinstance(value, list | tuple):
+                yield from _encode_items(value, "  ", redact)
+            else:
+                yield _indented(value, "  ", redact)
+            separator = ","
+        yield "\n}"
+    yield "\n"
+
+
+def _encode_items(items: Iterable[object], margin: str, redact: Redact | None) -> Iterator[str]:
+    separator = "["
+    for item in items:
+        yield f"{separator}\n{margin}  {_indented(item, margin + '  ', redact)}"
+        separator = ","
+    yield "[]" if separator == "[" else f"\n{margin}]"
+
+
+def _indented(value: object, margin: str, redact: Redact | None) -> str:
+    redacted = _redact_item(value, redact) if redact else value
+    text = _dumps(redacted, ensure_ascii=False)
+    if not is_encodable(text):  # a lone surrogate has no UTF-8 form, but JSON can say it
+        text = _dumps(redacted, ensure_ascii=True)
+    return text.replace("\n", f"\n{margin}")  # JSON strings hold no line breaks
+
+
+def _dumps(value: object, *, ensure_ascii: bool) -> str:
+    try:
+        return json.dumps(value, indent=2, ensure_ascii=ensure_ascii, default=as_dict)
+    except RecursionError:  # only the encoder that indents is written in Python
+        return json.dumps(value, ensure_ascii=ensure_ascii, default=as_dict)
+
+
+# Lines of a record that grows -------------------------------------------------------------------------------------
+
+
+def encode_line(entry: Mapping[str, object], redact: Redact | None = None) -> str:
+    """*entry*, of plain JSON values, as a line with its check sum, the line break first.
+
+    *redact* is applied to the messages in it, wherever they stand; everything else is bookkeeping. The line break
+    comes first because a line that a crash has torn must not swallow the next one. Raises StorageError when *redact*
+    fails.
+    """
+    plain = _redact_messages(entry, redact) if redact else entry
+    body = json.dumps(plain, separators=(",", ":"))  # ASCII: a lone surrogate can be said
+    return f"\n{_check_sum(body)} {body}"
+
+
+def parse_line(line: str) -> dict[str, Any] | None:
+    """The entry in *line*; None when the line is torn, damaged or no entry."""
+    check_sum, _, body = line.partition(" ")
+    try:
+        # A lone surrogate is a ValueError.
+        entry = json.loads(body) if check_sum == _check_sum(body) else None
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+def _check_sum(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()[:16]
+
+
+def _redact_messages(value: object, redact: Redact) -> object:
+    if isinstance(value, Mapping):
+        if "role" in value and "content" in value:
+            return _redact_block(value, redact)
+        return {key: _redact_messages(held, redact) for key, held in value.items()}
+    if isinstance(value, list | tuple):
+        return [_redact_messages(held, redact) for held in value]
+    return value
+
+
+# Redacting --------------------------------------------------------------------------------------------------------
+
+
+def redact_text(text: str, redact: Redact) -> str:
+    """*text* with *redact* applied; in blocks that were encoded as JSON, to each string by itself first.
+
+    Raises StorageError when *redact* fails.
+    """
+    return _apply(redact, _redact_encoded_blocks(text, redact))
+
+
+def _redact_encoded_blocks(text: str, redact: Redact) -> str:
+    """A tool result of several blocks is stored as JSON, in which *redact* would not find what JSON escapes."""
+    if not _BLOCKS_IN_JSON.match(text):
+        return text
+    try:
+        items = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    redacted = [_redact_item(item, redact) for item in items]
+    if redacted == items:
+        return text
+    if text.startswith("[\n"):
+        return json.dumps(redacted, ensure_ascii=False, indent=2)
+    return json.dumps(redacted, ensure_ascii=False, separators=(",", ":"))
+
+
+def _redact_item(item: object, redact: Redact) -> object:
+    """An item of a record: a message, a block, or any other value."""
+    if isinstance(item, str | list | tuple | _ATOMS):
+        return _redact_strings(item, redact)
+    return _redact_block(as_dict(item), redact)
+
+
+def _redact_block(block: Mapping[str, Any], redact: Redact) -> dict[str, object]:
+    """A message or a content block with its texts redacted; role, type and ids stay, as do the fields' names."""
+    plain: dict[str, object] = {}
+    for key, value in block.items():
+        if key in _BOOKKEEPING:
+            plain[key] = value
+        elif key == "content" and isinstance(value, list | tuple):
+            plain[key] = [_redact_item(held, redact) for held in value]
+        else:
+            plain[key] = _redact_strings(value, redact)
+    return plain
+
+
+def _redact_strings(value: object, redact: Redact) -> object:
+    """*value* with every string in it redacted, keys included. Iterative: the input of a call may be deep."""
+    outcome: list[object] = [None]
+    pending: list[tuple[object, Any, Any]] = [(value, outcome, 0)]
+    while pending:
+        held, parent, place = pending.pop()
+        if isinstance(held, str):
+            parent[place] = _apply(redact, held)
+        elif isinstance(held, _ATOMS):
+            parent[place] = held
+        elif isinstance(held, list | tuple):
+            parent[place] = items = [None] * len(held)
+            pending += [(item, items, index) for index, item in enumerate(held)]
+        else:
+            parent[place] = fields = dict[object, object]()
+            for key, item in as_dict(held).items():
+                name = _free(_apply(redact, key) if isinstance(key, str) else key, fields)
+                fields[name] = None  # in their order
+                pending.append((item, fields, name))
+    return outcome[0]
+
+
+def _free(name: object, taken: Mapping[object, object]) -> object:
+    """*name*, numbered when two keys have become the same."""
+    number, free = 2, name
+    while free in taken:
+        free, number = f"{name} {number}", number + 1
+    return free
+
+
+def _apply(redact: Redact, text: str) -> str:
+    try:
+        redacted: object = redact(text)
+    except Exception as error:  # noqa: BLE001  whatever a user's function raises
+        # Without the cause: what it says may quote the text.
+        told = f"redact raised {type(error).__name__}; nothing is written that it has not seen"
+        raise StorageError(errno.EINVAL, told) from None
+    if not isinstance(redacted, str):
+        told = f"redact returned {type(redacted).__name__}; it must return the text to write"
+        raise StorageError(errno.EINVAL, told)
+    return redacted
