@@ -46,6 +46,49 @@ def thought(*after: str) -> dict[str, Any]:
     return {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, *texts]}
 
 
+def search(number: int = 1, kind: str = "server_tool_use") -> dict[str, Any]:
+    """A call of the API's own web search."""
+    return {"type": kind, "id": f"srvtoolu_{number}", "name": "web_search", "input": {"query": "q"}}
+
+
+def found(number: int = 1, kind: str = "web_search_tool_result") -> dict[str, Any]:
+    return {"type": kind, "tool_use_id": f"srvtoolu_{number}", "content": []}
+
+
+def assistant(*blocks: dict[str, Any] | str) -> dict[str, Any]:
+    return {"role": "assistant", "content": [{"type": "text", "text": b} if isinstance(b, str) else b for b in blocks]}
+
+
+def user(*blocks: dict[str, Any] | str) -> dict[str, Any]:
+    return {**assistant(*blocks), "role": "user"}
+
+
+def tool(called: str = "a", **fields: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": called, "name": "ls", "input": {}, **fields}
+
+
+def outcome(name: str = "a", **fields: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": name, "content": "ok", **fields}
+
+
+def ordered(text: str, **fields: Any) -> dict[str, Any]:
+    return {"role": "system", "content": text, **fields}
+
+
+def cached(ttl: str) -> dict[str, Any]:
+    return {"type": "text", "text": ttl, "cache_control": {"type": "ephemeral", "ttl": ttl}}
+
+
+CODE = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "code_execution", "input": {"code": "ls()"}}
+CODE_RESULT = {
+    "type": "code_execution_tool_result",
+    "tool_use_id": "srvtoolu_1",
+    "content": {"type": "code_execution_result", "stdout": "", "stderr": "", "return_code": 0, "content": []},
+}
+BY_CODE: dict[str, Any] = {"caller": {"type": "code_execution_20260120", "tool_id": "srvtoolu_1"}}
+SUMMARY = {"type": "compaction", "content": "so far"}
+ORDER: dict[str, Any] = ordered("be brief")
+
 UNCHECKED = Model(thinking="unchecked")
 
 RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] = {
@@ -230,7 +273,247 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
         "messages.1.content.0.tool_use.input: Input should be a valid dictionary",
         UNCHECKED,
     ),
+    "a call of the API's own tool is answered in its turn": (
+        [USER, assistant("hm", search()), USER],
+        [USER, assistant("hm", search(), found(), "so"), USER],
+        (
+            "messages.1: `web_search` tool use with id `srvtoolu_1` was found without a corresponding "
+            "`web_search_tool_result` block"
+        ),
+        UNCHECKED,
+    ),
+    "an interrupted turn is not paused": (
+        [USER, assistant(search()), USER, assistant(found(), "so"), USER],
+        [USER, assistant(search()), assistant(found(), "so"), USER],
+        "messages.1: `web_search` tool use with id `srvtoolu_1` was found without",
+        UNCHECKED,
+    ),
+    "the API's own tool answers no call of nobody": (
+        [USER, assistant(found(), "so"), USER],
+        [USER, assistant(search(), found(), "so"), USER],
+        (
+            "messages.1.content.0: unexpected `tool_use_id` found in `web_search_tool_result` blocks: srvtoolu_1. Each "
+            "`web_search_tool_result` block must have a corresponding `server_tool_use` block before it."
+        ),
+        UNCHECKED,
+    ),
+    "the result of the API's own tool comes after its call": (
+        [USER, assistant(found(), search(), "so"), USER],
+        [USER, assistant(search(), search(2), found(2), found(), "so"), USER],
+        "messages.1.content.0: unexpected `tool_use_id` found in `web_search_tool_result` blocks",
+        UNCHECKED,
+    ),
+    "each call of the API's own tools has its own result": (
+        [USER, assistant(search(), found(), found(), "so"), USER],
+        [USER, assistant(search(), found(), "so"), USER],
+        "messages.1.content.2: unexpected `tool_use_id` found in `web_search_tool_result` blocks",
+        UNCHECKED,
+    ),
+    "an MCP server's tool is answered too": (
+        [USER, assistant({**search(kind="mcp_tool_use"), "server_name": "s"}, "so"), USER],
+        [USER, assistant({**search(kind="mcp_tool_use"), "server_name": "s"}, found(kind="mcp_tool_result")), USER],
+        "messages.1: `web_search` tool use with id `srvtoolu_1` was found without a corresponding `mcp_tool_result`",
+        UNCHECKED,
+    ),
+    "beside a waiting call of the API's the user gives results alone": (
+        [USER, assistant(search(), tool()), user(outcome(), "and?"), assistant(found(), "so"), USER],
+        [USER, assistant(search(), tool()), user(outcome()), assistant(found(), "so"), USER],
+        "messages.1: `web_search` tool use with id `srvtoolu_1` was found without",
+        UNCHECKED,
+    ),
+    "a second message of the user's ends the turn as well": (
+        [USER, assistant(search(), tool()), user(outcome()), USER],
+        [USER, assistant(search(), tool()), user(outcome())],
+        "messages.1: `web_search` tool use with id `srvtoolu_1` was found without",
+        UNCHECKED,
+    ),
+    "a program gets its results over several rounds": (
+        [USER, assistant(CODE, tool(**BY_CODE)), user(outcome()), assistant(tool("b")), user(outcome("b"), "go")],
+        [USER, assistant(CODE, tool(**BY_CODE)), user(outcome()), assistant(tool("b")), user(outcome("b"))],
+        (
+            "messages.1: `code_execution` tool use with id `srvtoolu_1` was found without a corresponding "
+            "`code_execution_tool_result` block"
+        ),
+        UNCHECKED,
+    ),
+    "a program gets results alone": (
+        [USER, assistant(CODE, CODE_RESULT, tool(**BY_CODE)), user(outcome(), "and?")],
+        [USER, assistant(CODE, CODE_RESULT, tool()), user(outcome(), "and?")],
+        "messages.2: the answer to programmatic tool calls may hold only `tool_result` blocks",
+        UNCHECKED,
+    ),
+    "the user runs no tool of the API's": (
+        [user(search()), assistant(found())],
+        [USER, assistant(search(), found(), "so"), USER],
+        "messages.0: `server_tool_use` blocks can only be in `assistant` messages",
+        UNCHECKED,
+    ),
+    "the user answers no tool of the API's": (
+        [USER, assistant(search()), user(found())],
+        [USER, assistant(search())],
+        "messages.2: `web_search_tool_result` blocks can only be in `assistant` messages",
+        UNCHECKED,
+    ),
+    "ids of the API's own tools have their prefix": (
+        [USER, assistant({**search(), "id": "toolu_1"}, {**found(), "tool_use_id": "toolu_1"}, "so"), USER],
+        [USER, assistant(search(), found(), "so"), USER],
+        "messages.1.content.0.server_tool_use.id: String should match pattern '^srvtoolu_[a-zA-Z0-9_]+$'",
+        UNCHECKED,
+    ),
+    "a tool has a name": (
+        [USER, assistant(tool(name="")), user(outcome())],
+        [USER, assistant(tool(name="n" * 200)), user(outcome())],
+        "messages.1.content.0.tool_use.name: String should have at least 1 character",
+        UNCHECKED,
+    ),
+    "a tool's name is short": (
+        [USER, assistant(tool(name="n" * 201)), user(outcome())],
+        [USER, assistant(tool(name="n")), user(outcome())],
+        "messages.1.content.0.tool_use.name: String should have at most 200 characters",
+        UNCHECKED,
+    ),
+    "a caller is named or left out": (
+        [USER, assistant(tool(caller=None)), user(outcome())],
+        [USER, assistant(tool(caller={"type": "direct"})), user(outcome())],
+        "messages.1.content.0.tool_use.caller: Input should be an object",
+        UNCHECKED,
+    ),
+    "a server's input is an object": (
+        [USER, assistant({**search(), "input": "q"}, found(), "so"), USER],
+        [USER, assistant(search(), found(), "so"), USER],
+        "messages.1.content.0.server_tool_use.input: Input should be a valid dictionary",
+        UNCHECKED,
+    ),
+    "an error says something": (
+        [USER, call("a"), user(outcome(is_error=True, content=""))],
+        [USER, call("a"), user(outcome(is_error=True))],
+        "messages.2.content.0.tool_result: content cannot be empty if `is_error` is true",
+        UNCHECKED,
+    ),
+    "an error says it in text": (
+        [USER, call("a"), user(outcome(is_error=True, content=[{"type": "image", "source": {"type": "url"}}]))],
+        [USER, call("a"), user(outcome(is_error=False, content=[{"type": "image", "source": {"type": "url"}}]))],
+        "messages.2.content.0.tool_result: all content must be type `text` if `is_error` is true",
+        UNCHECKED,
+    ),
+    "a text in a result is not empty": (
+        [USER, call("a"), user(outcome(content=[{"type": "text", "text": ""}]))],
+        [USER, call("a"), user(outcome(content=""))],
+        "messages: text content blocks must be non-empty",
+        UNCHECKED,
+    ),
+    "thinking is not marked for the cache": (
+        [USER, assistant({"type": "thinking", "thinking": "hm", "signature": "s", **MARK}, "so"), USER],
+        [USER, assistant({"type": "thinking", "thinking": "hm", "signature": "s"}, "so"), USER],
+        "messages.1.content.0.thinking.cache_control: Extra inputs are not permitted",
+        UNCHECKED,
+    ),
+    "thinking has a signature": (
+        [USER, assistant({"type": "thinking", "thinking": "hm"}, "so"), USER],
+        [USER, assistant({"type": "thinking", "thinking": "", "signature": "s"}, "so"), USER],
+        "messages.1.content.0.thinking.signature: Field required",
+        UNCHECKED,
+    ),
+    "an empty signature is none": (
+        [USER, assistant({"type": "thinking", "thinking": "hm", "signature": ""}, "so"), USER],
+        [USER, assistant({"type": "redacted_thinking", "data": "s"}, "so"), USER],
+        "messages.1.content.0: Invalid `signature` in `thinking` block",
+        UNCHECKED,
+    ),
+    "a mark for an hour stands before the shorter ones": (
+        [user(cached("5m"), cached("1h"))],
+        [user(cached("1h"), cached("5m"))],
+        "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block",
+        UNCHECKED,
+    ),
+    "a whole reply is no message": (
+        [USER, {**said("assistant", "hi"), "id": "msg_1", "usage": {}}, USER],
+        [USER, said("assistant", "hi"), USER],
+        "messages.1.id: Extra inputs are not permitted",
+        UNCHECKED,
+    ),
+    "a system message comes before the assistant's": (
+        [USER, ORDER, USER],
+        [USER, ORDER, ordered("and kind"), said("assistant", "hm"), USER, ORDER],
+        "messages.1: a `system` message must be followed by an `assistant` message or end the conversation",
+        UNCHECKED,
+    ),
+    "a system message follows no turn that is over": (
+        [USER, said("assistant", "hm"), ORDER],
+        [USER, assistant(search()), ORDER],
+        "messages.2: a `system` message must follow a `user` message",
+        UNCHECKED,
+    ),
+    "a system message stands between no call and its result": (
+        [USER, call("a"), ORDER, result("a")],
+        [USER, call("a"), result("a"), ORDER],
+        "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: a.",
+        UNCHECKED,
+    ),
+    "a system message is not the first": (
+        [ORDER, USER],
+        [ordered("", output_config={"effort": "low"}), USER],
+        'messages: first message must use the "user" role',
+        UNCHECKED,
+    ),
+    "effort alone may be set anywhere, but not beside words": (
+        [USER, said("assistant", "hm"), ordered("", output_config={"effort": "low"}), ORDER, USER],
+        [USER, said("assistant", "hm"), ordered("", output_config={"effort": "low"}), USER],
+        "messages.2: a `system` message must follow a `user` message",
+        UNCHECKED,
+    ),
+    "only system messages are shown for one turn": (
+        [{**USER, "clear_at": "next_user_message"}],
+        [USER, ordered("be brief", clear_at="next_user_message")],
+        "messages.0.clear_at: clear_at is only permitted on role 'system' messages",
+        UNCHECKED,
+    ),
+    "what is shown for one turn is not marked": (
+        [USER, {**user(cached("5m")), "role": "system", "clear_at": "next_user_message"}],
+        [USER, {**user(cached("5m")), "role": "system"}],
+        "messages.1.content.0: cache_control is not permitted on a turn-scoped system message",
+        UNCHECKED,
+    ),
+    "what is shown for one turn is text": (
+        [USER, {**user({"type": "tool_removal"}), "role": "system", "clear_at": "next_user_message"}],
+        [USER, {**user({"type": "tool_removal"}), "role": "system"}],
+        "messages.1: a turn-scoped system message supports text blocks only",
+        UNCHECKED,
+    ),
+    "a summary with a signature stands first": (
+        [USER, assistant({**SUMMARY, "signature": "s"}, "so"), USER],
+        [assistant({**SUMMARY, "signature": "s"}), said("assistant", "so"), USER],
+        "messages.1.content.0: `compaction` block must be sent first, in place of the messages it summarizes",
+        UNCHECKED,
+    ),
+    "of summaries with a signature there is one": (
+        [assistant({**SUMMARY, "signature": "s"}), USER, assistant(SUMMARY, "so"), USER],
+        [USER, assistant(SUMMARY, "so"), USER, assistant(SUMMARY, "so"), USER],
+        "messages: exactly one `compaction` block may be sent, the newest",
+        UNCHECKED,
+    ),
+    "a summary comes back without fields that a dump adds": (
+        [USER, assistant({**SUMMARY, "citations": None}, "so"), USER],
+        [USER, assistant({**SUMMARY, "content": None}, "so"), USER],
+        "messages.1.content.0.compaction.citations: Extra inputs are not permitted",
+        UNCHECKED,
+    ),
 }
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [{"type": "hologram", "of": {"deep": [1, None]}}],
+        [{"type": "hologram_tool_result", "tool_use_id": "x"}],
+        [{"type": "hologram_tool_use", "id": "a:b"}, {"type": "text", "text": "hi"}],
+    ],
+)
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_blocks_that_nobody_knows_yet_are_accepted(content: list[dict[str, Any]], role: str) -> None:
+    body = {"model": "m", "max_tokens": 9, "messages": [USER, {"role": role, "content": content}, USER]}
+
+    assert problems(body, Model()) == []
 
 
 @asynccontextmanager

@@ -135,7 +135,7 @@ def _prompt(body: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for block in as_blocks(body.get("system") or []):
         yield "system", block
     for message in body["messages"]:
-        for block in as_blocks(message["content"]):
+        for block in as_blocks(message.get("content") or []):
             yield message["role"], block
 
 

@@ -2,16 +2,23 @@
 
 Written from the API's documented and observed behaviour, on purpose without the rest of ctxpipe: a mistake in our own
 checks must not hide itself here. A rule yields the messages of the errors; the API would report the first one.
+
+Each rule says what it rests on: *documented* (the API's public pages) or *observed* (an error that the API was seen to
+give). Where both are silent the rule accepts, above all every block type that is not named here. `turns` holds the
+rules about calls and their results.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from . import turns
+from .turns import blocks_of
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -57,8 +64,8 @@ class BadBody(ValueError):
 
 MAX_CACHE_MARKS = 4
 THINKING = frozenset({"thinking", "redacted_thinking"})
-MESSAGE_FIELDS = frozenset({"role", "content", "clear_at", "output_config"})
-TOOL_USE_ID = re.compile(r"[a-zA-Z0-9_-]+")
+MESSAGE_FIELDS = frozenset({"role", "content"})
+SYSTEM_FIELDS = MESSAGE_FIELDS | {"clear_at", "output_config"}
 SURROGATE = re.compile(
     r"\\(?:(u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)"
 )
@@ -90,7 +97,7 @@ def _refuse_lone_surrogates(text: str) -> None:
 
 
 def problems(body: Mapping[str, object], model: Model, *, counting: bool = False) -> list[str]:
-    """Everything that the API would refuse in *body*, most basic first; empty when it is sound.
+    """Everything that the API would refuse in *body*, most basic first; empty when it is valid.
 
     With *counting* the request goes to count_tokens, which needs no max_tokens.
     """
@@ -98,11 +105,24 @@ def problems(body: Mapping[str, object], model: Model, *, counting: bool = False
     found = [*_fields(body, counting)] or [*_shape(messages)]
     if found:  # the rules below read fields that the shape promises
         return found
-    return [
-        text
-        for rule in (_first_is_user, _roles, _content, _texts, _uses, _pairing, _orphans, _thinking_places)
-        for text in rule(messages)
-    ] + [*_system(body, model), *_cache_marks(body), *_prefill(messages, model)]
+    rules = (
+        _first_is_user,
+        _content,
+        _texts,
+        turns.places,
+        turns.client_calls,
+        turns.orphans,
+        turns.server_calls,
+        turns.programmatic_calls,
+        _failed_results,
+        _thinking_places,
+        _compaction_places,
+    )
+    found = [text for rule in rules for text in rule(messages)]
+    return [*found, *_system(body, model), *_cache_marks(body), *_prefill(messages, model)]
+
+
+# The form of a body -------------------------------------------------------------------------------------------
 
 
 def _fields(body: Mapping[str, Any], counting: bool) -> Iterator[str]:
@@ -124,82 +144,125 @@ def _fields(body: Mapping[str, Any], counting: bool) -> Iterator[str]:
 
 def _shape(messages: Sequence[Any]) -> Iterator[str]:
     for index, message in enumerate(messages):
+        where = f"messages.{index}"
         if not isinstance(message, dict):
-            yield f"messages.{index}: Input should be an object"
+            yield f"{where}: Input should be an object"
             continue
-        if message.get("role") not in {"user", "assistant", "system"}:
-            yield f"messages.{index}.role: Input should be 'user', 'assistant' or 'system'"
-        for name in sorted(message.keys() - MESSAGE_FIELDS):
-            yield f"messages.{index}.{name}: Extra inputs are not permitted"
-        yield from _content_shape(f"messages.{index}", message)
+        role = message.get("role")
+        if role not in {"user", "assistant", "system"}:
+            yield f"{where}.role: Input should be 'user', 'assistant' or 'system'"
+        # Documented and observed: a whole reply (`id`, `model`, `usage`, …) is no message.
+        for name in sorted(message.keys() - (SYSTEM_FIELDS if role == "system" else MESSAGE_FIELDS)):
+            if name == "clear_at":
+                yield f"{where}.clear_at: clear_at is only permitted on role 'system' messages"
+            else:
+                yield f"{where}.{name}: Extra inputs are not permitted"
+        yield from _content_shape(where, message)
 
 
 def _content_shape(where: str, message: Mapping[str, Any]) -> Iterator[str]:
     if "content" not in message:
-        yield f"{where}.content: Field required"
+        # Documented: a system message may set the effort and say nothing.
+        if not _sets_effort(message):
+            yield f"{where}.content: Field required"
     elif not isinstance(message["content"], str | list):
         yield f"{where}.content: Input should be a valid array"
-    for place, block in enumerate(_blocks(message)):
-        here = f"{where}.content.{place}"
-        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
-            yield f"{here}: Input should be an object with a type"
-            continue
-        for name, kind in FIELDS.get(block["type"], {}).items():
-            if name not in block:
-                yield f"{here}.{block['type']}.{name}: Field required"
-            elif not isinstance(block[name], kind):
-                yield f"{here}.{block['type']}.{name}: Input should be a valid {TYPE_NAMES[kind]}"
+    for place, block in enumerate(blocks_of(message)):
+        yield from _block_shape(f"{where}.content.{place}", block)
 
 
+def _block_shape(where: str, block: Any) -> Iterator[str]:
+    if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+        yield f"{where}: Input should be an object with a type"
+        return
+    kind = block["type"]
+    for name, expected in FIELDS.get(kind, {}).items():
+        if name not in block:
+            yield f"{where}.{kind}.{name}: Field required"
+        elif not isinstance(block[name], expected):
+            yield f"{where}.{kind}.{name}: Input should be a valid {TYPE_NAMES[expected]}"
+    for name, pattern in turns.ID_PATTERNS.get(kind, {}).items():
+        if isinstance(block.get(name), str) and not re.fullmatch(pattern, block[name]):
+            yield f"{where}.{kind}.{name}: String should match pattern '^{pattern}$'"
+    yield from _name_length(where, block)
+    # Observed: `caller: null`, as a dump of the reply's blocks has it, is refused.
+    if kind in turns.CALLS and "caller" in block and not isinstance(block["caller"], dict):
+        yield f"{where}.{kind}.caller: Input should be an object"
+    for name in sorted(block.keys() & NOT_PERMITTED.get(kind, frozenset())):
+        yield f"{where}.{kind}.{name}: Extra inputs are not permitted"
+    if kind == "tool_result":
+        yield from _result_shape(where, block)
+
+
+def _name_length(where: str, block: Mapping[str, Any]) -> Iterator[str]:
+    """Observed: the name of a called tool has 1 to 200 characters."""
+    name = block.get("name")
+    if block["type"] != "tool_use" or not isinstance(name, str):
+        return
+    if not name:
+        yield f"{where}.tool_use.name: String should have at least 1 character"
+    if len(name) > MAX_NAME:
+        yield f"{where}.tool_use.name: String should have at most {MAX_NAME} characters"
+
+
+def _result_shape(where: str, block: Mapping[str, Any]) -> Iterator[str]:
+    content = block.get("content")
+    if content is not None and not isinstance(content, str | list):
+        yield f"{where}.tool_result.content: Input should be a valid array"
+    for place, held in enumerate(blocks_of(block)):
+        yield from _block_shape(f"{where}.tool_result.content.{place}", held)
+
+
+MAX_NAME = 200
+# Documented: the required fields of each block, as the API's reference lists them.
 FIELDS: Mapping[str, Mapping[str, type]] = {
     "text": {"text": str},
+    "image": {"source": dict},
+    "document": {"source": dict},
+    "search_result": {"source": str, "title": str, "content": list},
     "tool_use": {"id": str, "name": str, "input": dict},
     "tool_result": {"tool_use_id": str},
+    "server_tool_use": {"id": str, "name": str, "input": dict},
+    "mcp_tool_use": {"id": str, "name": str, "server_name": str, "input": dict},
+    **{kind: {"tool_use_id": str} for kind in turns.SERVER_RESULTS},
     "thinking": {"thinking": str, "signature": str},
     "redacted_thinking": {"data": str},
+    "container_upload": {"file_id": str},
 }
-TYPE_NAMES: Mapping[type, str] = {str: "string", dict: "dictionary"}
+TYPE_NAMES: Mapping[type, str] = {str: "string", dict: "dictionary", list: "array"}
+# Observed: thinking takes no cache mark; documented: a compaction block comes back without fields that a dump adds.
+NOT_PERMITTED: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(THINKING, frozenset({"cache_control"})),
+    "compaction": frozenset({"citations", "text"}),
+}
 
 
 # The conversation --------------------------------------------------------------------------------------------
 
 
-def _blocks(message: Mapping[str, Any]) -> Sequence[Any]:
-    content = message.get("content")
-    return content if isinstance(content, list) else ()
+def _sets_effort(message: Mapping[str, Any]) -> bool:
+    """Whether *message* is a system message that says nothing and only sets the effort. Documented."""
+    return message.get("role") == "system" and not message.get("content") and bool(message.get("output_config"))
 
 
-def _ids(blocks: Iterable[Mapping[str, Any]], kind: str, name: str) -> list[str]:
-    return [block[name] for block in blocks if block["type"] == kind]
-
-
-def _leading_results(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    leading = []
-    for block in _blocks(message):
-        if block["type"] != "tool_result":
-            break
-        leading.append(block)
-    return leading
+def _begins_with_compaction(message: Mapping[str, Any]) -> bool:
+    return bool(blocks_of(message)) and blocks_of(message)[0]["type"] == "compaction"
 
 
 def _first_is_user(messages: Sequence[Any]) -> Iterator[str]:
-    if messages[0]["role"] != "user":
+    """Observed. Documented: what comes after a compaction may begin with the assistant's block that holds it."""
+    first = next((message for message in messages if not _sets_effort(message)), None)
+    if first is None or (
+        first["role"] != "user" and not (first["role"] == "assistant" and _begins_with_compaction(first))
+    ):
         yield 'messages: first message must use the "user" role'
 
 
-def _roles(messages: Sequence[Any]) -> Iterator[str]:
-    for index, message in enumerate(messages):
-        kinds = {block["type"] for block in _blocks(message)}
-        if "tool_use" in kinds and message["role"] != "assistant":
-            yield f"messages.{index}: `tool_use` blocks can only be in `assistant` messages"
-        if "tool_result" in kinds and message["role"] != "user":
-            yield f"messages.{index}: `tool_result` blocks can only be in `user` messages"
-
-
 def _content(messages: Sequence[Any]) -> Iterator[str]:
+    """Observed."""
     for index, message in enumerate(messages):
         final_assistant = index == len(messages) - 1 and message["role"] == "assistant"
-        if not message["content"] and not final_assistant:
+        if not message.get("content") and not final_assistant and not _sets_effort(message):
             yield (
                 f"messages.{index}: all messages must have non-empty content "
                 "except for the optional final assistant message"
@@ -207,9 +270,10 @@ def _content(messages: Sequence[Any]) -> Iterator[str]:
 
 
 def _texts(messages: Sequence[Any]) -> Iterator[str]:
+    """Observed, in tool results too."""
     for message in messages:
-        content = message["content"]
-        texts = [content] if isinstance(content, str) and content else [*_block_texts(_blocks(message))]
+        content = message.get("content")
+        texts = [content] if isinstance(content, str) and content else [*_block_texts(blocks_of(message))]
         if any(not text for text in texts):
             yield "messages: text content blocks must be non-empty"
         if any(text.isspace() for text in texts):
@@ -220,101 +284,131 @@ def _block_texts(blocks: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for block in blocks:
         if block["type"] == "text":
             yield block["text"]
+        elif block["type"] == "tool_result":
+            yield from _block_texts(blocks_of(block))
 
 
-def _uses(messages: Sequence[Any]) -> Iterator[str]:
+def _failed_results(messages: Sequence[Any]) -> Iterator[str]:
+    """Observed: a result that is an error says something, and in text alone."""
     for index, message in enumerate(messages):
-        seen: set[str] = set()
-        for place, block in enumerate(_blocks(message)):
-            if block["type"] != "tool_use":
+        for place, block in enumerate(blocks_of(message)):
+            if block["type"] != "tool_result" or not block.get("is_error"):
                 continue
-            where = f"messages.{index}.content.{place}"
-            if block["id"] in seen:
-                yield f"{where}: `tool_use` ids must be unique"
-            seen.add(block["id"])
-            if not TOOL_USE_ID.fullmatch(block["id"]):
-                yield f"{where}.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'"
-
-
-def _pairing(messages: Sequence[Any]) -> Iterator[str]:
-    """Every call answered in the next message, once, before anything else that the message says."""
-    for index, message in enumerate(messages):
-        calls = _ids(_blocks(message), "tool_use", "id")
-        if not calls:
-            continue
-        answers = _leading_results(messages[index + 1]) if index + 1 < len(messages) else []
-        answered = Counter(_ids(answers, "tool_result", "tool_use_id"))
-        missing = [call for call in calls if call not in answered]
-        if missing:
-            yield (
-                f"messages.{index}: `tool_use` ids were found without `tool_result` blocks immediately after: "
-                f"{', '.join(missing)}. Each `tool_use` block must have a corresponding `tool_result` block in the "
-                "next message."
-            )
-        for call in calls:
-            if answered[call] > 1:
-                yield (
-                    f"messages.{index + 1}: each tool_use must have a single result. "
-                    f"Found multiple `tool_result` blocks with id: {call}"
-                )
-
-
-def _orphans(messages: Sequence[Any]) -> Iterator[str]:
-    for index, message in enumerate(messages):
-        before = _ids(_blocks(messages[index - 1]), "tool_use", "id") if index else []
-        for place, block in enumerate(_blocks(message)):
-            if block["type"] == "tool_result" and block["tool_use_id"] not in before:
-                yield (
-                    f"messages.{index}.content.{place}: unexpected `tool_use_id` found in `tool_result` blocks: "
-                    f"{block['tool_use_id']}. Each `tool_result` block must have a corresponding `tool_use` block in "
-                    "the previous message."
-                )
+            where = f"messages.{index}.content.{place}.tool_result"
+            if not block.get("content"):
+                yield f"{where}: content cannot be empty if `is_error` is true"
+            if any(held["type"] != "text" for held in blocks_of(block)):
+                yield f"{where}: all content must be type `text` if `is_error` is true"
 
 
 def _thinking_places(messages: Sequence[Any]) -> Iterator[str]:
+    """Observed."""
     for index, message in enumerate(messages):
-        blocks = _blocks(message)
+        blocks = blocks_of(message)
         if message["role"] != "assistant":
             if any(block["type"] in THINKING for block in blocks):
                 yield f"messages.{index}: `thinking` blocks can only be in `assistant` messages"
         elif blocks and blocks[-1]["type"] in THINKING:
             yield f"messages.{index}: The final block in an assistant message cannot be `thinking`."
+        for place, block in enumerate(blocks):
+            # No signature verifies an empty one, whatever is asked of signatures otherwise.
+            if block["type"] in THINKING and not block.get("signature", block.get("data")):
+                yield f"messages.{index}.content.{place}: Invalid `signature` in `{block['type']}` block"
+
+
+def _compaction_places(messages: Sequence[Any]) -> Iterator[str]:
+    """Documented: a signed block stands first, alone; one without signature may stand wherever a reply had it."""
+    blocks = [
+        (index, place, block)
+        for index, message in enumerate(messages)
+        for place, block in enumerate(blocks_of(message))
+        if block["type"] == "compaction"
+    ]
+    if any(block.get("content") == "" for _, _, block in blocks):
+        yield "messages: compaction content must be non-empty"
+    if not any(block.get("signature") for _, _, block in blocks):
+        return
+    if len(blocks) > 1:
+        yield "messages: exactly one `compaction` block may be sent, the newest"
+    for index, place, _ in blocks:
+        if any(not _sets_effort(message) for message in messages[:index]) or place:
+            yield (
+                f"messages.{index}.content.{place}: `compaction` block must be sent first, in place of the messages "
+                "it summarizes; remove those messages"
+            )
 
 
 def _system(body: Mapping[str, Any], model: Model) -> Iterator[str]:
     system = body.get("system")
     if isinstance(system, list) and any(not text for text in _block_texts(system)):
         yield "system: text content blocks must be non-empty"
+    if not model.system_messages and any(message["role"] == "system" for message in body["messages"]):
+        yield "role 'system' is not supported on this model"
+        return
+    yield from _system_places(body["messages"])
     for index, message in enumerate(body["messages"]):
-        if message["role"] != "system":
-            continue
-        if not model.system_messages:
-            yield "role 'system' is not supported on this model"
-        elif index and body["messages"][index - 1]["role"] == "assistant":
-            yield f"messages.{index}: a `system` message must follow a `user` message"
+        if message["role"] == "system" and message.get("clear_at") == "next_user_message":
+            yield from _turn_scoped(f"messages.{index}", message)
+
+
+def _system_places(messages: Sequence[Any]) -> Iterator[str]:
+    """Documented: after the user's, or after a paused assistant's, and before the assistant's or at the end.
+
+    Neighbouring system messages are judged together; one that only sets the effort may stand anywhere.
+    """
+    start = 0
+    for role, group in groupby(messages, key=lambda message: message["role"]):
+        held = [*group]
+        stop = start + len(held)
+        if role == "system" and not all(map(_sets_effort, held)):
+            if start and messages[start - 1]["role"] == "assistant" and not turns.is_paused(messages[start - 1]):
+                yield f"messages.{start}: a `system` message must follow a `user` message"
+            if stop < len(messages) and messages[stop]["role"] == "user":
+                yield (
+                    f"messages.{start}: a `system` message must be followed by an `assistant` message or end the "
+                    "conversation"
+                )
+        start = stop
+
+
+def _turn_scoped(where: str, message: Mapping[str, Any]) -> Iterator[str]:
+    """Documented: what is shown for one turn only holds text, no mark and no setting."""
+    scope = "on a turn-scoped system message (clear_at: 'next_user_message')"
+    if any(block["type"] != "text" for block in blocks_of(message)):
+        yield f"{where}: a turn-scoped system message supports text blocks only (clear_at: 'next_user_message')"
+    if message.get("output_config"):
+        yield f"{where}: output_config is not permitted {scope}"
+    for place, block in enumerate(blocks_of(message)):
+        if block.get("cache_control"):
+            yield f"{where}.content.{place}: cache_control is not permitted {scope}"
 
 
 def _cache_marks(body: Mapping[str, Any]) -> Iterator[str]:
+    """Documented: at most four, and in the order of tools, system and messages none of an hour after a shorter one."""
     system = body.get("system")
     groups = [body.get("tools") or [], system if isinstance(system, list) else []]
     blocks = [block for group in groups for block in group]
     for message in body["messages"]:
-        for block in _blocks(message):
+        for block in blocks_of(message):
+            blocks += blocks_of(block)  # what a tool_result holds
             blocks.append(block)
-            blocks += _blocks(block)  # what a tool_result holds
-    marks = sum(1 for block in (*blocks, body) if block.get("cache_control"))
-    if marks > MAX_CACHE_MARKS:
-        yield f"A maximum of {MAX_CACHE_MARKS} blocks with cache_control may be provided. Found {marks}."
+    marks = [block["cache_control"] for block in (*blocks, body) if block.get("cache_control")]
+    if len(marks) > MAX_CACHE_MARKS:
+        yield f"A maximum of {MAX_CACHE_MARKS} blocks with cache_control may be provided. Found {len(marks)}."
+    hours = [mark.get("ttl") == "1h" for mark in marks if isinstance(mark, dict)]
+    if sorted(hours, reverse=True) != hours:
+        yield "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block"
 
 
 def _prefill(messages: Sequence[Any], model: Model) -> Iterator[str]:
-    last = messages[-1]
-    if last["role"] != "assistant":
+    """Observed. Documented: a paused turn is sent back as it is, and goes on."""
+    last = next((message for message in reversed(messages) if message["role"] != "system"), messages[-1])
+    if last["role"] != "assistant" or turns.is_paused(last):
         return
     if not model.prefill:
         yield "This model does not support assistant message prefill. The conversation must end with a user message."
         return
-    content = last["content"]
-    texts = [content] if isinstance(content, str) else [*_block_texts(_blocks(last)[-1:])]
+    content = last.get("content")
+    texts = [content] if isinstance(content, str) else [*_block_texts(blocks_of(last)[-1:])]
     if any(text != text.rstrip() for text in texts):
         yield "messages: final assistant content cannot end with trailing whitespace"

@@ -112,7 +112,7 @@ def _thinking_blocks(body: Mapping[str, Any], walk: _Walk) -> Iterator[tuple[int
         for block in as_blocks(body.get(role) or []):
             walk.read(role, block)
     for index, message in enumerate(body["messages"]):
-        for place, block in enumerate(as_blocks(message["content"])):
+        for place, block in enumerate(as_blocks(message.get("content") or [])):
             if block["type"] in THINKING:
                 yield index, place, block
                 walk.previous = _link(block)
