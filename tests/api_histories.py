@@ -84,7 +84,7 @@ SYSTEM_TYPES = sorted(_by_type(beta_system_message_param.ContentBlock))
 RESULT_TYPES = sorted(name for name, (block, *_) in PARAMS.items() if "tool_use_id" in _hints(block))
 USE_TYPES = sorted(name for name, (block, *_) in PARAMS.items() if {"id", "input", "name"} <= set(_hints(block)))
 PAIRED = {*RESULT_TYPES, *USE_TYPES}
-ASSISTANT_TYPES = sorted(MODELS.keys() - PAIRED)
+ASSISTANT_TYPES = sorted(MODELS.keys() - PAIRED - {"compaction"})  # a summary of the API's is rare
 USER_TYPES = [*sorted(PARAMS.keys() - PAIRED - MODELS.keys() - set(SYSTEM_TYPES)), "text"]
 SERVER_PAIRS = {
     use: [name for name in RESULT_TYPES if name != "tool_result" and name.startswith("mcp_") == use.startswith("mcp_")]
@@ -269,7 +269,8 @@ class Builder:
     def plain_turn(self) -> list[dict[str, Any]]:
         if self.chance(3):
             return [{"role": "assistant", "content": self.words("reply")}]
-        return [self.said("assistant", [*self.thoughts(), self.text()])]
+        summary = [self.block("compaction")] if self.chance(20) else []
+        return [self.said("assistant", [*summary, *self.thoughts(), self.text()])]
 
     def server_turn(self) -> list[dict[str, Any]]:
         return [self.said("assistant", [*self.thoughts(), *self.server_pair(), self.text()])]
