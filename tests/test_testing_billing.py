@@ -102,6 +102,16 @@ async def test_the_window_is_in_billed_tokens() -> None:
             await talking.ask(user("x" * 76))
 
 
+@pytest.mark.parametrize(("summary", "before"), [("123", 0), (None, 75)])
+async def test_what_a_summary_of_the_apis_replaces_is_not_billed(summary: str | None, before: int) -> None:
+    compacted = {"role": "assistant", "content": [{"type": "compaction", "content": summary}]}
+    async with talk(counter=len) as talking:
+        whole = await talking.ask(user("x" * 75), compacted, user("12"))
+        rest = await talking.ask(compacted, user("12"))
+
+    assert whole.input_tokens == before + rest.input_tokens
+
+
 # The cache ---------------------------------------------------------------------------------------------------
 
 

@@ -122,6 +122,29 @@ async def test_a_streamed_answer_can_be_sent_back_unchanged() -> None:
     assert not server.refused
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_paused_turn_is_sent_back_and_goes_on(streaming: bool) -> None:
+    search = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "q"}}
+    found = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []}
+    async with talk([answer("I search.", search), answer(found, "So it is.")]) as (server, client):
+        paused = await (ask_streaming(client) if streaming else ask(client))
+        messages: Any = [{"role": "user", "content": "go"}, paused.to_param()]
+        ended = await client.messages.create(model="m", max_tokens=99, messages=messages)
+
+    assert (paused.stop_reason, ended.stop_reason) == ("pause_turn", "end_turn")
+    assert paused.content[1].input == {"query": "q"}  # type: ignore[union-attr]
+    assert not server.refused
+
+
+async def test_a_call_of_the_apis_own_tool_gets_an_id_of_its_kind() -> None:
+    search = {"type": "server_tool_use", "name": "web_search", "input": {}}
+    async with talk([answer(search, tool_use("ls", {}))]) as (_, client):
+        reply = await ask(client)
+
+    assert [block.id.partition("_")[0] for block in reply.content] == ["srvtoolu", "toolu"]  # type: ignore[union-attr]
+    assert reply.stop_reason == "tool_use"
+
+
 async def test_plain_text_in_a_script_is_an_answer() -> None:
     async with talk(["hello"]) as (_, client):
         reply = await ask(client)

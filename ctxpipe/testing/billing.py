@@ -134,9 +134,14 @@ def _prompt(body: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield "tools", tool
     for block in as_blocks(body.get("system") or []):
         yield "system", block
-    for message in body["messages"]:
-        for block in as_blocks(message.get("content") or []):
-            yield message["role"], block
+    conversation = [
+        (message["role"], block) for message in body["messages"] for block in as_blocks(message.get("content") or [])
+    ]
+    # What stands before the newest summary of the API's own is not read any more; a failed one summarizes nothing.
+    summaries = [
+        place for place, (_, block) in enumerate(conversation) if block["type"] == "compaction" and block.get("content")
+    ]
+    yield from conversation[summaries[-1] if summaries else 0 :]
 
 
 def as_blocks(content: str | Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

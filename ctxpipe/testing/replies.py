@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from .turns import SERVER_USES
+
 if TYPE_CHECKING:
     from anthropic.types import StopReason
 
@@ -35,8 +37,9 @@ CHUNK = 64  # characters of a streamed delta
 class Answer:
     """A message of the model; build it with `answer`.
 
-    *stop_reason* is told from the blocks when it is None. *seconds* pass before the answer begins, *pause_seconds*
-    between two events of a stream.
+    *stop_reason* is told from the blocks when it is None: a call of the client's tools makes it "tool_use", else a call
+    of the API's own tools that is not answered in *blocks* makes it "pause_turn". *seconds* pass before the answer
+    begins, *pause_seconds* between two events of a stream.
     """
 
     blocks: tuple[Mapping[str, object], ...] = ()
@@ -49,7 +52,11 @@ class Answer:
         """Why the model stopped."""
         if self.stop_reason is not None:
             return self.stop_reason
-        return "tool_use" if any(block["type"] == "tool_use" for block in self.blocks) else "end_turn"
+        if any(block["type"] == "tool_use" for block in self.blocks):
+            return "tool_use"
+        answered = {block.get("tool_use_id") for block in self.blocks}
+        uses = [block for block in self.blocks if block["type"] in SERVER_USES]
+        return "pause_turn" if any(use.get("id") not in answered for use in uses) else "end_turn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +214,7 @@ def _streamed(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, 
             deltas = [{"type": "thinking_delta", "thinking": part} for part in _chunks(block["thinking"])]
             deltas.append({"type": "signature_delta", "signature": block["signature"]})
             return {**block, "thinking": "", "signature": ""}, deltas
-        case "tool_use":
+        case "tool_use" | "server_tool_use" | "mcp_tool_use":
             parts = ["", *_chunks(json.dumps(block["input"]))]
             return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": part} for part in parts]
     return dict(block), []

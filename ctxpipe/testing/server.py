@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["MessagesServer", "MissingExtra", "Received", "Script", "ScriptExhausted"]
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
+ID_PREFIXES = {"tool_use": "toolu", "server_tool_use": "srvtoolu", "mcp_tool_use": "mcptoolu"}
 
 Script: TypeAlias = Iterable[Reply] | Callable[[RequestBody], Reply | Awaitable[Reply]]
 """What the model does: replies in order, or a function, async or not, from the request's body to the reply."""
@@ -282,9 +283,10 @@ class MessagesServer:
         return signed, self._meter.output_tokens(signed)
 
     def _with_id(self, block: Mapping[str, object]) -> Mapping[str, object]:
-        if block["type"] != "tool_use" or block["id"] is not None:
+        prefix = ID_PREFIXES.get(str(block["type"]))
+        if prefix is None or block.get("id") is not None:
             return block
-        return {**block, "id": f"toolu_{next(self._numbers):022d}"}
+        return {**block, "id": f"{prefix}_{next(self._numbers):022d}"}
 
 
 def _load() -> Callable[[Mapping[str, Endpoint]], Awaitable[Running]]:
