@@ -709,8 +709,8 @@ FAILURES = [
     every("a blank answer", answer(" \n")),
     every("only thoughts", answer(thinking("hm"))),
     every("a tool call", answer("Let me see.", tool_use("bash", {"command": "ls"}))),
-    every("cut off at max_tokens", answer("half a summ", stop_reason="max_tokens")),
-    every("refused", refusal("I would rather not.")),
+    Failure("cut off at max_tokens", (answer("half a summ", stop_reason="max_tokens"),) * 2, calls=2, waits=()),
+    Failure("refused", (refusal("I would rather not."),), calls=1, waits=()),
     Failure("always too long", (prompt_too_long(),) * 5, calls=5, waits=()),
 ]
 

@@ -129,6 +129,31 @@ async def test_an_answer_that_is_no_whole_summary_is_a_failure(reply: Any) -> No
             await AnthropicSummarizer(client)(HISTORY)
 
 
+@pytest.mark.parametrize("settings", [{}, {"max_words": 40}, {"max_tokens": 100}, {"window": 6000}])
+async def test_an_answer_cut_off_is_asked_for_once_more_shorter_and_with_more_room(settings: dict[str, Any]) -> None:
+    cut = answer("half a sent", stop_reason="max_tokens")
+    async with serving([cut, "Whole."]) as (server, client):
+        summary = await summarised(AnthropicSummarizer(client, **settings), HISTORY, Retry(sleep=no_sleep))
+
+    first, second = server.requests
+    assert (summary.text, summary.attempts) == ("Whole.", 2)
+    assert second.body["max_tokens"] >= first.body["max_tokens"]
+    assert second.body["messages"] != first.body["messages"]
+
+
+@pytest.mark.parametrize(("reply", "calls"), [(refusal("No."), 1), (answer("hal", stop_reason="max_tokens"), 2)])
+@pytest.mark.parametrize("mode", ["transcript", "inline"])
+async def test_what_the_model_will_not_answer_is_not_asked_word_for_word_again(
+    reply: Any, calls: int, mode: Any
+) -> None:
+    async with serving(lambda _: reply) as (server, client):
+        with pytest.raises(SummaryFailed, match="no summary"):
+            await summarised(AnthropicSummarizer(client, "m", mode), HISTORY, Retry(sleep=no_sleep))
+
+    asked = [str(request.body["messages"]) for request in server.requests]
+    assert len(asked) == len(set(asked)) == calls
+
+
 async def test_thoughts_before_the_summary_are_not_part_of_it() -> None:
     async with serving([answer(thinking("let me see"), "The summary.")]) as (_, client):
         assert (await AnthropicSummarizer(client)(HISTORY)).text == "The summary."

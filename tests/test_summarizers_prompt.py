@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import pytest
 from histories import (
@@ -20,8 +21,9 @@ from histories import (
 from hypothesis import given
 
 from ctxpipe.compacted import ACKNOWLEDGED, EVIDENCE, EVIDENCE_END, SUMMARY
+from ctxpipe.errors import SettingsError, SummaryFailed
 from ctxpipe.messages import Message, is_encodable
-from ctxpipe.summarizers import PromptSummarizer, PromptTooLong
+from ctxpipe.summarizers import PromptSummarizer, PromptTooLong, Retry, summarised
 from ctxpipe.summarizers.prompt import MOST_RECENT, instructions, transcript
 from ctxpipe.tokens import TokenCounter, conservative
 
@@ -73,7 +75,89 @@ async def test_the_words_and_the_model_come_from_the_environment(monkeypatch: py
     monkeypatch.setenv("SUMMARY_MODEL", "small-model")
 
     assert "321 words" in await prompt_for(chat(2), model="small-model")
-    assert PromptSummarizer(cast("Any", None)).model == "small-model"
+    assert PromptSummarizer(answering).model == "small-model"
+
+
+# The function that asks ----------------------------------------------------------------------------------------------
+
+
+async def answering(prompt: str) -> str:
+    return f" {len(prompt) > 100} "
+
+
+async def with_default(prompt: str, temperature: float = 0.5) -> str:
+    return f"{len(prompt) > 100}, {temperature}"
+
+
+async def with_model(prompt: str, model: str = "none") -> str:
+    return f"{len(prompt) > 100}, {model}"
+
+
+async def with_another_name(prompt: str, which: str) -> str:
+    return f"{len(prompt) > 100}, {which}"
+
+
+async def with_keyword(prompt: str, *, model: str = "own") -> str:
+    return f"{len(prompt) > 100}, {model}"
+
+
+async def with_any(*arguments: str) -> str:
+    return str(len(arguments))
+
+
+class Asker:
+    async def __call__(self, prompt: str) -> str:
+        return str(len(prompt) > 100)
+
+
+@pytest.mark.parametrize(
+    ("ask", "answer"),
+    [
+        (answering, "True"),
+        (with_default, "True, 0.5"),
+        (with_model, "True, m"),
+        (with_another_name, "True, m"),
+        (with_keyword, "True, own"),
+        (with_any, "1"),
+        (Asker(), "True"),
+        (partial(with_another_name, which="bound"), "True, bound"),
+        (lambda text, model: with_model(text, model=model), "True, m"),
+    ],
+)
+async def test_the_function_may_take_the_prompt_alone_or_the_model_too(ask: Any, answer: str) -> None:
+    assert (await PromptSummarizer(ask, model="m")(chat(2))).text == answer
+
+
+async def three(prompt: str, model: str, temperature: float) -> str:
+    return ""
+
+
+async def nothing() -> str:
+    return ""
+
+
+async def needs_keyword(prompt: str, *, temperature: float) -> str:
+    return ""
+
+
+@pytest.mark.parametrize("ask", [None, "gpt-5", 7, three, nothing, needs_keyword])
+def test_a_function_that_cannot_be_called_so_is_refused_where_it_is_given(ask: Any) -> None:
+    with pytest.raises(SettingsError, match=r"async def ask\(prompt: str\) -> str"):
+        PromptSummarizer(ask)
+
+
+def synchronous(prompt: str) -> str:
+    return prompt
+
+
+async def answering_a_mapping(prompt: str) -> Any:
+    return {"text": prompt}
+
+
+@pytest.mark.parametrize("ask", [synchronous, answering_a_mapping])
+async def test_an_answer_that_is_no_text_is_explained_and_not_asked_for_again(ask: Any) -> None:
+    with pytest.raises(SummaryFailed, match="1 attempt: SettingsError: ask answered with"):
+        await summarised(PromptSummarizer(ask), chat(2), Retry())
 
 
 # The transcript ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,15 @@ from histories import chat, conversation, step, user
 from ctxpipe.compacted import ACKNOWLEDGED, SUMMARY, own_words, summary_body
 from ctxpipe.errors import InvalidHistory, SettingsError, SummaryFailed
 from ctxpipe.messages import Message, pending_calls, tool_results
-from ctxpipe.summarizers import PromptTooLong, Retry, Summarizer, Summary, summarised
+from ctxpipe.summarizers import (
+    FinishedParts,
+    PromptTooLong,
+    Retry,
+    Summarizer,
+    Summary,
+    SummaryRefused,
+    summarised,
+)
 
 HISTORY = chat(6)
 
@@ -110,7 +118,21 @@ async def test_after_the_last_attempt_the_last_failure_is_the_cause() -> None:
     error = await failure_of(summarize, Time().retry())
 
     assert error.__cause__ is failures[-1]
-    assert str(error) == "no summary after 3 attempts: RuntimeError: 3"
+    assert str(error) == "no summary after 3 attempts: RuntimeError"
+
+
+async def test_neither_log_nor_failure_quotes_an_error_of_others_which_may_quote_the_conversation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("DEBUG")
+    for failure in (RuntimeError("canary"), ApiError(503, "canary"), ApiError(400, "prompt is too long: canary")):
+        error = await failure_of(Scripted([failure]), Time().retry(), chat(2))
+        assert "canary" not in str(error)
+
+    told = [record.getMessage() for record in caplog.records if record.name == "ctxpipe"]
+    assert any("ApiError, status 503" in line for line in told)
+    assert not any("canary" in line for line in told)
+    assert all(record.exc_info is None for record in caplog.records if record.name == "ctxpipe")
 
 
 @pytest.mark.parametrize(("retries", "calls"), [(0, 1), (1, 2), (5, 6)])
@@ -140,7 +162,15 @@ async def test_waits_grow_exponentially_up_to_a_limit_with_jitter() -> None:
 
 @pytest.mark.parametrize(
     ("headers", "wait"),
-    [({"retry-after": "7"}, 7.0), ({"retry-after-ms": "1500", "retry-after": "9"}, 1.5), ({"retry-after": "-3"}, 0.0)],
+    [
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after-ms": "1500", "retry-after": "9"}, 1.5),
+        ({"retry-after-ms": "x", "retry-after": "3"}, 3.0),
+        ({"retry-after-ms": "nan", "retry-after": "3"}, 3.0),
+        ({"retry-after-ms": "-1", "retry-after": "3"}, 3.0),
+        ({"retry-after-ms": "1"}, 0.5),
+        ({"retry-after": "0.01"}, 0.5),
+    ],
 )
 async def test_the_servers_retry_after_is_honoured(headers: dict[str, str], wait: float) -> None:
     clock = Time()
@@ -160,7 +190,11 @@ async def test_a_retry_after_may_be_a_date() -> None:
 
 
 @pytest.mark.parametrize(
-    "date", ["Fri, 31 Dec 99999 00:00:00 GMT", "Fri, 31 Dec 99999999999999999999 00:00:00 GMT", "soon"]
+    "date",
+    [
+        *("Fri, 31 Dec 99999 00:00:00 GMT", "Fri, 31 Dec 99999999999999999999 00:00:00 GMT", "soon"),
+        *("Thu, 01 Jan 1970 00:00:00 GMT", "0", "-5", "nan", "inf", "-inf", "", "1e999"),
+    ],
 )
 async def test_a_retry_after_that_is_no_time_is_as_good_as_none(date: str) -> None:
     clock = Time()
@@ -239,6 +273,125 @@ async def test_cancellation_passes_at_once(when: str) -> None:
         group.cancel_scope.cancel()
 
     assert attempts == 1
+
+
+PROGRAM_ERRORS = [TypeError("ask() takes 1"), AttributeError("x"), KeyError("x"), NameError("x"), ZeroDivisionError()]
+
+
+@pytest.mark.parametrize("failure", [*PROGRAM_ERRORS, SummaryRefused("no"), ApiError(402), ApiError(422)], ids=repr)
+async def test_what_would_fail_the_same_way_again_is_asked_once(failure: Exception) -> None:
+    clock, summarize = Time(), Scripted([failure])
+
+    await failure_of(summarize, clock.retry())
+
+    assert len(summarize.seen) == 1
+    assert clock.waits == []
+
+
+async def test_who_refuses_may_name_another_who_is_asked_once_and_at_once() -> None:
+    clock, other = Time(), Scripted([SummaryRefused("again", instead=Scripted(["never"]))])
+    first = Scripted([SummaryRefused("cut off", instead=other)])
+
+    await failure_of(first, clock.retry())
+
+    assert (len(first.seen), len(other.seen)) == (1, 1)
+    assert clock.waits == []
+
+
+async def test_the_attempt_that_was_refused_is_counted() -> None:
+    first = Scripted([SummaryRefused("cut off", instead=Scripted(["shorter"]))])
+
+    assert await summarised(first, HISTORY, Time().retry()) == Summary("shorter", attempts=2)
+
+
+# Finished parts ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Breaking:
+    """Takes five messages at once, and fails for ever at those that hold *breaks*."""
+
+    breaks: str
+    failure: BaseException = field(default_factory=lambda: ApiError(500))
+    seen: list[list[Message]] = field(default_factory=list)
+
+    async def __call__(self, messages: Sequence[Message], /) -> Summary:
+        if not at_most(5)(messages):
+            raise PromptTooLong("too many")
+        if self.breaks and self.breaks in str(messages):
+            raise self.failure
+        self.seen.append(list(messages))
+        return Summary(f"part {len(self.seen)}", input_tokens=10)
+
+
+def paid_twice(summarize: Breaking) -> list[str]:
+    words = [text for part in summarize.seen for text in map(own_words, part) if text]
+    return [text for text in words if words.count(text) > 1]
+
+
+@pytest.mark.parametrize("breaks", [0, 1, 2, 3, 7, 11, 15])
+@pytest.mark.parametrize("failure", [ApiError(500), TimeoutError(), SummaryRefused("no"), TypeError("no")], ids=repr)
+async def test_parts_that_were_finished_are_not_paid_for_again(breaks: int, failure: Exception) -> None:
+    history = [user(f"words {n:02}") for n in range(16)]
+    summarize, finished = Breaking(f"words {breaks:02}", failure), FinishedParts()
+
+    for _ in range(3):
+        with pytest.raises(SummaryFailed):
+            await summarised(summarize, history, Time().retry(), finished)
+        history.append(user(f"words {len(history):02}"))
+    summarize.breaks = ""
+    summary = await summarised(summarize, history, Time().retry(), finished)
+
+    assert paid_twice(summarize) == []
+    assert {text for part in summarize.seen for text in map(own_words, part) if text} == {m["content"] for m in history}
+    assert summary.input_tokens == 10 * len(summarize.seen)
+
+
+async def test_a_cancelled_attempt_keeps_what_it_has_finished() -> None:
+    history, finished, reached = [user(f"words {n:02}") for n in range(16)], FinishedParts(), anyio.Event()
+    summarize = Breaking("")
+
+    async def hang(messages: Sequence[Message], /) -> Summary:
+        if "words 09" in str(messages) and at_most(5)(messages) and not reached.is_set():
+            reached.set()
+            await anyio.sleep_forever()
+        return await summarize(messages)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(summarised, hang, history, Time().retry(), finished)
+        await reached.wait()
+        tasks.cancel_scope.cancel()
+    await summarised(hang, history, Time().retry(), finished)
+
+    assert paid_twice(summarize) == []
+
+
+async def test_a_summary_that_came_to_nothing_is_used_by_the_next_attempt() -> None:
+    summarize, finished = Scripted(["all"]), FinishedParts()
+
+    first = await summarised(summarize, HISTORY, Time().retry(), finished)
+    again = await summarised(summarize, list(HISTORY), Time().retry(), finished)
+    await summarised(summarize, [*HISTORY, user("more")], Time().retry(), finished)
+
+    assert first == again
+    assert [len(messages) for messages in summarize.seen] == [len(HISTORY), 3]
+
+
+@pytest.mark.parametrize("change", ["another history", "a message changed", "shorter", "another summariser"])
+async def test_what_was_finished_for_another_question_is_not_used(change: str) -> None:
+    finished, other, history = FinishedParts(), Scripted(["other"]), chat(6)
+    await summarised(Scripted(["old"]) if change == "another summariser" else other, history, Time().retry(), finished)
+    other.seen.clear()
+
+    asked = {
+        "another history": [user("new"), *history],
+        "a message changed": [user("new"), *history[1:]],
+        "shorter": history[:3],
+        "another summariser": history,
+    }[change]
+    await summarised(other, asked, Time().retry(), finished)
+
+    assert other.seen == [asked]
 
 
 # Too long ----------------------------------------------------------------------------------------------------------

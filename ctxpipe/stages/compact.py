@@ -37,6 +37,7 @@ from ..storage.records import Record
 from ..summarizers import (
     AnthropicSummarizer,
     ExtractiveSummarizer,
+    FinishedParts,
     PromptSummarizer,
     Retry,
     Summarizer,
@@ -351,7 +352,9 @@ class Compact:
         head, rest = compact.partition(turn.messages)
         path = await self._archived(turn.session_id, rest)
         writer = self._writer()
-        summary = await summarised(writer, rest, self.retry)
+        # What costs nothing is written anew: then it says the same in every process.
+        finished = None if isinstance(writer, ExtractiveSummarizer) else turn.recall(FinishedParts)
+        summary = await summarised(writer, rest, self.retry, finished)
         restored = await self._restored(turn)
         where = partial(shown, self.reference, session_folder(turn.session_id))
         draft = await in_thread(self._drafted, head, rest, summary.text, where(path) if path else "", restored)

@@ -5,16 +5,18 @@ from __future__ import annotations
 from .anthropic import AnthropicSummarizer
 from .extractive import ExtractiveSummarizer
 from .prompt import PromptSummarizer
-from .protocol import PromptTooLong, Summarizer, Summary
-from .retry import Retry, summarised
+from .protocol import PromptTooLong, Summarizer, Summary, SummaryRefused
+from .retry import FinishedParts, Retry, summarised
 
 __all__ = [
     "AnthropicSummarizer",
     "ExtractiveSummarizer",
+    "FinishedParts",
     "PromptSummarizer",
     "PromptTooLong",
     "Retry",
     "Summarizer",
     "Summary",
+    "SummaryRefused",
     "summarised",
 ]

@@ -16,7 +16,7 @@ from ..settings import SUMMARY_MAX_WORDS, SUMMARY_MODEL, setting
 from ..tokens import Counting
 from .extractive import ExtractiveSummarizer
 from .prompt import TranscriptPrompt, answer_tokens, instructions
-from .protocol import PromptTooLong, Summary
+from .protocol import PromptTooLong, Summary, SummaryRefused
 
 if TYPE_CHECKING:
     import anthropic
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["AnthropicSummarizer"]
 
 _KEYS = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
+_COMMON_OUTPUT_LIMIT = 8192  # tokens that any model of use may answer with
 _WHOLE = frozenset({"end_turn", "stop_sequence"})
 
 
@@ -42,9 +43,10 @@ class AnthropicSummarizer:
     *request_options*, whatever else its requests hold, such as ``thinking``. An inline request that is too long is
     asked again as a transcript.
 
-    *focus* is what the summary should attend to. The SDK's own retries are off: the retry layer is the only one. No
-    credentials are kept (CR-57). Without a client and without ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN,
-    `ExtractiveSummarizer` writes instead, and the summary names it as its writer.
+    *max_tokens* is the room for the answer (default: what *max_words* need). An answer that does not fit is asked for
+    once more, shorter and with twice the room. *focus* is what the summary should attend to. The SDK's own retries are
+    off: the retry layer is the only one. No credentials are kept. Without a client and without ANTHROPIC_API_KEY or
+    ANTHROPIC_AUTH_TOKEN, `ExtractiveSummarizer` writes instead, and the summary names it as its writer.
 
     Raises SettingsError for mode "inline" without a model.
     """
@@ -60,6 +62,7 @@ class AnthropicSummarizer:
     window: int = 200_000
     max_block_chars: int = 4000
     counter: Counting | None = None
+    max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in ("transcript", "inline"):
@@ -79,7 +82,7 @@ class AnthropicSummarizer:
         usage = reply.usage
         cached = usage.cache_read_input_tokens or 0
         return Summary(
-            _text(reply),
+            self._text(reply),
             input_tokens=usage.input_tokens + cached + (usage.cache_creation_input_tokens or 0),
             cached_tokens=cached,
             output_tokens=usage.output_tokens,
@@ -103,30 +106,44 @@ class AnthropicSummarizer:
         except Exception as error:
             if as_refusal(error) is None:
                 raise
-            raise PromptTooLong(str(error), refused=True, instead=replace(self, mode="transcript")) from error
+            raise PromptTooLong(
+                "the conversation does not fit", refused=True, instead=replace(self, mode="transcript")
+            ) from error
 
     async def _send(self, body: Mapping[str, Any]) -> Reply:
-        room = answer_tokens(self.max_words, self.window)
-        request: dict[str, Any] = {"model": self.model or SUMMARY_MODEL(), "max_tokens": room, **body}
+        request: dict[str, Any] = {"model": self.model or SUMMARY_MODEL(), "max_tokens": self._room, **body}
         if self.client is not None:
             return await _reply(self.client, request)
         sdk = await to_thread.run_sync(import_module, "anthropic")  # the import takes seconds
         async with sdk.AsyncAnthropic() as client:
             return await _reply(client, request)
 
+    @property
+    def _room(self) -> int:
+        return self.max_tokens or answer_tokens(self.max_words, self.window)
+
+    def _text(self, reply: Reply) -> str:
+        """The summary in *reply*. Raises SummaryFailed for what is none: cut off, refused, a call, no text."""
+        match reply.stop_reason:
+            case "model_context_window_exceeded":
+                raise PromptTooLong("the answer did not fit into the summary model's window", refused=True)
+            case "refusal":
+                raise SummaryRefused("the model refused to write a summary")
+            case "max_tokens":
+                raise SummaryRefused("the summary did not fit into the room for it", instead=self._shorter())
+            case stopped if stopped not in _WHOLE:
+                raise SummaryFailed(f"the model stopped with {stopped!r} instead of a whole summary")
+        text = "".join(block.text for block in reply.content if block.type == "text").strip()
+        if not text:
+            raise SummaryFailed("the model answered without text")
+        return text
+
+    def _shorter(self) -> AnthropicSummarizer:
+        """Asks for half the words, with twice the room as far as every model has it."""
+        room = max(self._room, min(2 * self._room, _COMMON_OUTPUT_LIMIT, self.window // 2))
+        return replace(self, max_words=max(1, self.max_words // 2), max_tokens=room)
+
 
 async def _reply(client: anthropic.AsyncAnthropic, request: dict[str, Any]) -> Reply:
     reply: Reply = await client.with_options(max_retries=0).messages.create(**request)
     return reply
-
-
-def _text(reply: Reply) -> str:
-    """The summary in *reply*. Raises SummaryFailed for what is none: cut off, refused, a call, no text (R6a)."""
-    if reply.stop_reason == "model_context_window_exceeded":
-        raise PromptTooLong("the answer did not fit into the summary model's window", refused=True)
-    if reply.stop_reason not in _WHOLE:
-        raise SummaryFailed(f"the model stopped with {reply.stop_reason!r} instead of a whole summary")
-    text = "".join(block.text for block in reply.content if block.type == "text").strip()
-    if not text:
-        raise SummaryFailed("the model answered without text")
-    return text

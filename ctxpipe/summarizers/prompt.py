@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import reprlib
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from inspect import Parameter, isawaitable, signature
 from typing import TYPE_CHECKING
 
 from ..compacted import ACKNOWLEDGED, summary_body, text_of
+from ..errors import SettingsError
 from ..facts import result_text, shortened
 from ..messages import MEDIA, THINKING, blocks, compact_json, field, kind, without_surrogates
 from ..settings import SUMMARY_MAX_WORDS, SUMMARY_MODEL, setting
@@ -182,14 +185,17 @@ def _is_earlier(message: Message) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PromptSummarizer:
-    """Lets any model write the summary: *ask* is an async function from prompt and model name to the answer's text.
+    """Lets any model write the summary: *ask* is an async function from the prompt to the answer's text.
 
-    ``PromptSummarizer(ask)`` is enough; *ask* raises when it fails. *window* is the model's context window in tokens:
-    where the history does not fit, blocks of more than *max_block_chars* are cut head and tail (they lie in the
-    archive), and what is longer still is summarised in parts. *focus* is what the summary should attend to.
+    ``PromptSummarizer(ask)`` is enough. An *ask* with a second parameter that is required or called ``model`` gets
+    *model*, too. It raises when it fails. *window* is the model's context window in tokens: where the history does not
+    fit, blocks of more than *max_block_chars* are cut head and tail (they lie in the archive), and what is longer still
+    is summarised in parts. *focus* is what the summary should attend to.
+
+    Raises SettingsError for an *ask* that cannot be called so.
     """
 
-    ask: Callable[[str, str], Awaitable[str]]
+    ask: Callable[..., Awaitable[str]]
     model: str = setting(SUMMARY_MODEL)
     max_words: int = setting(SUMMARY_MAX_WORDS)
     focus: str = ""
@@ -197,7 +203,38 @@ class PromptSummarizer:
     max_block_chars: int = 4000
     counter: Counting | None = None
 
+    def __post_init__(self) -> None:
+        _wants_model(self.ask)
+
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
         prompt = TranscriptPrompt(self.max_words, self.focus, self.window, self.max_block_chars, self.counter)
-        text = await self.ask(await prompt.of(messages), self.model)
-        return Summary(text.strip(), writer=type(self).__name__)
+        text = await prompt.of(messages)
+        answer: object = self.ask(text, self.model) if _wants_model(self.ask) else self.ask(text)
+        if not isawaitable(answer):
+            raise SettingsError(f"ask answered with {type(answer).__name__}; {_ASK}")
+        answer = await answer
+        if not isinstance(answer, str):
+            raise SettingsError(f"ask answered with {type(answer).__name__}; {_ASK}")
+        return Summary(answer.strip(), writer=type(self).__name__)
+
+
+_ASK = "give an async function that answers with text: async def ask(prompt: str) -> str"
+
+
+def _wants_model(ask: Callable[..., object]) -> bool:
+    """Whether *ask* takes the model's name behind the prompt. Raises SettingsError when it cannot be called."""
+    if not callable(ask):
+        raise SettingsError(f"ask is {reprlib.repr(ask)}; {_ASK}")
+    try:
+        parameters = signature(ask)
+    except (TypeError, ValueError):  # a builtin does not tell
+        return False
+    second = list(parameters.parameters.values())[1:2]
+    named = bool(second) and second[0].name == "model" and second[0].kind is not Parameter.KEYWORD_ONLY
+    for arguments in [("prompt", "model")] if named else [("prompt",), ("prompt", "model")]:
+        try:
+            parameters.bind(*arguments)
+        except TypeError:
+            continue
+        return len(arguments) == 2
+    raise SettingsError(f"ask takes {parameters}; {_ASK}")

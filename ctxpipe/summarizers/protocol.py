@@ -11,7 +11,7 @@ from ..errors import SummaryFailed
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = ["PromptTooLong", "Summarizer", "Summary", "summarizer_name"]
+__all__ = ["PromptTooLong", "Summarizer", "Summary", "SummaryRefused", "summarizer_name"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Summarizer(Protocol):
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
         """Summarise *messages* for whoever carries on; an earlier summary among them is folded in.
 
-        Raises PromptTooLong when they are too many for one request, and whatever it likes when it failed: the retry
-        layer deals with both.
+        Raises PromptTooLong when they are too many for one request, SummaryRefused when asking again cannot help, and
+        whatever it likes when it failed otherwise: the retry layer deals with all three.
         """
         ...
 
@@ -47,6 +47,17 @@ class PromptTooLong(SummaryFailed):
     def __init__(self, text: str, *, refused: bool = False, instead: Summarizer | None = None) -> None:
         super().__init__(text)
         self.refused = refused
+        self.instead = instead
+
+
+class SummaryRefused(SummaryFailed):
+    """The model has refused, or ran out of room: asked the same again, it would answer the same.
+
+    *instead* is who may be asked instead, once; None: nobody.
+    """
+
+    def __init__(self, text: str, *, instead: Summarizer | None = None) -> None:
+        super().__init__(text)
         self.instead = instead
 
 

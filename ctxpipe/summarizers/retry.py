@@ -1,15 +1,17 @@
 """The one place where something is tried again: tenacity around the summariser.
 
-Every error counts as a failure worth another try, a blank answer too; but not a request that can never succeed, and
-not cancellation, which passes at once. Source: A-39, UP-11, R6.
+Every error counts as a failure worth another try, a blank answer too; but not a request that can never succeed, a
+refusal, or a mistake of the program, and not cancellation, which passes at once.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -17,23 +19,29 @@ import anyio
 
 from ..compacted import ACKNOWLEDGED, SUMMARY, safe_summary
 from ..errors import CtxpipeError, SettingsError, SummaryFailed
-from ..messages import is_blank, tool_results
+from ..messages import compact_json, is_blank, tool_results
 from ..refusals import as_refusal
 from ..settings import COMPACT_MAX_RETRIES, check_numbers, check_sizes, setting
 from ..threads import in_thread
 from .prompt import transcript
-from .protocol import PromptTooLong, Summarizer, Summary
+from .protocol import PromptTooLong, Summarizer, Summary, SummaryRefused
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState
 
     from ..messages import Message
 
-__all__ = ["Retry", "summarised"]
+__all__ = ["FinishedParts", "Retry", "summarised"]
 
 logger = logging.getLogger("ctxpipe")
 
-_FINAL = frozenset({400, 401, 403, 404})  # asking again cannot help
+_FINAL = frozenset({400, 401, 402, 403, 404, 405, 410, 422})  # asking again cannot help
+_MISTAKES = (
+    *(TypeError, NameError, AttributeError, LookupError, ImportError, SyntaxError, ArithmeticError),
+    *(AssertionError, NotImplementedError, RecursionError, UnicodeError, MemoryError),
+)
+"""Errors of a program, which it makes again."""
+_LEAST_WAIT = 0.5  # seconds, however little the server asks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +69,65 @@ class Retry:
             raise SettingsError("attempt_seconds and total_seconds of a Retry must be more than 0")
 
 
-async def summarised(summarize: Summarizer, messages: Sequence[Message], retry: Retry) -> Summary:
+@dataclass(slots=True)
+class FinishedParts:
+    """What of a history too long for one request is summarised already: it is not paid for again.
+
+    One summary is kept, with a digest of the leading messages that it stands for and of who was asked for it.
+    """
+
+    asked: Summarizer | None = None
+    writer: Summarizer | None = None
+    count: int = 0
+    digest: bytes = b""
+    summary: Summary | None = None
+
+    def find(self, asked: Summarizer, messages: Sequence[Message]) -> bool:
+        """Whether the summary is that of the first `count` *messages*, written for who asks the same."""
+        if self.summary is None or self.asked != asked or self.count > len(messages):
+            return False
+        return digest_of(messages[: self.count]) == self.digest
+
+    def keep(self, asked: Summarizer, writer: Summarizer, messages: Sequence[Message], summary: Summary) -> None:
+        """*messages* are summarised: *writer* wrote the *summary* that *asked* was asked for."""
+        self.asked, self.writer, self.summary = asked, writer, summary
+        self.count, self.digest = len(messages), digest_of(messages)
+
+
+def digest_of(messages: Sequence[Message]) -> bytes:
+    """What tells *messages* from others."""
+    whole = sha256()
+    for message in messages:
+        whole.update(compact_json(message).encode("utf-8", "surrogatepass"))
+        whole.update(b"\n")
+    return whole.digest()
+
+
+async def summarised(
+    summarize: Summarizer, messages: Sequence[Message], retry: Retry, finished: FinishedParts | None = None
+) -> Summary:
     """The summary of *messages*, in parts where they are too long for one request: each part folds the last summary in.
+
+    What the parts *finished* earlier hold is not asked for again, and what is finished now is kept there.
 
     Raises SummaryFailed, with the last failure as its cause. Cancellation passes through at once.
     """
     ends = retry.clock() + retry.total_seconds
-    parts, refusals, written = [list(messages)], 0, list[Summary]()
+    asked, done, refusals, refused, written = summarize, 0, 0, 0, list[Summary]()
+    if finished is not None and await in_thread(finished.find, asked, messages):
+        summarize, done = finished.writer or asked, finished.count
+        written += [finished.summary] if finished.summary else []
+    parts = [list(messages[done:])] if done < len(messages) or not written else []
     while parts:
         part = parts.pop(0)
         try:
             written.append(await _tried(summarize, [*_earlier(written), *part], retry, ends))
+        except SummaryRefused as error:
+            refused += 1
+            if error.instead is None or refused > 1:
+                raise SummaryFailed(f"no summary: {error}") from error
+            summarize, parts[:0] = error.instead, [part]
+            continue
         except PromptTooLong as error:
             refusals += error.refused
             if error.instead is not None:
@@ -81,7 +137,12 @@ async def summarised(summarize: Summarizer, messages: Sequence[Message], retry: 
             if not halves or refusals > retry.max_refusals:
                 raise SummaryFailed(f"the history cannot be cut into parts that fit: {error}") from error
             parts[:0] = halves
-    return _total(written)
+            continue
+        done += len(part)
+        if finished is not None:
+            await in_thread(finished.keep, asked, summarize, messages[:done], _total(written))
+    total = _total(written)
+    return replace(total, attempts=total.attempts + refused)
 
 
 def _earlier(written: Sequence[Summary]) -> list[Message]:
@@ -135,10 +196,10 @@ async def _tried(summarize: Summarizer, messages: Sequence[Message], retry: Retr
         summary: Summary = await retrying(attempt)
     except tenacity.RetryError as error:
         attempts, cause = error.last_attempt.attempt_number, error.last_attempt.exception()
-        if isinstance(cause, PromptTooLong):
+        if isinstance(cause, PromptTooLong | SummaryRefused):
             raise cause from None
         if as_refusal(cause) is not None:
-            raise PromptTooLong(str(cause), refused=True) from cause
+            raise PromptTooLong(_described(cause), refused=True) from cause
         raise SummaryFailed(f"no summary after {_times(attempts)}: {_described(cause)}") from cause
     return replace(summary, attempts=retrying.statistics["attempt_number"])
 
@@ -148,7 +209,12 @@ def _times(attempts: int) -> str:
 
 
 def _described(error: BaseException | None) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """What a log or a report may tell of *error*: of others' errors not the text, which may quote the conversation."""
+    name = type(error).__name__
+    if isinstance(error, CtxpipeError):
+        return f"{name}: {error}" if str(error) else name
+    status = getattr(error, "status_code", None)
+    return f"{name}, status {status}" if isinstance(status, int) else name
 
 
 def _failure(state: RetryCallState) -> BaseException | None:
@@ -156,32 +222,40 @@ def _failure(state: RetryCallState) -> BaseException | None:
 
 
 def _is_final(error: BaseException | None) -> bool:
-    if isinstance(error, CtxpipeError) and not isinstance(error, SummaryFailed):
-        return True  # a setting or a history that makes no sense
-    if isinstance(error, PromptTooLong) or as_refusal(error) is not None:
+    """Whether asking the same again cannot help."""
+    if isinstance(error, CtxpipeError):
+        return isinstance(error, PromptTooLong | SummaryRefused) or not isinstance(error, SummaryFailed)
+    if isinstance(error, _MISTAKES) or as_refusal(error) is not None:
         return True
     return getattr(error, "status_code", None) in _FINAL
 
 
 def _retry_after(error: BaseException | None) -> float | None:
-    """The seconds that the server asked to wait, in any of the forms in which it may say so."""
+    """The seconds that the server asked to wait, in the first of its ways to say so that names a time to come."""
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
+    in_ms, given = headers.get("retry-after-ms"), headers.get("retry-after")
+    milliseconds = _number(in_ms)
+    ways = (milliseconds / 1000 if milliseconds else None, _number(given), _seconds_until(given))
+    asked = next((seconds for seconds in ways if seconds and seconds > 0), None)
+    return None if asked is None else max(_LEAST_WAIT, asked)
+
+
+def _number(text: object) -> float | None:
     try:
-        if "retry-after-ms" in headers:
-            return max(0.0, float(headers["retry-after-ms"]) / 1000)
-        if "retry-after" not in headers:
-            return None
-        return max(0.0, float(headers["retry-after"]))
-    except ValueError:
-        return _seconds_until(headers.get("retry-after", ""))
+        number = float(text)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
 
 
-def _seconds_until(date: str) -> float | None:
+def _seconds_until(date: object) -> float | None:
     from email.utils import mktime_tz, parsedate_tz
 
+    if not isinstance(date, str):
+        return None
     try:
         parsed = parsedate_tz(date)
-        return max(0.0, mktime_tz(parsed) - time.time()) if parsed else None
+        return mktime_tz(parsed) - time.time() if parsed else None
     except (ValueError, OverflowError):  # a date that no calendar has
         return None
 
