@@ -162,7 +162,7 @@ async def loop(files: Sequence[tuple[str, str]]) -> None:
     """The stages' way to fold: how long the caller waits, and how long everyone else does."""
     kilobytes = sum(len(text) for _, text in files) / 1000
     largest = max(files, key=lambda file: len(file[1]))
-    small = (largest[0], largest[1][: stage.INLINE_CHARS - 1])
+    small = (largest[0], largest[1][:29_999])
     print(f"\nfolding on an event loop{'waits':>22}{'longest stall':>18}{'/ parsing at once':>20}")
     await timed("nothing, for comparison", anyio.sleep, 0.2)
     stage._memo.cache_clear()  # noqa: SLF001 - the sources have not been folded yet

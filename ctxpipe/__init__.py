@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .stages.truncate import SmartTruncate, Truncation, smart_truncate
     from .storage import Archive, LocalStorage, Page, TextReader, TextWriter
     from .tokens import Budget, Ledger, TokenCounter, conservative, count_tokens, should_compact
-    from .tools import Tool, offload_tools
+    from .tools import Tool, ToolInputError, answer, as_beta_tools, offload_tools
 
 __version__ = "0.1.0"
 
@@ -77,11 +77,14 @@ __all__ = [
     "TokenCounter",
     "Tool",
     "ToolCall",
+    "ToolInputError",
     "ToolResult",
     "Truncated",
     "Truncation",
     "Turn",
     "VocabularyError",
+    "answer",
+    "as_beta_tools",
     "check",
     "compact_messages",
     "conservative",
@@ -120,7 +123,7 @@ _NAMES = {
     ".stages.truncate": "SmartTruncate Truncation smart_truncate",
     ".storage": "Archive LocalStorage Page TextReader TextWriter",
     ".tokens": "Budget Ledger TokenCounter conservative count_tokens should_compact",
-    ".tools": "Tool offload_tools",
+    ".tools": "Tool ToolInputError answer as_beta_tools offload_tools",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

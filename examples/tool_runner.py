@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
-from anthropic import beta_async_tool
 
-from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, Preview, Tool, offload_tools
+from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, Preview, as_beta_tools, offload_tools
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.testing import MessagesServer
 from examples.agent_loop import SYSTEM
@@ -25,17 +24,6 @@ from examples.scripted_model import survey
 from examples.tools import existing_folder, folder_tools
 
 PACKAGE = Path(__file__).resolve().parents[1] / "ctxpipe"
-
-
-def runnable(tool: Tool) -> Any:
-    """A tool of ours as the SDK's runner wants it."""
-
-    async def call(**arguments: object) -> str:
-        return await tool(arguments)
-
-    schema = dict(tool.definition["input_schema"])
-    described = tool.definition.get("description", "")
-    return beta_async_tool(call, name=tool.name, description=described, input_schema=schema)
 
 
 async def ask(task: str, folder: Path, model: str, **client: Any) -> str:
@@ -49,7 +37,7 @@ async def ask(task: str, folder: Path, model: str, **client: Any) -> str:
             model=model,
             max_tokens=8192,
             system=SYSTEM,
-            tools=[runnable(tool) for tool in [*tools, *offload_tools(storage)]],
+            tools=as_beta_tools([*tools, *offload_tools(storage)]),
             messages=[{"role": "user", "content": task}],
         )
         reply = await runner.until_done()

@@ -10,7 +10,7 @@ from ast_grep_py import SgRoot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxpipe.edits.definitions import attempts, without_gutter, without_macros
+from ctxpipe.edits.definitions import definitions_in_batches, without_gutter, without_macros
 from ctxpipe.edits.fold import (
     Definition,
     Folded,
@@ -262,13 +262,20 @@ def test_a_minified_line_is_passed_over_and_the_others_keep_their_numbers() -> N
     assert outline("a.js", source) == "1 | first\n3 | last"
 
 
-def test_the_attempts_end_in_the_answer() -> None:
-    source = "  m() {\n  }\n  n() {\n  }\n}\n"
+def test_batches_make_up_the_definitions_of_each_file_in_order() -> None:
+    long = "".join(f"def f{number}(): pass\n" for number in range(1234))
+    files = {"long.py": long, "a.txt": long, "a.js": "function g() {}"}
 
-    tried = list(attempts("a.js", source))
+    answers = list(definitions_in_batches([part for file in files.items() for part in file]))
 
-    assert len(tried) > 1
-    assert tried[-1] == definitions("a.js", source)
+    ends = [place for place, batch in enumerate(answers) if batch is None]
+    starts = [0, *(end + 1 for end in ends)]
+    found = [
+        [Definition(*each) for batch in answers[start:end] for each in batch or ()]
+        for start, end in zip(starts, ends, strict=False)
+    ]
+    assert found == [list(definitions(path, text) or ()) for path, text in files.items()]
+    assert max(len(batch or ()) for batch in answers) == 500
 
 
 # Views of a file --------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from ctxpipe import processes
 from ctxpipe.stages import fold as stage
 from ctxpipe.stages.fold import Folder, fold_files
 from ctxpipe.tokens import TokenCounter
@@ -114,47 +115,71 @@ async def test_options_are_those_of_the_function() -> None:
 async def test_a_worker_process_folds_to_the_same_texts(caplog: pytest.LogCaptureFixture) -> None:
     odd = [("a.py", "def f():\n    return '\ud800 é \u2028'\n" * 9)]
 
-    texts = await Folder(inline_chars=0).fold([*FILES, *odd])
+    texts = await Folder().fold([*FILES, *odd])
 
     assert texts == list(fold_files([*FILES, *odd]).folded)
     assert said(caplog) == []
 
 
-async def test_what_is_long_in_sum_goes_to_a_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_all_files_go_to_one_worker_whatever_their_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", executable(tmp_path / "python", f'echo "$$" >> {tmp_path}/ran; exit 1'))
-    small = [(f"{name}.py", functions(9, name)) for name in "abcdef"]
 
-    await Folder(inline_chars=2000).fold(small[:3])
+    await Folder().fold([("tiny.py", "def f(): pass"), ("b.py", functions(60)), ("no source.txt", "x")])
+
+    assert len((tmp_path / "ran").read_text().split()) == 1
+
+
+async def test_no_process_is_started_for_what_is_no_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "executable", executable(tmp_path / "python", f"touch {tmp_path}/ran"))
+
+    assert await Folder().fold([("a.txt", "def f(): pass\n" * 50)]) == [None]
+
     assert not (tmp_path / "ran").exists()
 
-    await Folder(inline_chars=2000).fold([*small[:3], *small[3:], ("g.py", functions(60, "g"))])
-    assert len((tmp_path / "ran").read_text().split()) == 1
+
+@pytest.mark.parametrize(
+    ("extension", "unit"),
+    [("swift", "/*"), ("lua", "#if 1\n"), ("sh", "def f():\n "), ("kt", "A B;\n"), ("hs", "\\")],
+)
+async def test_no_source_is_parsed_in_this_process(
+    extension: str, unit: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def parse(*_: object) -> None:
+        raise AssertionError("the parser holds the interpreter")
+
+    monkeypatch.setattr(stage, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr("ast_grep_py.SgRoot", parse)
+
+    for chars in (600, 29_900):
+        await Folder().fold([(f"a.{extension}", (unit * chars)[:chars])])
+
+    assert set(said(caplog)) <= {"a file cannot be folded: the parser failed or took too long"}
 
 
 async def test_a_text_is_read_once_whoever_asks(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = await Folder(inline_chars=0).fold(FILES)
+    first = await Folder().fold(FILES)
     monkeypatch.setattr(sys, "executable", "/no/such/python")
 
-    again = await Folder(inline_chars=0, max_tokens=None).fold([(f"elsewhere/{path}", text) for path, text in FILES])
+    again = await Folder(max_tokens=None).fold([(f"elsewhere/{path}", text) for path, text in FILES])
 
     assert [text and text.replace("elsewhere/", "") for text in again] == first
     assert said(caplog) == []
 
 
 @pytest.mark.parametrize("script", [None, "exit 3", "echo hello"])
-async def test_where_no_worker_starts_the_files_are_read_here_and_that_is_said(
+async def test_where_no_worker_starts_no_file_is_folded_and_that_is_said(
     script: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     python = executable(tmp_path / "python", script) if script else "/no/such/python"
     monkeypatch.setattr(sys, "executable", python)
 
-    texts = await Folder(inline_chars=0).fold(FILES)
+    texts = await Folder().fold(FILES)
 
-    assert texts == list(fold_files(FILES).folded)
+    assert texts == [None] * len(FILES)
     assert len(said(caplog)) == 1
-    assert said(caplog)[0].startswith("no worker process for folding")
+    assert said(caplog)[0].startswith("no worker process can be started")
 
 
 @pytest.mark.parametrize("end", ["exit 1", "kill -9 $$", "exec sleep 60"])
@@ -162,16 +187,17 @@ async def test_a_text_on_which_the_worker_fails_or_hangs_stays_and_the_rest_is_t
     end: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     files = [("first.py", functions(9)), ("bad.py", functions(8)), ("last.py", functions(7))]
-    reply = 'cat > /dev/null; echo ready; echo \'[["function", "f", 1]]\''
+    reply = 'echo ready; echo \'[["function", "f", 1]]\'; echo null'
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", executable(tmp_path / "python", f"{reply}; {end}"))
-        patched.setattr(stage, "PATIENCE_SECONDS", 1)
+        patched.setattr(stage, "PATIENCE_SECONDS", 0.5)
+        patched.setattr(processes, "_START_SECONDS", 0.5)
 
-        texts = await Folder(inline_chars=0).fold(files)
+        texts = await Folder().fold(files)
 
     assert [text is None for text in texts] == [False, True, True]
-    assert said(caplog) == ["bad.py cannot be folded: the parser failed or took too long"]
-    again = await Folder(inline_chars=0).fold(files)
+    assert said(caplog) == ["a file cannot be folded: the parser failed or took too long"]
+    again = await Folder().fold(files)
     assert [text is None for text in again] == [False, True, False]
 
 
@@ -179,7 +205,7 @@ async def test_a_cancelled_fold_leaves_no_process_behind(monkeypatch: pytest.Mon
     pid = tmp_path / "pid"
     monkeypatch.setattr(sys, "executable", executable(tmp_path / "python", f"echo $$ > {pid}; exec sleep 60"))
     async with anyio.create_task_group() as group:
-        group.start_soon(Folder(inline_chars=0).fold, FILES)
+        group.start_soon(Folder().fold, FILES)
         while not (pid.exists() and pid.read_text()):  # noqa: ASYNC110 - another process writes it
             await anyio.sleep(0.01)
         group.cancel_scope.cancel()
@@ -196,7 +222,7 @@ with open(sys.argv[1], "a") as log:
     log.write("ran ")
 
 text = "def f(x):\\n    return x + 1\\n" * 100
-print(anyio.run(Folder(inline_chars=0).fold, [("a.py", text)])[0].splitlines()[2])
+print(anyio.run(Folder().fold, [("a.py", text)])[0].splitlines()[2])
 """
 
 

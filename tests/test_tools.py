@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import anthropic
 import anyio
 import pytest
 from anthropic.types import ToolUseBlock
 from histories import tool_result, tool_use
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ctxpipe import LocalStorage, SettingsError, Tool, offload_tools
-from ctxpipe import tools as module
+from ctxpipe import (
+    ContextPipeline,
+    LocalStorage,
+    Page,
+    SettingsError,
+    StorageError,
+    Tool,
+    ToolInputError,
+    answer,
+    as_beta_tools,
+    offload_tools,
+    testing,
+)
+from ctxpipe.adapters.anthropic import ctxpipe_middleware
+from ctxpipe.edits import search as edits
 from ctxpipe.names import session_folder
 from ctxpipe.stages.offload import READ_BACK_TOOLS
-from ctxpipe.tools import ToolInputError, answer
+from ctxpipe.tools import offloaded as module
 
 TEXT = "\n".join(f"line {n}: {'漢🙂' * (n % 3)} status {'FAILED' if n % 10 == 7 else 'ok'}" for n in range(1, 101))
 
@@ -270,10 +287,118 @@ async def test_a_pattern_that_would_run_for_ever_is_stopped(
 async def test_many_lines_that_each_take_a_while_are_stopped_too(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.05)
+    await storage.write([("s/long.md", ("a" * 18 + "!\n") * 20_000)])
 
     with pytest.raises(ToolInputError, match="the search took longer"):
-        await search(storage, {"path": "s/a.md", "pattern": "x"})
+        await search(storage, {"path": "s/long.md", "pattern": r"(a|aa)+$", "regex": True})
+
+
+HOSTILE_PATTERNS = [
+    "((a{500}){500}){20}",
+    "((((a{99}){99}){99}){99}){99}",
+    "(?:(?:x{1,200}){1,200}){1,200}",
+    "(?(DEFINE)(?<a>(?&a)))(?&a)",
+    "(?R)*a",
+    "(?:hello){e<=40}",
+    "(?b)(?:a+b+c+){e<=9}z",
+    "(?<=(a|aa)+)!",
+    "(?<!(?:(?:a{300}){300}){30})b",
+    "(?>(a+)+)+!",
+    "(?:a|b|ab)*+c",
+    "|".join(f"{number:03d}.*x" for number in range(110)),
+    "[[a-z]--[aeiou]&&[^x]||[0-9]]{400}{400}",
+    r"\L<missing>",
+    "(?V1)[[a-z]~~[b-y]]+$",
+    "a**",
+    "(" * 400 + ")" * 400,
+    "(?P<n>a)(?P=n){4000000000}",
+    r"\p{nothing}",
+    "(?i)" + "ß" * 900,
+    "\0",
+    "\ud800",
+]
+
+
+@pytest.mark.parametrize("pattern", HOSTILE_PATTERNS)
+async def test_no_pattern_of_the_model_raises(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.2)
+    await storage.write([("s/evil.md", "hello world\n" + "a" * 60 + "!\n" + "ab" * 40)])
+    call = tool_use("t1", "search_offloaded", {"path": "s/evil.md", "pattern": pattern, "regex": True})
+
+    result = await answer(call, tools(storage))
+
+    assert result is not None
+    assert isinstance(result["content"], str)
+
+
+def compile_nothing(*_: object, **__: object) -> None:
+    raise AssertionError("a pattern of the model is compiled in this process")
+
+
+@pytest.mark.parametrize("pattern", HOSTILE_PATTERNS[:6])
+async def test_no_pattern_of_the_model_is_compiled_in_this_process(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.05)
+    monkeypatch.setattr("regex.compile", compile_nothing)
+    call = tool_use("t1", "search_offloaded", {"path": "s/a.md", "pattern": pattern, "regex": True})
+
+    result = await answer(call, tools(storage))
+
+    assert result is not None
+    assert result["content"]
+
+
+async def test_a_pattern_that_takes_all_memory_is_stopped(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SEARCH_SECONDS", 20.0)
+    monkeypatch.setattr(module, "_SEARCH_MEMORY_BYTES", 128 * 2**20)
+
+    with pytest.raises(ToolInputError, match="took too much memory"):
+        await search(storage, {"path": "s/a.md", "pattern": "((a{500}){500}){500}", "regex": True})
+
+
+async def test_where_no_process_can_be_started_the_model_is_told_to_search_literally(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+
+    with pytest.raises(ToolInputError, match="search for a literal text"):
+        await search(storage, {"path": "s/a.md", "pattern": "x", "regex": True})
+    assert "FAILED" in await search(storage, {"path": "s/a.md", "pattern": "FAILED"})
+
+
+@given(
+    st.text("ab\n", max_size=40),
+    st.text("ab", min_size=1, max_size=3),
+    st.integers(1, 5),
+    st.integers(1, 5),
+)
+def test_a_literal_search_in_small_steps_finds_what_a_regular_expression_does(
+    text: str, pattern: str, limit: int, step: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(edits, "_STEP_CHARS", step)
+        patched.setattr(edits, "LINE_CHARS", 6)
+
+        found = edits.literal_matches(pattern, text, limit)
+
+        assert found == list(edits.regex_matches([pattern, str(limit), text]))
+
+
+async def test_a_text_above_the_size_that_is_searched_says_so(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SEARCH_CHARS", 200)
+
+    found = await search(storage, {"path": "s/a.md", "pattern": "line 1:"})
+
+    remark = f"[Only the first 200 of {len(TEXT)} characters were searched.]"
+    assert found == f"line 1, offset 0: {TEXT.splitlines()[0]}\n{remark}"
 
 
 async def test_a_cancelled_search_does_not_wait_for_its_end(
@@ -320,3 +445,184 @@ async def test_a_tool_of_ones_own_is_a_tool_like_any_other() -> None:
 
     assert await tool({"text": "hi"}) == "hi"
     assert await answer(tool_use("t1", "echo", {"text": "hi"}), [tool]) == tool_result("t1", "hi")
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "tool_use", "id": "t1", "name": "read_offloaded", "input": {"path": "gone.md"}},
+        {"type": "tool_use", "id": "t1", "name": "read_offloaded", "input": '{"path": "s/a.md"}'},
+        {"type": "tool_use", "id": "t1", "name": "read_offloaded"},
+        {"type": "tool_use", "id": "t1", "name": "read_offloaded", "input": {"path": "s/a.md", "offset": -(10**5000)}},
+        {"type": "tool_use", "id": "t1", "name": "read_offloaded", "input": {"path": "x" * 10**6}},
+        {"type": "tool_use", "id": "t1", "name": "read_offloaded", "input": {"path": "s/a.md", "limit": [1] * 10**5}},
+        ToolUseBlock(type="tool_use", id="t1", name="read_offloaded", input={"path": "\0", "offset": 1}),
+    ],
+)
+async def test_a_result_is_a_short_error_where_the_arguments_are_wrong(storage: LocalStorage, block: Any) -> None:
+    result = await tools(storage)[0].result(block)
+
+    assert (result["type"], result["tool_use_id"], result["is_error"]) == ("tool_result", "t1", True)
+    assert 0 < len(str(result["content"])) < 500
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RecursionError(),
+        KeyError("path"),
+        StorageError(5, "input/output error at /srv/secret"),
+        OSError(),
+    ],
+)
+async def test_whatever_a_handler_raises_is_a_result_that_names_no_detail(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(_: Mapping[str, object]) -> str:
+        raise error
+
+    result = await Tool({"name": "fail", "input_schema": {"type": "object"}}, fail).result(tool_use("t1", "fail"))
+
+    assert result["is_error"] is True
+    assert "/srv/secret" not in str(result["content"])
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        f"the tool fail failed: {type(error).__name__}"
+    ]
+
+
+async def test_a_cancelled_call_is_no_result() -> None:
+    async def wait(_: Mapping[str, object]) -> str:
+        await anyio.sleep_forever()
+        return ""
+
+    with anyio.move_on_after(0.01) as scope:
+        await Tool({"name": "wait", "input_schema": {"type": "object"}}, wait).result(tool_use("t1", "wait"))
+
+    assert scope.cancelled_caught
+
+
+# Other storages -----------------------------------------------------------------------------------------------
+
+
+class Rows:
+    """A storage like a table of rows: it reads what it is asked for, and has no idea of sessions."""
+
+    def __init__(self, **texts: str) -> None:
+        self.texts = {key.replace("__", "/") + ".md": text for key, text in texts.items()}
+        self.asked: list[str] = []
+
+    async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
+        self.asked.append(location)
+        text = self.texts.get(location)
+        if text is None:
+            raise StorageError(2, "no such row")
+        return Page(text[offset : None if limit is None else offset + limit], offset, len(text))
+
+
+async def test_any_reader_serves() -> None:
+    reading, searching = offload_tools(Rows(s__a=TEXT), max_chars=50)
+
+    assert (await reading({"path": "./s/a.md"})).startswith(TEXT[:50] + "\n[Characters 0 to 50 of")
+    assert (await searching({"path": "s/a.md", "pattern": "line 7:"})).startswith("line 7, offset")
+
+
+@pytest.mark.parametrize(
+    "path", ["s/a.md", "./s/a.md", "a.md", "/data/s/a.md", "s3://bucket/pre/s/a.md", "/mnt/results/a.md"]
+)
+async def test_a_session_reads_its_own_texts_in_any_printed_form(path: str) -> None:
+    rows = Rows(s__a=TEXT, t__a="of another session")
+
+    assert await offload_tools(rows, session_id="s")[0]({"path": path}) == TEXT
+    assert rows.asked == ["s/a.md"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "t/b.md", "./t/b.md", "s/../t/b.md", "../t/b.md", "..", ".", "/", "", "s/", "t/..", "%2e%2e/t/b.md",
+        "s/%2e%2e%2ft%2fb.md", "s\\..\\t\\b.md", "b.md\0", "b.md\n", "s/b.md?x=t/b.md", "*.md", "s/.b.md", "t/b.md.",
+        "' OR 1=1 --", "\ud800.md", "ｔ／b.md", "x" * 100_000,
+    ],
+)  # fmt: skip
+async def test_in_a_session_no_path_reaches_another(path: str) -> None:
+    rows = Rows(t__b="of another session", b="of none")
+    call = tool_use("t1", "read_offloaded", {"path": path})
+
+    result = await offload_tools(rows, session_id="s")[0].result(call)
+
+    assert result.get("is_error") is True
+    assert all(location.startswith("s/") and "/" not in location[2:] for location in rows.asked)
+
+
+async def test_a_storage_that_knows_keys_is_asked_for_them() -> None:
+    class Numbered(Rows):
+        def key(self, location: str) -> str:
+            return {"row:1": "s/a.md", "row:2": "t/b.md", "row:3": "s/../t/b.md"}[location]
+
+    rows = Numbered(s__a=TEXT, t__b="of another session")
+    reading, _ = offload_tools(rows, session_id="s")
+
+    assert await reading({"path": "row:1"}) == TEXT
+    for path in ("row:2", "row:3", "row:4"):
+        assert (await reading.result(tool_use("t1", "read_offloaded", {"path": path}))).get("is_error") is True
+    assert rows.asked == ["s/a.md"]
+
+
+async def test_an_error_of_a_reader_of_ones_own_is_a_result() -> None:
+    class Down(Rows):
+        async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
+            raise ConnectionError(f"db.internal:5432 {location} {offset} {limit}")
+
+    for tool in offload_tools(Down(), session_id="s"):
+        result = await tool.result(tool_use("t1", tool.name, {"path": "s/a.md", "pattern": "x"}))
+        assert (result["is_error"], result["content"]) == (
+            True,
+            "the tool failed (ConnectionError); try something else",
+        )
+
+
+@pytest.mark.parametrize("wrong", [".ctxpipe", None, LocalStorage, object()])
+def test_what_cannot_be_read_from_is_refused_at_construction(wrong: Any) -> None:
+    with pytest.raises(SettingsError, match="give a TextReader"):
+        offload_tools(wrong)
+
+
+@pytest.mark.parametrize("wrong", ["", 5, b"s"])
+def test_a_session_without_a_name_is_refused_at_construction(storage: LocalStorage, wrong: Any) -> None:
+    with pytest.raises(SettingsError, match="session_id is"):
+        offload_tools(storage, session_id=wrong)
+
+
+# The SDK's tool runner ----------------------------------------------------------------------------------------
+
+
+async def test_the_runner_of_the_sdk_takes_them(storage: LocalStorage) -> None:
+    script = testing.answer(
+        testing.tool_use("read_offloaded", {"path": "s/a.md"}, "t1"),
+        testing.tool_use("search_offloaded", {"path": "s/a.md", "pattern": "FAILED", "limit": 1}, "t2"),
+        testing.tool_use("read_offloaded", {"path": "t/b.md"}, "t3"),
+        testing.tool_use("search_offloaded", {"path": "s/a.md", "pattern": "(", "regex": True}, "t4"),
+        testing.tool_use("search_offloaded", {"self": 1, "input": 2, "path": 3}, "t5"),
+    )
+    shaping = ctxpipe_middleware(ContextPipeline(), session_id="s")
+    async with (
+        testing.MessagesServer([script, "done"]) as server,
+        anthropic.AsyncAnthropic(base_url=server.url, api_key="k", middleware=[shaping]) as client,
+    ):
+        runner = client.beta.messages.tool_runner(
+            model="claude-sonnet-5-5",
+            max_tokens=100,
+            tools=as_beta_tools(offload_tools(storage, session_id="s")),
+            messages=[{"role": "user", "content": "go"}],
+        )
+        await runner.until_done()
+
+    first, second = (request for request in server.requests if not request.problems)
+    assert first.body["tools"] == [tool.definition for tool in tools(storage)]
+    answered: Any = second.body["messages"][-1]["content"]
+    results = {block["tool_use_id"]: block for block in answered}
+    assert results["t1"]["content"] == TEXT
+    assert results["t2"]["content"].startswith("line 7, offset")
+    assert {name for name, block in results.items() if block.get("is_error")} == {"t3", "t4", "t5"}
+    assert "there is no offloaded text 't/b.md'" in results["t3"]["content"]

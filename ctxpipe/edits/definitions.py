@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, pairwise
@@ -14,7 +14,9 @@ from .languages import STEPS, DefinitionType, Language, language_called, languag
 if TYPE_CHECKING:
     from ast_grep_py import Rule, SgNode
 
-__all__ = ["Definition", "attempts", "definitions", "without_gutter", "without_macros"]
+__all__ = ["Definition", "definitions", "definitions_in_batches", "without_gutter", "without_macros"]
+
+_BATCH = 500  # definitions: to decode them holds the interpreter
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +34,24 @@ Definitions: TypeAlias = tuple[Definition, ...]
 def definitions(path: str, text: str) -> Definitions | None:
     """What *text*, the file at *path* or a view of it, defines, from top to bottom; None in an unknown language.
 
-    Lines are the file's own where a view numbers them. Broken syntax yields what can be read.
+    Lines are the file's own where a view numbers them. Broken syntax yields what can be read. Hostile text of a few
+    kilobytes can hold the parser, and with it the interpreter, for minutes: run it in a process under limits.
     """
-    found: Definitions | None = None
-    for found in attempts(path, text):  # noqa: B007 - the last one is the answer
-        pass
-    return found
-
-
-def attempts(path: str, text: str) -> Iterator[Definitions]:
-    """The same in steps, each no longer than one parse: the best answer so far, the last one being `definitions`."""
     language = language_of(path)
     if language is None:
-        return
+        return None
     source, numbers = without_gutter(text)
-    for found in _read(_without_long_lines(source), language):
-        yield tuple(replace(each, line=numbers[each.line - 1]) for each in found) if numbers else tuple(found)
+    found = _read(_without_long_lines(source), language)
+    return tuple(replace(each, line=numbers[each.line - 1]) for each in found) if numbers else tuple(found)
+
+
+def definitions_in_batches(texts: Sequence[str]) -> Iterator[list[tuple[DefinitionType, str, int]] | None]:
+    """The definitions of each file in batches, None after the last of a file; texts are path, text, path, text, …"""
+    for path, text in zip(texts[::2], texts[1::2], strict=True):
+        found = [(each.type, each.name, each.line) for each in definitions(path, text) or ()]
+        for start in range(0, len(found), _BATCH):
+            yield found[start : start + _BATCH]
+        yield None
 
 
 # Views ------------------------------------------------------------------------------------------------------------
@@ -92,8 +96,8 @@ def _without_long_lines(source: str) -> str:
 # Readings ---------------------------------------------------------------------------------------------------------
 
 
-def _read(source: str, language: Language) -> Iterator[list[Definition]]:
-    """What one reading after the other makes of *source*, while there are errors: the best so far."""
+def _read(source: str, language: Language) -> list[Definition]:
+    """The best of what the readings of *source* give; no more are tried once one has no errors."""
     best: list[Definition] = []
     fewest = -1
     for reading, as_language in _readings(source, language):
@@ -102,9 +106,9 @@ def _read(source: str, language: Language) -> Iterator[list[Definition]]:
         found = _found(tree, as_language, is_doubtful=errors > 0 or reading is not source)
         if fewest < 0 or (len(found), -errors) > (len(best), -fewest):
             best, fewest = found, errors
-        yield best
         if not errors:
-            return
+            break
+    return best
 
 
 def _readings(source: str, language: Language) -> Iterator[tuple[str, Language]]:

@@ -1,30 +1,25 @@
-"""Fold files without holding up the event loop: small ones at once, the rest in a process of their own."""
+"""Fold files without holding up the event loop: they are parsed in a process of their own."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-import pickle
 import random
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TypeAlias
 
-import anyio
-from anyio import to_process
 from anyio.lowlevel import checkpoint
 
 from ..edits import fold
-from ..edits.definitions import Definition, attempts
+from ..edits.definitions import Definition, definitions_in_batches
 from ..edits.fold import MAX_LINE_SPAN, MAX_TOKENS, Folded, Outline
-from ..edits.languages import language_of
+from ..edits.languages import DefinitionType, language_of
+from ..processes import in_process
+from ..threads import in_thread, pieces
 from ..tokens import Counting, as_counter
 from ..tokens.memo import Memo
-from .fold_worker import READY
 
 __all__ = ["Folded", "Folder", "fold_files"]
 
@@ -34,8 +29,11 @@ Files: TypeAlias = Sequence[tuple[str, str]]
 Definitions: TypeAlias = tuple[Definition, ...]
 Key: TypeAlias = tuple[str, bytes]
 
-INLINE_CHARS = 30_000  # broken C++, the slowest of all, takes 20 ms for as much
-PATIENCE_SECONDS = 30  # source is read at megabytes per second; what takes longer is no source
+Batch: TypeAlias = list[tuple[DefinitionType, str, int]]
+
+PATIENCE_SECONDS = 10  # source is read at megabytes per second; what takes longer is no source
+_MEMORY_BYTES = 2**30
+_MEMORY_BYTES_PER_CHAR = 100  # a syntax tree, for each character of the source
 MEMO_BYTES = 16 * 2**20
 _DEFINITION_BYTES = 250
 
@@ -70,15 +68,15 @@ def fold_files(
 class Folder:
     """Folds files for the stages. Each distinct text is parsed once per process, whatever the settings (FF-1 to FF-18).
 
-    The parser holds the interpreter: up to *inline_chars* of new text are read on the event loop, which waits for one
-    parse at a time; more goes to a worker process in one batch. Where none can be started, all is read on the loop.
+    Source is parsed in a worker process, never on the event loop: a few kilobytes of hostile text hold a parser for
+    minutes. A file on which the parser fails or takes too long is not folded, and where no process can be started
+    none is; both are logged as warnings.
     """
 
     max_tokens: int | None = MAX_TOKENS
     merge_functions: bool = True
     max_line_span: int = MAX_LINE_SPAN
     counter: Counting | None = None
-    inline_chars: int = INLINE_CHARS
 
     async def fold(self, files: Files, /, count: Counting | None = None) -> list[str | None]:
         """The folded text of each file, a pair of path and text; None where that would be no shorter, or cannot be.
@@ -86,26 +84,27 @@ class Folder:
         The budget of tokens is for all of them together, by *count*, else the counter of this folder.
         """
         found = await self._definitions(files)
-        outlines = [
-            (path, await self._outline(path, text, each)) for (path, text), each in zip(files, found, strict=True)
-        ]
-        whole = fold.fold_outlines(outlines, max_tokens=None, count=len)
+        outlines, whole = await in_thread(self._outlines, files, found)
         if self.max_tokens is None or not whole.content:
             return list(whole.folded)
         (tokens,) = await as_counter(count or self.counter).texts([whole.content])
-        return list(fold.fold_outlines(outlines, max_tokens=self.max_tokens, count=lambda _: tokens).folded)
+        fitting = partial(fold.fold_outlines, outlines, max_tokens=self.max_tokens, count=lambda _: tokens)
+        return list((await in_thread(fitting)).folded)
 
-    async def _outline(self, path: str, text: str, found: Definitions) -> Outline:
-        await checkpoint()  # a thousand files are no reason to stall either
-        outline = fold.merge_functions(found, self.max_line_span, merge=self.merge_functions)
-        return outline if len(fold.format_file(path, outline)) < len(text) else ()
+    def _outlines(self, files: Files, found: Sequence[Definitions]) -> tuple[list[tuple[str, Outline]], Folded]:
+        """The outline of each file, empty where it would be no shorter than the file, and all of them folded."""
+        outlines: list[tuple[str, Outline]] = []
+        for (path, text), definitions in zip(files, found, strict=True):
+            outline = fold.merge_functions(definitions, self.max_line_span, merge=self.merge_functions)
+            is_shorter = len(fold.format_file(path, outline)) < len(text)
+            outlines.append((path, outline if is_shorter else ()))
+        return outlines, fold.fold_outlines(outlines, max_tokens=None, count=len)
 
     async def _definitions(self, files: Files) -> list[Definitions]:
-        keys = [await _key(path, text) for path, text in files]
+        keys = await in_thread(_keys, files)
         known = {key: _memo().get(key) for key in keys if key is not None}
         new = {key: file for key, file in zip(keys, files, strict=True) if key is not None and known[key] is None}
-        few = sum(len(text) for _, text in new.values()) <= self.inline_chars
-        found = await (_read_here if few else _read_apart)(list(new.values()))
+        found = await _parse(list(new.values())) if new else []
         for key, each in zip(new, found, strict=False):  # a worker that fails leaves the last ones for another time
             known[key] = each
             _memo().put(key, each, _DEFINITION_BYTES * (1 + len(each)))
@@ -118,76 +117,48 @@ def _memo() -> Memo[Key, Definitions]:
     return Memo(MEMO_BYTES)
 
 
-async def _key(path: str, text: str) -> Key | None:
-    language = language_of(path)
-    if language is None:
-        return None
-    await checkpoint()
-    return language.name, hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
+def _keys(files: Files) -> list[Key | None]:
+    """What the definitions of each file are remembered under: its language and its text."""
+    return [(language.name, _digest(text)) if (language := language_of(path)) else None for path, text in files]
 
 
-async def _read_here(files: Files) -> list[Definitions]:
-    found: list[Definitions] = []
-    for path, text in files:
-        best: Definitions = ()
-        for best in attempts(path, text):  # noqa: B007 - the last one is the answer
-            await checkpoint()
-        found.append(best)
-    return found
+def _digest(text: str) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for piece in pieces(text):
+        digest.update(piece.encode(errors="surrogatepass"))
+    return digest.digest()
 
 
-# The worker process -----------------------------------------------------------------------------------------------
-
-_WORKER = (
-    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer);"
-    "from ctxpipe.stages.fold_worker import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
-)
-
-
-async def _read_apart(files: Files) -> list[Definitions]:
-    """What *files* define, read in a process of its own; nothing, for one on which the parser fails or hangs.
-
-    Not by `anyio.to_process`: its workers import the caller's main module, so that a script without a guard runs a
-    second time, model calls and all, and they look for modules in the current folder, which may be any repository.
-    """
-    try:
-        async with to_process.current_default_process_limiter():
-            answer = await _asked(files)
-    except (OSError, anyio.BrokenResourceError, NotImplementedError) as error:  # the last from a loop on Windows
-        return await _read_without_worker(files, error)
-    ready, *lines = answer.splitlines(keepends=True) or [b""]
-    if ready != READY:
-        return await _read_without_worker(files, "it gave no answer")
-    found = [await _decoded(line) for line in lines if line.endswith(b"\n")]
-    if len(found) < len(files):
-        logger.warning("%s cannot be folded: the parser failed or took too long", files[len(found)][0])
+async def _parse(files: Files) -> list[Definitions]:
+    """What *files* define, as far as a worker process comes; nothing for the one on which it fails."""
+    texts = [part for file in files for part in file]
+    chars = sum(map(len, texts))
+    memory = _MEMORY_BYTES + _MEMORY_BYTES_PER_CHAR * chars
+    answers = await in_process(definitions_in_batches, texts, seconds=PATIENCE_SECONDS, memory_bytes=memory)
+    found = [await _definitions(batches) for batches in _by_file(answers.items)]
+    if answers.end == "unavailable":
+        logger.warning("no worker process can be started: %d files are not folded", len(files))
+    elif len(found) < len(files):
+        logger.warning("a file cannot be folded: the parser failed or took too long")
+        logger.debug("the file that cannot be folded is %r", files[len(found)][0])
         found.append(())
     return found
 
 
-async def _asked(files: Files) -> bytes:
-    """What a worker says about *files*, as far as it comes."""
-    answer = bytearray()
-    with anyio.move_on_after(PATIENCE_SECONDS):
-        with anyio.CancelScope(shield=True):  # a start that is cancelled half-way leaves a process nobody waits for
-            worker = await anyio.open_process(
-                [sys.executable or "python3", "-I", "-c", _WORKER], stderr=subprocess.DEVNULL
-            )
-        async with worker:
-            if worker.stdin is not None and worker.stdout is not None:
-                for each in (sys.path, *files):
-                    await worker.stdin.send(pickle.dumps(each, protocol=5))
-                await worker.stdin.aclose()
-                async for chunk in worker.stdout:
-                    answer += chunk
-    return bytes(answer)
+def _by_file(answers: Iterable[Batch | None]) -> Iterator[list[Batch]]:
+    """The batches of each file that was answered whole."""
+    batches: list[Batch] = []
+    for batch in answers:
+        if batch is None:
+            yield batches
+            batches = []
+        else:
+            batches.append(batch)
 
 
-async def _decoded(line: bytes) -> Definitions:
-    await checkpoint()
-    return tuple(Definition(*each) for each in json.loads(line))
-
-
-async def _read_without_worker(files: Files, reason: object) -> list[Definitions]:
-    logger.warning("no worker process for folding (%s): the event loop waits while files are parsed", reason)
-    return await _read_here(files)
+async def _definitions(batches: Iterable[Batch]) -> Definitions:
+    found: list[Definition] = []
+    for batch in batches:
+        await checkpoint()
+        found += [Definition(*each) for each in batch]
+    return tuple(found)

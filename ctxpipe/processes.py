@@ -1,0 +1,124 @@
+"""Work that cannot be interrupted or may exhaust memory, done in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from .threads import pieces
+from .worker import READY, Job
+
+if TYPE_CHECKING:
+    from anyio.abc import ByteReceiveStream, ByteSendStream, Process
+
+__all__ = ["Answers", "End", "Work", "in_process"]
+
+End: TypeAlias = Literal["done", "late", "failed", "unavailable"]
+Work: TypeAlias = Callable[[Sequence[str]], Iterable[object]]
+
+_START_SECONDS = 30
+
+# The folders of modules come from the parent; "-I" keeps the current folder, which may be any repository, out.
+_WORKER = "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer);from ctxpipe.worker import main; main()"
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a worker process answered, and how it ended.
+
+    *end* is "done", "late" when its time was over, "failed" when it died or ran out of memory, and "unavailable" when
+    no process could be started. *items* holds whatever came before that.
+    """
+
+    items: list[Any]
+    end: End
+
+
+async def in_process(
+    work: Work,
+    texts: Sequence[str],
+    *,
+    seconds: float,
+    memory_bytes: int,
+) -> Answers:
+    """What *work*, a function of a module, yields for *texts*, called in a process of its own.
+
+    Answers travel as JSON. The process is killed after *seconds*, when this call is cancelled and when its parent
+    dies; it may take *memory_bytes* where the system can limit that. It serves one call: nothing is left behind.
+    """
+    # Not by `anyio.to_process`: its workers import the caller's main module, so that a script without a guard runs
+    # a second time, model calls and all, and they look for modules in the current folder.
+    from anyio import BrokenResourceError, move_on_after, to_process
+
+    job = Job(work.__module__, work.__qualname__, len(texts), seconds, memory_bytes, os.getpid())
+    lines: list[bytes] = []
+    status: int | None = None
+    try:
+        async with to_process.current_default_process_limiter():
+            with move_on_after(_START_SECONDS + seconds):
+                async with await _start() as worker:
+                    with suppress(BrokenResourceError):  # it may have said all before it ended
+                        await _send(worker.stdin, job, texts)
+                    await _receive(worker.stdout, lines)
+                    status = await worker.wait()
+    except (OSError, BrokenResourceError, NotImplementedError):  # the last from a loop on Windows
+        pass
+    if lines[:1] != [READY]:
+        return Answers([], "unavailable")
+    return Answers([await _decode(line) for line in lines[1:]], _end(status))
+
+
+async def _start() -> Process:
+    from anyio import CancelScope, open_process
+
+    with CancelScope(shield=True):  # a start that is cancelled half-way leaves a process that nobody waits for
+        worker = await open_process([sys.executable or "python3", "-I", "-c", _WORKER], stderr=subprocess.DEVNULL)
+    return worker  # noqa: RET504  a cancel scope may swallow an exception, as far as types go
+
+
+async def _send(stdin: ByteSendStream | None, job: Job, texts: Sequence[str]) -> None:
+    if stdin is None:
+        return
+    await stdin.send(pickle.dumps(_folders()) + pickle.dumps(job))
+    for text in texts:
+        for piece in pieces(text):
+            await stdin.send(pickle.dumps(piece))
+        await stdin.send(pickle.dumps(None))
+
+
+def _folders() -> list[str]:
+    """Where modules are found, the current folder excepted."""
+    ours = os.path.dirname(os.path.dirname(__file__))
+    return list(dict.fromkeys([*filter(os.path.isabs, sys.path), ours]))
+
+
+async def _receive(stdout: ByteReceiveStream | None, lines: list[bytes]) -> None:
+    """Add the whole lines of the worker's answer to *lines*, as they come."""
+    if stdout is None:
+        return
+    rest = b""
+    async for chunk in stdout:
+        *whole, rest = (rest + chunk).split(b"\n")
+        lines += whole
+
+
+async def _decode(line: bytes) -> object:
+    from anyio.lowlevel import checkpoint
+
+    await checkpoint()
+    return json.loads(line)
+
+
+def _end(status: int | None) -> End:
+    if status == 0:
+        return "done"
+    is_late = status is None or (os.name == "posix" and status in (-signal.SIGALRM, -signal.SIGXCPU))
+    return "late" if is_late else "failed"

@@ -1,0 +1,207 @@
+"""Reading tools for the model: what was offloaded, page by page or by search."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..edits.search import literal_matches, regex_matches
+from ..errors import SettingsError, StorageError
+from ..names import session_folder
+from ..processes import in_process
+from ..settings import is_size
+from ..storage import TextReader
+from ..threads import in_thread
+from .tool import Tool, ToolInputError
+
+if TYPE_CHECKING:
+    from anthropic.types import ToolParam
+
+__all__ = ["offload_tools"]
+
+_PATTERN_CHARS = 1000
+_SEARCH_CHARS = 100_000_000
+_SEARCH_SECONDS = 2.0
+_SEARCH_MEMORY_BYTES = 384 * 2**20
+_SEARCH_MEMORY_BYTES_PER_CHAR = 16
+_MOST_MATCHES = 1000
+_NAME = re.compile(r"[A-Za-z0-9_-](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?")  # of a text: never hidden, never ".."
+
+
+def offload_tools(storage: TextReader, *, session_id: str | None = None, max_chars: int = 20_000) -> list[Tool]:
+    """`read_offloaded` and `search_offloaded` over the texts of *storage*, any `TextReader`.
+
+    They accept every form of path that a placeholder prints and read nothing outside the storage. With *session_id*
+    they read nothing of another session: where the storage has a method ``key(path)``, as LocalStorage has, the key
+    that it gives must be in the session's folder; elsewhere only the last name of a path counts, and is looked up
+    in that folder. One answer has at most *max_chars* characters of text, a regular expression may take two seconds,
+    in a process of its own. Their results are never offloaded again.
+
+    Raises SettingsError when *storage* cannot be read from, *session_id* is no text or *max_chars* no number above 0.
+    """
+    if not isinstance(storage, TextReader) or isinstance(storage, type):
+        raise SettingsError(
+            f"storage is a {type(storage).__name__}; give a TextReader such as LocalStorage('.ctxpipe')"
+        )
+    if session_id is not None and not (isinstance(session_id, str) and session_id):
+        raise SettingsError(f"session_id is {session_id!r}; give the session's name, or None for all sessions")
+    if not is_size(max_chars) or not max_chars:
+        raise SettingsError(f"max_chars is {max_chars!r}; give a whole number, 1 or more")
+    reading = _Reading(storage, session_id, max_chars)
+    return [Tool(_reading_tool(max_chars), reading.read), Tool(_SEARCH, reading.search)]
+
+
+_PATH = {"type": "string", "description": "The path exactly as the placeholder gives it."}
+
+
+def _reading_tool(max_chars: int) -> ToolParam:
+    limit = {"type": "integer", "description": f"How many characters, at most {max_chars}.", "default": max_chars}
+    return {
+        "name": "read_offloaded",
+        "description": (
+            "Read a tool result that was offloaded to a file, from the path in its placeholder. Gives a page of "
+            "characters and says where the next one begins."
+        ),
+        "input_schema": {
+            "type": "object",
+            "properties": {
+                "path": _PATH,
+                "offset": {"type": "integer", "description": "The character to begin at, from 0.", "default": 0},
+                "limit": limit,
+            },
+            "required": ["path"],
+        },
+    }
+
+
+_SEARCH: ToolParam = {
+    "name": "search_offloaded",
+    "description": (
+        "Search a tool result that was offloaded to a file. Gives the lines that match, long ones in part, with line "
+        "number and the character offset to read on from."
+    ),
+    "input_schema": {
+        "type": "object",
+        "properties": {
+            "path": _PATH,
+            "pattern": {"type": "string", "description": "The text to look for, literally."},
+            "limit": {"type": "integer", "description": "How many matches at most.", "default": 20},
+            "regex": {"type": "boolean", "description": "Take the pattern as a regular expression.", "default": False},
+        },
+        "required": ["path", "pattern"],
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    storage: TextReader
+    session_id: str | None
+    max_chars: int
+
+    async def read(self, arguments: Mapping[str, object]) -> str:
+        offset = _whole(arguments, "offset", 0)
+        limit = min(_whole(arguments, "limit", self.max_chars, least=1), self.max_chars)
+        page = await self.storage.read(await self._location(arguments), offset, limit)
+        if offset and offset >= page.total:
+            raise ToolInputError(f"offset is {offset}, but the file has only {page.total} characters")
+        text = page.text[:limit]
+        end = offset + len(text)
+        if end >= page.total:
+            return text or "[The file is empty.]"
+        return f"{text}\n[Characters {offset} to {end} of {page.total}. Read on with offset={end}.]"
+
+    async def search(self, arguments: Mapping[str, object]) -> str:
+        pattern = _text(arguments, "pattern")
+        if len(pattern) > _PATTERN_CHARS:
+            raise ToolInputError(f"pattern has {len(pattern)} characters; give at most {_PATTERN_CHARS}")
+        limit = min(_whole(arguments, "limit", 20, least=1), _MOST_MATCHES)
+        page = await self.storage.read(await self._location(arguments), 0, _SEARCH_CHARS)
+        find = _find_regex if arguments.get("regex") is True else _find_literal
+        lines = await find(pattern, page.text, limit + 1)
+        remarks = "" if len(lines) <= limit else f"\n[Only the first {limit} matches are shown.]"
+        if page.next_offset is not None:
+            remarks += f"\n[Only the first {page.next_offset} of {page.total} characters were searched.]"
+        if not lines:
+            return f"[No line matches {pattern!r}.]{remarks}"
+        return _cut("\n".join(lines[:limit]), self.max_chars) + remarks
+
+    async def _location(self, arguments: Mapping[str, object]) -> str:
+        path = _text(arguments, "path")
+        try:
+            location = await in_thread(self._confined, path)
+        except (StorageError, ValueError):
+            location = None
+        if location is None:
+            # The same words whatever is wrong: other sessions and the folders of this machine stay out of sight.
+            told = _shortened(path)
+            raise ToolInputError(f"there is no offloaded text {told}; give the path as the placeholder has it")
+        return location
+
+    def _confined(self, path: str) -> str | None:
+        """What to read for *path*, None where that is not for the model to read."""
+        folder = None if self.session_id is None else session_folder(self.session_id)
+        find_key = getattr(self.storage, "key", None)
+        if callable(find_key):
+            key: str = find_key(path)
+            is_inside = folder is None or key.startswith(f"{folder}/")
+            return key if is_inside and ".." not in key.split("/") else None
+        path = path.removeprefix("./")
+        if folder is None:
+            return path
+        *parents, name = path.split("/")
+        is_of_another = len(parents) == 1 and parents[0] != folder
+        return None if is_of_another or ".." in parents or not _NAME.fullmatch(name) else f"{folder}/{name}"
+
+
+async def _find_literal(pattern: str, text: str, limit: int) -> list[str]:
+    return await in_thread(literal_matches, pattern, text, limit, abandon_on_cancel=True)
+
+
+async def _find_regex(pattern: str, text: str, limit: int) -> list[str]:
+    """Compiling and matching may take for ever and all memory, and nothing in this process could stop them."""
+    memory = _SEARCH_MEMORY_BYTES + _SEARCH_MEMORY_BYTES_PER_CHAR * len(text)
+    texts = [pattern, str(limit), text]
+    answers = await in_process(regex_matches, texts, seconds=_SEARCH_SECONDS, memory_bytes=memory)
+    match answers.end:
+        case "done":
+            if answers.items and isinstance(answers.items[0], dict):
+                raise ToolInputError(f"pattern is no regular expression: {answers.items[0]['error']}")
+            return answers.items
+        case "late":
+            raise ToolInputError(f"the search took longer than {_SEARCH_SECONDS:g} s; use a simpler pattern")
+        case "failed":
+            raise ToolInputError("the search failed or took too much memory; use a simpler pattern")
+        case "unavailable":
+            raise ToolInputError("regular expressions do not work here; search for a literal text, without regex")
+
+
+def _text(arguments: Mapping[str, object], name: str) -> str:
+    value = arguments.get(name)
+    if not isinstance(value, str) or not value:
+        raise ToolInputError(f"{name} is missing; give a text")
+    return value
+
+
+def _whole(arguments: Mapping[str, object], name: str, default: int, least: int = 0) -> int:
+    value = arguments.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
+        raise ToolInputError(f"{name} is {_shortened(value)}; give a whole number of {least} or more")
+    return value
+
+
+def _shortened(value: object) -> str:
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return "too large a number"
+    if isinstance(value, str):
+        return repr(value) if len(value) <= 200 else f"{value[:200]!r}…"
+    return reprlib.repr(value)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}\n[Cut at {limit} characters.]"

@@ -1,0 +1,99 @@
+"""A tool and its handler, and the ways to answer the model's calls of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CtxpipeError, StorageError
+from ..messages import field
+
+if TYPE_CHECKING:
+    from anthropic.lib.tools import BetaAsyncBuiltinFunctionTool
+    from anthropic.types import ToolParam, ToolResultBlockParam
+
+    from ..messages import Block
+
+__all__ = ["Tool", "ToolInputError", "answer", "as_beta_tools"]
+
+logger = logging.getLogger("ctxpipe")
+
+
+class ToolInputError(CtxpipeError, ValueError):
+    """The model gave a tool an argument that is invalid; the text tells the model what to give."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A plain Anthropic tool definition with its async handler, which answers with text."""
+
+    definition: ToolParam
+    handler: Callable[[Mapping[str, object]], Awaitable[str]]
+
+    @property
+    def name(self) -> str:
+        """The name under which the model calls it."""
+        return self.definition["name"]
+
+    async def __call__(self, arguments: Mapping[str, object], /) -> str:
+        """The tool's answer. Raises ToolInputError, with a text that the model can act on, and what the handler raises.
+
+        In an agent's loop use `result`, which never raises.
+        """
+        return await self.handler(arguments)
+
+    async def result(self, block: Block, /) -> ToolResultBlockParam:
+        """The tool_result block for the tool_use *block*: append it to the next user message.
+
+        Whatever fails is a result with ``is_error``, for the model to read; no error is raised. Details of an error
+        that is not the model's are logged, and not told to it.
+        """
+        result: dict[str, Any] = {"type": "tool_result", "tool_use_id": field(block, "id")}
+        arguments = field(block, "input")
+        try:
+            result["content"] = await self(arguments if isinstance(arguments, Mapping) else {})
+        except Exception as error:  # noqa: BLE001  whatever it is, it must not end the agent's loop
+            result |= {"content": _told(self.name, error), "is_error": True}
+        return result  # type: ignore[return-value]  # a dict with exactly its keys
+
+
+def _told(name: str, error: Exception) -> str:
+    """What the model reads about *error*: no folder of this machine, and nothing of another's text."""
+    if isinstance(error, ToolInputError):
+        return str(error)
+    logger.warning("the tool %s failed: %s", name, type(error).__name__)
+    logger.debug("the tool %s failed", name, exc_info=error)
+    if isinstance(error, StorageError):
+        return "the text cannot be read"
+    return f"the tool failed ({type(error).__name__}); try something else"
+
+
+async def answer(block: Block, tools: Iterable[Tool]) -> ToolResultBlockParam | None:
+    """The `Tool.result` of the one of *tools* that *block* calls; None when it calls none of them."""
+    tool = next((tool for tool in tools if tool.name == field(block, "name")), None)
+    return None if tool is None else await tool.result(block)
+
+
+def as_beta_tools(tools: Iterable[Tool]) -> list[BetaAsyncBuiltinFunctionTool]:
+    """*tools* as the SDK's tool runner takes them: ``client.beta.messages.tool_runner(tools=as_beta_tools(tools))``.
+
+    The client must be asynchronous.
+    """
+    from anthropic.lib.tools import BetaAsyncBuiltinFunctionTool, ToolError
+
+    class BetaTool(BetaAsyncBuiltinFunctionTool):
+        def __init__(self, tool: Tool) -> None:
+            self.tool = tool
+
+        def to_dict(self) -> Any:
+            return dict(self.tool.definition)
+
+        async def call(self, input: object) -> str:  # noqa: A002  the SDK's own name
+            result: Mapping[str, Any] = await self.tool.result({"input": input})
+            if result.get("is_error"):
+                raise ToolError(result["content"])
+            return str(result["content"])
+
+    return [BetaTool(tool) for tool in tools]
