@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from .edits.offload import rewritten_before
 from .edits.repair import repair
 from .edits.thinking import Place, changed_place, drop_block, follows, strip
-from .errors import SettingsError
-from .messages import CacheMarks, check, common_prefix, ensure_messages, has_thinking, same_at_end
+from .errors import InvalidHistory, SettingsError
+from .messages import CacheMarks, check, common_prefix, ensure_messages, has_thinking, is_equal, same_at_end
+from .messages import field as read
 from .prices import Prices, RewriteCost, rewrite_cost
 from .reports import Offloaded, Outcome, Result, StageReport
 from .stage import Change, Intent, PlannedStage, Proposal, Skip, Stage, Turn
@@ -156,20 +157,20 @@ class Runner:
         tracer = _tracer()
         with _span(tracer, "run", session_id) if tracer else nullcontext():
             record.steps.clear()
-            messages, problems = self._sound(given, session_id, record, known)
+            messages, problems = self._valid(given, session_id, record, request, known)
             turn = await self._turn(messages, session_id, record, request)
             turn, reports = await self._staged(turn, record, stages or dict(enumerate(self.stages)), tracer)
             options, context = self._bound(messages, _as_list(turn.messages), record, request)
             if problems:
-                context = _recorded(record, context, repair(context))
+                context = _recorded(record, context, repair(context, beside=_marks_beside(request)))
             record.context += context[len(record.context) :]
             first, end = _changed(given, context)
             return Result(context, tuple(reports), problems, options, first_changed_index=first, changed_end=end)
 
-    def _sound(
-        self, given: list[Message], session_id: str, record: Record, known: int | None
+    def _valid(
+        self, given: list[Message], session_id: str, record: Record, request: Request, known: int | None
     ) -> tuple[list[Message], tuple[Problem, ...]]:
-        """*given* mended, and what was broken. Only what is new since the last run is looked at."""
+        """*given* repaired, and what was broken. Only what is new since the last run is looked at."""
         if not isinstance(session_id, str):
             raise SettingsError(f"session_id is {session_id!r}, not a text")
         handed_in: object = given  # whatever its type says
@@ -184,10 +185,14 @@ class Runner:
             record.unbind(place, len(given))
         # A reply that was the last message may have called what is answered only now.
         start = known - 1 if known and given[known - 1]["role"] == "assistant" else known
-        problems = check(given, start, marks=record.marks)
-        # What cannot be encoded stays for now: the stages store it as it is.
-        mended = repair(given, encoding=False) if problems else given
-        return _recorded(record, given, mended), tuple(dict.fromkeys(problems))
+        beside = _marks_beside(request)
+        problems = check(given, start, marks=record.marks, beside=beside)
+        beyond_repair = next((problem for problem in problems if problem.rule == "value"), None)
+        if beyond_repair is not None:
+            raise InvalidHistory(str(beyond_repair))
+        # Lone surrogates stay for now: the stages store them as they are.
+        repaired = repair(given, encoding=False, beside=beside) if problems else given
+        return _recorded(record, given, repaired), tuple(dict.fromkeys(problems))
 
     async def _staged(
         self, turn: Turn, record: Record, stages: Mapping[int, Stage], tracer: Tracer | None
@@ -278,9 +283,9 @@ class Runner:
         """Why *change* must not count, "" when it may."""
         ensure_messages(change.messages, first)
         start = max(0, first - 1)
-        # What could not be encoded before is stored as it is; the end of the run mends it.
-        was_sound = not check(turn.messages, start)
-        problems = check(change.messages, start, encoding=was_sound) or CacheMarks().problems(change.messages)
+        # What could not be encoded before is stored as it is; the end of the run repairs it.
+        was_valid = not check(turn.messages, start)
+        problems = check(change.messages, start, encoding=was_valid) or CacheMarks().problems(change.messages)
         if problems:
             return f"it would break a rule of the Messages API: {problems[0]}"
         if turn.protected and first < turn.protected and _behind_thinking(change.messages) > first:
@@ -306,16 +311,16 @@ class Runner:
     async def plan(self, messages: list[Message], session_id: str, request: Request) -> Result:
         """What `run` would do, with no write and no model call."""
         record = self.new_record()
-        mended, problems = self._sound(messages, session_id, record, None)
-        turn = await self._turn(mended, session_id, record, request)
+        repaired, problems = self._valid(messages, session_id, record, request, None)
+        turn = await self._turn(repaired, session_id, record, request)
         reports = []
         for stage in self.stages:
             change, report = await self._planned(stage, replace(turn, memory={}, tracked=False))
             reports.append(report)
             if change is not None:
                 turn = replace(turn, messages=change.messages)
-        options, context = self._bound(mended, _as_list(turn.messages), record, request)
-        context = repair(context) if problems else context
+        options, context = self._bound(repaired, _as_list(turn.messages), record, request)
+        context = repair(context, beside=_marks_beside(request)) if problems else context
         first, end = _changed(messages, context)
         return Result(context, tuple(reports), problems, options, first_changed_index=first, changed_end=end)
 
@@ -351,13 +356,19 @@ class Runner:
     async def _overhead(self, record: Record, system: object, tools: Iterable[object] | None) -> int:
         """Raw tokens of the system prompt and the tools, counted once as long as they stay the same (A-64)."""
         known = record.overhead
-        if (known.system, known.tools) != (system, tools):
+        if not is_equal((known.system, known.tools), (system, tools)):
             # Lists of our own: agents add tools to theirs in place.
             system = list(system) if isinstance(system, list) else system
             tools = list(tools) if isinstance(tools, list) else tools
             tokens = await self.counter.count([], system=system, tools=tools)
             record.overhead = Overhead(system, tools, tokens)
         return record.overhead.tokens
+
+
+def _marks_beside(request: Request) -> int:
+    """The cache marks of the system prompt, of the tools, and of the request as a whole."""
+    parts = [part for part in (request.system, request.tools) if isinstance(part, list | tuple)]
+    return sum(1 for held in [request.options, *chain(*parts)] if read(held, "cache_control"))
 
 
 def _remembering(turn: Turn, memory: dict[object, object]) -> Turn:
@@ -381,7 +392,8 @@ def _first_difference(before: Sequence[Message], after: Sequence[Message]) -> in
     if before is after:
         return len(before)
     pairs = enumerate(zip(before, after, strict=False))
-    return next((i for i, (old, new) in pairs if old is not new and old != new), min(len(before), len(after)))
+    different = (i for i, (old, new) in pairs if old is not new and not is_equal(old, new))
+    return next(different, min(len(before), len(after)))
 
 
 def _changed(before: Sequence[Message], after: Sequence[Message]) -> tuple[int | None, int | None]:

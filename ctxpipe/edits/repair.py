@@ -1,18 +1,21 @@
-"""Mend a history that the Messages API would refuse.
+"""Repair a history that the Messages API would refuse, rule by rule as `ctxpipe.messages.RULES` says.
 
-A history is read as exchanges: a run of assistant messages, then whatever follows until the next one. A sound
-exchange keeps its very objects; a broken one is built anew. Source: promise 2 of the design, R1, R8, R10.
+First each message by itself, then the server tools of each turn, then the exchanges: a run of assistant messages, and
+whatever follows until the next one. A valid exchange keeps its very objects; a broken one is built anew.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import count
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ..messages import (
-    MAX_CACHE_MARKS,
+    SURROGATE,
     THINKING,
     as_blocks,
     as_dict,
@@ -24,9 +27,32 @@ from ..messages import (
     has_thinking,
     is_blank,
     kind,
+    rebuilt,
     split_system,
     without_surrogates,
 )
+from ..messages.rules import (
+    CALLS,
+    MAX_TOOL_NAME,
+    closes_turn,
+    ends_in_server_result,
+    is_directive,
+    is_id,
+    is_message_key,
+    is_object,
+    is_replacement,
+    is_said_by,
+    is_signed,
+    is_tool_name,
+    marks_left,
+    may_open,
+    message_problems,
+    pair_problems,
+    program,
+    server_call,
+    server_result,
+)
+from ..messages.values import encoding_fault
 
 if TYPE_CHECKING:
     from ..messages import Block, Message
@@ -36,31 +62,201 @@ __all__ = ["INTERRUPTED", "repair"]
 INTERRUPTED = "[No result: this tool call was interrupted. It may or may not have taken effect.]"
 OPENING = "[The conversation begins here.]"
 DROPPED = "[Nothing of this message could be kept.]"
-_SPEAKERS = {
-    "tool_use": "assistant",
-    "thinking": "assistant",
-    "redacted_thinking": "assistant",
-    "tool_result": "user",
-}
+UNKNOWN_TOOL = "unknown_tool"
+_PASSES = 3  # what goes can break another rule: a reply of which nothing is left ends a server tool's turn
+
+Place: TypeAlias = tuple[int, int]
+"""Message and block index."""
+
+_NOT_IN_ID = re.compile(r"[^a-zA-Z0-9_-]")
 
 
-def repair(messages: list[Message], start: int = 0, *, encoding: bool = True) -> list[Message]:
-    """*messages* with every broken rule mended; the very same list when nothing is wrong from *start* on.
+def repair(messages: list[Message], start: int = 0, *, encoding: bool = True, beside: int = 0) -> list[Message]:
+    """*messages* with every broken rule repaired; the very same list when nothing is wrong from *start* on.
 
-    Orphan results and empty blocks go, a dangling call that is not last gets an honest error result, results move
-    to the front of the message behind their call, same-role neighbours of what had to be rebuilt are merged, a second
-    call of the same id in one message gets an id of its own, and its result with it. Thinking
-    blocks are never joined, moved or changed. Messages that are sound stay the same objects. Lone surrogates are
-    replaced by U+FFFD, but not without *encoding*.
+    What is done for each rule says `RULES`. Thinking blocks are never joined, moved or changed. Valid messages stay
+    the same objects. Lone surrogates are replaced by U+FFFD, but not without *encoding*. *beside* is the number of
+    cache marks in the rest of the request. What no client can encode stays as it is.
     """
-    if not check(messages, start, encoding=encoding):
-        return messages
+    problems = check(messages, start, encoding=encoding, beside=beside)
+    for _ in range(_PASSES):
+        if all(problem.rule == "value" for problem in problems):
+            break
+        messages = _repaired(messages, marks_left(beside), encoding=encoding)
+        problems = check(messages, encoding=encoding, beside=beside)
+    return messages
+
+
+def _repaired(messages: Sequence[Message], most_marks: int, *, encoding: bool) -> list[Message]:
     head, body = split_system(messages)
-    mended = [message for exchange in _exchanges(body) for message in _mended(exchange)]
-    if mended and mended[0]["role"] != "user":
-        mended.insert(0, {"role": "user", "content": OPENING})
-    mended = _fewer_marks([*head, *mended])
-    return [_mended_value(message) for message in mended] if encoding else mended
+    body = _whole_turns([_cleaned(message) for message in _from_replacement(body)])
+    exchanges = list(_exchanges(body))
+    body = [m for exchange in exchanges for m in _valid_exchange(exchange, is_last=exchange is exchanges[-1])]
+    if body and not may_open(body[0]):
+        body.insert(0, {"role": "user", "content": OPENING})
+    fewer = _fewer_marks([*head, *body], most_marks)
+    return [_encodable(message) for message in fewer] if encoding else fewer
+
+
+# Single messages ----------------------------------------------------------------------------------------------
+
+
+def _from_replacement(body: list[Message]) -> list[Message]:
+    """*body* from its last signed compaction block on, which stands for all that is before it."""
+    for index in range(len(body) - 1, -1, -1):
+        held = blocks(body[index])
+        place = next((p for p in range(len(held) - 1, -1, -1) if is_replacement(held[p])), None)
+        if place is not None:
+            first = body[index] if place == 0 else _with(body[index], held[place:])
+            return [first, *body[index + 1 :]]
+    return body
+
+
+def _cleaned(message: Message) -> Message:
+    """*message* as it may be sent by itself: without what does not belong, its ids and inputs as the API takes them."""
+    role, content = message["role"], message["content"]
+    if any(not is_message_key(role, key) for key in message):
+        message = cast("Message", {key: value for key, value in message.items() if is_message_key(role, key)})
+    if isinstance(content, str):
+        return cast("Message", {**message, "content": ""}) if content and is_blank(content) else message
+    held = blocks(message)  # none for None
+    kept = [valid for block in held for valid in _valid_block(block, role)]
+    while role == "assistant" and kept and kind(kept[-1]) in THINKING:
+        kept.pop()
+    are_same = len(kept) == len(held) and all(new is old for new, old in zip(kept, held, strict=True))
+    return message if are_same and content is not None else _with(message, kept)
+
+
+def _with(message: Message, content: Sequence[Block]) -> Message:
+    return cast("Message", {**message, "content": list(content)})
+
+
+def _valid_block(block: Block, role: str) -> Iterator[Block]:
+    """*block* as the API takes it in a message of *role*; nothing when it must go."""
+    name = kind(block)
+    if not name:
+        text = field(block, "text")
+        if isinstance(text, str) and not is_blank(text):
+            yield {**as_dict(block), "type": "text"}
+    elif not is_said_by(role, name):
+        return
+    elif name == "text":
+        if not is_blank(field(block, "text")):
+            yield block
+    elif name in THINKING:
+        if is_signed(block):
+            yield _without(block, "cache_control") if field(block, "cache_control") else block
+    elif name != "compaction" or field(block, "content") != "":
+        changes = dict(_changes(block, name))
+        yield {**as_dict(block), **changes} if changes else block
+
+
+def _without(block: Block, key: str) -> dict[str, Any]:
+    return {name: value for name, value in as_dict(block).items() if name != key}
+
+
+def _changes(block: Block, name: str) -> Iterator[tuple[str, object]]:
+    """The keys of a call or a result that the API does not take as they are, and what it takes."""
+    if name.endswith("tool_result"):
+        if not is_id(given := field(block, "tool_use_id")):
+            yield "tool_use_id", _valid_id(given)
+    elif name in CALLS:
+        if not is_id(given := field(block, "id")):
+            yield "id", _valid_id(given)
+        if not is_tool_name(given := field(block, "name")):
+            yield "name", given[:MAX_TOOL_NAME] if isinstance(given, str) and given else UNKNOWN_TOOL
+        if not is_object(given := field(block, "input")):
+            yield "input", _valid_input(given)
+    caller = program(block)
+    if caller is not None and not is_id(caller):
+        yield "caller", {**as_dict(field(block, "caller")), "tool_id": _valid_id(caller)}
+
+
+def _valid_id(given: object) -> str:
+    """An id that the API takes for the id *given*: the same for a call and its result, and for no other id."""
+    text = "" if given is None else str(given)
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{_NOT_IN_ID.sub('_', text)[:40]}_{digest[:16]}"
+
+
+def _valid_input(given: object) -> dict[str, Any]:
+    """The object that an input means: what JSON text says, or *given* under a key of its own."""
+    if given is None or given == "":
+        return {}
+    if isinstance(given, str):
+        try:
+            told = json.loads(given)
+        except (ValueError, RecursionError):
+            told = None
+        if isinstance(told, dict) and not encoding_fault(told):
+            return told
+    return {"input": given}
+
+
+# Server tools -------------------------------------------------------------------------------------------------
+
+
+def _whole_turns(body: Sequence[Message]) -> list[Message]:
+    """*body* without the server tools' calls and results that have not their other half in their turn."""
+    repaired: list[Message] = []
+    turn: list[Message] = []
+    for message in body:
+        if closes_turn(message):
+            repaired += [*_whole(turn, closed=True), message]
+            turn = []
+        else:
+            turn.append(message)
+    return repaired + _whole(turn, closed=False)
+
+
+def _whole(turn: list[Message], *, closed: bool) -> list[Message]:
+    """*turn* with whole pairs only; in the last one, which is not *closed*, the server may still be at work."""
+    said = [(index, place) for index, message in enumerate(turn) for place in range(len(blocks(message)))]
+    lone = _lone(turn, said, closed=closed)
+    going = {place: _at(turn, place) for place in said if program(_at(turn, place)) is not None}
+    if not lone and not going:
+        return turn
+    made: set[str] = set()
+    changed: dict[tuple[int, int], list[Block]] = {place: [] for place in lone}
+    for place in said:
+        block = _at(turn, place)
+        if place not in lone and (call := server_call(block)) is not None:
+            made.add(call)
+        elif place in going and program(block) not in made:
+            changed.setdefault(place, [_without(block, "caller")])
+    return [_changed(message, index, changed) for index, message in enumerate(turn)]
+
+
+def _lone(turn: Sequence[Message], said: Sequence[Place], *, closed: bool) -> set[Place]:
+    """The places, of those *said* in *turn*, of server tools' calls and results without their other half."""
+    lone: set[Place] = set()
+    waiting: dict[str, list[Place]] = {}
+    for place in said:
+        call, result = server_call(_at(turn, place)), server_result(_at(turn, place))
+        if call is not None:
+            waiting.setdefault(call, []).append(place)
+        elif result is not None and waiting.get(result):
+            waiting[result].pop()
+        elif result is not None:
+            lone.add(place)
+    return lone.union(*waiting.values()) if closed else lone
+
+
+def _at(turn: Sequence[Message], place: Place) -> Block:
+    return blocks(turn[place[0]])[place[1]]
+
+
+def _changed(message: Message, index: int, changes: Mapping[Place, list[Block]]) -> Message:
+    """*message* with other blocks at the places that *changes* names."""
+    held = blocks(message)
+    if not any((index, place) in changes for place in range(len(held))):
+        return message
+    kept = [changes.get((index, place), [block]) for place, block in enumerate(held)]
+    return _with(message, [block for parts in kept for block in parts])
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
 
 
 # Exchanges ----------------------------------------------------------------------------------------------------
@@ -69,7 +265,7 @@ def repair(messages: list[Message], start: int = 0, *, encoding: bool = True) ->
 def _exchanges(body: Sequence[Message]) -> Iterator[list[Message]]:
     """Runs of messages, each beginning with the assistant's (the first one perhaps with the user's)."""
     exchange: list[Message] = []
-    for message in map(_clean, body):
+    for message in body:
         # An assistant message of which nothing is left begins nothing.
         begins = message["role"] == "assistant" and message["content"]
         if begins and any(earlier["role"] != "assistant" for earlier in exchange):
@@ -80,32 +276,50 @@ def _exchanges(body: Sequence[Message]) -> Iterator[list[Message]]:
         yield exchange
 
 
-def _mended(exchange: list[Message]) -> list[Message]:
-    # Whether the user speaks first is no matter of a single exchange.
-    if not check([{"role": "user", "content": OPENING}, *exchange], encoding=False):
+def _valid_exchange(exchange: list[Message], *, is_last: bool) -> list[Message]:
+    if _is_valid(exchange):
         return exchange
     turns = _joined([m for m in exchange if m["role"] == "assistant" and m["content"]])
     replies = [m for m in exchange if m["role"] != "assistant"]
     results = _results(replies, {name for turn in turns for name in _call_ids(turn)})
-    rest = [message for message in map(_without_results, replies) if message["content"]]
+    rest = [m for m in map(_without_results, replies) if m["content"] or is_directive(m)]
     # Only in the last exchange of all does nobody reply: its last calls may still wait for their results.
     waiting = turns[-1] if turns and not replies and _call_ids(exchange[-1]) else None
-    mended: list[Message] = []
+    repaired: list[Message] = []
     for turn in turns:
         calls = _call_ids(turn)
         names = _told_apart(calls)
-        mended.append(turn if names == calls else _renamed(turn, names))
+        repaired.append(turn if names == calls else _renamed(turn, names))
         if turn is not waiting and calls:
             answers: list[Any] = [_answer(call, name, results) for call, name in zip(calls, names, strict=True)]
-            mended.append({"role": "user", "content": answers})
-    mended = _with_replies(mended, rest)
-    lost_reply = replies and (not mended or mended[-1]["role"] == "assistant")
-    return [*mended, {"role": "user", "content": DROPPED}] if lost_reply else mended
+            repaired.append({"role": "user", "content": answers})
+    # What the system adds ends what the user said.
+    repaired = _with_replies(repaired, [m for m in rest if m["role"] == "user"])
+    added = [m for m in rest if m["role"] == "system"]
+    lost_reply = is_last and any(m["role"] == "user" for m in replies)
+    if (lost_reply or not all(map(is_directive, added))) and (not repaired or repaired[-1]["role"] == "assistant"):
+        repaired.append({"role": "user", "content": DROPPED})
+    return [*repaired, *added]
 
 
-def _with_replies(mended: Sequence[Message], rest: Sequence[Message]) -> list[Message]:
-    """*mended* and *rest*, whose user messages are merged with the answers before them and with each other."""
-    merged = list(mended)
+def _is_valid(exchange: list[Message]) -> bool:
+    """Whether *exchange*, whose blocks are valid one by one, breaks no rule of its own."""
+    replies = [m for m in exchange if m["role"] != "assistant"]
+    first = next((place for place, m in enumerate(replies) if m["role"] == "system" and not is_directive(m)), None)
+    if first is not None:
+        after_result = ends_in_server_result(exchange[-len(replies) - 1]) if len(replies) < len(exchange) else False
+        if (first == 0 and not after_result) or any(m["role"] == "user" for m in replies[first:]):
+            return False
+    for index, message in enumerate(exchange):
+        kinds = [kind(block) for block in blocks(message)]
+        if message_problems(index, message, kinds, encoding=False) or pair_problems(exchange, index, kinds):
+            return False
+    return True
+
+
+def _with_replies(merged: Sequence[Message], rest: Sequence[Message]) -> list[Message]:
+    """*merged* and *rest*, whose user messages are merged with the answers before them and with each other."""
+    merged = list(merged)
     for message in rest:
         if merged and merged[-1]["role"] == message["role"] == "user":
             merged[-1] = _join(merged[-1], message)
@@ -180,48 +394,37 @@ def _without_results(message: Message) -> Message:
     return cast("Message", {**message, "content": [b for b in blocks(message) if kind(b) != "tool_result"]})
 
 
-# Single messages ----------------------------------------------------------------------------------------------
+# The whole ----------------------------------------------------------------------------------------------------
 
 
-def _clean(message: Message) -> Message:
-    """*message* without empty blocks, misplaced blocks and thinking at its end."""
-    if isinstance(content := message["content"], str):
-        return cast("Message", {**message, "content": ""}) if content and is_blank(content) else message
+def _encodable(message: Message) -> Message:
+    """*message* with every string in it encodable, thinking excepted; the same object when it is so already."""
+    content = message["content"]
+    if isinstance(content, str):
+        text = without_surrogates(content)
+        return message if text is content else cast("Message", {**message, "content": text})
     held = blocks(message)
-    kept = [block for block in held if _belongs(block, message["role"])]
-    while message["role"] == "assistant" and kept and kind(kept[-1]) in THINKING:
-        kept.pop()
-    return message if len(kept) == len(held) else cast("Message", {**message, "content": kept})
+    valid = [_replaced(block) if _has_surrogates(block) else block for block in held]
+    return message if all(map(_is, valid, held)) else _with(message, valid)
 
 
-def _belongs(block: Block, role: str) -> bool:
-    name = kind(block)
-    if name == "text":
-        return not is_blank(field(block, "text"))
-    return role == _SPEAKERS.get(name, role)
+def _has_surrogates(block: Block) -> bool:
+    return kind(block) not in THINKING and encoding_fault(block) == SURROGATE
 
 
-def _mended_value(value: Any) -> Any:
-    """*value* with every string in it encodable, thinking excepted; the same object when it is so already."""
-    if isinstance(value, str):
-        return without_surrogates(value)
-    if isinstance(value, list | tuple):
-        items = [_mended_value(item) for item in value]
-        return value if all(new is old for new, old in zip(items, value, strict=True)) else items
-    if not isinstance(value, Mapping) and not hasattr(value, "model_dump"):
-        return value
-    if kind(value) in THINKING:
-        return value
-    plain = value if isinstance(value, Mapping) else as_dict(value)
-    pairs = {_mended_value(key): _mended_value(item) for key, item in plain.items()}
-    return value if all(key in pairs and pairs[key] is item for key, item in plain.items()) else pairs
+def _replaced(block: Block) -> Any:
+    return rebuilt(block, _without_surrogates, key=_without_surrogates)
 
 
-def _fewer_marks(messages: list[Message]) -> list[Message]:
-    """At most four cache_control marks: the last ones, which cover the most."""
+def _without_surrogates(value: Any) -> Any:
+    return without_surrogates(value) if isinstance(value, str) else value
+
+
+def _fewer_marks(messages: list[Message], most: int) -> list[Message]:
+    """At most *most* cache marks: the last ones, which cover the most."""
     marked = [(index, mark) for index, message in enumerate(messages) for mark in cache_marks(message)]
     surplus: dict[int, set[tuple[int, int | None]]] = {}
-    for index, mark in marked[: max(0, len(marked) - MAX_CACHE_MARKS)]:
+    for index, mark in marked[: max(0, len(marked) - most)]:
         surplus.setdefault(index, set()).add(mark)
     return [_unmarked(message, surplus.get(index, set())) for index, message in enumerate(messages)]
 

@@ -1,0 +1,299 @@
+"""The values inside messages, as the client library will send them: told, compared and rebuilt at any depth.
+
+Tool inputs and unknown blocks are nested as deep as whoever wrote them liked. Nothing here calls itself for a level of
+nesting, so no depth costs a turn, however deep the caller's own stack is.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+from collections import UserString
+from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence
+from collections.abc import Set as AbstractSet
+from datetime import date
+from typing import Any, cast
+
+from ..errors import InvalidHistory
+
+__all__ = [
+    "MAX_DEPTH",
+    "SURROGATE",
+    "as_dict",
+    "as_json",
+    "compact_json",
+    "copied",
+    "encoding_fault",
+    "is_encodable",
+    "is_equal",
+    "rebuilt",
+    "strings",
+    "without_surrogates",
+]
+
+SURROGATE = "a lone surrogate"
+MAX_DEPTH = 1_000
+"""Levels of nesting above which no client can send a block: Python's own encoder gives up there."""
+
+_MOST_BITS = 14_000  # Python writes no whole number of more than 4,300 digits
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+_KEYS = (str, int, float, type(None))
+_LISTS = (list, tuple, Sequence, AbstractSet, MappingView)
+_CHARACTERS = (str, bytes, bytearray, memoryview, UserString)
+
+
+# What is sent -------------------------------------------------------------------------------------------------
+
+
+def as_dict(block: object) -> dict[str, Any]:
+    """A plain, shallow dict of *block*; a model object of the SDK as it would be sent."""
+    if isinstance(block, Mapping):
+        return dict(block)
+    dump = getattr(block, "model_dump", None)
+    if dump is None:
+        raise InvalidHistory(f"a content block is {type(block).__name__}, neither a mapping nor an SDK object")
+    hidden = getattr(block, "__api_exclude__", None)
+    try:
+        plain = dump(mode="json", exclude_unset=True, by_alias=True, **({"exclude": hidden} if hidden else {}))
+    except (ValueError, RecursionError) as error:
+        raise InvalidHistory(f"a {type(block).__name__} cannot be sent: {error}") from error
+    return cast("dict[str, Any]", plain)
+
+
+def _sent_as(value: object) -> object:
+    """What stands in the request for *value*, which JSON does not know: the rules of the anthropic SDK."""
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, Mapping) or hasattr(value, "model_dump"):
+        return as_dict(value)
+    if isinstance(value, _LISTS) and not isinstance(value, _CHARACTERS):
+        return list(cast("Iterable[object]", value))
+    if isinstance(value, os.PathLike):  # the data of a picture; the client reads the file when it sends
+        return os.fspath(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
+_COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_sent_as, allow_nan=False)
+_ASCII = json.JSONEncoder(separators=(",", ":"), default=_sent_as, allow_nan=False)
+
+
+def compact_json(value: object) -> str:
+    """*value* as JSON without spaces, as the client sends it: non-ASCII as it is, key order kept. Source: A-04.
+
+    Raises InvalidHistory for a value that the client could not send either.
+    """
+    return _encode(_COMPACT, value)
+
+
+def as_json(value: object, *, indent: int | None = None, ensure_ascii: bool = True) -> str:
+    """*value* as JSON, with *indent* spaces a level, or compact; ASCII holds lone surrogates too.
+
+    Raises InvalidHistory for a value that the client could not send either.
+    """
+    if indent is None:
+        return _encode(_ASCII if ensure_ascii else _COMPACT, value)
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, default=_sent_as, allow_nan=False)
+    return _encode(encoder, value)
+
+
+def _encode(encoder: json.JSONEncoder, value: object) -> str:
+    try:
+        return encoder.encode(value)
+    except RecursionError:
+        return "".join(_encoded_flat(encoder, value))
+    except (TypeError, ValueError) as error:
+        raise InvalidHistory(f"a value in a message cannot be sent: {error}") from error
+
+
+def _encoded_flat(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
+    """The same text as the encoder's own, piece by piece and without a call for each level."""
+    indent = encoder.indent if isinstance(encoder.indent, int) else None
+    todo: list[tuple[bool, Any, int]] = [(False, value, 0)]  # a text that is ready, or a value; and its depth
+    while todo:
+        ready, item, depth = todo.pop()
+        if ready:
+            yield item
+            continue
+        if type(item) not in _PLAIN and not isinstance(item, dict | list | tuple | str | int | float):
+            item = _sent_as(item)
+        if not isinstance(item, dict | list | tuple):
+            yield encoder.encode(item)
+        elif not item:
+            yield "{}" if isinstance(item, dict) else "[]"
+        else:
+            if depth > MAX_DEPTH:
+                raise InvalidHistory(f"a value in a message is nested more than {MAX_DEPTH:,} levels deep")
+            todo += reversed(list(_pieces(encoder, item, depth, indent)))
+
+
+def _pieces(
+    encoder: json.JSONEncoder, item: dict[Any, Any] | Sequence[Any], depth: int, indent: int | None
+) -> Iterator[tuple[bool, Any, int]]:
+    inner, outer = ("", "") if indent is None else (f"\n{' ' * indent * (depth + 1)}", f"\n{' ' * indent * depth}")
+    keyed = isinstance(item, dict)
+    yield True, "{" if keyed else "[", depth
+    separator = inner
+    for key in item:
+        yield True, separator, depth
+        if isinstance(item, dict):
+            yield True, _COMPACT_KEYS[encoder.ensure_ascii](key) + encoder.key_separator, depth
+            yield False, item[key], depth + 1
+        else:
+            yield False, key, depth + 1
+        separator = encoder.item_separator + inner
+    yield True, f"{outer}}}" if keyed else f"{outer}]", depth
+
+
+def _key(encoder: json.JSONEncoder) -> Callable[[object], str]:
+    return lambda key: encoder.encode({key: 0})[1:-3]  # '{"key":0}'
+
+
+_COMPACT_KEYS = {True: _key(_ASCII), False: _key(_COMPACT)}
+
+
+def encoding_fault(value: object) -> str:
+    """What keeps *value* from being sent, "" when nothing does.
+
+    `SURROGATE` where that is all: it can be replaced. For anything else a sentence that goes on after "it holds".
+    """
+    found = ""
+    todo: list[tuple[object, int]] = [(value, 1)]
+    while todo:
+        item, depth = todo.pop()
+        if isinstance(item, str):
+            found = found if is_encodable(item) else SURROGATE
+        elif isinstance(item, int | float):
+            if not _is_number(item):
+                return "a number that JSON cannot say"
+        elif item is not None and not isinstance(item, date):
+            inside = _inside(item)
+            if isinstance(inside, str):
+                return inside
+            if depth > MAX_DEPTH:
+                return f"values nested more than {MAX_DEPTH:,} levels deep"
+            todo += [(held, depth + 1) for held in inside]
+    return found
+
+
+def _inside(item: object) -> Iterable[object] | str:
+    """What *item* holds, as far as it must be looked at; or what keeps it from being sent."""
+    if isinstance(item, Mapping):
+        return _inside_mapping(item)
+    if hasattr(item, "model_dump"):
+        return _inside_model(item)
+    if isinstance(item, _LISTS) and not isinstance(item, _CHARACTERS):
+        return cast("Iterable[object]", item)
+    if isinstance(item, Iterator):
+        return f"a {type(item).__name__}, which can be read only once (give a list)"
+    return f"a {type(item).__name__}, which the client library cannot encode"
+
+
+def _inside_mapping(item: Mapping[Any, object]) -> list[object] | str:
+    strange = next((key for key in item if not isinstance(key, _KEYS)), None)
+    if strange is not None:
+        return f"a key that is {type(strange).__name__}, not text"
+    keys = (key for key in item if not _is_ascii(key))
+    # Nearly all is ASCII text: to look at each again would cost more than all other rules together.
+    values = (held for key, held in item.items() if not _is_ascii(held) and not _is_file(item, key, held))
+    return [*keys, *values]
+
+
+def _inside_model(item: object) -> Sequence[object] | str:
+    held = [*vars(item).values(), *(getattr(item, "__pydantic_extra__", None) or {}).values()]
+    if all(type(part) in _PLAIN for part in held):
+        return held
+    try:
+        return (as_dict(item),)  # what the model makes of it is what counts
+    except InvalidHistory as error:
+        return str(error)
+
+
+def _is_ascii(value: object) -> bool:
+    return type(value) is str and value.isascii()
+
+
+def _is_file(holder: Mapping[Any, object], key: object, value: object) -> bool:
+    """Whether *value* is the path of a picture or a document, which the client reads when it sends."""
+    return key == "data" and isinstance(value, os.PathLike) and holder.get("type") == "base64"
+
+
+def _is_number(value: float) -> bool:
+    return math.isfinite(value) if isinstance(value, float) else value.bit_length() <= _MOST_BITS
+
+
+def is_encodable(text: str) -> bool:
+    """Whether *text* can be sent as UTF-8: it holds no lone surrogate."""
+    if text.isascii():  # constant time for the common case
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def without_surrogates(text: str) -> str:
+    """*text* with each lone surrogate replaced by U+FFFD, since the client library refuses to send one (A-15)."""
+    return text if is_encodable(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+# Walking ------------------------------------------------------------------------------------------------------
+
+
+def strings(value: object) -> Iterator[str]:
+    """Every string inside a message, a block or the input of a call, in order; the keys left out."""
+    todo = [value]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, Mapping):
+            todo += reversed(list(item.values()))
+        elif isinstance(item, list | tuple):
+            todo += reversed(item)
+        elif hasattr(item, "model_dump"):
+            todo.append(as_dict(item))
+
+
+def rebuilt(value: object, leaf: Callable[[Any], object], *, key: Callable[[Any], object] | None = None) -> Any:
+    """A copy of *value*, SDK objects as plain dicts, in which each text, number and the like is leaf(it).
+
+    *leaf* is asked about mappings too: whatever it answers but the mapping itself stands in its place. *key* makes the
+    keys anew.
+    """
+    root: list[Any] = [None]
+    todo: list[tuple[Any, Any, Any]] = [(value, root, 0)]
+    while todo:
+        item, holder, place = todo.pop()
+        if not isinstance(item, Mapping) and hasattr(item, "model_dump"):
+            item = as_dict(item)
+        if isinstance(item, list | tuple):
+            parts: list[Any] = [None] * len(item)
+            holder[place] = parts
+            todo += [(held, parts, index) for index, held in enumerate(item)]
+        elif (new := leaf(item)) is not item or not isinstance(item, Mapping):
+            holder[place] = new
+        else:
+            names = {name: key(name) if key else name for name in item}
+            made: dict[Any, Any] = dict.fromkeys(names.values())
+            holder[place] = made
+            todo += [(held, made, names[name]) for name, held in item.items()]
+    return root[0]
+
+
+def copied(value: Any) -> Any:
+    """A deep copy of *value*."""
+    try:
+        return copy.deepcopy(value)
+    except RecursionError:
+        return rebuilt(value, lambda item: item)
+
+
+def is_equal(one: object, other: object) -> bool:
+    """Whether two values are equal. Those too deep to compare are, when they are sent as the same text."""
+    try:
+        return bool(one == other)
+    except RecursionError:
+        return as_json(one) == as_json(other)
