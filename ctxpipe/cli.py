@@ -28,7 +28,6 @@ from .lab.page import page_paths, write_page
 from .lab.policies import NONE, POLICIES, WINDOW, policies
 from .lab.replay import LAPSES_EVERY, PipelineMaker, Settings
 from .lab.replay_report import Pages
-from .lab.story import in_words
 from .lab.terminal import (
     LEGEND,
     accept_any_character,
@@ -43,12 +42,12 @@ from .lab.terminal import (
     unit,
 )
 from .lab.transcripts import STDIN, Transcript, read_transcript
-from .lab.words import counted, one_line
 from .lab.workbench import Workbench
 from .prices import Prices, prices_of
 from .reports import Outcome
 from .storage import LocalStorage
 from .tokens import TokenCounter
+from .words import counted, one_line
 
 __all__ = ["app", "main"]
 
@@ -337,7 +336,7 @@ def plan(file: File, preset: Preset = "coding", config: Config = None, as_json: 
         (
             report.stage,
             "would act" if report.outcome is Outcome.PLANNED else report.outcome.value,
-            report.reason or in_words(report.detail),
+            report.reason or str(report.detail or ""),
         )
         for report in result.reports
     ]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+from .words import one_line
+
 __all__ = [
     "CtxpipeError",
     "InvalidHistory",
@@ -39,3 +43,28 @@ class TranscriptError(CtxpipeError, ValueError):
 
 class VocabularyError(CtxpipeError, OSError):
     """A rank file of the tokenizer is missing or damaged; the text names it and says how to mend it."""
+
+
+MAX_ERROR_CHARS = 160
+
+
+def safe_text(error: BaseException) -> str:
+    """What may be told of *error* in a log, a report or a span: never text of the conversation.
+
+    An error that our own code has raised on purpose is told in its words. Any other may quote what it
+    was given, so only its type, what the operating system calls it, and the line that raised it are
+    told.
+    """
+    name = type(error).__name__
+    if isinstance(error, OSError) and isinstance(error.errno, int):
+        name += f": {os.strerror(error.errno)}"
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    if frame is None:
+        return name
+    module = str(frame.tb_frame.f_globals.get("__name__"))
+    if isinstance(error, CtxpipeError) and module.partition(".")[0] == __package__:
+        return one_line(str(error), MAX_ERROR_CHARS)
+    file = os.path.basename(frame.tb_frame.f_code.co_filename)
+    return f"{name} ({file}, line {frame.tb_lineno})"

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from .words import counted, one_line
 
 if TYPE_CHECKING:
     from .messages import Message, Problem
     from .prices import RewriteCost
 
 __all__ = ["Compacted", "Detail", "Offloaded", "Outcome", "Result", "StageReport", "Truncated"]
+
+
+MAX_LINE = 180  # of a report in the log, whatever happened
 
 
 class Outcome(StrEnum):
@@ -36,12 +41,16 @@ class Offloaded:
     could not be written.
     """
 
-    files: tuple[str, ...] = ()
+    files: tuple[str, ...] = field(default=(), repr=False)
     chars: int = 0
     saved_chars: int = 0
     results: int = 0
     inputs: int = 0
-    failed: tuple[str, ...] = ()
+    failed: tuple[str, ...] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        moved = f"{counted(self.results + self.inputs, 'block')} moved to files, {self.chars:,} characters"
+        return f"{moved}; {len(self.failed)} could not be written" if self.failed else moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +68,10 @@ class Compacted:
     messages_summarised: int
     summarizer: str = ""
     archive: str | None = None
-    restored: tuple[str, ...] = ()
+    restored: tuple[str, ...] = field(default=(), repr=False)
     restored_tokens: int = 0
-    folded: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    folded: tuple[str, ...] = field(default=(), repr=False)
+    warnings: tuple[str, ...] = field(default=(), repr=False)
     attempts: int = 1
     input_tokens: int = 0
     cached_tokens: int = 0
@@ -70,6 +79,13 @@ class Compacted:
     over_target: bool = False
     over_budget: bool = False
     holds: str = ""
+
+    def __str__(self) -> str:
+        brought = f", {counted(len(self.restored), 'file')} brought back" if self.restored else ""
+        warned = f", {counted(len(self.warnings), 'warning')}" if self.warnings else ""
+        over = ", still over its target" if self.over_target else ""
+        by = self.summarizer or "summarizer"
+        return f"{counted(self.messages_summarised, 'message')} summarized ({by}){brought}{over}{warned}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +105,31 @@ class Truncated:
     still_over: bool = False
     holds: str = ""
 
+    def __str__(self) -> str:
+        removed = (
+            (self.filtered, "call", "removed"),
+            (self.folded, "file view", "folded"),
+            (self.deleted, "message", "deleted"),
+        )
+        told = ", ".join(f"{counted(number, name)} {verb}" for number, name, verb in removed if number)
+        return f"{told or 'nothing removed'}, still over its limit" if self.still_over else told
+
 
 Detail: TypeAlias = Offloaded | Compacted | Truncated
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class StageReport:
     """One stage's part in one turn.
 
-    *seconds* is the time it took. *tokens_saved* is in raw tokens, None where nothing was counted.
-    *first_changed_index* is the first message that differs from the turn's input; everything behind it leaves the
-    provider's prompt cache. *cost* says what that burns and saves in dollars, where the pipeline knows the prices.
+    *tokens_before* and *tokens_after* are the raw tokens (tiktoken) of the context, system prompt
+    and tools included, as the stage found and left it: each report begins where the one before it
+    ends. *seconds* is the time it took. *first_changed_index* is the first message that differs from
+    the turn's input; everything after it leaves the provider's prompt cache. *cost* says what that
+    burns and saves in dollars, where the pipeline knows the prices.
+
+    *reason* and ``str(report)`` hold counts and names, never text of the conversation. What a stage
+    raised is in *error*; its text may quote anything.
     """
 
     stage: str
@@ -108,32 +138,51 @@ class StageReport:
     seconds: float
     reason: str = ""
     detail: Detail | None = None
-    tokens_saved: int | None = None
+    tokens_before: int = 0
+    tokens_after: int = 0
     first_changed_index: int | None = None
     cost: RewriteCost | None = None
     error: Exception | None = None
 
+    @property
+    def tokens_saved(self) -> int:
+        """Raw tokens that the stage took out of the context; below 0 for a stage that added some."""
+        return self.tokens_before - self.tokens_after
+
     def __str__(self) -> str:
-        told = f"{self.stage} [{self.session_id}] {self.outcome}"
-        if self.reason:
-            told += f": {self.reason}"
-        if self.outcome is Outcome.CHANGED:
-            saved = "" if self.tokens_saved is None else f", {self.tokens_saved} tokens saved"
-            told += f" from message {self.first_changed_index} on{saved}: {self.detail}"
-            if self.cost is not None:
-                told += f"; ${self.cost.burnt:.4f} burnt, ${self.cost.saved_per_call:.4f} saved per later call"
-        return f"{told} ({self.seconds * 1000:.1f} ms)"
+        took = f" ({self.seconds * 1000:.1f} ms)"
+        name = f"{one_line(self.stage, 40)} [{one_line(self.session_id, 40)}] {self.outcome}"
+        told = "; ".join(filter(None, [self.reason, *self._change()]))
+        return one_line(f"{name}: {told}" if told else name, MAX_LINE - len(took)) + took
+
+    def _change(self) -> Iterator[str]:
+        """What changed, in a few words each."""
+        if self.outcome is not Outcome.CHANGED:
+            return
+        if self.first_changed_index is not None:
+            yield f"from message {self.first_changed_index} on"
+        if self.tokens_before or self.tokens_after:
+            yield f"{self.tokens_before:,} to {self.tokens_after:,} tokens"
+        if self.detail is not None:
+            yield str(self.detail)
+        if self.cost is not None:
+            yield f"${self.cost.burnt:.4f} burnt, ${self.cost.saved_per_call:.4f} saved per later call"
+
+    def __repr__(self) -> str:
+        return f"<StageReport {self}>"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Result:
     """The context to send, and how it came to be.
 
-    *repaired* lists what was broken in the history and is mended in *messages*. *request_options* are further
-    arguments that the request needs; pass them on as keywords. From a session, *covered* says how many messages of
+    *tokens_before* and *tokens_after* are the raw tokens (tiktoken) of the context, system prompt
+    and tools included, as the first stage found it and as it is sent. *repaired* lists what was
+    broken in the history and is repaired in *messages*. *request_options* are further arguments that
+    the request needs; pass them on as keywords. From a session, *covered* says how many messages of
     the history are in it, and *notices* what a user should know about the history or the journal.
-    *first_changed_index* is the first message that differs from what was handed in, None when none does; from
-    *changed_end* on the messages are as they came.
+    *first_changed_index* is the first message that differs from what was handed in, None when none
+    does; from *changed_end* on the messages are as they came.
     """
 
     messages: list[Message]
@@ -144,6 +193,8 @@ class Result:
     notices: tuple[str, ...] = ()
     first_changed_index: int | None = None
     changed_end: int | None = None
+    tokens_before: int = 0
+    tokens_after: int = 0
 
     @property
     def changed(self) -> bool:
@@ -152,8 +203,13 @@ class Result:
 
     @property
     def tokens_saved(self) -> int:
-        """Raw tokens that all stages together took out of the context."""
-        return sum(report.tokens_saved or 0 for report in self.reports)
+        """Raw tokens that this run took out of the context."""
+        return self.tokens_before - self.tokens_after
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.reports))
+
+    def __repr__(self) -> str:
+        numbers = f"{counted(len(self.messages), 'message')}, {self.tokens_before:,} to {self.tokens_after:,} tokens"
+        noted = f", {len(self.repaired)} repaired" if self.repaired else ""
+        return f"<Result: {numbers}, {counted(len(self.reports), 'report')}{noted}>"

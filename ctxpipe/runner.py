@@ -6,9 +6,9 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate, chain
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from .edits.offload import rewritten_before
 from .edits.repair import repair
 from .edits.thinking import Place, changed_place, drop_block, follows, strip
-from .errors import InvalidHistory, SettingsError
+from .errors import InvalidHistory, SettingsError, safe_text
 from .messages import CacheMarks, check, common_prefix, ensure_messages, has_thinking, is_equal, same_at_end
 from .messages import field as read
 from .prices import Prices, RewriteCost, rewrite_cost
@@ -49,8 +49,8 @@ _LEVELS = {Outcome.FAILED: logging.WARNING, Outcome.REFUSED: logging.WARNING, Ou
 class Step:
     """A change that counted: the context before and after it, and what the stage tells about it."""
 
-    before: Sequence[Message]
-    after: Sequence[Message]
+    before: Sequence[Message] = field(repr=False)
+    after: Sequence[Message] = field(repr=False)
     detail: Detail | None
 
 
@@ -58,9 +58,9 @@ class Step:
 class Request:
     """What of a model request matters here, beside the messages."""
 
-    system: object = None
-    tools: Iterable[object] | None = None
-    options: Mapping[str, object] = field(default_factory=dict)
+    system: object = field(default=None, repr=False)
+    tools: Iterable[object] | None = field(default=None, repr=False)
+    options: Mapping[str, object] = field(default_factory=dict, repr=False)
     force: bool = False
     cold: bool = False
 
@@ -72,14 +72,17 @@ class Overhead(NamedTuple):
     tools: Iterable[object] | None = None
     tokens: int = 0
 
+    def __repr__(self) -> str:
+        return f"Overhead({self.tokens} tokens)"
+
 
 @dataclass(slots=True)
 class Record:
     """What is remembered about one conversation, for speed and for breakers: never what decides an outcome."""
 
     ledger: Ledger
-    memories: dict[int, dict[object, object]] = field(default_factory=dict)  # by the stage's place
-    context: list[Message] = field(default_factory=list)  # as the last run returned it
+    memories: dict[int, dict[object, object]] = field(default_factory=dict, repr=False)  # by the stage's place
+    context: list[Message] = field(default_factory=list, repr=False)  # as the last run returned it
     marks: CacheMarks = field(default_factory=CacheMarks)
     overhead: Overhead = Overhead()
     unbound: tuple[Place, int] | None = None  # thinking from this place up to this message has lost its bond
@@ -155,17 +158,47 @@ class Runner:
         *stages*, by their places, take part where they are given.
         """
         tracer = _tracer()
-        with _span(tracer, "run", session_id) if tracer else nullcontext():
-            record.steps.clear()
-            messages, problems = self._valid(given, session_id, record, request, known)
-            turn = await self._turn(messages, session_id, record, request)
-            turn, reports = await self._staged(turn, record, stages or dict(enumerate(self.stages)), tracer)
-            options, context = self._bound(messages, _as_list(turn.messages), record, request)
-            if problems:
-                context = _recorded(record, context, repair(context, beside=_marks_beside(request)))
-            record.context += context[len(record.context) :]
-            first, end = _changed(given, context)
-            return Result(context, tuple(reports), problems, options, first_changed_index=first, changed_end=end)
+        if tracer is None:
+            return await self._shaped(given, session_id, record, request, known, stages, None)
+        with _span(tracer, "run", session_id) as span:
+            result = await self._shaped(given, session_id, record, request, known, stages, tracer)
+            _describe(span, result)
+            span.set_attribute("ctxpipe.messages", len(result.messages))
+            span.set_attribute("ctxpipe.repaired", len(result.repaired))
+            return result
+
+    async def _shaped(
+        self,
+        given: list[Message],
+        session_id: str,
+        record: Record,
+        request: Request,
+        known: int | None,
+        stages: Mapping[int, Stage] | None,
+        tracer: Tracer | None,
+    ) -> Result:
+        record.steps.clear()
+        messages, problems = self._valid(given, session_id, record, request, known)
+        turn = await self._turn(messages, session_id, record, request)
+        before = await self._tokens(turn)
+        turn, reports, after = await self._staged(turn, before, record, stages or dict(enumerate(self.stages)), tracer)
+        options, context = self._bound(messages, _as_list(turn.messages), record, request)
+        if problems:
+            context = _recorded(record, context, repair(context, beside=_marks_beside(request)))
+        if context is not turn.messages:
+            after = await self._tokens(replace(turn, messages=context))
+        record.context += context[len(record.context) :]
+        first, end = _changed(given, context)
+        return Result(
+            context,
+            tuple(reports),
+            problems,
+            options,
+            first_changed_index=first,
+            changed_end=end,
+            tokens_before=before,
+            tokens_after=after,
+        )
 
     def _valid(
         self, given: list[Message], session_id: str, record: Record, request: Request, known: int | None
@@ -195,18 +228,34 @@ class Runner:
         return _recorded(record, given, repaired), tuple(dict.fromkeys(problems))
 
     async def _staged(
-        self, turn: Turn, record: Record, stages: Mapping[int, Stage], tracer: Tracer | None
-    ) -> tuple[Turn, list[StageReport]]:
+        self, turn: Turn, tokens: int, record: Record, stages: Mapping[int, Stage], tracer: Tracer | None
+    ) -> tuple[Turn, list[StageReport], int]:
+        """The turn after all *stages*, their reports, and the tokens that *tokens* have become."""
         reports: list[StageReport] = []
-        step = self._step if tracer is None else partial(self._traced, tracer)
         for place, stage in stages.items():
-            change, report = await step(stage, _remembering(turn, record.memories.setdefault(place, {})))
+            asked = _remembering(turn, record.memories.setdefault(place, {}))
+            if tracer is None:
+                change, report = await self._step(stage, asked, tokens)
+            else:
+                change, report = await self._traced(tracer, stage, asked, tokens)
             reports.append(report)
+            tokens = report.tokens_after
             if change is not None:
                 record.steps.append(Step(turn.messages, change.messages, change.detail))
                 record.rewind(report.first_changed_index or 0)
                 turn = replace(turn, messages=change.messages)
-        return turn, reports
+        return turn, reports, tokens
+
+    async def _tokens(self, turn: Turn) -> int:
+        """The raw tokens of the context; the ledger counts what is new. 0 when the counter cannot count it."""
+        try:
+            return await turn.raw_tokens()
+        except Exception as error:
+            if self.on_error == "raise":
+                raise
+            logger.warning("the context of session %r cannot be counted: %s", turn.session_id[:40], safe_text(error))
+            logger.debug("the counter failed with", exc_info=error)
+            return 0
 
     def _bound(
         self, before: Sequence[Message], context: list[Message], record: Record, request: Request
@@ -229,59 +278,65 @@ class Runner:
                 return {}, context
         return drop_block(request.options), context
 
-    async def _traced(self, tracer: Tracer, stage: Stage, turn: Turn) -> tuple[Change | None, StageReport]:
+    async def _traced(self, tracer: Tracer, stage: Stage, turn: Turn, tokens: int) -> tuple[Change | None, StageReport]:
         with _span(tracer, _name(stage), turn.session_id) as span:
-            change, report = await self._step(stage, turn)
+            change, report = await self._step(stage, turn, tokens)
+            _describe(span, report)
             span.set_attribute("ctxpipe.outcome", report.outcome.value)
+            if report.error is not None:
+                span.set_attribute("error.type", type(report.error).__name__)
             return change, report
 
-    async def _step(self, stage: Stage, turn: Turn) -> tuple[Change | None, StageReport]:
-        """Ask one stage, and report on it; the change is None unless it counts."""
+    async def _step(self, stage: Stage, turn: Turn, tokens: int) -> tuple[Change | None, StageReport]:
+        """Ask one stage about a turn of so many *tokens*, and report on it; the change is None unless it counts."""
         started = perf_counter()
         change: Change | None = None
         try:
             proposal = await stage(turn)
-            change, report = await self._judged(stage, turn, proposal, started)
+            change, report = await self._judged(stage, turn, tokens, proposal, started)
         except Exception as error:  # noqa: BLE001  the turn goes on without this stage; cancellation is no Exception
-            report = _failed(stage, turn, error, started)
+            report = _failed(stage, turn, tokens, error, started)
         self._tell(report)
         if report.error is not None and self.on_error == "raise":
             raise report.error
         return change, report
 
     async def _judged(
-        self, stage: Stage, turn: Turn, proposal: Proposal, started: float
+        self, stage: Stage, turn: Turn, tokens: int, proposal: Proposal, started: float
     ) -> tuple[Change | None, StageReport]:
         if isinstance(proposal, Change):
-            change, report = await self._weighed(stage, turn, proposal)
+            change, report = await self._weighed(stage, turn, tokens, proposal)
             return change, replace(report, seconds=perf_counter() - started)
         if not isinstance(proposal, Skip | None):
-            raise TypeError(f"a stage answers with a Change, a Skip or None, not with {type(proposal).__name__}")
+            raise SettingsError(f"a stage answers with a Change, a Skip or None, not with {type(proposal).__name__}")
         reason, detail = (proposal.reason, proposal.detail) if proposal else ("", None)
         seconds = perf_counter() - started
-        return None, StageReport(_name(stage), turn.session_id, Outcome.SKIPPED, seconds, reason, detail)
+        return None, _report(stage, turn, tokens, Outcome.SKIPPED, seconds, reason, detail)
 
-    async def _weighed(self, stage: Stage, turn: Turn, proposal: Change) -> tuple[Change | None, StageReport]:
-        report = StageReport(_name(stage), turn.session_id, Outcome.SKIPPED, 0.0)
+    async def _weighed(
+        self, stage: Stage, turn: Turn, tokens: int, proposal: Change
+    ) -> tuple[Change | None, StageReport]:
+        report = _report(stage, turn, tokens, Outcome.SKIPPED, 0.0, "the proposal changes nothing", proposal.detail)
         first = _first_difference(turn.messages, proposal.messages)
         if first == len(turn.messages) == len(proposal.messages):
-            return None, replace(report, reason="the proposal changes nothing", detail=proposal.detail)
-        refusal = await self._refusal(turn, proposal, first)
+            return None, report
+        ensure_messages(proposal.messages, first)
+        saved = await _tokens_saved(turn, proposal, first)
+        refusal = self._refusal(turn, proposal, first, saved)
         if refusal:
-            return None, replace(report, outcome=Outcome.REFUSED, reason=refusal, detail=proposal.detail)
+            return None, replace(report, outcome=Outcome.REFUSED, reason=refusal)
         cost = await _cost(self.prices, turn, proposal, first) if self.prices else None
         return proposal, replace(
             report,
             outcome=Outcome.CHANGED,
-            detail=proposal.detail,
-            tokens_saved=proposal.tokens_saved,
+            reason="",
+            tokens_after=tokens - saved,
             first_changed_index=first,
             cost=cost,
         )
 
-    async def _refusal(self, turn: Turn, change: Change, first: int) -> str:
-        """Why *change* must not count, "" when it may."""
-        ensure_messages(change.messages, first)
+    def _refusal(self, turn: Turn, change: Change, first: int, saved: int) -> str:
+        """Why *change*, which saves so many tokens, must not count; "" when it may."""
         start = max(0, first - 1)
         # What could not be encoded before is stored as it is; the end of the run repairs it.
         was_valid = not check(turn.messages, start)
@@ -290,7 +345,7 @@ class Runner:
             return f"it would break a rule of the Messages API: {problems[0]}"
         if turn.protected and first < turn.protected and _behind_thinking(change.messages) > first:
             return "it would rewrite a message before kept thinking, which is protected"
-        if not change.may_grow and not await _shrinks(turn, change, first):
+        if not change.may_grow and saved <= 0:
             return "it would not save a single token"
         verdict = self.veto(turn, change) if self.veto else False
         return verdict if isinstance(verdict, str) else "vetoed" if verdict else ""
@@ -300,43 +355,62 @@ class Runner:
         if isinstance(report.detail, Offloaded) and report.detail.failed:
             level = logging.WARNING
         if logger.isEnabledFor(level):
-            logger.log(level, "%s", report, exc_info=report.error)
+            logger.log(level, "%s", report)
+        if logger.isEnabledFor(logging.DEBUG):  # texts of errors and paths of files, for whoever asks for them
+            if report.error is not None:
+                logger.debug("%s failed with", report.stage, exc_info=report.error)
+            elif isinstance(report.detail, Offloaded) and (report.detail.files or report.detail.failed):
+                logger.debug("%s wrote %s; failed: %s", report.stage, report.detail.files, report.detail.failed)
         if self.on_report is None:
             return
         try:
             self.on_report(report)
-        except Exception:
-            logger.exception("on_report failed; the turn goes on")
+        except Exception as error:
+            logger.error("on_report failed, and the turn goes on: %s", safe_text(error))  # noqa: TRY400  its text may quote anything
+            logger.debug("on_report failed with", exc_info=error)
 
     async def plan(self, messages: list[Message], session_id: str, request: Request) -> Result:
         """What `run` would do, with no write and no model call."""
         record = self.new_record()
         repaired, problems = self._valid(messages, session_id, record, request, None)
         turn = await self._turn(repaired, session_id, record, request)
+        before = tokens = await self._tokens(turn)
         reports = []
         for stage in self.stages:
-            change, report = await self._planned(stage, replace(turn, memory={}, tracked=False))
+            change, report = await self._planned(stage, replace(turn, memory={}, tracked=False), tokens)
             reports.append(report)
+            tokens = report.tokens_after
             if change is not None:
                 turn = replace(turn, messages=change.messages)
         options, context = self._bound(repaired, _as_list(turn.messages), record, request)
         context = repair(context, beside=_marks_beside(request)) if problems else context
+        if context is not turn.messages:
+            tokens = await self._tokens(replace(turn, messages=context, tracked=False))
         first, end = _changed(messages, context)
-        return Result(context, tuple(reports), problems, options, first_changed_index=first, changed_end=end)
+        return Result(
+            context,
+            tuple(reports),
+            problems,
+            options,
+            first_changed_index=first,
+            changed_end=end,
+            tokens_before=before,
+            tokens_after=tokens,
+        )
 
-    async def _planned(self, stage: Stage, turn: Turn) -> tuple[Change | None, StageReport]:
+    async def _planned(self, stage: Stage, turn: Turn, tokens: int) -> tuple[Change | None, StageReport]:
         started = perf_counter()
         change: Change | None = None
         try:
             plan = await _plan(stage, turn)
             if isinstance(plan, Intent):
-                report = StageReport(_name(stage), turn.session_id, Outcome.PLANNED, 0.0, plan.reason)
+                report = _report(stage, turn, tokens, Outcome.PLANNED, 0.0, plan.reason)
             else:
-                change, report = await self._judged(stage, turn, plan, started)
+                change, report = await self._judged(stage, turn, tokens, plan, started)
         except Exception as error:
             if self.on_error == "raise":
                 raise
-            report = _failed(stage, turn, error, started)
+            report = _failed(stage, turn, tokens, error, started)
         outcome = Outcome.PLANNED if change is not None else report.outcome
         return change, replace(report, outcome=outcome, seconds=perf_counter() - started)
 
@@ -422,13 +496,15 @@ def _behind_thinking(messages: Sequence[Message]) -> int:
     return next((i + 1 for i in indices if has_thinking(messages[i])), 0)
 
 
-async def _shrinks(turn: Turn, change: Change, first: int) -> bool:
-    """Whether the change saves tokens. Only what changed is looked at, and of the old text no more than is needed."""
-    before, after = list(turn.messages[first:]), change.messages[first:]
-    if len(before) == len(after):
-        pairs = [(old, new) for old, new in zip(before, after, strict=True) if old is not new]
-        before, after = [old for old, _ in pairs], [new for _, new in pairs]
-    return turn.counter.over(before, await turn.counter.count(after))
+async def _tokens_saved(turn: Turn, change: Change, first: int) -> int:
+    """The raw tokens that *change*, which begins at message *first*, takes out. Only what changed is counted."""
+    sums = await turn.prefix_sums()
+    old, new = turn.messages, change.messages
+    if len(old) != len(new):
+        return sums[-1] - sums[first] - await turn.counter.count(new[first:])
+    places = [place for place in range(first, len(new)) if new[place] is not old[place]]
+    before = sum(sums[place + 1] - sums[place] for place in places)
+    return before - await turn.counter.count([new[place] for place in places])
 
 
 async def _cost(prices: Prices, turn: Turn, change: Change, first: int) -> RewriteCost:
@@ -448,9 +524,22 @@ async def _plan(stage: Stage, turn: Turn) -> Change | Skip | Intent | None:
     return Intent("it cannot say beforehand: it has no plan of its own")
 
 
-def _failed(stage: Stage, turn: Turn, error: Exception, started: float) -> StageReport:
-    reason, seconds = str(error) or type(error).__name__, perf_counter() - started
-    return StageReport(_name(stage), turn.session_id, Outcome.FAILED, seconds, reason, error=error)
+def _report(
+    stage: Stage,
+    turn: Turn,
+    tokens: int,
+    outcome: Outcome,
+    seconds: float,
+    reason: str,
+    detail: Detail | None = None,
+) -> StageReport:
+    """The report on a stage that leaves the context of so many *tokens* as it is."""
+    return StageReport(_name(stage), turn.session_id, outcome, seconds, reason, detail, tokens, tokens)
+
+
+def _failed(stage: Stage, turn: Turn, tokens: int, error: Exception, started: float) -> StageReport:
+    report = _report(stage, turn, tokens, Outcome.FAILED, perf_counter() - started, safe_text(error))
+    return replace(report, error=error)
 
 
 def _name(stage: Stage) -> str:
@@ -475,4 +564,16 @@ def _tracer() -> Tracer | None:
 
 
 def _span(tracer: Tracer, name: str, session_id: str) -> AbstractContextManager[Span]:
-    return tracer.start_as_current_span(f"ctxpipe.{name}", attributes={"ctxpipe.session_id": session_id})
+    # The text of an error may quote the conversation: whoever raises it is told of it, a trace is not.
+    return tracer.start_as_current_span(
+        f"ctxpipe.{name}",
+        attributes={"ctxpipe.session_id": session_id},
+        record_exception=False,
+        set_status_on_exception=False,
+    )
+
+
+def _describe(span: Span, counted: StageReport | Result) -> None:
+    span.set_attribute("ctxpipe.tokens_before", counted.tokens_before)
+    span.set_attribute("ctxpipe.tokens_after", counted.tokens_after)
+    span.set_attribute("ctxpipe.tokens_saved", counted.tokens_saved)

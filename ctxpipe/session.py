@@ -169,8 +169,18 @@ class Session:
         if self._journal and (changed or self._has_drifted):
             notices += await self._written(self._journal)
         covered, first, self._untold = len(opening.history), self._untold, None
-        told = (result.reports, result.repaired, result.request_options, covered, tuple(notices), first)
-        return Result(result.messages, *told, result.changed_end)
+        return Result(  # dataclasses.replace takes four times as long, on every turn
+            result.messages,
+            result.reports,
+            result.repaired,
+            result.request_options,
+            covered,
+            tuple(notices),
+            first,
+            result.changed_end,
+            result.tokens_before,
+            result.tokens_after,
+        )
 
     def _remember(self, opening: Opening, context: list[Message]) -> bool:
         """Take in what the turn has made of the history; whether that is worth a line in the journal."""

@@ -44,13 +44,13 @@ class Turn:
     *cold* the provider's prompt cache is known to have lapsed, so that rewriting costs no more than reading.
     """
 
-    messages: Sequence[Message]
+    messages: Sequence[Message] = field(repr=False)  # a repr goes into logs, a conversation does not
     session_id: str = "default"
     force: bool = False
     budget: Budget = field(default_factory=Budget)
-    ledger: Ledger = field(default_factory=_ledger)
+    ledger: Ledger = field(default_factory=_ledger, repr=False)
     overhead: int = 0
-    memory: MutableMapping[object, object] = field(default_factory=dict)
+    memory: MutableMapping[object, object] = field(default_factory=dict, repr=False)
     tracked: bool = False
     protected: int = 0
     cold: bool = False
@@ -89,15 +89,12 @@ class Turn:
 class Change:
     """A proposal for a new context; the pipeline checks it before it counts.
 
-    It must be valid and, unless the stage says *may_grow*, hold fewer tokens than the turn. *tokens_saved* is the
-    exact saving where the stage has counted it already; left out, the pipeline counts no more than it must to know
-    that something is saved.
+    It must be valid and, unless the stage says *may_grow*, hold fewer tokens than the turn.
     """
 
-    messages: list[Message]
+    messages: list[Message] = field(repr=False)
     detail: Detail | None = None
     may_grow: bool = False
-    tokens_saved: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

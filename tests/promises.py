@@ -252,8 +252,6 @@ def every_change_shrinks(run: Run) -> Iterator[str]:
         before, after = run.counts(turn.messages), run.counts(change.messages)
         if after >= before and not change.may_grow:
             yield f"a change from {before} to {after} tokens"
-        if change.tokens_saved is not None and change.tokens_saved != before - after:
-            yield f"{change.tokens_saved} tokens saved are told, and {before - after} were"
 
 
 # 5 ----------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ctxpipe.lab.words import cost, counted, one_line
+from ctxpipe.lab.words import cost
+from ctxpipe.words import counted, one_line
 
 
 def test_one_of_a_kind_is_told_in_the_singular():

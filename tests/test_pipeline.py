@@ -57,6 +57,7 @@ from ctxpipe import (
     TokenCounter,
     Turn,
     check,
+    count_tokens,
 )
 from ctxpipe.edits.thinking import drop_block
 from ctxpipe.messages import Message, blocks, kind, tool_calls, tool_results
@@ -310,7 +311,8 @@ async def test_a_stage_that_fails_is_reported_and_the_others_go_on(caplog: pytes
     result = await run(failing, proposing(shortened))
 
     failed, changed = result.reports
-    assert (failed.stage, failed.outcome, failed.reason) == ("failing", Outcome.FAILED, "division by zero")
+    assert (failed.stage, failed.outcome) == ("failing", Outcome.FAILED)
+    assert failed.reason.startswith("ZeroDivisionError (test_pipeline.py, line ")
     assert isinstance(failed.error, ZeroDivisionError)
     assert changed.outcome is Outcome.CHANGED
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -320,7 +322,7 @@ async def test_an_error_without_words_is_told_by_its_name() -> None:
     async def silent(_turn: Turn) -> None:
         raise TimeoutError
 
-    assert (await run(silent)).reports[0].reason == "TimeoutError"
+    assert (await run(silent)).reports[0].reason.startswith("TimeoutError (test_pipeline.py, line ")
 
 
 async def test_with_on_error_raise_the_error_is_raised_as_it_is() -> None:
@@ -427,7 +429,7 @@ async def test_every_stage_is_reported_as_it_ends() -> None:
     async def reasoned(_turn: Turn) -> Skip:
         return Skip("too early", Offloaded(chars=5))
 
-    result = await run(nothing, reasoned, proposing(shortened, tokens_saved=7), on_report=told.append)
+    result = await run(nothing, reasoned, proposing(shortened), on_report=told.append)
 
     assert tuple(told) == result.reports
     assert [(r.stage, r.session_id, r.outcome, r.reason) for r in told] == [
@@ -436,7 +438,7 @@ async def test_every_stage_is_reported_as_it_ends() -> None:
         ("propose", "s", Outcome.CHANGED, ""),
     ]
     assert told[1].detail == Offloaded(chars=5)
-    assert result.tokens_saved == 7
+    assert result.tokens_saved == count_tokens(HISTORY) - count_tokens(result.messages) > 0
     assert all(report.seconds >= 0 for report in told)
 
 
@@ -447,9 +449,9 @@ async def test_an_observer_that_fails_never_breaks_the_turn(caplog: pytest.LogCa
     result = await run(proposing(shortened), nothing, on_report=fail)
 
     assert [report.outcome for report in result.reports] == [Outcome.CHANGED, Outcome.SKIPPED]
-    assert [record.message for record in caplog.records if record.exc_info] == [
-        "on_report failed; the turn goes on"
-    ] * 2
+    told = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert len(told) == 2
+    assert all(line.startswith("on_report failed, and the turn goes on: ZeroDivisionError") for line in told)
 
 
 async def test_each_stage_writes_one_line_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -457,8 +459,9 @@ async def test_each_stage_writes_one_line_to_the_log(caplog: pytest.LogCaptureFi
         await run(nothing, proposing(shortened), proposing(lambda messages: messages[1:]), failing)
 
     levels = [(record.name, record.levelname) for record in caplog.records]
-    assert levels == [("ctxpipe", level) for level in ("DEBUG", "INFO", "WARNING", "WARNING")]
-    assert caplog.records[1].message.startswith("propose [s] changed from message 2 on")
+    assert levels == [("ctxpipe", level) for level in ("DEBUG", "INFO", "WARNING", "WARNING", "DEBUG")]
+    assert caplog.records[1].message.startswith("propose [s] changed: from message 2 on; ")
+    assert caplog.records[-1].exc_info is not None  # the traceback, for whoever asks for it
 
 
 async def test_no_text_of_the_conversation_is_ever_logged(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
@@ -519,14 +522,27 @@ async def main():
     whole = next(span for span in spans if span.name == "ctxpipe.run")
     for span in spans:
         inside = span.parent is not None and span.parent.span_id == whole.context.span_id
-        print(span.name, dict(span.attributes), inside)
+        names = {key.removeprefix("ctxpipe."): value for key, value in span.attributes.items()}
+        print(span.name, names, inside)
 anyio.run(main)
 """
     assert python(script).splitlines() == [
-        "ctxpipe.shorten {'ctxpipe.session_id': 's', 'ctxpipe.outcome': 'changed'} True",
-        "ctxpipe.wait {'ctxpipe.session_id': 's', 'ctxpipe.outcome': 'skipped'} True",
-        "ctxpipe.fail {'ctxpipe.session_id': 's', 'ctxpipe.outcome': 'failed'} True",
-        "ctxpipe.run {'ctxpipe.session_id': 's'} False",
+        (
+            "ctxpipe.shorten {'session_id': 's', 'tokens_before': 2, 'tokens_after': 1, 'tokens_saved': 1, "
+            "'outcome': 'changed'} True"
+        ),
+        (
+            "ctxpipe.wait {'session_id': 's', 'tokens_before': 1, 'tokens_after': 1, 'tokens_saved': 0, "
+            "'outcome': 'skipped'} True"
+        ),
+        (
+            "ctxpipe.fail {'session_id': 's', 'tokens_before': 1, 'tokens_after': 1, 'tokens_saved': 0, "
+            "'outcome': 'failed', 'error.type': 'ZeroDivisionError'} True"
+        ),
+        (
+            "ctxpipe.run {'session_id': 's', 'tokens_before': 2, 'tokens_after': 1, 'tokens_saved': 1, "
+            "'messages': 1, 'repaired': 0} False"
+        ),
     ]
 
 

@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 from histories import user
 
-from ctxpipe import Offloaded, Outcome, Result, StageReport
+from ctxpipe import Compacted, Offloaded, Outcome, Result, StageReport, Truncated
 from ctxpipe.prices import RewriteCost
 
 
@@ -24,14 +24,49 @@ def test_without_a_reason_there_is_no_colon() -> None:
 
 
 def test_a_change_says_from_where_on_what_it_saved_and_what_it_did() -> None:
-    told = str(report(Outcome.CHANGED, first_changed_index=3, tokens_saved=40, detail=Offloaded(results=2)))
+    detail = Offloaded(results=2, chars=5_000)
+    told = str(report(Outcome.CHANGED, first_changed_index=3, tokens_before=1_400, tokens_after=90, detail=detail))
 
-    assert told.startswith("Stage [s] changed from message 3 on, 40 tokens saved: Offloaded(")
-    assert "results=2" in told
+    assert told == (
+        "Stage [s] changed: from message 3 on; 1,400 to 90 tokens; 2 blocks moved to files, 5,000 characters (12.5 ms)"
+    )
 
 
-def test_what_was_not_counted_is_not_told() -> None:
-    assert "tokens saved" not in str(report(Outcome.CHANGED, first_changed_index=3))
+def test_a_change_that_nobody_counted_or_placed_tells_of_neither() -> None:
+    assert str(report(Outcome.CHANGED)) == "Stage [s] changed (12.5 ms)"
+
+
+@pytest.mark.parametrize(
+    ("detail", "words"),
+    [
+        (Offloaded(results=1, inputs=1, chars=10), "2 blocks moved to files, 10 characters"),
+        (Offloaded(failed=("no space",)), "0 blocks moved to files, 0 characters; 1 could not be written"),
+        (
+            Compacted(9, 5, 3, summarizer="ask", restored=("a.py",), warnings=("late",), over_target=True),
+            "3 messages summarized (ask), 1 file brought back, still over its target, 1 warning",
+        ),
+        (Truncated(9, 5, filtered=2, deleted=1), "2 calls removed, 1 message deleted"),
+        (Truncated(9, 9, still_over=True), "nothing removed, still over its limit"),
+    ],
+)
+def test_a_detail_is_told_in_counts(detail: Offloaded | Compacted | Truncated, words: str) -> None:
+    assert str(detail) == words
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        report(Outcome.CHANGED, detail=Offloaded(files=tuple(f"/tmp/{n}.md" for n in range(300)), results=300)),
+        report(Outcome.CHANGED, detail=Compacted(9, 5, 3, restored=tuple(f"{n}.py" for n in range(300)))),
+        report(Outcome.SKIPPED, reason="too early\nfor " * 500),
+        StageReport("S" * 900, "i" * 900, Outcome.FAILED, 1e9, "why " * 900),
+        StageReport("A\x1b[31mStage", "a\nb\x00", Outcome.SKIPPED, 0.0),
+    ],
+)
+def test_a_report_is_one_short_line_whatever_happened(told: StageReport) -> None:
+    for line in (str(told), repr(told)):
+        assert len(line) < 200
+        assert line.isprintable()
 
 
 def test_a_change_says_what_it_costs_where_the_prices_are_known() -> None:
@@ -42,11 +77,17 @@ def test_a_change_says_what_it_costs_where_the_prices_are_known() -> None:
 
 
 def test_a_result_sums_up_its_reports() -> None:
-    changes = [report(Outcome.CHANGED, tokens_saved=saved) for saved in (5, 2)]
-    result = Result([user("go")], (*changes, report(Outcome.SKIPPED)), first_changed_index=0)
+    changes = [report(Outcome.CHANGED, tokens_before=9, tokens_after=4), report(Outcome.SKIPPED)]
+    result = Result([user("go")], tuple(changes), first_changed_index=0, tokens_before=9, tokens_after=4)
 
-    assert (result.tokens_saved, result.changed) == (7, True)
+    assert (changes[0].tokens_saved, result.tokens_saved, result.changed) == (5, 5, True)
     assert str(result) == "\n".join(map(str, result.reports))
+
+
+def test_the_repr_of_a_result_counts_its_messages_and_holds_none() -> None:
+    result = Result([user("secret")] * 1_200, (report(Outcome.SKIPPED),), tokens_before=2_400, tokens_after=2_400)
+
+    assert repr(result) == "<Result: 1,200 messages, 2,400 to 2,400 tokens, 1 report>"
 
 
 def test_a_result_of_nothing_is_unchanged() -> None:

@@ -90,7 +90,7 @@ class ClearOldResults:
         freed = sum(freed for _, freed in chosen)
         if freed < self.at_least:
             return Skip(f"{freed} tokens could be freed, fewer than {self.at_least}")
-        return Change(rewrite(turn.messages, {result.place: CLEARED for result, _ in chosen}), tokens_saved=freed)
+        return Change(rewrite(turn.messages, {result.place: CLEARED for result, _ in chosen}))
 
 
 @dataclass(frozen=True, slots=True)

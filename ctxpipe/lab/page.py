@@ -17,9 +17,10 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from ..words import counted
 from .charts import charts, library
 from .report import KINDS, Action, BlockFate, PageTurn, Report
-from .words import cost, counted
+from .words import cost
 
 __all__ = ["page", "page_paths", "write_page"]
 

@@ -27,13 +27,13 @@ from ..messages import (
 from ..messages import (
     field as field_of,
 )
-from ..reports import Compacted, Detail, Offloaded, Outcome, StageReport, Truncated
+from ..reports import Compacted, Offloaded, Outcome, StageReport
 from ..tokens import TokenCounter
+from ..words import counted, one_line
 from .references import stored_at
 from .report import Action, BlockFate, Kind, Replaced
-from .words import counted, one_line
 
-__all__ = ["Moment", "Story", "in_words", "story"]
+__all__ = ["Moment", "Story", "story"]
 
 BIGGEST = 15
 LABEL_CHARS = 48  # of a text, in the name of its block
@@ -190,10 +190,9 @@ class _Reader:
                 yield self._action(report, replaced.get(id(report), ()))
 
     def _action(self, report: StageReport, replaced: Sequence[Replaced]) -> Action:
-        saved = None if report.tokens_saved is None else report.tokens_saved * self.tokens_per_raw
-        if saved is None and replaced:  # not every stage counts
-            saved = sum(change.tokens_before - change.tokens_after for change in replaced)
-        told = report.reason or in_words(report.detail)
+        changed = report.outcome in {Outcome.CHANGED, Outcome.PLANNED}
+        saved = report.tokens_saved * self.tokens_per_raw if changed else None
+        told = report.reason or str(report.detail or "")
         return Action(report.stage, str(report.outcome), told, saved, tuple(replaced))
 
     def _changes(self, moment: Moment, done: Sequence[StageReport]) -> Iterator[tuple[StageReport, Replaced]]:
@@ -233,24 +232,6 @@ class _Reader:
     def _replaced(self, name: str, old: Sequence[_Piece], new: Sequence[_Piece], where: str) -> Replaced:
         before, after = (sum(piece.tokens for piece in pieces) * self.tokens_per_raw for pieces in (old, new))
         return Replaced(name, _joined(old), _joined(new), where, before, after)
-
-
-def in_words(detail: Detail | None) -> str:
-    """What a stage did, in a sentence."""
-    match detail:
-        case Offloaded():
-            return f"{counted(detail.results + detail.inputs, 'block')} moved to files, {detail.chars:,} characters"
-        case Compacted():
-            brought = f", {counted(len(detail.restored), 'file')} brought back" if detail.restored else ""
-            by = detail.summarizer or "summariser"
-            return f"{counted(detail.messages_summarised, 'message')} summarised ({by}){brought}"
-        case Truncated():
-            done = {"call": detail.filtered, "file view": detail.folded, "message": detail.deleted}
-            verbs = ("removed", "folded", "deleted")
-            told = zip(done.items(), verbs, strict=True)
-            return ", ".join(f"{counted(number, name)} {verb}" for (name, number), verb in told if number)
-        case _:
-            return ""
 
 
 _SPOKEN: Mapping[str, Kind] = {"system": "system", "assistant": "assistant", "user": "user"}

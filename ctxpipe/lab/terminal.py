@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..words import counted
 from .calibration import Calibration
 from .tables import Figures
 from .tune import Candidate, Score, Tuned, front
-from .words import cost, counted
+from .words import cost
 
 __all__ = [
     "accept_any_character",

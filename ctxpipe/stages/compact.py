@@ -424,4 +424,4 @@ class Compact:
             detail = replace(detail, warnings=(*detail.warnings, f"compaction backs off: {attempts.why}"))
         if over_budget:
             attempts.stuck(self._later(), estimate)
-        return Change(layout.messages, detail, tokens_saved=detail.tokens_before - detail.tokens_after)
+        return Change(layout.messages, detail)

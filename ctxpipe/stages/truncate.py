@@ -148,8 +148,7 @@ class SmartTruncate:
         result = await _shortened(self, given)
         if result.messages is messages:
             return Skip(f"nothing of the middle can go: {result.detail.holds}", result.detail)
-        saved = result.detail.tokens_before - result.detail.tokens_after
-        return Change(result.messages, result.detail, tokens_saved=saved)
+        return Change(result.messages, result.detail)
 
 
 def _raw(turn: Turn, limit: int) -> int:
