@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -134,18 +133,14 @@ async def indexed(
         return layout, ""
     if not isinstance(archive, TextWriter):
         return layout, f"{len(layout.left_out)} paths are not listed: the archive stores no texts"
-    text = "".join(f"{one_line(path)}\n" for path in layout.left_out)
+    # One path a line: a name with a line break would add one of its own choosing.
+    text = "".join(f"{path}\n" for path in layout.left_out if path.isprintable())
     try:
         [index] = await archive.write([(f"{session_folder(turn.session_id)}/{PATHS_INDEX}", text)])
     except StorageError as error:
         logger.exception("the paths without room are not listed")
         return layout, f"{len(layout.left_out)} paths are not listed: {error}"
     return await laid_out(turn, replace(draft, evidence=replace(draft.evidence, index=shown(index))), layout), ""
-
-
-def one_line(path: str) -> str:
-    """*path* as it is, or as JSON would quote it when it holds a line break or another control character."""
-    return path if path.isprintable() else json.dumps(path)
 
 
 async def what_holds(turn: Turn, draft: Draft, layout: Layout) -> str:

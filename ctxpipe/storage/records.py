@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from ..errors import StorageError
-from ..messages import as_dict, is_encodable
+from ..messages import as_dict, as_json, is_encodable
 
 __all__ = ["Record", "encode_line", "encode_record", "parse_line", "redact_text"]
 
@@ -20,7 +20,8 @@ Record: TypeAlias = Mapping[str, object] | Iterable[object]
 Redact: TypeAlias = Callable[[str], str]
 
 _BOOKKEEPING = frozenset({"role", "type", "id", "tool_use_id"})
-_BLOCKS_IN_JSON = re.compile(r'\[\s*\{\s*"')
+# Possessive, and with the end left open: no text makes it read a character twice.
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*+"?')
 _ATOMS = int | float | None  # bool is an int
 
 
@@ -56,17 +57,10 @@ def _encode_items(items: Iterable[object], margin: str, redact: Redact | None) -
 
 def _indented(value: object, margin: str, redact: Redact | None) -> str:
     redacted = _redact_item(value, redact) if redact else value
-    text = _dumps(redacted, ensure_ascii=False)
+    text = as_json(redacted, indent=2, ensure_ascii=False)
     if not is_encodable(text):  # a lone surrogate has no UTF-8 form, but JSON can say it
-        text = _dumps(redacted, ensure_ascii=True)
+        text = as_json(redacted, indent=2, ensure_ascii=True)
     return text.replace("\n", f"\n{margin}")  # JSON strings hold no line breaks
-
-
-def _dumps(value: object, *, ensure_ascii: bool) -> str:
-    try:
-        return json.dumps(value, indent=2, ensure_ascii=ensure_ascii, default=as_dict)
-    except RecursionError:  # only the encoder that indents is written in Python
-        return json.dumps(value, ensure_ascii=ensure_ascii, default=as_dict)
 
 
 # Lines of a record that grows -------------------------------------------------------------------------------------
@@ -113,34 +107,35 @@ def _redact_messages(value: object, redact: Redact) -> object:
 
 
 def redact_text(text: str, redact: Redact) -> str:
-    """*text* with *redact* applied; in blocks that were encoded as JSON, to each string by itself first.
+    """*text* with *redact* applied: to the JSON strings quoted in it as they were said, then to the whole.
 
-    Raises StorageError when *redact* fails.
+    Results of several blocks, quoted names and output of many tools hold a secret as JSON escapes it. Raises
+    StorageError when *redact* fails.
     """
-    return _apply(redact, _redact_encoded_blocks(text, redact))
+    if "\\" in text:
+        text = _QUOTED.sub(lambda match: _redact_quoted(match[0], redact), text)
+    return _apply(redact, text)
 
 
-def _redact_encoded_blocks(text: str, redact: Redact) -> str:
-    """A tool result of several blocks is stored as JSON, in which *redact* would not find what JSON escapes."""
-    if not _BLOCKS_IN_JSON.match(text):
-        return text
+def _redact_quoted(quoted: str, redact: Redact) -> str:
+    """*quoted* redacted where it is a JSON string with escapes, and as it is where nothing had to be hidden."""
+    if "\\" not in quoted:
+        return quoted
     try:
-        items = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    redacted = [_redact_item(item, redact) for item in items]
-    if redacted == items:
-        return text
-    if text.startswith("[\n"):
-        return json.dumps(redacted, ensure_ascii=False, indent=2)
-    return json.dumps(redacted, ensure_ascii=False, separators=(",", ":"))
+        said = json.loads(quoted, strict=False)
+    except ValueError:
+        return quoted
+    redacted = redact_text(said, redact)
+    if redacted == said:
+        return quoted
+    return json.dumps(redacted, ensure_ascii=not is_encodable(redacted))
 
 
 def _redact_item(item: object, redact: Redact) -> object:
     """An item of a record: a message, a block, or any other value."""
-    if isinstance(item, str | list | tuple | _ATOMS):
-        return _redact_strings(item, redact)
-    return _redact_block(as_dict(item), redact)
+    if isinstance(item, Mapping) or hasattr(item, "model_dump"):
+        return _redact_block(as_dict(item), redact)
+    return _redact_strings(item, redact)
 
 
 def _redact_block(block: Mapping[str, Any], redact: Redact) -> dict[str, object]:
@@ -163,18 +158,20 @@ def _redact_strings(value: object, redact: Redact) -> object:
     while pending:
         held, parent, place = pending.pop()
         if isinstance(held, str):
-            parent[place] = _apply(redact, held)
+            parent[place] = redact_text(held, redact)
         elif isinstance(held, _ATOMS):
             parent[place] = held
         elif isinstance(held, list | tuple):
             parent[place] = items = [None] * len(held)
             pending += [(item, items, index) for index, item in enumerate(held)]
-        else:
+        elif isinstance(held, Mapping) or hasattr(held, "model_dump"):
             parent[place] = fields = dict[object, object]()
             for key, item in as_dict(held).items():
-                name = _free(_apply(redact, key) if isinstance(key, str) else key, fields)
+                name = _free(redact_text(key, redact) if isinstance(key, str) else key, fields)
                 fields[name] = None  # in their order
                 pending.append((item, fields, name))
+        else:  # such as a date: what JSON makes of it may be a text, too
+            pending.append((json.loads(as_json(held)), parent, place))
     return outcome[0]
 
 
