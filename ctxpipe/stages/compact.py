@@ -167,7 +167,7 @@ async def compact_messages(
         path = await _saved(archive, session_id, rest, required=require_archive)
         summary = await summarised(summarize, rest, retry)
     except (SummaryFailed, StorageError) as error:
-        logger.error("the history is not compacted: %s", type(error).__name__)
+        logger.error("the history is not compacted: %s", type(error).__name__)  # noqa: TRY400  no traceback: it quotes
         return CompactResult(messages, original_messages_path=path, reason=str(error))
     restored = await restore_files(
         messages,
