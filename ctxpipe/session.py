@@ -18,6 +18,7 @@ from .refusals import Refusal, as_refusal, read_refusal
 from .reports import Result
 from .runner import Request, Runner, model_of
 from .stages.compact import Compact
+from .tokens.billed import cached_tokens
 from .undo import goes_one_by_one, restored, shortened, undo_of
 
 if TYPE_CHECKING:
@@ -206,13 +207,13 @@ class Session:
     def observe(self, usage: object, sent: Sequence[Message] | None = None, *, model: str | None = None) -> None:
         """Learn from a reply's *usage* (an SDK object or a mapping): the real token count, and the cache's state.
 
-        *sent* are the messages that it bills, by default the context of the last run.
+        The whole reply may be given instead; it says more where the server has run tools or cleared results. *sent*
+        are the messages that it bills, by default the context of the last run.
         """
         self._recovered_at = None
         billed = self._projection.context if sent is None else sent
         self._record.ledger.observe(usage, billed, overhead=self._record.overhead.tokens, model=model)
-        cached = (field(usage, "cache_read_input_tokens") or 0) + (field(usage, "cache_creation_input_tokens") or 0)
-        self._cached_at = self._clock() if cached else None
+        self._cached_at = self._clock() if cached_tokens(usage) else None
 
     def _is_cold(self) -> bool:
         """Whether the provider's prompt cache is known to hold nothing of this conversation any more."""
@@ -233,9 +234,9 @@ class Session:
 
         reply, sent = await self._answered(send, client, messages, request)
         if request.get("stream"):
-            observe_stream(reply, lambda begun: self.observe(begun.usage, sent.messages, model=begun.model))
+            observe_stream(reply, lambda begun: self.observe(begun, sent.messages, model=field(begun, "model")))
         else:
-            self.observe(reply.usage, sent.messages, model=reply.model)
+            self.observe(reply, sent.messages, model=reply.model)
         return cast("Reply", reply)
 
     @asynccontextmanager
@@ -255,7 +256,7 @@ class Session:
             finally:
                 with suppress(AssertionError):  # so the SDK says that nothing of the stream was read
                     begun = stream.current_message_snapshot
-                    self.observe(begun.usage, sent.messages, model=begun.model)
+                    self.observe(begun, sent.messages, model=begun.model)
 
     async def _answered(
         self,
@@ -410,12 +411,17 @@ def _arguments(client: AsyncAnthropic, request: dict[str, Any]) -> dict[str, Any
 
 
 def observe_stream(stream: AsyncStream[Any], tell: Callable[[Any], None]) -> None:
-    """Have *stream* tell of the message that it begins with, once that is read."""
+    """Have *stream* tell of the message that it begins with, and of what the server has cleared, once that is read."""
 
     async def observed(events: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        begun: Any = None
         async for event in events:
             if field(event, "type") == "message_start":
-                tell(field(event, "message"))
+                begun = field(event, "message")
+                tell(begun)
+            elif cleared := field(event, "context_management"):
+                told = {name: field(begun, name) for name in ("usage", "model")}
+                tell({**told, "context_management": cleared})
             yield event
 
     vars(stream)["_iterator"] = observed(stream._iterator)  # noqa: SLF001  it offers no hook of its own

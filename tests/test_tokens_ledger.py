@@ -415,6 +415,200 @@ def test_an_estimate_grows_with_the_count_and_is_never_below_it(tokens: int, bil
     assert less <= ledger.estimate(less, []) <= ledger.estimate(more, [])
 
 
+# Impossible bills ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("billed", [10**15, 190_000, 10**9, True, -5, float("nan"), float("inf"), "9999", None, [7]])
+@pytest.mark.parametrize("field", ["input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"])
+async def test_an_impossible_bill_teaches_nothing(billed: object, field: str) -> None:
+    ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
+
+    ledger.observe({field: billed}, history)
+    assert (ledger.factor, ledger.estimate(50_000, history)) == (1.5, 75_000)
+
+    ledger.observe(usage(60_000), history)
+    ledger.observe({field: billed}, history)
+    assert (ledger.factor, ledger.estimate(50_000, history)) == (1.2, 60_000)
+
+
+@given(st.integers(1, 10**6), st.lists(st.integers(0, 10**12), min_size=1, max_size=4), st.integers(0, 10**6))
+def test_no_bill_makes_a_context_look_longer_than_text_can_cost(tokens: int, bills: list[int], raw: int) -> None:
+    ledger = Ledger(TokenCounter(lambda _: tokens, memo_bytes=0))
+
+    for billed in bills:
+        ledger.observe(usage(billed), [user("x")])
+
+    assert ledger.estimate(raw, []) <= 2.25 * raw + 32_000
+
+
+def test_an_impossible_bill_that_was_written_down_is_not_learnt() -> None:
+    ledger = Ledger()
+
+    ledger.learn([("m", 1000, 10**15, 0, 0), ("n", 0, 5, 0, 0)])
+
+    assert ledger.bills == []
+
+
+def request(tokens: int, kind: str = "message", **more: Any) -> dict[str, Any]:
+    return {"type": kind, "input_tokens": 10, "cache_read_input_tokens": tokens - 10, **more}
+
+
+ITERATIONS: dict[str, tuple[list[dict[str, Any]], int | None]] = {
+    "server tools": ([request(60_000), request(90_000), request(130_000)], 60_000),
+    "summarized on the way": ([request(60_000), request(900, "compaction"), request(4_000)], 60_000),
+    "summarized before": ([request(900, "compaction"), request(4_000)], None),
+    "only summarized": ([request(900, "compaction")], None),
+    "an advisor": ([request(300, "advisor_message"), request(60_000)], 60_000),
+    "another model": ([request(55_000, model="a"), request(60_000, "fallback_message", model="b")], 60_000),
+    "of an unknown kind": ([request(5, "future"), request(60_000)], 60_000),
+}
+
+
+@pytest.mark.parametrize("name", ITERATIONS)
+async def test_the_first_request_of_several_is_the_bill_of_what_was_sent(name: str) -> None:
+    iterations, expected = ITERATIONS[name]
+    ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
+
+    ledger.observe(usage(100_000, iterations=iterations), history)
+
+    assert ledger.estimate(50_000, history) == (expected or 75_000)
+
+
+async def test_the_sdks_own_usage_is_read_the_same_way() -> None:
+    from anthropic.types.beta import BetaMessage
+
+    edit = {"type": "clear_tool_uses_20250919", "cleared_tool_uses": 2, "cleared_input_tokens": 10_000}
+    first = {**request(50_000), "cache_creation_input_tokens": 0, "output_tokens": 1}
+    body = {
+        "id": "m",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": [],
+        "usage": {"input_tokens": 100_000, "output_tokens": 1, "iterations": [first]},
+        "context_management": {"applied_edits": [edit]},
+    }
+    reply = BetaMessage.model_validate(body)
+    ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
+
+    ledger.observe(reply, history)
+
+    assert ledger.estimate(50_000, history) == 60_000
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        usage(100_000, server_tool_use={"web_search_requests": 3, "web_fetch_requests": 0}),
+        {"usage": usage(100_000), "content": [{"type": "server_tool_use", "id": "s", "name": "code_execution"}]},
+        {"usage": usage(100_000), "content": [{"type": "mcp_tool_use", "id": "s", "name": "look"}]},
+    ],
+)
+async def test_a_sum_over_server_tools_without_its_parts_is_no_bill(reply: object) -> None:
+    ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
+
+    ledger.observe(reply, history)
+
+    assert ledger.estimate(50_000, history) == 75_000
+
+
+@pytest.mark.parametrize("searches", [None, {}, {"web_search_requests": 0}])
+async def test_a_reply_without_server_tools_is_billed_as_it_says(searches: object) -> None:
+    ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
+
+    ledger.observe({"usage": usage(60_000, server_tool_use=searches), "content": [text("ok")]}, history)
+
+    assert ledger.estimate(50_000, history) == 60_000
+
+
+async def test_what_the_server_has_cleared_was_sent_too() -> None:
+    ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
+    edits = [{"type": "clear_tool_uses_20250919", "cleared_input_tokens": 30_000}, {"cleared_input_tokens": "x"}]
+
+    ledger.observe({"usage": usage(40_000), "context_management": {"applied_edits": edits}}, history)
+
+    assert ledger.estimate(50_000, history) == 70_000
+
+
+# Summaries by the server ---------------------------------------------------------------------------------------------
+
+SUMMARY_BLOCK = {"type": "compaction", "content": "what went before"}
+FAILED_BLOCK = {"type": "compaction", "content": None}
+
+
+def summaries(message: Message) -> list[int]:
+    """Where the server's summaries are in *message*."""
+    return [place for place, block in enumerate(message["content"]) if block == SUMMARY_BLOCK]
+
+
+def counted(messages: list[Message]) -> list[int]:
+    """The sums by definition: what stands before the last summary counts nothing."""
+    counter, last = TokenCounter(len), max((i for i, m in enumerate(messages) if summaries(m)), default=-1)
+    billed: list[Any] = list(messages)
+    if last >= 0:
+        content: Any = billed[last]["content"]
+        billed[last] = {**billed[last], "content": content[summaries(billed[last])[-1] :]}
+    counts = (0 if place < last else counter.message(message) for place, message in enumerate(billed))
+    return [0, *itertools.accumulate(counts)]
+
+
+SUMMARIZED: list[Message] = [
+    assistant(SUMMARY_BLOCK, text("ok")),
+    assistant(text("first"), SUMMARY_BLOCK, text("then")),
+    assistant(SUMMARY_BLOCK, text("a"), SUMMARY_BLOCK, text("b")),
+    assistant(FAILED_BLOCK, text("it failed")),
+]
+
+
+@given(st.lists(st.lists(st.sampled_from([*POOL[:4], *SUMMARIZED]), max_size=9), min_size=1, max_size=6))
+async def test_what_stands_before_the_servers_last_summary_counts_nothing(lists: list[list[Message]]) -> None:
+    ledger = Ledger(TokenCounter(len))
+    for messages in lists:
+        sums = counted(messages)
+        assert list(await ledger.prefix_sums(messages)) == sums
+        assert await ledger.total(messages) == sums[-1]
+
+
+@given(
+    st.lists(st.sampled_from([*POOL[:4], *SUMMARIZED]), max_size=9),
+    st.lists(st.sampled_from([*POOL[:4], *SUMMARIZED]), min_size=1, max_size=9),
+)
+async def test_a_bill_is_compared_with_what_is_billed(seen: list[Message], billed: list[Message]) -> None:
+    ledger, fresh = Ledger(TokenCounter(len)), Ledger(TokenCounter(len))
+    raw = counted(billed)[-1]
+    await ledger.total(seen)
+
+    for one in (ledger, fresh):
+        one.observe(usage(max(1, raw + raw // 4)), billed)
+
+    assert ledger.bills == fresh.bills
+    assert [bill[1] for bill in ledger.bills] == ([raw] if raw else [])
+
+
+async def test_a_context_that_the_server_has_summarized_is_estimated_from_the_summary_on() -> None:
+    ledger, history = Ledger(TokenCounter(len)), [user("x" * 100_000)]
+    ledger.observe(usage(110_000), history)
+    history += [assistant(SUMMARY_BLOCK, text("ok")), user("go on")]
+    ledger.observe(usage(1_000), history)  # of which most is not counted, such as the API's own instructions
+    history.append(assistant("y" * 60_000))
+
+    estimate = ledger.estimate(await ledger.total(history), history)
+
+    assert 60_000 <= estimate <= 1_000 + 1.1 * 60_000 + 1
+
+
+async def test_a_turn_after_the_servers_summary_encodes_only_what_is_new() -> None:
+    ledger = Ledger(TokenCounter())
+    history = [*chat(50), assistant(SUMMARY_BLOCK, text("ok")), *chat(50)]
+    await ledger.total(history)
+    encoded = ledger.counter.encoded_chars
+
+    history.append(new("exactly 19 letters."))
+    await ledger.total(history)
+
+    assert ledger.counter.encoded_chars == encoded + 19
+
+
 Bill: TypeAlias = Callable[[int, int], int]
 
 

@@ -208,7 +208,8 @@ def _asking_for_a_stage() -> Iterator[None]:
 def _is_a_turn(request: APIRequest, body: Any) -> bool:
     """Whether *request* asks for the next message of a conversation that the client holds.
 
-    Where the server compacts the history itself, the summary is its own, signed, and not ours to touch.
+    Not ours to touch is what the server is to summarize as a whole, or what begins with such a summary. Where one comes
+    later, the stages leave it and what stands before it to the server.
     """
     if request.method.upper() != "POST" or request.url.split("?")[0] != PATH or not isinstance(body, Mapping):
         return False
@@ -305,7 +306,7 @@ async def _observe(session: Session, sent: Result, request: APIRequest, response
 
     def learn(reply: object) -> None:
         with _harmless("the usage of a reply could not be read; the reply is passed on"):
-            session.observe(read(reply, "usage"), sent.messages, model=read(reply, "model"))
+            session.observe(reply, sent.messages, model=read(reply, "model"))
 
     with _harmless("a reply could not be read; it is passed on"):
         if request.stream:

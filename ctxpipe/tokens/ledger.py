@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from ..messages import Message
 from ..messages import field as read
+from .billed import billed_part, context_tokens, server_summary
 from .counter import Counting, TokenCounter, as_counter
 
 __all__ = ["Ledger"]
@@ -18,6 +19,7 @@ __all__ = ["Ledger"]
 FIRST_FACTOR = Fraction(3, 2)
 LEAST_FACTOR = Fraction(1)
 MOST_FACTOR = Fraction(9, 4)  # what text of any language was seen to cost at most
+MOST_FIXED = 32_000  # billed tokens that nobody has counted, such as a system prompt that the session was not told of
 ENOUGH_GROWTH = 1_000  # raw tokens between two bills that tell the price of text from a fixed part
 
 SavedBill: TypeAlias = tuple[str | None, int, int, int, int]
@@ -35,11 +37,16 @@ class Bill:
     raw: int = 0
     billed: int = 0
     since: tuple[int, int] = (0, 0)
+    prior: Fraction | None = None  # what it cost before the context became this short
     slope: Fraction = field(init=False)  # what a raw token costs that is appended to this context
 
     def __post_init__(self) -> None:
         grown = self.raw - self.since[0]
-        slope = _clamped(self.billed - self.since[1], grown) if grown >= ENOUGH_GROWTH else self.factor
+        slope = self.factor
+        if grown >= ENOUGH_GROWTH:
+            slope = _clamped(self.billed - self.since[1], grown)
+        elif self.prior is not None and self.raw < ENOUGH_GROWTH:
+            slope = self.prior
         object.__setattr__(self, "slope", slope)  # once, and not at every estimate
 
     @property
@@ -54,13 +61,19 @@ class Bill:
         return billed - (self.raw - raw) * self.slope.numerator // self.slope.denominator
 
 
+def _is_possible(raw: int, billed: int) -> bool:
+    """Whether a context of *raw* tokens can be billed so: a proxy's sum, or a number gone wrong, tells nothing."""
+    return raw > 0 and billed <= MOST_FIXED + raw * MOST_FACTOR
+
+
 def _clamped(billed: int, raw: int) -> Fraction:
     return min(MOST_FACTOR, max(LEAST_FACTOR, Fraction(billed, raw)))
 
 
 class Ledger:
-    """The running totals of one conversation: a turn costs no more than its new messages. Source: TC-7, R12.
+    """The running totals of one conversation: a turn costs no more than its new messages.
 
+    What stands before the last summary that the server has made of the conversation is not billed and counts nothing.
     Counts are kept per message of the list seen last. A message that was replaced, inserted or taken out is
     noticed; an edit inside a message that was counted before is not, the last message's list of blocks excepted.
 
@@ -70,7 +83,8 @@ class Ledger:
     def __init__(self, counter: Counting | None = None) -> None:
         self.counter: TokenCounter = as_counter(counter)
         self._seen: list[Message] = []
-        self._sums = array("q", [0])  # of the first 0, 1, 2 … messages
+        self._sums = array("q", [0])  # of the first 0, 1, 2 … messages, all of them
+        self._summaries: list[int] = []  # which messages hold a summary by the server
         self._handed_out: Sequence[int] | None = None  # the same, but never changed
         self._tail: object = None
         self._sure = 0
@@ -96,14 +110,25 @@ class Ledger:
         are compared.
         """
         await self._read(messages, known)
-        return self._sums[-1]
+        return self._sums[-1] - self._unbilled
 
     async def prefix_sums(self, messages: Sequence[Message], *, known: int | None = None) -> Sequence[int]:
         """The raw tokens of the first 0, 1, 2, … messages: one entry more than there are messages. Read it only."""
         await self._read(messages, known)
         if self._handed_out is None:
-            self._handed_out = self._sums[:]
+            unbilled = self._unbilled
+            self._handed_out = (
+                array("q", (max(0, sum_ - unbilled) for sum_ in self._sums)) if unbilled else self._sums[:]
+            )
         return self._handed_out
+
+    @property
+    def _unbilled(self) -> int:
+        """The tokens of the messages before the last summary by the server."""
+        return self._sums[self._summaries[-1]] if self._summaries else 0
+
+    async def _counts(self, messages: list[Message]) -> list[int]:
+        return await self.counter.counts(map(billed_part, messages))
 
     async def _read(self, messages: Sequence[Message], known: int | None) -> None:
         now = messages if isinstance(messages, list) else list(messages)
@@ -112,7 +137,8 @@ class Ledger:
             await self._recount(now, same)
         elif same < len(now):
             new = now[same:]
-            counts = await self.counter.counts(new)
+            counts = await self._counts(new)
+            self._summaries += _summaries(new, same)
             self._seen += new
             self._sums.extend(itertools.accumulate(counts, initial=self._sums.pop()))
             self._tail, self._handed_out = _content(new[-1]), None
@@ -126,6 +152,8 @@ class Ledger:
 
     def _forget_last(self) -> None:
         del self._seen[-1:], self._sums[-1:]
+        if self._summaries and self._summaries[-1] == len(self._seen):
+            self._summaries.pop()
         self._tail, self._handed_out = _content(self._seen[-1]) if self._seen else None, None
         self.rewind(len(self._seen))
 
@@ -133,7 +161,11 @@ class Ledger:
         """Take in *messages*, of which the first *same* and whatever agrees at the end are known."""
         before = self._sums
         kept = _common(messages[same:][::-1], self._seen[same:][::-1])
-        counts = await self.counter.counts(messages[same : len(messages) - kept])
+        new = messages[same : len(messages) - kept]
+        counts = await self._counts(new)
+        moved = len(messages) - len(self._seen)
+        behind = [place + moved for place in self._summaries if place >= len(self._seen) - kept]
+        self._summaries = [*(place for place in self._summaries if place < same), *_summaries(new, same), *behind]
         sums = before[:same]
         sums.extend(itertools.accumulate(counts, initial=before[same]))
         if kept:
@@ -178,7 +210,8 @@ class Ledger:
     def learn(self, bills: Iterable[SavedBill]) -> None:
         """Take over what another ledger of this conversation has learnt: its `bills`."""
         for model, raw, billed, *since in bills:
-            self._bills[model] = Bill(raw, billed, (since[0], since[1]))
+            if _is_possible(raw, billed):
+                self._bills[model] = Bill(raw, billed, (since[0], since[1]))
             self._model = model
 
     def expect(self, model: str) -> None:
@@ -190,10 +223,11 @@ class Ledger:
     ) -> None:
         """Learn from the *usage* that the API reported for *messages* with *overhead* raw tokens beside them.
 
-        Nothing is counted before an estimate is asked for: where no stage does, no text is encoded for it.
+        A whole reply will do, too. A bill that cannot be that of such messages teaches nothing. Nothing is counted
+        before an estimate is asked for: where no stage does, no text is encoded for it.
         """
         self._model = model
-        billed = sum(_billed(usage, name) for name in _INPUT)
+        billed = context_tokens(usage)
         if billed > 0:
             self._unread.setdefault(model, [])[1:] = [(billed, list(messages), overhead)]
 
@@ -203,22 +237,30 @@ class Ledger:
         bills = [(model, *bill) for model, bills in unread.items() for bill in bills]
         for model, billed, messages, overhead in bills:
             raw = self._raw(messages) + overhead
-            if raw > 0:
-                last = self._bills.get(model, _NO_BILL)
-                self._bills[model] = Bill(raw, billed, last.since if 0 < last.raw <= raw else (raw, billed))
+            if not _is_possible(raw, billed):
+                continue
+            last = self._bills.get(model, _NO_BILL)
+            grows = 0 < last.raw <= raw and last.since[0] < raw
+            since = last.since if grows else (raw, billed)
+            self._bills[model] = Bill(raw, billed, since, last.slope if last.raw else None)
 
     def _raw(self, messages: list[Message]) -> int:
         same = self._agreeing(messages, None)
-        return self._sums[same] + self.counter.total(messages[same:])
+        new = messages[same:]
+        summaries = _summaries(new, 0)
+        if summaries:
+            return self.counter.total(map(billed_part, new[summaries[-1] :]))
+        known = [place for place in self._summaries if place < same]
+        unbilled = self._sums[known[-1]] if known else 0
+        return self._sums[same] - unbilled + self.counter.total(new)
 
 
 _NO_BILL = Bill()
-_INPUT = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 
 
-def _billed(usage: object, name: str) -> int:
-    tokens = read(usage, name)
-    return tokens if isinstance(tokens, int) and tokens > 0 else 0
+def _summaries(messages: Sequence[Message], start: int) -> list[int]:
+    """Which of *messages*, counted from *start*, hold a summary by the server."""
+    return [place for place, message in enumerate(messages, start) if server_summary(message) is not None]
 
 
 def _content(message: Message) -> object:
