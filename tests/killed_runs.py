@@ -97,7 +97,7 @@ def ended(child: int, pipe: int) -> dict[str, Any] | None:
 
 
 def drafts(root: Path) -> int:
-    return sum(path.name.startswith(".draft") for path in root.rglob("*"))
+    return sum(path.name.startswith(".ctxpipe-tmp-") for path in root.rglob("*"))
 
 
 def left(root: Path) -> int:

@@ -89,7 +89,7 @@ class Work:
         return sum(not Path(path).exists() or Path(path).read_text() not in self.given for path in where)
 
     def drafts(self) -> int:
-        return sum(path.name.startswith(".draft") for path in Path(self.storage.root).rglob("*"))
+        return sum(path.name.startswith(".ctxpipe-tmp-") for path in Path(self.storage.root).rglob("*"))
 
     async def is_whole(self) -> bool:
         """Whether the raw history can be rebuilt, here and in a session that begins anew."""
@@ -269,7 +269,7 @@ async def test_a_session_folder_swapped_for_a_link_all_the_time_never_leads_outs
     assert written
     assert refused
     assert list(outside.iterdir()) == []
-    leaked = sum(path.name.startswith(".draft") for path in root.rglob("*"))
+    leaked = sum(path.name.startswith(".ctxpipe-tmp-") for path in root.rglob("*"))
     told(
         "session folder swapped for a link", "FAILED where the link was met, nothing outside", lost=lost, leaked=leaked
     )

@@ -840,7 +840,7 @@ async def test_r06b_cancellation_passes_at_once_and_leaves_no_draft(tmp_path: Pa
         await summaries.asked.wait()
         group.cancel_scope.cancel()
 
-    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".draft")]
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".ctxpipe-tmp-")]
     assert (await four(tmp_path).session("s").run(history)).changed
 
 

@@ -6,6 +6,7 @@ import errno
 import gc
 import json
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -48,8 +49,13 @@ def storage(root: Path) -> LocalStorage:
     return LocalStorage(root)
 
 
+MARKS = (".ctxpipe-root", ".ctxpipe-session", ".gitignore")
+
+
 def files_below(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
+    """All files but the storage's own marks."""
+    found = [path for path in folder.rglob("*") if not path.is_dir() and path.name not in MARKS]
+    return sorted(str(path.relative_to(folder)) for path in found)
 
 
 def mode(path: str | Path) -> int:
@@ -344,9 +350,7 @@ async def test_a_root_that_is_a_file_is_an_error_with_its_cause(tmp_path: Path) 
 
 async def test_a_vanished_root_is_made_anew(storage: LocalStorage, root: Path) -> None:
     [path] = await storage.write([("s/a.md", "x")])
-    os.unlink(path)
-    (root / "s").rmdir()
-    root.rmdir()
+    shutil.rmtree(root)
 
     assert await storage.write([("s/a.md", "y")]) == [path]
     assert Path(path).read_text() == "y"
@@ -433,7 +437,7 @@ anyio.run(LocalStorage(sys.argv[1]).save, "s", "compact", chunks())
 """
     python_killed_at("HALF", script, root)
     [draft] = files_below(root)
-    assert Path(draft).name.startswith(".draft-")
+    assert Path(draft).name.startswith(".ctxpipe-tmp-")
 
     anyio.run(LocalStorage(root).write, [("s/a.md", "x")])
     fresh = files_below(root)
@@ -465,7 +469,7 @@ sys.exit(sum(process.wait() for process in running))
 """
     assert python(starter, script, root) == ""
 
-    found = {path.name: set(path.read_text()) for path in (root / "s").iterdir()}
+    found = {path.name: set(path.read_text()) for path in (root / "s").glob("*.md")}
     assert all(len(held) == 1 for name, held in found.items() if not name.startswith("both"))
     assert len(found) == 200 * 4  # each of three texts once for every number, and one for all three
 
@@ -505,6 +509,8 @@ async def test_when_another_process_is_faster_its_file_stays(
 async def test_a_disk_that_fails_when_the_file_is_named_leaves_no_draft(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    await LocalStorage(root).write([("s/b.md", "x")])
+
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -512,7 +518,7 @@ async def test_a_disk_that_fails_when_the_file_is_named_leaves_no_draft(
 
     with pytest.raises(StorageError, match=r"cannot write .*: Input/output error"):
         await LocalStorage(root).write([("s/a.md", "x")])
-    assert files_below(root) == []
+    assert files_below(root) == ["s/b.md"]
 
 
 async def test_without_hard_links_it_still_works(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -765,7 +771,7 @@ async def test_a_folder_goes_when_it_has_been_empty_for_an_hour(dated: LocalStor
     os.utime(root / "u", (0, 0))
     await dated.cleanup()
 
-    assert sorted(path.name for path in root.iterdir()) == ["t", "u"]
+    assert sorted(path.name for path in root.iterdir() if path.is_dir()) == ["t", "u"]
 
 
 LIVE = "s/tool-result-live.md"
@@ -814,19 +820,19 @@ async def test_records_go_only_when_asked(dated: LocalStorage, root: Path) -> No
 
 
 async def test_drafts_go_only_when_nobody_can_be_writing_them(dated: LocalStorage, root: Path) -> None:
-    (root / "s").mkdir(parents=True)
+    await dated.write([("s/a.md", "x")])
     for name, age in (("old", 3601), ("new", 3599)):
-        (root / f"s/.draft-{name}").write_text("half")
-        os.utime(root / f"s/.draft-{name}", (1_000_000 - age, 1_000_000 - age))
+        (root / f"s/.ctxpipe-tmp-{name}").write_text("half")
+        os.utime(root / f"s/.ctxpipe-tmp-{name}", (1_000_000 - age, 1_000_000 - age))
 
     await dated.cleanup()
 
-    assert files_below(root) == ["s/.draft-new"]
+    assert files_below(root) == ["s/.ctxpipe-tmp-new", "s/a.md"]
 
 
 async def test_files_that_are_not_ours_stay(dated: LocalStorage, root: Path) -> None:
     await aged(dated, {"tool-result-a.md": 100, "s/b.md": 100})
-    theirs = ["README.md", ".gitignore", "data.csv", "s/.keep"]
+    theirs = ["README.md", ".gitattributes", "data.csv", "s/.keep", "s/figures.csv"]
     for name in theirs:
         (root / name).write_text("precious")
         os.utime(root / name, (0, 0))

@@ -161,7 +161,7 @@ async def compact_messages(
     if not is_long or not rest:
         return CompactResult(messages, reason="below the threshold" if rest else "nothing but system messages")
     if archive is None:
-        archive = await to_thread.run_sync(LocalStorage, output_dir or COMPACT_OUTPUT_DIR())
+        archive = await to_thread.run_sync(partial(LocalStorage, output_dir or COMPACT_OUTPUT_DIR(), taken="number"))
     path = None
     try:
         path = await _saved(archive, session_id, rest, required=require_archive)

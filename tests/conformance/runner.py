@@ -201,8 +201,12 @@ def _lay_out(files: Mapping[str, Any], folder: Path) -> None:
                 path.write_text(expand(body, folder), encoding="utf-8", newline="")
 
 
+_MARKS = {".ctxpipe-root", ".ctxpipe-session", ".gitignore"}  # of a storage; the requirements speak of texts
+
+
 def _files(folder: Path) -> set[str]:
-    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()}
+    found = [p for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()]
+    return {str(p.relative_to(folder)) for p in found if p.name not in _MARKS}
 
 
 def _folders(folder: Path) -> set[str]:

@@ -1,0 +1,103 @@
+"""Folders of version 0.1, which made no marks: what in them is ctxpipe's is proven by a journal or an archive."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ..errors import StorageError
+from ..messages import ensure_messages
+from ..names import safe_name
+from .atomic import read_bytes
+from .cleanup import JOURNAL
+from .ownership import ROOT_MARK, SESSION_MARK, Mark, StorageRoot, write_mark
+from .records import parse_line
+
+__all__ = ["adopt", "find_unmarked"]
+
+_ARCHIVE = re.compile(r"(?:compact|truncate)-\d{8}T\d{6}Z-\d+\.json")
+_TAKEN = re.compile(r"-(?:[0-9a-f]{8}|\d+)\Z")  # the name was in use
+_INPUT = re.compile(r"-input-\d+\Z")
+_ID_KEYS = {"tool_use": "id", "tool_result": "tool_use_id"}
+_PATHS = "compact-paths.txt"
+_RECORD_BYTES = 1 << 30
+
+_DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
+def find_unmarked(root: StorageRoot) -> dict[str, Mark]:
+    """What each session folder without a mark holds that is proven to be ctxpipe's; folders without proof left out."""
+    return {folder: Mark(files) for folder in root.session_folders() if (files := _proven_files(root, folder))}
+
+
+def adopt(root: StorageRoot, found: Mapping[str, Mark]) -> None:
+    """Mark the root, and the folders *found* in it with the files that are ctxpipe's there. Raises StorageError."""
+    for folder, mark in found.items():
+        with root.folder(folder) as descriptor:
+            write_mark(descriptor, SESSION_MARK, mark.files)
+    with root.folder("") as descriptor:
+        write_mark(descriptor, ROOT_MARK, ())
+
+
+def _proven_files(root: StorageRoot, folder: str) -> frozenset[str]:
+    """The records in *folder* that can be read as such, and the texts named after the tool calls in them."""
+    try:
+        with root.folder(folder) as descriptor:
+            if root.read_mark(folder, descriptor) is not None:
+                return frozenset()
+            names = os.listdir(descriptor)
+            read = {name: _messages(descriptor, name) for name in names}
+    except StorageError:
+        return frozenset()
+    records = {name: messages for name, messages in read.items() if messages is not None}
+    ids = {safe_name(name) for messages in records.values() for name in _tool_ids(messages)}
+    stems = ids | {f"tool-result-{name}" for name in ids}
+    texts = {name for name in names if not stems.isdisjoint(_bases(name))}
+    index = {_PATHS} & set(names) if any(_ARCHIVE.fullmatch(name) for name in records) else set()
+    return frozenset(records) | texts | index
+
+
+def _messages(folder: int, name: str) -> list[Any] | None:
+    """The messages in a record of version 0.1; None for any other file."""
+    try:
+        if name == JOURNAL:
+            return _journal_messages(_text(folder, name))
+        if _ARCHIVE.fullmatch(name):
+            messages: list[Any] = json.loads(_text(folder, name))
+            ensure_messages(messages)
+            return messages
+    except (OSError, *_DAMAGED):
+        pass
+    return None
+
+
+def _text(folder: int, name: str) -> str:
+    return (read_bytes(folder, name, _RECORD_BYTES) or b"").decode()
+
+
+def _journal_messages(text: str) -> list[Any] | None:
+    """The messages in the lines whose check sum is right; None when there is no such line."""
+    entries = [entry for line in text.split("\n") if (entry := parse_line(line))]
+    return [item for entry in entries for item in entry["tail"]] if entries else None
+
+
+def _tool_ids(messages: Iterable[Any]) -> Iterator[str]:
+    """The ids of the tool calls and results that are blocks of *messages*."""
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        for block in content if isinstance(content, list) else ():
+            key = _ID_KEYS.get(str(block.get("type"))) if isinstance(block, dict) else None
+            if key and isinstance(block.get(key), str):
+                yield block[key]
+
+
+def _bases(name: str) -> set[str]:
+    """What the text file *name* may be named after; nothing for any other file."""
+    if not name.endswith(".md"):
+        return set()
+    stem = name[: -len(".md")]
+    stems = {stem, _TAKEN.sub("", stem)}
+    return stems | {_INPUT.sub("", stem) for stem in stems}

@@ -1,0 +1,129 @@
+"""Files that are there whole or not at all: written under a temporary name, then given their own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+
+from .folders import FAULTS, ignore_unsupported, open_file
+
+__all__ = [
+    "STALE_SECONDS",
+    "TEMPORARY",
+    "claim",
+    "discard",
+    "exists",
+    "read_bytes",
+    "sweep",
+    "sync",
+    "temporary_file",
+]
+
+TEMPORARY = ".ctxpipe-tmp-"
+STALE_SECONDS = 3600.0  # a temporary file or an empty folder this old has no writer any more
+
+_NUMBERS = count()
+
+
+def _write_temporary(folder: int, chunks: Iterable[bytes], *, synced: bool) -> str:
+    """The name of a new hidden file in *folder* that holds *chunks*; nothing is left of it when that fails."""
+    name = f"{TEMPORARY}{os.getpid()}-{next(_NUMBERS)}-{time.time_ns():x}"
+    file = open_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder=folder)
+    whole = False
+    try:
+        with ignore_unsupported():
+            os.fchmod(file, 0o600)
+        for chunk in chunks:
+            written = os.write(file, chunk)
+            while written < len(chunk):
+                written += os.write(file, chunk[written:])
+        if synced:
+            sync(file)
+        whole = True
+    finally:
+        os.close(file)
+        if not whole:
+            discard(folder, name)
+    return name
+
+
+@contextmanager
+def temporary_file(folder: int, chunks: Iterable[bytes], *, synced: bool) -> Iterator[str]:
+    """The name of a file that holds *chunks*; it is removed afterwards, if it still has that name."""
+    name = _write_temporary(folder, chunks, synced=synced)
+    try:
+        yield name
+    finally:
+        discard(folder, name)
+
+
+def claim(folder: int, temporary: str, name: str) -> bool:
+    """Give the temporary file the *name* too, unless that is taken."""
+    try:
+        # Unlike a rename, a link never replaces what another process has put there meanwhile.
+        os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno in FAULTS:
+            raise
+        return _claim_without_links(folder, temporary, name)
+    return True
+
+
+def _claim_without_links(folder: int, temporary: str, name: str) -> bool:
+    """The same with an empty file that holds the name for a moment; a kill in that moment leaves it empty."""
+    try:
+        os.close(open_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder=folder))
+    except OSError:
+        if exists(folder, name):
+            return False
+        raise
+    try:
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        discard(folder, name)
+        raise
+    return True
+
+
+def discard(folder: int, name: str) -> None:
+    """Remove the file *name*, unless it is gone: moved into place, or removed by another process."""
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+
+
+def sweep(folder: int, before: float) -> None:
+    """Remove temporary files last written *before* then: a killed process left them."""
+    for name in os.listdir(folder):
+        if name.startswith(TEMPORARY):
+            with suppress(FileNotFoundError):
+                if os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime < before:
+                    os.unlink(name, dir_fd=folder)
+
+
+def sync(descriptor: int) -> None:
+    """Wait until the file or folder is on the disk, where the file system can do that."""
+    with ignore_unsupported():
+        os.fsync(descriptor)
+
+
+def read_bytes(folder: int, name: str, limit: int) -> bytes | None:
+    """At most *limit* bytes of the regular file *name* in *folder*; None when there is nothing of that name."""
+    try:
+        file = open_file(name, os.O_RDONLY, folder=folder)
+    except FileNotFoundError:
+        return None
+    with open(file, "rb") as stream:
+        return stream.read(limit)
+
+
+def exists(folder: int, name: str) -> bool:
+    """Whether anything in *folder* has that name."""
+    with suppress(FileNotFoundError):
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return True
+    return False

@@ -1,0 +1,228 @@
+"""What may be deleted: files that ctxpipe wrote into folders that it made, and nothing else."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import StorageError
+from .atomic import STALE_SECONDS, TEMPORARY
+from .folders import regular_files, translate_errors
+from .ownership import Mark, StorageRoot
+
+__all__ = [
+    "JOURNAL",
+    "Cleaned",
+    "Limits",
+    "OwnFile",
+    "choose_files",
+    "delete_files",
+    "delete_session",
+    "drop_empty_folders",
+    "file_kind",
+    "find_files",
+    "is_owned",
+    "is_record",
+]
+
+JOURNAL = "journal.jsonl"
+
+_RECORD = re.compile(r".+-\d{8}T\d{6}Z-\d+\.json|[^.].*\.jsonl|compact-paths\.txt")
+_ROOT_TEXT = re.compile(r"tool-result-.+\.md")
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """What a clean-up removed: absolute paths, and the bytes they held."""
+
+    files: tuple[str, ...] = ()
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFile:
+    """A file of ctxpipe's below a root. *written* is in nanoseconds since 1970."""
+
+    folder: str
+    name: str
+    kind: Literal["text", "record", "temporary"]
+    size: int
+    written: int
+    journal_time: float | None = None
+    """When the journal beside it was last written, in seconds since 1970; None where there is none."""
+
+    def age(self, now: float) -> float:
+        """Seconds since it was written."""
+        return now - self.written / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a clean-up keeps. *kept* are names of files that stay whatever their age."""
+
+    max_bytes: int | None = None
+    max_age: float | None = None
+    records: bool = False
+    kept: Collection[str] = ()
+
+    def keeps(self, file: OwnFile, now: float) -> bool:
+        """Whether *file* stays, however much there is."""
+        if file.name in self.kept or (file.kind == "record" and not self.records):
+            return True
+        # The journal tells that the conversation may go on, whoever else remembers it.
+        if file.journal_time is None:
+            return False
+        return self.max_age is None or now - file.journal_time <= self.max_age
+
+
+# Finding ------------------------------------------------------------------------------------------
+
+
+def is_owned(root: StorageRoot) -> bool:
+    """Whether the root, or a session folder in it, carries a mark."""
+    for folder in ("", *root.session_folders()):
+        with _ignore_absent(), root.folder(folder) as descriptor:
+            if root.read_mark(folder, descriptor):
+                return True
+    return False
+
+
+def find_files(root: StorageRoot, adopted: Mapping[str, Mark] | None = None) -> list[OwnFile]:
+    """The files of ctxpipe's below the root, in folders that are marked or in *adopted*, reached through no link."""
+    adopted = adopted or {}
+    found: list[OwnFile] = []
+    for folder in ("", *root.session_folders()):
+        with _ignore_absent(), root.folder(folder) as descriptor:
+            mark = root.read_mark(folder, descriptor) or adopted.get(folder)
+            if mark is not None:
+                found += _own_files(descriptor, folder, mark)
+    return found
+
+
+def _own_files(descriptor: int, folder: str, mark: Mark) -> Iterator[OwnFile]:
+    files = dict(regular_files(descriptor))
+    journal = files.get(JOURNAL) if folder else None
+    journal_time = journal.st_mtime if journal else None
+    for name, info in files.items():
+        kind = file_kind(folder, name)
+        if kind and mark.owns(name):
+            yield OwnFile(folder, name, kind, info.st_size, info.st_mtime_ns, journal_time)
+
+
+def is_record(name: str) -> bool:
+    """Whether a file of that name in a session's folder is one of its records, rather than a text."""
+    return not name.startswith(".") and not name.endswith(".md")
+
+
+def file_kind(folder: str, name: str) -> Literal["text", "record", "temporary"] | None:
+    """What a file of that name is, in a folder of ctxpipe's ("": the root); None for somebody else's."""
+    if name.startswith("."):
+        return "temporary" if name.startswith(TEMPORARY) else None
+    if not folder:
+        return "text" if _ROOT_TEXT.fullmatch(name) else None
+    if name.endswith(".md"):
+        return "text"
+    return "record" if _RECORD.fullmatch(name) else None
+
+
+# Choosing -----------------------------------------------------------------------------------------
+
+
+def choose_files(files: Iterable[OwnFile], limits: Limits, now: float) -> list[OwnFile]:
+    """Those of *files* that go, oldest first, until the rest meets the *limits*."""
+    ordered = sorted(files, key=lambda file: file.written)
+    held = sum(file.size for file in ordered)
+    chosen: list[OwnFile] = []
+    for file in ordered:
+        if _goes(file, limits, now, held):
+            held -= file.size
+            chosen.append(file)
+    return chosen
+
+
+def _goes(file: OwnFile, limits: Limits, now: float, held: int) -> bool:
+    if file.kind == "temporary":
+        return file.age(now) > STALE_SECONDS
+    if limits.keeps(file, now):
+        return False
+    if limits.max_bytes is not None and held > limits.max_bytes:
+        return True
+    return limits.max_age is not None and file.age(now) > limits.max_age
+
+
+# Deleting -----------------------------------------------------------------------------------------
+
+
+def delete_files(root: StorageRoot, files: Iterable[OwnFile]) -> Cleaned:
+    """Delete *files*, but for those that were written again meanwhile. Raises StorageError."""
+    deleted = [file for file in files if _delete(root, file)]
+    paths = tuple(os.path.join(root.path, file.folder, file.name) for file in deleted)
+    return Cleaned(paths, sum(file.size for file in deleted))
+
+
+def _delete(root: StorageRoot, file: OwnFile) -> bool:
+    path = os.path.join(root.path, file.folder, file.name)
+    try:
+        with root.folder(file.folder) as descriptor, translate_errors("cannot remove", path):
+            info = os.stat(file.name, dir_fd=descriptor, follow_symlinks=False)
+            if info.st_mtime_ns != file.written or not stat.S_ISREG(info.st_mode):
+                return False
+            os.unlink(file.name, dir_fd=descriptor)
+    except StorageError as error:
+        _raise_unless_absent(error)
+        return False
+    return True
+
+
+def drop_empty_folders(root: StorageRoot, before: float) -> None:
+    """Remove the session folders that have been empty since *before*: into a fresh one somebody may be writing."""
+    for folder in root.session_folders():
+        with suppress(OSError), root.folder(folder) as descriptor:
+            if os.fstat(descriptor).st_mtime < before:
+                root.drop(folder)
+
+
+def delete_session(root: StorageRoot, folder: str) -> Cleaned:
+    """Delete all that ctxpipe has written for the session in *folder*, and the folder unless something else is in it.
+
+    Raises StorageError, also for a folder that ctxpipe has not made.
+    """
+    try:
+        with root.folder(folder) as descriptor:
+            mark = root.read_mark(folder, descriptor)
+            if mark is None:
+                raise _unmarked(root, folder)
+            files = list(_own_files(descriptor, folder, mark))
+    except StorageError as error:
+        _raise_unless_absent(error)
+        return Cleaned()
+    cleaned = delete_files(root, files)
+    root.drop(folder)
+    return cleaned
+
+
+def _unmarked(root: StorageRoot, folder: str) -> StorageError:
+    return StorageError(
+        errno.EPERM,
+        f"{os.path.join(root.path, folder)} carries no mark of ctxpipe, so nothing in it is deleted; "
+        f"if an earlier version wrote it, run: ctxpipe clean {root.path} --adopt",
+    )
+
+
+@contextmanager
+def _ignore_absent() -> Iterator[None]:
+    try:
+        yield
+    except StorageError as error:
+        _raise_unless_absent(error)
+
+
+def _raise_unless_absent(error: StorageError) -> None:
+    if error.errno != errno.ENOENT:
+        raise error

@@ -1,0 +1,257 @@
+"""Files and folders opened below a root that stays the same folder: no link is followed, nothing waits."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from ..errors import SettingsError, StorageError
+
+__all__ = [
+    "FAULTS",
+    "PinnedFolder",
+    "RootError",
+    "check_platform",
+    "enter_folder",
+    "ignore_unsupported",
+    "is_file",
+    "is_supported",
+    "open_file",
+    "open_to_append",
+    "regular_files",
+    "storage_error",
+    "translate_errors",
+]
+
+FAULTS = frozenset(
+    {
+        *(errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENOMEM),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG),
+    }
+)
+"""Errors that tell of trouble. Any other answer to link, chmod or fsync means that this file system has no such call:
+file systems disagree about the number (EPERM, ENOTSUP, ENOSYS, EINVAL, EACCES, EXDEV, …)."""
+
+_RELATIVE_CALLS = {"open", "mkdir", "stat", "access", "link", "rename", "unlink", "rmdir"}
+
+# Windows lacks them; there a storage is refused (`check_platform`), but the package can be imported.
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _NO_WAIT
+
+
+class RootError(StorageError):
+    """The root itself may not be used: another folder has taken its place, or it is not for this version."""
+
+
+def is_supported() -> bool:
+    """Whether this system opens files relative to an open folder, without following links."""
+    relative = {call.__name__ for call in os.supports_dir_fd}
+    return bool(_NO_LINK) and relative >= _RELATIVE_CALLS
+
+
+def check_platform(what: str) -> None:
+    """Raise SettingsError where *what* cannot keep its promises."""
+    if not is_supported():
+        raise SettingsError(
+            f"{what} needs Linux or macOS: this system cannot open files relative to a folder without following "
+            "links. On Windows run under WSL, or give a storage of your own (see TextWriter and Archive)"
+        )
+
+
+# Errors -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def translate_errors(what: str, where: str) -> Iterator[None]:
+    """Turn the operating system's errors into StorageError, once, with the cause."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise storage_error(what, where, error) from error
+
+
+def storage_error(what: str, where: str, error: OSError | ValueError) -> StorageError:
+    """*error* as a StorageError; the same one when it is one already."""
+    if isinstance(error, StorageError):
+        return error
+    reason = getattr(error, "strerror", None) or str(error)
+    return StorageError(getattr(error, "errno", None) or errno.EIO, f"{what} {where}: {reason}")
+
+
+@contextmanager
+def ignore_unsupported() -> Iterator[None]:
+    """Let pass that this file system has no modes, or cannot sync; real faults stay errors."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FAULTS:
+            raise
+
+
+# Opening ------------------------------------------------------------------------------------------
+
+
+def open_file(name: str, flags: int, *, folder: int | None = None) -> int:
+    """A descriptor of the regular file *name*, which *flags* may create, private; it never waits.
+
+    In an open *folder* no link is followed; without one *name* is a path of the caller's. Raises OSError, also for a
+    folder, pipe, device or socket.
+    """
+    with suppress(FileNotFoundError):  # a device acts when it is opened
+        _refuse_special(os.stat(name, dir_fd=folder, follow_symlinks=folder is None))
+    flags |= _NO_WAIT if folder is None else _NO_WAIT | _NO_LINK
+    file = os.open(name, flags, 0o600, dir_fd=folder)
+    try:
+        _refuse_special(os.fstat(file))
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def open_to_append(name: str, flags: int, *, folder: int) -> int:
+    """The same for a file that grows. Raises OSError, also for a second name of a file outside the folder."""
+    file = open_file(name, flags, folder=folder)
+    try:
+        _refuse_second_name(os.fstat(file))
+        with ignore_unsupported():
+            os.fchmod(file, 0o600)
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def _refuse_second_name(info: os.stat_result) -> None:
+    if info.st_nlink > 1:
+        raise OSError(errno.EMLINK, "it has a second name (a hard link) somewhere; remove that")
+
+
+def is_file(folder: int, name: str) -> bool:
+    """Whether *name* in an open *folder* is a regular file."""
+    with suppress(OSError, ValueError):  # a name with a lone surrogate is a ValueError
+        return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    return False
+
+
+def regular_files(folder: int) -> Iterator[tuple[str, os.stat_result]]:
+    """The regular files in an open *folder*, links left out."""
+    for name in os.listdir(folder):
+        with suppress(FileNotFoundError):  # removed meanwhile
+            info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISREG(info.st_mode):
+                yield name, info
+
+
+def _refuse_special(info: os.stat_result) -> None:
+    if stat.S_ISDIR(info.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder, no regular file")
+    if not stat.S_ISREG(info.st_mode) and not stat.S_ISLNK(info.st_mode):  # a link fails when it is opened
+        raise OSError(errno.EINVAL, "it is no regular file")
+
+
+def enter_folder(name: str, parent: int, *, create: bool = False) -> tuple[int, bool]:
+    """A descriptor of folder *name* in *parent*, which is no link, and whether it was made by this call, private."""
+    made = create and _make(name, parent)
+    try:
+        folder = os.open(name, _FOLDER | _NO_LINK, dir_fd=parent)
+    except PermissionError:
+        if not made:
+            raise
+        os.chmod(name, 0o700, dir_fd=parent)  # the umask took the owner's rights, too
+        folder = os.open(name, _FOLDER | _NO_LINK, dir_fd=parent)
+    if made:
+        with ignore_unsupported():
+            os.fchmod(folder, 0o700)
+    return folder, made
+
+
+def _make(name: str, parent: int) -> bool:
+    try:
+        os.mkdir(name, 0o700, dir_fd=parent)
+    except FileExistsError:
+        return False
+    return True
+
+
+# A root -------------------------------------------------------------------------------------------
+
+
+class PinnedFolder:
+    """The folder at *path*, which may be a link when it is first opened, and from then on this very folder.
+
+    Device and inode are compared each time: whoever may write beside it cannot put a link, or another folder, in its
+    place without being noticed.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.real = ""  # where the folder was when it was first opened, links resolved
+        self._identity: tuple[int, int] | None = None
+
+    def open(self) -> int:
+        """A descriptor of the folder. Raises FileNotFoundError where there is none, RootError when it is another."""
+        folder = os.open(self.path, _FOLDER)
+        try:
+            self._compare(folder)
+        except OSError:
+            os.close(folder)
+            raise
+        return folder
+
+    def create(self) -> tuple[int, bool]:
+        """A descriptor of the folder, which is made where it is missing, and whether it was made."""
+        try:
+            return self.open(), False
+        except FileNotFoundError:
+            pass
+        if self.real and os.path.realpath(self.path) != self.real:
+            raise self._replaced()
+        folder, made = _enter_path(self.path)
+        try:
+            if made:
+                self._pin(folder)
+            self._compare(folder)
+        except OSError:
+            os.close(folder)
+            raise
+        return folder, made
+
+    def _compare(self, folder: int) -> None:
+        if self._identity is None:
+            self._pin(folder)
+        if self._identity != _identity(folder):
+            raise self._replaced()
+
+    def _pin(self, folder: int) -> None:
+        self.real = os.path.realpath(self.path)
+        self._identity = _identity(folder)
+
+    def _replaced(self) -> RootError:
+        return RootError(
+            errno.ESTALE,
+            f"{self.path} is no longer the folder that it was at first: a link or another folder is in its place, and "
+            "nothing was read or written there. Put the folder back, or make a new object for the new one",
+        )
+
+
+def _identity(folder: int) -> tuple[int, int]:
+    info = os.fstat(folder)
+    return info.st_dev, info.st_ino
+
+
+def _enter_path(path: str) -> tuple[int, bool]:
+    """Make the folder at *path* and those above it that are missing; whether *path* itself was missing."""
+    above, name = os.path.split(path)
+    try:
+        parent = os.open(above, _FOLDER)
+    except FileNotFoundError:
+        parent, _ = _enter_path(above)
+    try:
+        return enter_folder(name, parent, create=True)
+    finally:
+        os.close(parent)
