@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
@@ -43,9 +45,25 @@ from .lab.terminal import (
 )
 from .lab.transcripts import STDIN, Transcript, read_transcript
 from .lab.workbench import Workbench
+from .messages import strings
+from .names import session_folder
+from .placeholders import named_files
 from .prices import Prices, prices_of
 from .reports import Outcome
-from .storage import LocalStorage
+from .storage.adoption import adopt as mark_adopted
+from .storage.adoption import find_unmarked
+from .storage.atomic import STALE_SECONDS
+from .storage.cleanup import (
+    Limits,
+    OwnFile,
+    choose_files,
+    delete_files,
+    drop_empty_folders,
+    find_files,
+    is_owned,
+    session_files,
+)
+from .storage.ownership import Mark, StorageRoot
 from .tokens import TokenCounter
 from .words import counted, one_line
 
@@ -354,28 +372,89 @@ def clean(
     max_mb: Annotated[float | None, typer.Option(help="Keep at most so many megabytes.")] = None,
     max_days: Annotated[float | None, typer.Option(help="Keep nothing older than so many days.")] = None,
     live: Annotated[list[str] | None, typer.Option(help="A transcript whose placeholders keep their files.")] = None,
-    records: Annotated[bool, typer.Option(help="Delete archives and journals too.")] = False,
+    records: Annotated[bool, typer.Option("--records", help="Delete archives and journals too.")] = False,
+    session: Annotated[str | None, typer.Option(help="Delete all files of this one session instead.")] = None,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Mark what version 0.1 has left in the folder, as far as it can be proven.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be deleted; change nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask. Needed where there is no terminal.")] = False,
 ) -> None:
-    """Delete the oldest offloaded files, but none that a live conversation names."""
-    import anyio
+    """Delete the oldest files that ctxpipe has written, and no file of anybody else.
 
+    A session whose journal is younger than --max-days stays whole; without --max-days every session with a journal
+    does.
+    """
     with _told():
-        max_bytes = _limit("--max-mb", max_mb, 1_000_000)
-        max_age = _limit("--max-days", max_days, 86_400)
+        limits = _clean_limits(max_mb, max_days, live or (), records=records)
+        limited = max_mb is not None or max_days is not None
+        if session is not None and (limited or live or records):
+            raise SettingsError("--session deletes a whole session; leave out --max-mb, --max-days, --live, --records")
+        if not (limited or adopt or session is not None):
+            raise SettingsError("nothing to do: give --max-mb, --max-days, --session or --adopt")
         if not root.is_dir():
             raise SettingsError(f"{root} is no folder")
-        if max_bytes is None and max_age is None:
-            raise SettingsError("nothing to do: give --max-mb or --max-days")
-        histories = [read_transcript(path).messages for path in live or ()]
-        cleaned = anyio.run(
-            lambda: LocalStorage(root).cleanup(
-                max_bytes=None if max_bytes is None else round(max_bytes),
-                max_age=max_age,
-                live=histories,
-                records=records,
-            )
-        )
+        folder = StorageRoot(os.path.abspath(root))
+        adopted = _adopted(folder, adopt=adopt, dry_run=dry_run)
+        if session is not None:
+            files = session_files(folder, session_folder(session), adopted)
+        else:
+            files = choose_files(find_files(folder, adopted), limits, time.time()) if limited else []
+        if dry_run:
+            _list_files(folder, files)
+            return
+        if files and not yes:
+            _ask_to_delete(root, files)
+        cleaned = delete_files(folder, files)
+        if session is not None:
+            folder.drop(session_folder(session))
+        drop_empty_folders(folder, time.time() - STALE_SECONDS)
     print_line(f"files deleted: {len(cleaned.files):,}, bytes freed: {cleaned.bytes:,}")
+
+
+def _clean_limits(max_mb: float | None, max_days: float | None, live: Sequence[str], *, records: bool) -> Limits:
+    max_bytes = _limit("--max-mb", max_mb, 1_000_000)
+    max_age = _limit("--max-days", max_days, 86_400)
+    messages = (message for path in live for message in read_transcript(path).messages)
+    kept = {name for message in messages for text in strings(message) for name in named_files(text)}
+    return Limits(None if max_bytes is None else round(max_bytes), max_age, records, kept)
+
+
+def _adopted(folder: StorageRoot, *, adopt: bool, dry_run: bool) -> Mapping[str, Mark]:
+    """What is found to be ctxpipe's without a mark, which is written unless this is a dry run."""
+    adopted = find_unmarked(folder) if adopt else {}
+    is_empty = not os.listdir(folder.path)
+    if not adopted and not is_empty and not is_owned(folder):
+        if adopt:
+            proof = "no folder in it holds a journal or an archive that ctxpipe wrote"
+            raise SettingsError(f"nothing in {folder.path} is known to be ctxpipe's: {proof}; nothing was changed")
+        raise SettingsError(
+            f"{folder.path} carries no mark of ctxpipe, so nothing in it is deleted; if version 0.1 wrote it, add "
+            "--adopt, and --dry-run to look first"
+        )
+    if adopt:
+        if adopted and not dry_run:
+            mark_adopted(folder, adopted)
+        files = sum(len(mark.files or ()) for mark in adopted.values())
+        told = "would be adopted" if dry_run else "adopted"
+        print_line(f"folders {told}: {len(adopted):,}, files in them: {files:,}")
+    return adopted
+
+
+def _list_files(folder: StorageRoot, files: Sequence[OwnFile]) -> None:
+    for file in files:
+        path = os.path.join(folder.path, file.folder, file.name)
+        print_line(path if path.isprintable() else ascii(path))
+    print_line(f"files that would be deleted: {len(files):,}, bytes: {sum(file.size for file in files):,}")
+
+
+def _ask_to_delete(root: Path, files: Sequence[OwnFile]) -> None:
+    if not sys.stdin.isatty():
+        raise SettingsError(f"{len(files):,} files would be deleted, and nobody can be asked here: add --yes")
+    size = sum(file.size for file in files)
+    if not typer.confirm(f"Delete {len(files):,} files ({size:,} bytes) below {root}?", err=True):
+        complain("nothing was deleted")
+        raise typer.Exit(FAILED)
 
 
 def _limit(option: str, given: float | None, unit: int) -> float | None:

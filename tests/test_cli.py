@@ -294,24 +294,6 @@ def test_what_a_stage_would_do_is_told_in_words(sound: Path, tmp_path: Path):
     assert re.search(r"BatchOffload +would act +4 blocks moved to files, [\d,]+ characters", printed)
 
 
-def test_clean_deletes_old_files_and_wants_to_know_which(tmp_path: Path):
-    assert run("clean", tmp_path).exit_code == 2
-    assert run("clean", tmp_path / "none", "--max-days", 1).exit_code == 2
-    for nonsense in ("nan", "inf", "-1"):
-        refused = run("clean", tmp_path, "--max-mb", nonsense)
-        assert refused.exit_code == 2
-        assert refused.stderr.startswith("ctxpipe: --max-mb is ")
-    folder = tmp_path / "session"
-    folder.mkdir()
-    old = folder / "t1.md"
-    old.write_text("text", "utf-8")
-    os.utime(old, (1, 1))
-    done = run("clean", tmp_path, "--max-days", 1)
-    assert done.exit_code == 0
-    assert "files deleted: 1, bytes freed: 4" in done.stdout
-    assert not old.exists()
-
-
 # Tuning -----------------------------------------------------------------------------------------------------------
 
 

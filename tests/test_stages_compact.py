@@ -798,7 +798,7 @@ async def test_cancellation_passes_at_once_and_leaves_nothing_half_done(tmp_path
         group.cancel_scope.cancel()
 
     assert server.calls == 1
-    assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".json"]
+    assert [path.suffix for path in tmp_path.rglob("[!.]*") if path.is_file()] == [".json"]
     assert await load_archive(archives(tmp_path)[0]) == LONG[1:]
 
 

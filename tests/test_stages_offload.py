@@ -76,7 +76,7 @@ def contents(messages: Sequence[Message]) -> list[Any]:
 
 
 def files_below(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = sorted(path for path in folder.rglob("[!.]*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_text() for path in files}
 
 
@@ -655,7 +655,7 @@ async def test_on_a_full_disk_the_turn_goes_on(tmp_path: Path) -> None:
 
         assert result.messages is history
         assert "No space left on device" in result.reports[0].reason
-        assert [path for path in disk.rglob("*") if path.is_file()] == []
+        assert [path for path in disk.rglob("[!.]*") if path.is_file()] == []
 
 
 def test_in_a_read_only_folder_the_turn_goes_on() -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "find_files",
     "is_owned",
     "is_record",
+    "session_files",
 ]
 
 JOURNAL = "journal.jsonl"
@@ -188,21 +189,25 @@ def drop_empty_folders(root: StorageRoot, before: float) -> None:
                 root.drop(folder)
 
 
-def delete_session(root: StorageRoot, folder: str) -> Cleaned:
-    """Delete all that ctxpipe has written for the session in *folder*, and the folder unless something else is in it.
+def session_files(root: StorageRoot, folder: str, adopted: Mapping[str, Mark] | None = None) -> list[OwnFile]:
+    """All that ctxpipe has written into the session's *folder*; nothing when there is none.
 
-    Raises StorageError, also for a folder that ctxpipe has not made.
+    Raises StorageError for a folder that it has not made.
     """
     try:
         with root.folder(folder) as descriptor:
-            mark = root.read_mark(folder, descriptor)
+            mark = root.read_mark(folder, descriptor) or (adopted or {}).get(folder)
             if mark is None:
                 raise _unmarked(root, folder)
-            files = list(_own_files(descriptor, folder, mark))
+            return list(_own_files(descriptor, folder, mark))
     except StorageError as error:
         _raise_unless_absent(error)
-        return Cleaned()
-    cleaned = delete_files(root, files)
+        return []
+
+
+def delete_session(root: StorageRoot, folder: str) -> Cleaned:
+    """Delete the session's files, and its *folder* unless something else is in it. Raises StorageError."""
+    cleaned = delete_files(root, session_files(root, folder))
     root.drop(folder)
     return cleaned
 

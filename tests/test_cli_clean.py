@@ -1,0 +1,359 @@
+"""``ctxpipe clean``: whatever its flags, no file goes that ctxpipe has not written."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from histories import assistant, conversation, tool_result, tool_use, user
+from typer.testing import CliRunner
+
+from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, SmartTruncate
+from ctxpipe.cli import app
+
+REPOSITORY = Path(__file__).parents[1]
+HISTORY = conversation(
+    user("go"), [assistant(tool_use("t1", "bash")), user(tool_result("t1", "data " * 600))], assistant("Done.")
+)
+HOME = {
+    ".ssh/id_rsa": "PRIVATE KEY",
+    "src/app.py": "print()",
+    "photos/a.jpg": "JPEG",
+    "Documents/README.md": "mine",
+    "Documents/tool-result-of-the-vote.md": "mine",
+    "Documents/compact-20260101T000000Z-1.json": '{"format": "compact disc"}',
+    "Documents/journal.jsonl": '{"day": 1}\n0123456789abcdef {"tail": []}\n',
+    "Documents/compact-paths.txt": "mine",
+    "tool-result-42.md": "mine",
+    "notes.md": "mine",
+    "empty/.keep": "",
+}
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, ["clean", *map(str, arguments)])
+
+
+def write_old(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, "utf-8")
+    age(root)
+
+
+def age(root: Path, days: int = 90) -> None:
+    """Make everything below *root* that old."""
+    then = root.stat().st_mtime - days * 86_400
+    for path in root.rglob("*"):
+        os.utime(path, (then, then), follow_symlinks=False)
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+async def converse(root: Path, session_id: str, *, journal: bool = True) -> None:
+    storage = LocalStorage(root)
+    pipeline = ContextPipeline([DirectOffload(storage, min_chars=1000), SmartTruncate(archive=storage)])
+    await pipeline.session(session_id, journal=storage if journal else None).run(HISTORY[:3])
+
+
+def sessions_below(root: Path, *names: str, journal: bool = True) -> None:
+    for name in names:
+        anyio.run(lambda name=name: converse(root, name, journal=journal))
+
+
+def strip_marks(root: Path) -> None:
+    """Make of *root* what version 0.1 left."""
+    for path in [*root.rglob(".ctxpipe-*"), root / ".gitignore"]:
+        path.unlink()
+
+
+# Files of others ------------------------------------------------------------------------------------
+
+
+LIMITS = [(), ("--max-days", 0), ("--max-mb", 0), ("--max-days", 0, "--max-mb", 0)]
+FLAGS = [("--records",), ("--adopt",), ("--yes",), ("--dry-run",)]
+COMBINATIONS = [
+    (*limits, *itertools.chain(*flags))
+    for limits in LIMITS
+    for count in range(len(FLAGS) + 1)
+    for flags in itertools.combinations(FLAGS, count)
+]
+SESSIONS = [("--session", name, *flags) for name in ("docs", "Documents") for flags in ((), ("--yes", "--adopt"))]
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["never used by ctxpipe", "used as a root"])
+def test_no_flags_delete_a_file_in_a_folder_like_a_home(tmp_path: Path, used: bool) -> None:
+    write_old(tmp_path, HOME)
+    if used:
+        sessions_below(tmp_path, "job")
+        age(tmp_path)
+
+    for flags in [*COMBINATIONS, *SESSIONS]:
+        done = run(tmp_path, *flags)
+        assert done.exit_code in (0, 1, 2), (flags, done.output)
+        assert not (done.exception and not isinstance(done.exception, SystemExit)), flags
+
+    left = contents(tmp_path)
+    assert {name: left.get(name) for name in HOME} == {name: text.encode() for name, text in HOME.items()}
+    assert (tmp_path / ".ctxpipe-root").exists() is False
+    assert (tmp_path / "Documents/.ctxpipe-session").exists() is False
+
+
+def test_no_flags_delete_a_file_in_a_copy_of_this_repository(tmp_path: Path) -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=True)
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        if (REPOSITORY / name).is_file():
+            shutil.copy(REPOSITORY / name, tmp_path / name)
+    age(tmp_path)
+    before = contents(tmp_path)
+
+    for flags in [*COMBINATIONS, *SESSIONS]:
+        run(tmp_path, *flags)
+
+    assert contents(tmp_path) == before
+
+
+def test_the_command_itself_leaves_a_folder_like_a_home_alone(tmp_path: Path) -> None:
+    write_old(tmp_path, HOME)
+
+    command = [sys.executable, "-m", "ctxpipe", "clean", str(tmp_path), "--max-days", "0", "--records", "--yes"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    assert done.returncode == 2
+    assert "carries no mark of ctxpipe" in done.stderr
+    assert "--adopt" in done.stderr
+    assert set(contents(tmp_path)) == set(HOME)
+
+
+# Our own files --------------------------------------------------------------------------------------
+
+
+def test_what_is_too_old_goes_and_nothing_else(tmp_path: Path) -> None:
+    sessions_below(tmp_path, "old", journal=False)
+    age(tmp_path)
+    sessions_below(tmp_path, "new", journal=False)
+    (tmp_path / "old/figures.csv").write_text("mine", "utf-8")
+
+    done = run(tmp_path, "--max-days", 1, "--yes")
+
+    assert done.exit_code == 0
+    assert "files deleted: 1, bytes freed: 3,000" in done.stdout
+    assert not (tmp_path / "old/t1.md").exists()
+    assert (tmp_path / "old/figures.csv").exists()
+    assert (tmp_path / "new/t1.md").exists()
+
+
+@pytest.mark.parametrize("limits", [("--max-days", 1), ("--max-mb", 0), ("--max-mb", 0, "--records")])
+def test_a_session_with_a_young_journal_stays_whole(tmp_path: Path, limits: tuple[object, ...]) -> None:
+    sessions_below(tmp_path, "job")
+    age(tmp_path)
+    os.utime(tmp_path / "job/journal.jsonl")
+
+    assert "files deleted: 0" in run(tmp_path, *limits, "--yes").stdout
+    assert (tmp_path / "job/t1.md").exists()
+
+
+def test_a_session_with_an_old_journal_loses_its_texts_and_with_records_all(tmp_path: Path) -> None:
+    sessions_below(tmp_path, "job")
+    age(tmp_path)
+
+    assert "files deleted: 1," in run(tmp_path, "--max-days", 30, "--yes").stdout
+    assert (tmp_path / "job/journal.jsonl").exists()
+    assert "files deleted: 1," in run(tmp_path, "--max-days", 30, "--records", "--yes").stdout
+    assert not (tmp_path / "job/journal.jsonl").exists()
+
+
+def test_a_dry_run_lists_what_would_go_and_deletes_nothing(tmp_path: Path) -> None:
+    sessions_below(tmp_path, "job")
+    age(tmp_path)
+    before = contents(tmp_path)
+
+    done = run(tmp_path, "--max-days", 1, "--records", "--dry-run")
+
+    assert done.exit_code == 0
+    assert str(tmp_path / "job/t1.md") in done.stdout
+    assert str(tmp_path / "job/journal.jsonl") in done.stdout
+    assert "files that would be deleted: 2" in done.stdout
+    assert contents(tmp_path) == before
+
+
+def test_without_a_terminal_it_wants_yes(tmp_path: Path) -> None:
+    sessions_below(tmp_path, "job", journal=False)
+    age(tmp_path)
+
+    done = run(tmp_path, "--max-days", 1)
+
+    assert done.exit_code == 2
+    assert "add --yes" in done.stderr
+    assert (tmp_path / "job/t1.md").exists()
+
+
+@pytest.mark.parametrize(("answer", "goes", "code"), [("", False, 1), ("y", True, 0)])
+def test_at_a_terminal_it_asks(tmp_path: Path, answer: str, goes: bool, code: int) -> None:
+    sessions_below(tmp_path, "job", journal=False)
+    age(tmp_path)
+    ours, theirs = pty.openpty()
+    try:
+        os.write(ours, f"{answer}\n".encode())
+        command = [sys.executable, "-m", "ctxpipe", "clean", str(tmp_path), "--max-days", "1"]
+        done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, timeout=120, check=False)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+    assert "Delete 1 files (3,000 bytes)" in done.stderr
+    assert done.returncode == code
+    assert (tmp_path / "job/t1.md").exists() is not goes
+
+
+# One session ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["job", "Tenant/Job", "a" * 200])
+def test_one_session_goes_wholly(tmp_path: Path, name: str) -> None:
+    sessions_below(tmp_path, name, "another")
+
+    assert run(tmp_path, "--session", name, "--yes").exit_code == 0
+
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["another"]
+
+
+def test_a_session_that_is_not_there_is_no_error(tmp_path: Path) -> None:
+    sessions_below(tmp_path, "job")
+
+    assert "files deleted: 0" in run(tmp_path, "--session", "nobody").stdout
+
+
+def test_a_session_is_deleted_without_limits_beside_it(tmp_path: Path) -> None:
+    sessions_below(tmp_path, "job")
+
+    for more in (("--max-days", 1), ("--max-mb", 1), ("--records",)):
+        done = run(tmp_path, "--session", "job", *more, "--yes")
+        assert done.exit_code == 2
+        assert "leave out" in done.stderr
+
+
+# What version 0.1 left ------------------------------------------------------------------------------
+
+
+def left_by_0_1(root: Path) -> None:
+    sessions_below(root, "job", "docs", "idle")
+    strip_marks(root)
+    (root / "idle/journal.jsonl").unlink()
+    write_old(root, {"docs/guide.md": "mine", "docs/t1-notes.md": "mine", "src/main.md": "mine", "job/.env": "mine"})
+
+
+def test_adopting_owns_what_a_journal_lists_and_nothing_else(tmp_path: Path) -> None:
+    left_by_0_1(tmp_path)
+    assert run(tmp_path, "--max-days", 1, "--records", "--yes").exit_code == 2
+
+    assert "folders adopted: 2, files in them: 4" in run(tmp_path, "--adopt").stdout
+    done = run(tmp_path, "--max-days", 1, "--records", "--yes")
+
+    assert "files deleted: 4" in done.stdout
+    left = {name for name in contents(tmp_path) if not Path(name).name.startswith(".ctxpipe")}
+    assert left == {"docs/guide.md", "docs/t1-notes.md", "src/main.md", "job/.env", "idle/t1.md"}
+
+
+def test_a_dry_run_of_adopting_marks_nothing(tmp_path: Path) -> None:
+    left_by_0_1(tmp_path)
+    before = contents(tmp_path)
+
+    done = run(tmp_path, "--adopt", "--max-days", 1, "--records", "--dry-run")
+
+    assert "folders would be adopted: 2" in done.stdout
+    assert "files that would be deleted: 4" in done.stdout
+    assert contents(tmp_path) == before
+
+
+def test_an_archive_of_0_1_is_a_proof_as_well(tmp_path: Path) -> None:
+    stamp = "20260101T000000Z"
+    archive = json.dumps(HISTORY)
+    write_old(
+        tmp_path,
+        {
+            f"job/compact-{stamp}-1.json": archive,
+            "job/tool-result-t1.md": "ours",
+            "job/t1-0123abcd.md": "ours",
+            "job/tool-result-t1-input-1.md": "ours",
+            "job/compact-paths.txt": "ours",
+            "job/t2.md": "not listed",
+            f"other/compact-{stamp}-1.json": archive[:-5],
+            "other/t1.md": "no proof",
+            f"third/backup-{stamp}-1.json": archive,
+            "third/t1.md": "no proof",
+        },
+    )
+
+    done = run(tmp_path, "--adopt", "--max-days", 1, "--records", "--yes")
+
+    assert "files deleted: 5" in done.stdout
+    kept = {"job/t2.md", "other/t1.md", "third/t1.md"}
+    assert kept < set(contents(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        tool_use("t1", "write", {"type": "tool_use", "id": "guide"}),
+        tool_use("t1", "write", {"tool_use_id": "guide", "id": "guide"}),
+        tool_result("t1", "[Content offloaded to: ./docs/guide.md]"),
+        {"type": "text", "text": "[Tool result offloaded to file: /x/docs/guide.md]"},
+    ],
+)
+def test_what_a_conversation_says_makes_no_file_ours(tmp_path: Path, block: Any) -> None:
+    role = "user" if block["type"] == "tool_result" else "assistant"
+    archive = json.dumps([{"role": role, "content": [block]}])
+    write_old(tmp_path, {"docs/compact-20260101T000000Z-1.json": archive, "docs/guide.md": "mine"})
+
+    run(tmp_path, "--adopt", "--max-days", 1, "--max-mb", 0, "--records", "--yes")
+
+    assert (tmp_path / "docs/guide.md").exists()
+
+
+def test_a_root_behind_somebodys_link_is_not_cleaned(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    left_by_0_1(home)
+    (tmp_path / ".ctxpipe").symlink_to(home)
+    before = contents(home)
+
+    done = run(tmp_path / ".ctxpipe", "--adopt", "--max-days", 0, "--records", "--yes")
+
+    assert done.exit_code == 1
+    assert f"is a link to {home}" in done.stderr
+    assert contents(home) == before
+
+
+# Misuse ---------------------------------------------------------------------------------------------
+
+
+def test_it_wants_to_know_what_may_go(tmp_path: Path) -> None:
+    assert run(tmp_path).exit_code == 2
+    assert run(tmp_path / "none", "--max-days", 1).exit_code == 2
+    for nonsense in ("nan", "inf", "-1"):
+        refused = run(tmp_path, "--max-mb", nonsense)
+        assert refused.exit_code == 2
+        assert refused.stderr.startswith("ctxpipe: --max-mb is ")
+
+
+def test_names_with_control_characters_are_printed_escaped(tmp_path: Path) -> None:
+    sessions_below(tmp_path, "job", journal=False)
+    (tmp_path / "job/\x1b[2J\n.md").write_text("x", "utf-8")
+    age(tmp_path)
+
+    printed = run(tmp_path, "--max-days", 1, "--dry-run").stdout
+
+    assert "\x1b" not in printed
+    assert "\\x1b[2J\\n.md" in printed
