@@ -9,6 +9,7 @@ import pty
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ async def converse(root: Path, session_id: str, *, journal: bool = True) -> None
 
 def sessions_below(root: Path, *names: str, journal: bool = True) -> None:
     for name in names:
-        anyio.run(lambda name=name: converse(root, name, journal=journal))
+        anyio.run(partial(converse, root, name, journal=journal))
 
 
 def strip_marks(root: Path) -> None:
