@@ -8,15 +8,30 @@ from dataclasses import dataclass
 from .errors import SettingsError
 from .settings import is_size
 
-__all__ = ["BATCH", "DIRECT", "Preview", "any_reference", "placeholder", "previewed_reference", "reference"]
+__all__ = [
+    "BATCH",
+    "DIRECT",
+    "MAX_SHOWN",
+    "Preview",
+    "any_reference",
+    "placeholder",
+    "previewed_reference",
+    "reference",
+]
 
 DIRECT = "[Tool result offloaded to file: {}]"  # DO-5
 BATCH = "[Content offloaded to: {}]"  # BO-18
 
-# A folder's name may hold brackets.
-_FORMS = re.compile(r"\[(?:Tool result offloaded to file|Content offloaded to): ([^\n]+)\]")
+MAX_PATH = 4096
+MAX_SHOWN = 10_000
+"""Characters of a preview behind a placeholder that a stage takes for its own; the most that it may be set to."""
+
+# One line, as long as a path can be: whatever is longer is content. A folder's name may hold brackets.
+_PATH = rf"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{{1,{MAX_PATH}}}"
+_FORMS = re.compile(rf"\[(?:Tool result offloaded to file|Content offloaded to): ({_PATH})\]")
 _BEGINNINGS = tuple(form.split("{}")[0] for form in (DIRECT, BATCH))
 _WORDS = re.compile(r"[A-Za-z0-9._-]+")
+_MOST_AROUND = MAX_PATH + 200  # characters of a placeholder and of what frames its preview
 _PREVIEW = re.compile(r"\nPreview, ([0-9]{1,15}) of ([0-9]{1,15}) characters:\n")
 
 
@@ -70,24 +85,24 @@ def reference(text: object) -> str | None:
     """The path in a bare placeholder; None for any other content.
 
     Only a text that is a placeholder from its first to its last character counts (A-17): a tool result that merely
-    begins like one is content.
+    begins like one is content, and so is one with a longer path than there can be.
     """
     match = _FORMS.fullmatch(text) if isinstance(text, str) else None
     return match[1] if match else None
 
 
-def previewed_reference(text: object) -> str | None:
-    """The path in a placeholder that a preview follows; None for any other content.
+def previewed_reference(text: object, most: int = MAX_SHOWN) -> str | None:
+    """The path in a placeholder that a preview of at most *most* characters follows; None for any other content.
 
     The caller must compare the path with the one that the block's own id leads to before trusting it (A-17, R22).
     """
-    if not isinstance(text, str):
+    if not isinstance(text, str) or len(text) > most + _MOST_AROUND:
         return None
     match = _FORMS.match(text)
     if match is None:
         return None
     head = _PREVIEW.match(text, match.end())
-    if head is None:
+    if head is None or int(head[1]) > most:
         return None
     missing = int(head[2]) - int(head[1])
     gap = _gap(missing)
@@ -96,6 +111,6 @@ def previewed_reference(text: object) -> str | None:
     return match[1] if missing > 0 and as_announced else None
 
 
-def any_reference(text: object) -> str | None:
-    """The path in a placeholder, bare or with a preview behind it; None for any other content."""
-    return reference(text) or previewed_reference(text)
+def any_reference(text: object, most: int = MAX_SHOWN) -> str | None:
+    """The path in a placeholder, bare or with a preview of at most *most* characters; None for any other content."""
+    return reference(text) or previewed_reference(text, most)

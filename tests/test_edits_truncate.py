@@ -185,6 +185,18 @@ def test_a_pointer_a_folded_file_and_no_text_are_not_to_be_folded(content: str) 
     assert truncate.file_views(conversation(user("go"), view("v1", "a.py", "x = 1")))[0].foldable
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "<system-reminder>\n## File Context: a.py\n" + "1 | f\n" * 10_000,
+        f"[Content offloaded to: {'a' * 5_000}]",
+        "[Tool result offloaded to file: /tmp/t1.md]" + Preview(50_000, 5).of("def f():\n    return 1\n" * 9_000),
+    ],
+)
+def test_a_long_view_that_only_looks_like_ours_is_to_be_folded(content: str) -> None:
+    assert truncate.file_views(conversation(user("go"), view("v1", "a.py", content)))[0].foldable
+
+
 # Filtering ----------------------------------------------------------------------------------------------------
 
 

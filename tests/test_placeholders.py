@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ctxpipe import Preview, SettingsError
 from ctxpipe.placeholders import BATCH, DIRECT, named_files, placeholder, previewed_reference, reference
 
-PATHS = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), min_size=1, max_size=60)
+PATHS = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=60)
 
 
 # Written ------------------------------------------------------------------------------------------------------
@@ -133,3 +133,41 @@ def test_a_text_names_the_files_it_speaks_of_once_it_quotes_a_placeholder() -> N
 def test_a_long_word_beside_a_placeholder_is_read_without_delay() -> None:
     # In quadratic time, as it once was read, this took minutes.
     assert named_files(placeholder(BATCH, "./t1.md") + "a" * 1_000_000) == ["t1.md"]
+
+
+# Lookalikes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [DIRECT, BATCH])
+@pytest.mark.parametrize("size", [4_097, 100_000, 3_000_000])
+def test_a_placeholder_with_a_longer_path_than_there_can_be_is_content(form: str, size: int) -> None:
+    assert reference(form.format("a" * 4_096)) == "a" * 4_096
+    assert reference(form.format("a" * size)) is None
+    assert previewed_reference(placeholder(form, "a" * size, "x" * 100, Preview(5, 5))) is None
+
+
+@pytest.mark.parametrize("odd", ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85", "\u2028", "\u2029"])
+def test_a_path_with_a_control_character_is_content(odd: str) -> None:
+    for path in (f"/s/a{odd}b.md", f"{odd}/s/a.md", f"/s/a.md{odd}"):
+        assert reference(BATCH.format(path)) is None
+        assert previewed_reference(placeholder(DIRECT, path, "x" * 100, Preview(5, 5))) is None
+
+
+@pytest.mark.parametrize("shown", [10_001, 1_000_000])
+def test_a_longer_preview_than_a_stage_may_show_is_content(shown: int) -> None:
+    text = "x" * (shown + 1000)
+
+    assert previewed_reference(placeholder(DIRECT, "/s/a.md", text, Preview(10_000, 0))) == "/s/a.md"
+    for preview in (Preview(shown, 0), Preview(0, shown), Preview(shown // 2 + 1, shown // 2 + 1)):
+        assert previewed_reference(placeholder(DIRECT, "/s/a.md", text, preview)) is None
+        assert previewed_reference(placeholder(DIRECT, "/s/a.md", text, preview), 2 * shown) == "/s/a.md"
+
+
+@pytest.mark.parametrize("piece", ["[Content offloaded to: ", "]", "[", "\nPreview, 1 of 9 characters:\n", "a", "0 "])
+@pytest.mark.parametrize("front", ["", "[Content offloaded to: ", "[Tool result offloaded to file: a]\nPreview, "])
+def test_no_text_makes_the_search_for_placeholders_hang(front: str, piece: str) -> None:
+    text = front + piece * (5_000_000 // len(piece)) + "]"
+
+    assert reference(text) is None
+    assert previewed_reference(text, len(text)) is None
+    assert isinstance(named_files(text), list)

@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..messages import (
     MEDIA,
@@ -28,7 +28,7 @@ from ..messages import (
 )
 from ..messages import field as read
 from ..names import safe_name
-from ..placeholders import BATCH, previewed_reference, reference
+from ..placeholders import BATCH, any_reference, previewed_reference, reference
 
 if TYPE_CHECKING:
     from ..messages import Block, Message
@@ -113,15 +113,15 @@ def result_characters(content: str | Sequence[Block] | None) -> int:
 
 def is_placeholder(content: object) -> bool:
     """Whether *content* is nothing but one of our placeholders, alone or in front of kept images (A-17)."""
-    return reference(_opening(content)) is not None
+    return reference(_only_text(content)) is not None
 
 
-def _opening(content: object) -> str:
-    """The text with which a tool result opens."""
+def _only_text(content: object) -> str:
+    """The one text that stands in a tool result, at its beginning; "" when it opens otherwise, or there are more."""
     if isinstance(content, str):
         return content
-    first = content[0] if isinstance(content, list | tuple) and content else None
-    return (read(first, "text") or "") if kind(first) == "text" else ""
+    texts = [block for block in content if kind(block) == "text"] if isinstance(content, list | tuple) else []
+    return (read(texts[0], "text") or "") if len(texts) == 1 and texts[0] is cast("Any", content)[0] else ""
 
 
 def is_text(content: str | Sequence[Block] | None) -> bool:
@@ -249,7 +249,7 @@ class Selection:
     def long_texts(self, call: ToolCall) -> list[str]:
         """The texts in the call's input that are long enough to leave and are not placeholders already."""
         found = (text for text in strings(call.input) if len(text) >= self.min_input_chars)
-        return [text for text in found if previewed_reference(text) is None and reference(text) is None]
+        return [text for text in found if any_reference(text) is None]
 
     def read_back(self, call: ToolCall | None) -> str | None:
         """The path of an offloaded file that the call's input names somewhere, in a shell command for example."""
@@ -268,7 +268,7 @@ def measured(result: ToolResult) -> Candidate:
 
 def _is_own_preview(result: ToolResult) -> bool:
     """Whether it opens with our placeholder and a preview: the path must be the one that this id leads to (A-17)."""
-    where = previewed_reference(_opening(result.content))
+    where = previewed_reference(_only_text(result.content))
     name = safe_name(without_surrogates(result.tool_use_id))
     return where is not None and name in where.replace("\\", "/").rsplit("/", 1)[-1]
 
@@ -301,10 +301,13 @@ def rewritten_before(messages: Sequence[Message]) -> tuple[int, int] | None:
 
     Direct offloading leaves no such trace: it acts before the model has seen anything.
     """
-    start = BATCH.split("{}")[0]
-    results = (r.place for r in tool_results(messages) if _opening(r.content).startswith(start))
-    inputs = (c.place for c in tool_calls(messages) if any(text.startswith(start) for text in strings(c.input)))
+    results = (r.place for r in tool_results(messages) if _is_batch(_only_text(r.content)))
+    inputs = (c.place for c in tool_calls(messages) if any(map(_is_batch, strings(c.input))))
     return min((place for place in (next(results, None), next(inputs, None)) if place), default=None)
+
+
+def _is_batch(text: str) -> bool:
+    return text.startswith(BATCH.split("{}")[0]) and any_reference(text) is not None
 
 
 def protected_from(messages: Sequence[Message], keep_recent: int) -> int:

@@ -61,6 +61,7 @@ Window: TypeAlias = Literal["average", "covering"]
 MIDDLE_START, MIDDLE_END = Fraction(1, 6), Fraction(5, 6)
 
 _FOLDED = re.compile(r"<system-reminder>\n## File Context: ")
+_MOST_FOLDED = 50_000  # characters of a text that is taken for a folded file
 _MOST_WIDENING = 64
 
 
@@ -125,7 +126,9 @@ class FileView:
     @property
     def foldable(self) -> bool:
         """Whether the text is a file's: no pointer to an offloaded one (A-17), and not folded already."""
-        return bool(self.text) and any_reference(self.text) is None and not _FOLDED.match(self.text)
+        if not self.text or any_reference(self.text) is not None:
+            return False
+        return len(self.text) > _MOST_FOLDED or not _FOLDED.match(self.text)
 
 
 def file_views(messages: Sequence[Message], tools: ReadingTools = READING_TOOLS, shell: bool = False) -> list[FileView]:

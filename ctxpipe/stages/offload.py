@@ -17,7 +17,7 @@ from ..errors import InvalidHistory, SettingsError, StorageError
 from ..messages import ToolCall, ToolResult, blocks, ensure_messages, rewrite, tool_results, without_surrogates
 from ..messages import field as read
 from ..names import safe_name, session_folder
-from ..placeholders import BATCH, DIRECT, Preview, placeholder, previewed_reference
+from ..placeholders import BATCH, DIRECT, MAX_SHOWN, Preview, any_reference, placeholder
 from ..reports import Offloaded
 from ..settings import (
     DIRECT_OFFLOAD_CHAR_THRESHOLD,
@@ -173,6 +173,9 @@ class _Pointers:
             raise SettingsError(f"storage is {self.storage!r}; give a TextWriter such as LocalStorage('.ctxpipe')")
         if self.preview is not None and not isinstance(self.preview, Preview):
             raise SettingsError(f"preview is {self.preview!r}; give a Preview(head, tail) or None")
+        if self.preview is not None and self.preview.head + self.preview.tail > MAX_SHOWN:
+            told = f"give at most {MAX_SHOWN} characters: a longer one would be taken for a tool's own text"
+            raise SettingsError(f"preview is {self.preview!r}; {told}")
         check_reference(self.reference)
 
     def key(self, session_id: str, name: str) -> str:
@@ -404,7 +407,7 @@ class DirectOffload:
             if call is None or self.read_back_chars is None or len(text) <= self.read_back_chars:
                 continue
             where = selection.read_back(call)
-            if where is not None and not offload.is_placeholder(result.content) and previewed_reference(text) is None:
+            if where is not None and any_reference(text, self.read_back_chars) is None:
                 yield result, call, where
 
     @property
