@@ -162,7 +162,9 @@ class _Draft:
         if body and self.chance(3):
             picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"}}
             body = [text(cast("str", body)), *([picture] if self.chance(3) else [])]
-        return tool_result(call["id"], body, is_error=self.chance(6))
+        # Only words may be an error, as the API has it.
+        is_error = self.chance(6) and (isinstance(body, str) and body != "")
+        return tool_result(call["id"], body, is_error=is_error)
 
     def step(self, say: bool = True) -> list[Message]:
         """One model call with one to four tool calls, and their results."""

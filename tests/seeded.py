@@ -114,7 +114,9 @@ class Talk:
         if body and self._one_in(3):
             body = [text(body), *([text(self.words("b"))] if self._one_in(2) else [])]
             body += [copy.deepcopy(PICTURE)] if self._one_in(3) else []
-        return tool_result(call["id"], body, is_error=self._one_in(6))
+        # Only words may be an error, as the API has it
+        is_error = self._one_in(6) and (isinstance(body, str) and body != "")
+        return tool_result(call["id"], body, is_error=is_error)
 
     def _thinking(self) -> list[dict[str, Any]]:
         if not self._one_in(3):

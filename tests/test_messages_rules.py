@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxpipe import ContextPipeline, InvalidHistory, check, repair
-from ctxpipe.edits.repair import DROPPED, INTERRUPTED
+from ctxpipe.edits.repair import DROPPED, INTERRUPTED, SILENT_ERROR
 from ctxpipe.messages import RULES, Message, as_dict, blocks, kind
 
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -406,7 +406,7 @@ def without(words: str) -> str:
 )
 @pytest.mark.parametrize("make", [tool_use, server_use, mcp_use])
 def test_an_input_that_is_no_object_becomes_one_and_loses_nothing(make: Any, given_input: Any, expected: Any) -> None:
-    call = {**make("a"), "input": given_input}
+    call = {**make("srvtoolu_1"), "input": given_input}
     history = [user("go"), assistant(call)]
 
     assert names(history) == [(1, 0, "tool-input")]
@@ -594,3 +594,122 @@ def test_the_page_lists_every_rule_as_the_table_has_it() -> None:
 
     for rule in RULES:
         assert f"| `{rule.name}` | {rule.says} | {rule.repair or 'InvalidHistory'} |" in page
+
+
+# What dumps, errors and marks do not keep ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given_caller", [None, "direct", []])
+@pytest.mark.parametrize("make", [tool_use, server_use, mcp_use])
+def test_a_caller_that_is_no_object_goes(make: Any, given_caller: Any) -> None:
+    call = make("srvtoolu_1")
+    history = [user("go"), assistant({**call, "caller": given_caller})]
+
+    assert names(history) == [(1, 0, "block-key")]
+    assert repair(history) == [user("go"), assistant(call)]
+
+
+def test_a_caller_of_none_goes_from_an_sdk_object_too() -> None:
+    made = ToolUseBlock(type="tool_use", id="a", name="bash", input={}, caller=None)
+    history = [user("go"), cast("Message", {"role": "assistant", "content": [made]})]
+
+    assert names(history) == [(1, 0, "block-key")]
+    assert repair(history)[1]["content"] == [tool_use("a")]
+
+
+@pytest.mark.parametrize("extra", [{"citations": None}, {"text": None}, {"citations": None, "text": None}])
+def test_a_compaction_block_loses_the_keys_that_a_dump_adds(extra: dict[str, None]) -> None:
+    history = [user("go"), assistant(compaction(**extra), text("so")), user("on")]
+
+    assert names(history) == [(1, 0, "block-key")]
+    assert repair(history) == [user("go"), assistant(compaction(), text("so")), user("on")]
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+def test_an_error_without_words_gets_some(content: Any) -> None:
+    history = [user("go"), assistant(tool_use("a")), user(tool_result("a", content, is_error=True))]
+
+    assert names(history) == [(2, 0, "error-result")]
+    assert repair(history)[2] == user(tool_result("a", SILENT_ERROR, is_error=True))
+
+
+@pytest.mark.parametrize("kind_of_block", ["image", "document", "hologram"])
+def test_an_error_with_more_than_words_is_an_error_no_more_and_loses_nothing(kind_of_block: str) -> None:
+    content = [text("failed"), {"type": kind_of_block, "source": {"type": "url", "url": "https://example.com"}}]
+    history = [user("go"), assistant(tool_use("a")), user(tool_result("a", content, is_error=True))]
+
+    assert names(history) == [(2, 0, "error-result")]
+    assert repair(history)[2] == user({**tool_result("a", content), "is_error": False})
+
+
+def hour(words: str) -> dict[str, Any]:
+    return {**text(words), "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+
+
+@pytest.mark.parametrize("short", [MARK, {"cache_control": {"type": "ephemeral", "ttl": "5m"}}])
+def test_a_mark_for_an_hour_after_a_shorter_one_is_shortened(short: dict[str, Any]) -> None:
+    history = [user({**text("a"), **short}), assistant("b"), user(hour("c"), hour("d"))]
+
+    assert names(history) == [(2, 0, "cache-marks")]
+    assert repair(history) == [*history[:2], user({**text("c"), **MARK}, {**text("d"), **MARK})]
+    assert not names([user(hour("a")), assistant("b"), user({**text("c"), **short})])
+
+
+def test_a_mark_for_an_hour_inside_a_result_is_shortened_too() -> None:
+    result = tool_result("a", [hour("x")])
+    history = [user({**text("go"), **MARK}), assistant(tool_use("a")), user(result)]
+
+    assert names(history) == [(2, 0, "cache-marks")]
+    assert repair(history)[2] == user(tool_result("a", [{**text("x"), **MARK}]))
+
+
+async def test_a_session_that_grows_hears_of_a_late_hour() -> None:
+    session = ContextPipeline([]).session("s")
+    history = [user({**text("a"), **MARK}), assistant("b"), user("c")]
+    await session.run(history)
+
+    result = await session.run([*history, assistant("d"), user(hour("e"))])
+
+    assert [problem.rule for problem in result.repaired] == ["cache-marks"]
+    assert not check(result.messages)
+
+
+@pytest.mark.parametrize("foreign", ["call_1", "toolu_1", "srvtoolu_a-b", "功能:0"])
+def test_a_server_tools_id_of_another_provider_becomes_one_with_the_prefix(foreign: str) -> None:
+    made = assistant(server_use(foreign), by_program("t", foreign))
+    history = [user("go"), made, user(tool_result("t")), assistant(server_result(foreign), text("so")), user("on")]
+
+    repaired: Any = repair(history)
+
+    name = repaired[1]["content"][0]["id"]
+    assert {rule for _, _, rule in names(history)} == {"tool-id"}
+    assert name.startswith("srvtoolu_")
+    assert repaired[1]["content"][1]["caller"]["tool_id"] == repaired[3]["content"][0]["tool_use_id"] == name
+    assert not check(repaired)
+
+
+def test_words_beside_the_results_of_a_program_make_its_calls_the_models_own() -> None:
+    whole = assistant(server_use(), server_result(), by_program("a"))
+    history = [user("go"), whole, user(tool_result("a"), text("and?")), assistant("so")]
+
+    assert [rule for _, _, rule in names(history)] == ["server-tool"]
+    assert repair(history)[1] == assistant(server_use(), server_result(), tool_use("a"))
+    assert repair(history)[2:] == history[2:]
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_results_of_a_kind_and_id_that_nobody_knows_pass_wherever_they_stand(role: str) -> None:
+    block = {"type": "smell_tool_result", "tool_use_id": "nobody:1", "payload": [1]}
+    history = [user("go"), cast("Message", {"role": role, "content": [block, text("so")]}), user("on")]
+
+    assert not check(history)
+    assert repair(history) is history
+
+
+@pytest.mark.parametrize("later", [compaction(), compaction(None), compaction("more", encrypted_content="x")])
+def test_after_a_signed_compaction_block_comes_no_other(later: dict[str, Any]) -> None:
+    first = assistant(compaction(signature="s"))
+    history = [first, user("go"), assistant(later, text("so")), user("on")]
+
+    assert names(history) == [(2, 0, "compaction")]
+    assert repair(history) == [first, user("go"), assistant(text("so")), user("on")]

@@ -396,12 +396,6 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
         "messages.2.content.0.tool_result: all content must be type `text` if `is_error` is true",
         UNCHECKED,
     ),
-    "a text in a result is not empty": (
-        [USER, call("a"), user(outcome(content=[{"type": "text", "text": ""}]))],
-        [USER, call("a"), user(outcome(content=""))],
-        "messages: text content blocks must be non-empty",
-        UNCHECKED,
-    ),
     "thinking is not marked for the cache": (
         [USER, assistant({"type": "thinking", "thinking": "hm", "signature": "s", **MARK}, "so"), USER],
         [USER, assistant({"type": "thinking", "thinking": "hm", "signature": "s"}, "so"), USER],
@@ -440,7 +434,7 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
     ),
     "a system message follows no turn that is over": (
         [USER, said("assistant", "hm"), ORDER],
-        [USER, assistant(search()), ORDER],
+        [USER, assistant(search(), found()), ORDER],
         "messages.2: a `system` message must follow a `user` message",
         UNCHECKED,
     ),
@@ -505,7 +499,7 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
     "content",
     [
         [{"type": "hologram", "of": {"deep": [1, None]}}],
-        [{"type": "hologram_tool_result", "tool_use_id": "x"}],
+        [{"type": "hologram_tool_result", "tool_use_id": "x"}, {"type": "hologram_tool_result", "tool_use_id": "a:b"}],
         [{"type": "hologram_tool_use", "id": "a:b"}, {"type": "text", "text": "hi"}],
     ],
 )

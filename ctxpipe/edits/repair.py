@@ -34,8 +34,10 @@ from ..messages import (
 from ..messages.rules import (
     CALLS,
     MAX_TOOL_NAME,
+    SERVER_RESULTS,
     closes_turn,
     ends_in_server_result,
+    has_server_id,
     is_directive,
     is_id,
     is_message_key,
@@ -44,13 +46,16 @@ from ..messages.rules import (
     is_said_by,
     is_signed,
     is_tool_name,
+    late_hours,
     marks_left,
     may_open,
     message_problems,
+    needs_call,
     pair_problems,
     program,
     server_call,
     server_result,
+    surplus_keys,
 )
 from ..messages.values import encoding_fault
 
@@ -62,12 +67,17 @@ __all__ = ["INTERRUPTED", "repair"]
 INTERRUPTED = "[No result: this tool call was interrupted. It may or may not have taken effect.]"
 OPENING = "[The conversation begins here.]"
 DROPPED = "[Nothing of this message could be kept.]"
+SILENT_ERROR = "[The tool failed and gave no further word.]"
 UNKNOWN_TOOL = "unknown_tool"
 _PASSES = 3  # what goes can break another rule: a reply of which nothing is left ends a server tool's turn
 
 Place: TypeAlias = tuple[int, int]
 """Message and block index."""
 
+Mark: TypeAlias = tuple[int, int | None]
+"""Where a message is marked for the cache: the block's index, and the inner one where a tool result holds it."""
+
+PROGRAM = "server_tool_use"  # the call whose code calls tools
 _NOT_IN_ID = re.compile(r"[^a-zA-Z0-9_-]")
 
 
@@ -102,14 +112,25 @@ def _repaired(messages: Sequence[Message], most_marks: int, *, encoding: bool) -
 
 
 def _from_replacement(body: list[Message]) -> list[Message]:
-    """*body* from its last signed compaction block on, which stands for all that is before it."""
+    """*body* from its last signed compaction block on, which stands for all that is before it, without any other.
+
+    What a later block without signature summarizes is in *body* still.
+    """
     for index in range(len(body) - 1, -1, -1):
         held = blocks(body[index])
         place = next((p for p in range(len(held) - 1, -1, -1) if is_replacement(held[p])), None)
         if place is not None:
-            first = body[index] if place == 0 else _with(body[index], held[place:])
-            return [first, *body[index + 1 :]]
+            later = [b for b in held[place + 1 :] if kind(b) != "compaction"]
+            is_same = place == 0 and len(later) == len(held) - 1
+            first = body[index] if is_same else _with(body[index], [held[place], *later])
+            return [first, *map(_without_compaction, body[index + 1 :])]
     return body
+
+
+def _without_compaction(message: Message) -> Message:
+    held = blocks(message)
+    kept = [block for block in held if kind(block) != "compaction"]
+    return message if len(kept) == len(held) else _with(message, kept)
 
 
 def _cleaned(message: Message) -> Message:
@@ -147,6 +168,8 @@ def _valid_block(block: Block, role: str) -> Iterator[Block]:
         if is_signed(block):
             yield _without(block, "cache_control") if field(block, "cache_control") else block
     elif name != "compaction" or field(block, "content") != "":
+        for key in surplus_keys(block):
+            block = _without(block, key)
         changes = dict(_changes(block, name))
         yield {**as_dict(block), **changes} if changes else block
 
@@ -157,26 +180,40 @@ def _without(block: Block, key: str) -> dict[str, Any]:
 
 def _changes(block: Block, name: str) -> Iterator[tuple[str, object]]:
     """The keys of a call or a result that the API does not take as they are, and what it takes."""
-    if name.endswith("tool_result"):
-        if not is_id(given := field(block, "tool_use_id")):
-            yield "tool_use_id", _valid_id(given)
+    if name == "tool_result" or name in SERVER_RESULTS:
+        if not is_id(given := field(block, "tool_use_id"), name):
+            yield "tool_use_id", _valid_id(given, name)
+        if name == "tool_result":
+            yield from _result_changes(block)
     elif name in CALLS:
-        if not is_id(given := field(block, "id")):
-            yield "id", _valid_id(given)
+        if not is_id(given := field(block, "id"), name):
+            yield "id", _valid_id(given, name)
         if not is_tool_name(given := field(block, "name")):
             yield "name", given[:MAX_TOOL_NAME] if isinstance(given, str) and given else UNKNOWN_TOOL
         if not is_object(given := field(block, "input")):
             yield "input", _valid_input(given)
     caller = program(block)
-    if caller is not None and not is_id(caller):
-        yield "caller", {**as_dict(field(block, "caller")), "tool_id": _valid_id(caller)}
+    if caller is not None and not is_id(caller, PROGRAM):
+        yield "caller", {**as_dict(field(block, "caller")), "tool_id": _valid_id(caller, PROGRAM)}
 
 
-def _valid_id(given: object) -> str:
-    """An id that the API takes for the id *given*: the same for a call and its result, and for no other id."""
+def _result_changes(block: Block) -> Iterator[tuple[str, object]]:
+    """What of a tool_result must become another, so that it fails in words alone."""
+    content = field(block, "content")
+    if not field(block, "is_error"):
+        return
+    if not content:
+        yield "content", SILENT_ERROR
+    elif not isinstance(content, str) and any(kind(held) != "text" for held in content):
+        yield "is_error", False
+
+
+def _valid_id(given: object, name: str) -> str:
+    """An id that the API takes in blocks of the kind *name*: the same wherever *given* stands, and for no other id."""
     text = "" if given is None else str(given)
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-    return f"{_NOT_IN_ID.sub('_', text)[:40]}_{digest[:16]}"
+    words = _NOT_IN_ID.sub("_", text)[:40]
+    return f"srvtoolu_{words.replace('-', '_')}_{digest[:16]}" if has_server_id(name) else f"{words}_{digest[:16]}"
 
 
 def _valid_input(given: object) -> dict[str, Any]:
@@ -216,13 +253,14 @@ def _whole(turn: list[Message], *, closed: bool) -> list[Message]:
     going = {place: _at(turn, place) for place in said if program(_at(turn, place)) is not None}
     if not lone and not going:
         return turn
+    last = max((index for index, message in enumerate(turn) if message["role"] == "assistant"), default=-1)
     made: set[str] = set()
     changed: dict[tuple[int, int], list[Block]] = {place: [] for place in lone}
     for place in said:
         block = _at(turn, place)
         if place not in lone and (call := server_call(block)) is not None:
             made.add(call)
-        elif place in going and program(block) not in made:
+        elif place in going and (program(block) not in made or (closed and place[0] == last)):
             changed.setdefault(place, [_without(block, "caller")])
     return [_changed(message, index, changed) for index, message in enumerate(turn)]
 
@@ -237,7 +275,7 @@ def _lone(turn: Sequence[Message], said: Sequence[Place], *, closed: bool) -> se
             waiting.setdefault(call, []).append(place)
         elif result is not None and waiting.get(result):
             waiting[result].pop()
-        elif result is not None:
+        elif result is not None and needs_call(_at(turn, place)):
             lone.add(place)
     return lone.union(*waiting.values()) if closed else lone
 
@@ -421,24 +459,35 @@ def _without_surrogates(value: Any) -> Any:
 
 
 def _fewer_marks(messages: list[Message], most: int) -> list[Message]:
-    """At most *most* cache marks: the last ones, which cover the most."""
+    """At most *most* cache marks, the last ones, which cover the most; none for an hour after a shorter one."""
     marked = [(index, mark) for index, message in enumerate(messages) for mark in cache_marks(message)]
-    surplus: dict[int, set[tuple[int, int | None]]] = {}
+    surplus: dict[int, set[Mark]] = {}
     for index, mark in marked[: max(0, len(marked) - most)]:
         surplus.setdefault(index, set()).add(mark)
-    return [_unmarked(message, surplus.get(index, set())) for index, message in enumerate(messages)]
+    fewer = [_unmarked(message, surplus.get(index, set())) for index, message in enumerate(messages)]
+    late: dict[int, set[Mark]] = {}
+    for index, mark in late_hours(fewer, range(len(fewer))):
+        late.setdefault(index, set()).add(mark)
+    return [_unmarked(message, late.get(index, set()), for_hour=True) for index, message in enumerate(fewer)]
 
 
-def _unmarked(message: Message, marks: AbstractSet[tuple[int, int | None]]) -> Message:
+def _unmarked(message: Message, marks: AbstractSet[Mark], *, for_hour: bool = False) -> Message:
+    """*message* without these *marks*; with *for_hour* they only lose their hour."""
     if not marks:
         return message
     content: list[Any] = list(blocks(message))
     for place, inner in marks:
-        block = as_dict(content[place])
         if inner is None:
-            block.pop("cache_control")
+            content[place] = _without_mark(content[place], for_hour=for_hour)
         else:
+            block = as_dict(content[place])
             held = block["content"] = list(block["content"])
-            held[inner] = {key: value for key, value in as_dict(held[inner]).items() if key != "cache_control"}
-        content[place] = block
+            held[inner] = _without_mark(held[inner], for_hour=for_hour)
+            content[place] = block
     return cast("Message", {**message, "content": content})
+
+
+def _without_mark(block: Block, *, for_hour: bool) -> dict[str, Any]:
+    if not for_hour:
+        return _without(block, "cache_control")
+    return {**as_dict(block), "cache_control": _without(field(block, "cache_control"), "ttl")}

@@ -34,7 +34,23 @@ _MESSAGE_KEYS = frozenset({"role", "content"})
 _SYSTEM_KEYS = _MESSAGE_KEYS | {"clear_at", "output_config"}
 _ASSISTANT_ONLY = CALLS | THINKING
 _NOT_IN_SYSTEM = frozenset({"image", "document", "search_result", "container_upload", "compaction"})
+SERVER_RESULTS = frozenset(
+    f"{tool}_tool_result"
+    for tool in (
+        "advisor",
+        "bash_code_execution",
+        "code_execution",
+        "mcp",
+        "text_editor_code_execution",
+        "tool_search",
+        "web_fetch",
+        "web_search",
+    )
+)
 _ID = re.compile(r"[a-zA-Z0-9_-]+")
+_SERVER_ID = re.compile(r"srvtoolu_[a-zA-Z0-9_]+")
+_SERVER_ID_KINDS = (SERVER_RESULTS - {"mcp_tool_result"}) | {"server_tool_use"}
+_DUMPED_KEYS = frozenset({"citations", "text"})  # a dump of a compaction block adds them
 MAX_TOOL_NAME = 200
 _SHOWN = 60  # characters of an id in a sentence
 
@@ -53,18 +69,20 @@ RULES = (
     Rule("first-message", "The first message is the user's, or opens with a compaction block.", "A line opens it."),
     Rule("message-key", "A message has `role` and `content`, and no other key.", "The other keys go."),
     Rule("block-type", "Each block has a type.", "A text becomes a text block; anything else goes."),
+    Rule("block-key", "A caller is an object; a compaction block has its own keys.", "The key goes."),
     Rule("speaker", "Only the assistant calls tools and thinks; only the user answers calls.", "The block goes."),
     Rule("results-first", "Tool results come before all else in their message.", "They move to the front."),
     Rule("thinking", "Thinking is signed, unmarked, and not the end of its message.", "It, or its mark, goes."),
-    Rule("tool-id", "Ids of calls are letters, digits, `_` and `-`.", "Call and result get the same other id."),
+    Rule("tool-id", "Ids of calls have the form that the API gives them.", "Call and result get the same other id."),
     Rule("repeated-id", "The ids of one message's calls differ.", "The later call gets an id of its own."),
     Rule("tool-name", "A call names its tool, in 1 to 200 characters.", "`unknown_tool`, or the first 200."),
     Rule("tool-input", "The input of a call is an object.", "JSON text is read; anything else goes under `input`."),
     Rule("tool-pair", "The next message answers each call, once.", "A result that says so is added; an orphan goes."),
+    Rule("error-result", "A result that is an error says so, in text alone.", "Words are added; else it is no error."),
     Rule("server-tool", "A server tool's call and result lie in one turn.", "The half that is left goes."),
     Rule("system-place", "A later system message ends what the user said.", "It moves behind it."),
     Rule("compaction", "A compaction block is not empty; a signed one comes first.", "It goes, or what it replaced."),
-    Rule("cache-marks", "A request has at most four cache marks.", "The last ones stay."),
+    Rule("cache-marks", "A request has at most four cache marks, the longest first.", "The last stay, shortened."),
     Rule("surrogate", "Every text can be sent as UTF-8.", "Lone surrogates become U+FFFD."),
     Rule("value", "The client library can encode every value.", ""),
 )
@@ -243,39 +261,63 @@ def _faults(role: str, name: str, block: Block) -> Iterator[tuple[str, str]]:
     if not is_said_by(role, name):
         article = "an" if role == "assistant" else "a"
         yield "speaker", f"a {_named(name)} in {article} {role} message"
-    if name == "text":
-        if is_blank(field(block, "text")):
-            yield "empty", "an empty text block"
-    elif name in CALLS:
+    if name in CALLS:
         yield from _call_faults(name, block)
-    elif name.endswith("tool_result"):
-        if not is_id(field(block, "tool_use_id")):
-            yield "tool-id", f"the tool_use_id {_short(field(block, 'tool_use_id'))} is none that the API takes"
+    elif name == "tool_result" or name in SERVER_RESULTS:
+        yield from _result_faults(name, block)
     elif name in THINKING:
-        if not is_signed(block):
-            yield "thinking", "a thinking block without its signature"
-        if field(block, "cache_control"):
-            yield "thinking", "a thinking block with a cache mark"
-    elif name == "compaction" and field(block, "content") == "":
-        yield "compaction", "an empty compaction block"
+        yield from _thinking_faults(block)
+    elif name == "compaction":
+        yield from _compaction_faults(block)
+    elif is_blank_text(block):
+        yield "empty", "an empty text block"
     elif not name:
         yield "block-type", "a block without a type"
 
 
+def _thinking_faults(block: Block) -> Iterator[tuple[str, str]]:
+    if not is_signed(block):
+        yield "thinking", "a thinking block without its signature"
+    if field(block, "cache_control"):
+        yield "thinking", "a thinking block with a cache mark"
+
+
+def _compaction_faults(block: Block) -> Iterator[tuple[str, str]]:
+    if field(block, "content") == "":
+        yield "compaction", "an empty compaction block"
+    if surplus_keys(block):
+        yield "block-key", "a compaction block with a key that is not its own"
+
+
+def _result_faults(name: str, block: Block) -> Iterator[tuple[str, str]]:
+    if not is_id(field(block, "tool_use_id"), name):
+        yield "tool-id", f"the tool_use_id {_short(field(block, 'tool_use_id'))} is none that the API takes"
+    if name != "tool_result":
+        return
+    content = field(block, "content")
+    if field(block, "is_error"):
+        if not content:
+            yield "error-result", "an error that says nothing"
+        elif not isinstance(content, str) and any(kind(held) != "text" for held in content):
+            yield "error-result", "an error that is not text alone"
+
+
 def _call_faults(name: str, block: Block) -> Iterator[tuple[str, str]]:
-    if not is_id(field(block, "id")):
+    if not is_id(field(block, "id"), name):
         yield "tool-id", f"the id {_short(field(block, 'id'))} is none that the API takes"
     if not is_tool_name(field(block, "name")):
         yield "tool-name", f"a {name} that names no tool"
     if not is_object(field(block, "input")):
         yield "tool-input", f"a {name} whose input is {type(field(block, 'input')).__name__}, not an object"
+    if surplus_keys(block):
+        yield "block-key", f"a {name} whose caller is {type(field(block, 'caller')).__name__}, not an object"
 
 
 def is_said_by(role: str, name: str) -> bool:
     """Whether a block of the kind *name* may stand in a message of *role*; of unknown kinds nothing is said."""
     if name == "tool_result":
         return role == "user"
-    if name in _ASSISTANT_ONLY or is_server_result(name):
+    if name in _ASSISTANT_ONLY or name in SERVER_RESULTS:
         return role == "assistant"
     return role != "system" or name not in _NOT_IN_SYSTEM
 
@@ -285,9 +327,29 @@ def is_server_result(name: str) -> bool:
     return name.endswith("_tool_result")
 
 
-def is_id(value: object) -> bool:
-    """Whether the API takes *value* as the id of a call."""
-    return isinstance(value, str) and _ID.fullmatch(value) is not None
+def is_blank_text(block: Block) -> bool:
+    """Whether *block* is a text block that would be refused as empty."""
+    return kind(block) == "text" and is_blank(field(block, "text"))
+
+
+def surplus_keys(block: Block) -> list[str]:
+    """The keys of a call or a compaction block that the API refuses to see there."""
+    held = block if isinstance(block, _MAPPINGS) else getattr(block, "model_fields_set", ())
+    if kind(block) == "compaction":
+        extra = getattr(block, "model_extra", None) or {}
+        return [key for key in (*held, *extra) if key in _DUMPED_KEYS]
+    return ["caller"] if "caller" in held and not is_object(field(block, "caller")) else []
+
+
+def has_server_id(name: str) -> bool:
+    """Whether blocks of the kind *name* carry the id of a tool that the API runs itself."""
+    return name in _SERVER_ID_KINDS
+
+
+def is_id(value: object, name: str = "") -> bool:
+    """Whether the API takes *value* as the id of a call in a block of the kind *name*."""
+    pattern = _SERVER_ID if has_server_id(name) else _ID
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
 def is_tool_name(value: object) -> bool:
@@ -383,10 +445,15 @@ def server_result(block: Block) -> str | None:
     return str(field(block, "tool_use_id", "")) if is_server_result(kind(block)) else None
 
 
+def needs_call(block: Block) -> bool:
+    """Whether *block*, a server tool's result by its kind, is surely one: of a known kind, or with such an id."""
+    return kind(block) in SERVER_RESULTS or is_id(field(block, "tool_use_id"), "server_tool_use")
+
+
 def program(block: Block) -> str | None:
     """The id of the server tool's call whose program has made the call *block*; None for one of the model's own."""
     caller = field(block, "caller") if kind(block) in CALLS else None
-    if caller is None or field(caller, "type") == "direct":
+    if caller is None or field(caller, "type", "direct") == "direct":
         return None
     return str(field(caller, "tool_id", ""))
 
@@ -395,13 +462,15 @@ def _turn_problems(messages: Sequence[Message], index: int, kinds: Sequence[str]
     """Server tools whose call and result are not in one turn, as far as message *index* tells."""
     message = messages[index]
     if message["role"] == "user":
-        return _unfinished(messages, index, head) if closes_turn(message) else []
+        if not closes_turn(message):
+            return []
+        return [*_unfinished(messages, index, head), *_disturbed(messages, index)]
     if CALLS.isdisjoint(kinds) and not any(map(is_server_result, kinds)):
         return []
     found: list[Problem] = []
     for place, block in enumerate(blocks(message)):
         answered, caller = server_result(block), program(block)
-        if answered is not None and not _is_open(messages, (index, place), answered, head):
+        if answered is not None and needs_call(block) and not _is_open(messages, (index, place), answered, head):
             words = f"the {kind(block)} {_short(answered)} has no call before it in its turn"
             found.append(Problem(index, words, place, "server-tool"))
         if caller is not None and not any(server_call(b) == caller for _, b in _back(messages, (index, place), head)):
@@ -453,6 +522,15 @@ def _unfinished(messages: Sequence[Message], index: int, head: int) -> list[Prob
     return found[::-1]
 
 
+def _disturbed(messages: Sequence[Message], index: int) -> Iterator[Problem]:
+    """The calls of programs whose results message *index*, which says more, is to bring."""
+    before = next((at for at in range(index - 1, -1, -1) if messages[at]["role"] == "assistant"), None)
+    for place, block in enumerate(blocks(messages[before]) if before is not None else ()):
+        if kind(block) == "tool_use" and program(block) is not None:
+            words = "the user says more than the results that the call's program waits for"
+            yield Problem(before or 0, words, place, "server-tool")
+
+
 # Places -------------------------------------------------------------------------------------------------------
 
 
@@ -466,14 +544,23 @@ def _place_problems(messages: Sequence[Message], index: int, kinds: Sequence[str
         found.append(Problem(index - 1, "a system message before the user's", rule="system-place"))
     if "compaction" in kinds:
         for place, block in enumerate(blocks(message)):
-            if is_replacement(block) and (index, place) != (head, 0):
+            if kind(block) != "compaction" or (index, place) == (head, 0):
+                continue
+            if is_replacement(block):
                 found.append(Problem(index, "a signed compaction block that is not first", place, "compaction"))
+            elif opens_with_replacement(messages[head]):
+                found.append(Problem(index, "a compaction block after a signed one", place, "compaction"))
     return found
 
 
 def is_replacement(block: Block) -> bool:
     """Whether *block* is a compaction block that must come first, in the place of what it summarizes."""
     return kind(block) == "compaction" and bool(field(block, "content")) and bool(field(block, "signature"))
+
+
+def opens_with_replacement(message: Message) -> bool:
+    """Whether the first block of *message* is a signed compaction block, after which there may be no other."""
+    return any(map(is_replacement, blocks(message)[:1]))
 
 
 def _is_system(message: Message) -> bool:
@@ -516,7 +603,17 @@ class CacheMarks:
                 also = f", {beside} of them in the rest of the request" if beside else ""
                 words = f"the first of more than {MAX_CACHE_MARKS} cache_control marks{also}"
                 return [Problem(first, words, _first_mark(messages[first]), "cache-marks")]
+        for index, (place, _) in late_hours(messages, self._marked()):
+            return [Problem(index, "a cache mark for an hour after a shorter one", place, "cache-marks")]
         return []
+
+    def _marked(self) -> Iterator[int]:
+        """The messages with marks, at their own cost alone."""
+        marks = 0
+        while marks < self._sums[-1]:
+            index = bisect_right(self._sums, marks) - 1
+            yield index
+            marks = self._sums[index + 1]
 
     def _extended(self, messages: Sequence[Message]) -> int:
         for index in range(len(self._sums) - 1, len(messages)):
@@ -537,6 +634,19 @@ def cache_marks(message: Message) -> Iterator[tuple[int, int | None]]:
             yield from ((place, inner) for inner, held in enumerate(content) if field(held, "cache_control"))
         if field(block, "cache_control"):
             yield place, None
+
+
+def late_hours(messages: Sequence[Message], marked: Iterable[int]) -> Iterator[tuple[int, tuple[int, int | None]]]:
+    """Of the messages at the indexes *marked*, the marks for an hour that come after a shorter one."""
+    is_after = False
+    for index in marked:
+        held = blocks(messages[index])
+        for place, inner in cache_marks(messages[index]):
+            block = held[place] if inner is None else field(held[place], "content")[inner]
+            is_hour = field(field(block, "cache_control"), "ttl") == "1h"
+            if is_hour and is_after:
+                yield index, (place, inner)
+            is_after = is_after or not is_hour
 
 
 def _first_mark(message: Message) -> int | None:

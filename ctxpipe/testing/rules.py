@@ -270,7 +270,7 @@ def _content(messages: Sequence[Any]) -> Iterator[str]:
 
 
 def _texts(messages: Sequence[Any]) -> Iterator[str]:
-    """Observed, in tool results too."""
+    """Observed. What a tool result holds is not said to be checked."""
     for message in messages:
         content = message.get("content")
         texts = [content] if isinstance(content, str) and content else [*_block_texts(blocks_of(message))]
@@ -284,8 +284,6 @@ def _block_texts(blocks: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for block in blocks:
         if block["type"] == "text":
             yield block["text"]
-        elif block["type"] == "tool_result":
-            yield from _block_texts(blocks_of(block))
 
 
 def _failed_results(messages: Sequence[Any]) -> Iterator[str]:
@@ -352,7 +350,7 @@ def _system(body: Mapping[str, Any], model: Model) -> Iterator[str]:
 
 
 def _system_places(messages: Sequence[Any]) -> Iterator[str]:
-    """Documented: after the user's, or after a paused assistant's, and before the assistant's or at the end.
+    """Documented: after the user's or a result of the API's own tools, and before the assistant's or at the end.
 
     Neighbouring system messages are judged together; one that only sets the effort may stand anywhere.
     """
@@ -361,7 +359,7 @@ def _system_places(messages: Sequence[Any]) -> Iterator[str]:
         held = [*group]
         stop = start + len(held)
         if role == "system" and not all(map(_sets_effort, held)):
-            if start and messages[start - 1]["role"] == "assistant" and not turns.is_paused(messages[start - 1]):
+            if start and messages[start - 1]["role"] == "assistant" and not turns.ends_in_result(messages[start - 1]):
                 yield f"messages.{start}: a `system` message must follow a `user` message"
             if stop < len(messages) and messages[stop]["role"] == "user":
                 yield (

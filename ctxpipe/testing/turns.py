@@ -7,6 +7,7 @@ that were made beside it.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ __all__ = [
     "SERVER_USES",
     "blocks_of",
     "client_calls",
+    "ends_in_result",
     "is_paused",
     "orphans",
     "places",
@@ -60,9 +62,16 @@ def blocks_of(holder: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def is_paused(message: Mapping[str, Any]) -> bool:
-    """Whether an assistant's *message* may go on: it ends in a tool of the API, called or answered."""
-    last = blocks_of(message)[-1:]
-    return any(_is_server_use(block) or _is_server_result(block) for block in last)
+    """Whether an assistant's *message* may go on: a tool of the API waits in it, or was answered at its end."""
+    blocks = blocks_of(message)
+    answered = {block.get("tool_use_id") for block in blocks}
+    waiting = any(_is_server_use(block) and block.get("id") not in answered for block in blocks)
+    return waiting or ends_in_result(message)
+
+
+def ends_in_result(message: Mapping[str, Any]) -> bool:
+    """Whether the last thing in an assistant's *message* is what a tool of the API has answered."""
+    return any(map(_is_server_result, blocks_of(message)[-1:]))
 
 
 def _is_server_use(block: Mapping[str, Any]) -> bool:
@@ -175,7 +184,7 @@ def server_calls(messages: Sequence[Any]) -> Iterator[str]:
                 answered = next((pair for pair in waiting if pair[1].get("id") == block.get("tool_use_id")), None)
                 if answered is not None:
                     waiting.remove(answered)
-                elif block["type"] in SERVER_RESULTS:
+                elif block["type"] in SERVER_RESULTS or re.fullmatch(SERVER_ID, str(block.get("tool_use_id"))):
                     yield _unexpected(index, place, block)
 
 
