@@ -15,9 +15,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .edits.projection import Match, as_json, digest, unmarked
+from .edits.projection import Match, digest, unmarked
 from .edits.thinking import Place
 from .errors import StorageError
+from .messages import as_json, rebuilt
 from .storage.protocol import Archive, TextReader
 from .storage.records import parse_line
 from .threads import in_thread
@@ -213,8 +214,9 @@ def _as_values(entry: Entry) -> dict[str, Any]:
     """
     values = {field.name: getattr(entry, field.name) for field in fields(entry)}
     values["undos"] = [{field.name: getattr(undo, field.name) for field in fields(undo)} for undo in entry.undos]
+    values = rebuilt(values, lambda item: item)
     body = as_json(values)
-    return {"form": FORM, "id": hashlib.sha256(body.encode()).hexdigest()[:16], **json.loads(body)}
+    return {"form": FORM, "id": hashlib.sha256(body.encode()).hexdigest()[:16], **values}
 
 
 def _parse(line: str) -> tuple[str, Entry] | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .edits.projection import digest
 from .errors import InvalidHistory, StorageError
-from .messages import MEDIA, Block, as_dict, blocks, common_prefix, field, kind, same_at_end
+from .messages import MEDIA, Block, as_dict, blocks, common_prefix, field, kind, rebuilt, same_at_end
 from .placeholders import any_reference
 from .reports import Offloaded
 from .stages.archive import load_archive, parse_archive
@@ -300,11 +300,8 @@ def _filled(block: Block, form: str, texts: Mapping[str, str]) -> Block | None:
 
 
 def _with_texts(value: Any, texts: Mapping[str, str]) -> Any:
-    if isinstance(value, str):
-        where = next(iter(_references(value)), None)
-        return value if where is None else texts[where]
-    if isinstance(value, Mapping):
-        return {key: _with_texts(item, texts) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_texts(item, texts) for item in value]
-    return value
+    def filled(item: Any) -> Any:
+        where = next(iter(_references(item)), None) if isinstance(item, str) else None
+        return item if where is None else texts[where]
+
+    return rebuilt(value, filled)

@@ -213,11 +213,11 @@ def test_a_text_exchanged_in_place_in_the_last_message_is_noticed() -> None:
     assert turn(projection, history).known == 2
 
 
-def test_a_last_message_emptied_in_place_is_refused() -> None:
+def test_a_last_message_that_becomes_no_message_in_place_is_refused() -> None:
     projection, history = Projection(), chat(3)
     turn(projection, history)
 
-    cast("dict[str, Any]", history[-1])["content"] = None
+    cast("dict[str, Any]", history[-1])["content"] = 5
 
     with pytest.raises(InvalidHistory):
         projection.begin(history)

@@ -200,7 +200,7 @@ async def test_a_line_is_as_long_as_what_has_changed(tmp_path: Path) -> None:
     await session.run(history)
 
     for number in range(10):
-        history = [*history, *step(f"long {number}", result=LONG)]
+        history = [*history, *step(f"long_{number}", result=LONG)]
         await session.run(history)
 
     assert max(map(len, lines(tmp_path)[-9:])) < 2000

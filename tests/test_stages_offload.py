@@ -1062,3 +1062,70 @@ def test_a_preview_that_could_not_be_known_again_is_refused(preview: Preview, tm
     for stage in (DirectOffload, BatchOffload):
         with pytest.raises(SettingsError, match="at most 10000 characters"):
             stage(LocalStorage(tmp_path), preview=preview)
+
+
+# What a program reads -------------------------------------------------------------------------------------------
+
+
+def called_by(caller: object, id: str = "toolu_1", sdk: bool = False) -> Any:  # noqa: A002
+    if sdk:
+        return ToolUseBlock.model_validate({**tool_use(id, "query", {"sql": "x"}), "caller": caller})
+    return {**tool_use(id, "query", {"sql": "x"}), "caller": caller}
+
+
+PROGRAMS = [
+    {"type": "code_execution_20250825", "tool_id": "srvtoolu_1"},
+    {"type": "code_execution_20260120", "tool_id": "srvtoolu_1"},
+    {"type": "a_program_of_the_future", "tool_id": "srvtoolu_1"},
+]
+
+
+@pytest.mark.parametrize("caller", PROGRAMS, ids=lambda caller: caller["type"])
+@pytest.mark.parametrize("sdk", [False, True])
+@pytest.mark.parametrize("ids", [["toolu_1"], ["toolu_1", "toolu_2", "toolu_3"]])
+@pytest.mark.parametrize("stage", [DirectOffload, BatchOffload])
+@pytest.mark.parametrize("force", [False, True])
+async def test_what_a_running_program_reads_stays_whole(
+    caller: dict[str, Any], sdk: bool, ids: list[str], stage: Any, force: bool, tmp_path: Path
+) -> None:
+    if sdk and caller["type"] == "a_program_of_the_future":
+        caller = PROGRAMS[0]
+    rows = json.dumps([{"id": n} for n in range(900)])
+    program = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "code_execution", "input": {"code": "x"}}
+    content = [program, *(called_by(caller, name, sdk) for name in ids)]
+    history = [
+        user("go"),
+        cast("Message", {"role": "assistant", "content": content}),
+        user(*(tool_result(name, rows) for name in ids)),
+    ]
+    later = [
+        *history,
+        cast("Message", {"role": "assistant", "content": [called_by(caller, "toolu_9", sdk)]}),
+        user(tool_result("toolu_9", rows)),
+    ]
+
+    for messages in (history, later):
+        result = await ContextPipeline([stage(LocalStorage(tmp_path))]).run(messages, session_id="s", force=force)
+        assert result.messages is messages
+
+
+@pytest.mark.parametrize("caller", [None, {"type": "direct"}])
+async def test_what_the_model_has_called_itself_is_offloaded_as_ever(caller: Any, tmp_path: Path) -> None:
+    call = tool_use("toolu_1", "query") if caller is None else called_by(caller)
+    history = [user("go"), assistant(call), user(tool_result("toolu_1", "row of a table\n" * 900))]
+
+    result = await ContextPipeline([DirectOffload(LocalStorage(tmp_path))]).run(history, session_id="s")
+
+    assert result.reports[0].outcome is Outcome.CHANGED
+
+
+async def test_what_a_program_reads_back_from_our_files_is_not_cut(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    [where] = await storage.write([("s/a.md", "line of a log\n" * 9_000)])
+    program = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "code_execution", "input": {"code": "x"}}
+    call = {**tool_use("toolu_1", "bash", {"command": f"cat {where}"}), "caller": PROGRAMS[0]}
+    history = [user("go"), assistant(program, call), user(tool_result("toolu_1", "line of a log\n" * 9_000))]
+
+    result = await ContextPipeline([DirectOffload(storage, read_back_chars=1_000)]).run(history, session_id="s")
+
+    assert result.messages is history

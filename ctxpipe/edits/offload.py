@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from array import array
 from bisect import bisect_left
@@ -18,6 +17,7 @@ from ..messages import (
     ToolCall,
     ToolResult,
     as_dict,
+    as_json,
     blocks,
     compact_json,
     kind,
@@ -134,9 +134,7 @@ def stored_text(content: str | Sequence[Block] | None, *, indent: int | None) ->
     if isinstance(content, str):
         return content
     told = [as_dict(block) for block in content or () if kind(block) == "text"]
-    if indent is None:
-        return compact_json(told)
-    return json.dumps(told, ensure_ascii=False, indent=indent, default=as_dict)
+    return as_json(told, indent=indent, ensure_ascii=False)
 
 
 def replaced(content: str | Sequence[Block] | None, text: str) -> str | list[Any]:
@@ -230,6 +228,8 @@ class Selection:
 
     def result(self, result: ToolResult, call: ToolCall | None) -> Candidate | None:
         """*result* as a candidate, None when it must stay."""
+        if call is not None and call.program is not None:
+            return None  # a program reads it, and would take the placeholder for its data
         name = call.name if call else ""
         limit = self.per_tool.get(name, self.min_chars)
         if limit is None or name in self.exempt_tools or is_placeholder(result.content):
@@ -241,7 +241,7 @@ class Selection:
 
     def input(self, call: ToolCall) -> Candidate | None:
         """The input of *call* as a candidate, None when it must stay."""
-        if call.name not in self.input_tools:
+        if call.name not in self.input_tools or call.program is not None:
             return None
         chars = sum(map(len, self.long_texts(call)))
         return Candidate(call, chars) if chars else None

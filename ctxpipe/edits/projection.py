@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import TYPE_CHECKING, Any, cast
 
-from ..messages import as_blocks, as_dict, blocks, common_prefix, ensure_messages, same_at_end
+from ..messages import as_blocks, as_dict, as_json, blocks, common_prefix, ensure_messages, is_equal, same_at_end
 from ..messages import field as read
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ class Projection:
             place = match.place(index)
             if place is not None and self.context[place] is not message:
                 held = self.context[place]
-                self.context[place] = message if _said(held) == _said(message) else with_marks(held, message)
+                self.context[place] = message if is_equal(_said(held), _said(message)) else with_marks(held, message)
         if match == Match() and _are_same(self.history, self.context):
             self.context = self.history
         self.match = match
@@ -159,11 +158,11 @@ class Projection:
             return next((index for index, (old, new) in enumerate(pairs) if old != new), agreed)
         last = self._last[adopted]
         whole = len(self.context if adopted else self.history)
-        if last is None or agreed < whole or now[agreed - 1]["content"] == last["content"]:
+        if last is None or agreed < whole or is_equal(now[agreed - 1]["content"], last["content"]):
             return agreed
         ensure_messages(now[agreed - 1 : agreed])
         # Results were appended to the last message in place, or it was only given another form.
-        return agreed - (_said(now[agreed - 1]) != _said(last))
+        return agreed - (not is_equal(_said(now[agreed - 1]), _said(last)))
 
     def _opening(self, now: list[Message], agreed: int, known: int, moved: list[int], adopted: bool) -> Opening:
         ours, match = (self.context, Match()) if adopted else (self.history, self.match)
@@ -218,15 +217,15 @@ def _agreeing(ours: Sequence[Message], now: list[Message]) -> tuple[int, list[in
     # Compared in place: at 20,000 messages a slice of them would take five times as long as the comparison.
     rest = now[len(ours) :]
     del now[len(ours) :]
-    are_equal = now == ours
+    are_equal = is_equal(now, ours)
     now += rest
     if are_equal:
         return len(ours), moved
     agreed = common_prefix(ours, now)
     ensure_messages(now, agreed)
     for index in range(agreed, min(len(ours), len(now))):
-        if ours[index] != now[index]:
-            if _said(ours[index]) != _said(now[index]):
+        if not is_equal(ours[index], now[index]):
+            if not is_equal(_said(ours[index]), _said(now[index])):
                 return index, moved
             moved.append(index)
     return min(len(ours), len(now)), moved
@@ -250,23 +249,22 @@ def digest(message: Message) -> bytes:
     return hashlib.sha256(as_json(_said(message)).encode()).digest()
 
 
-def _plain(value: object) -> object:
-    # A client may send what JSON does not know, such as a date; that is no reason not to recognise it again.
-    return as_dict(value) if hasattr(value, "model_dump") else str(value)
-
-
-as_json = json.JSONEncoder(separators=(",", ":"), default=_plain).encode  # ASCII, lone surrogates included
-
-
 def _said(message: Message) -> list[Any]:
     return [message["role"], *map(_told, as_blocks(message))]
 
 
 def _told(block: Block) -> dict[str, Any]:
-    told = {key: value for key, value in as_dict(block).items() if key != MARK and value is not None}
+    told: dict[str, Any] = _own(block)
     if isinstance(told.get("content"), list | tuple):
-        told["content"] = [_told(held) for held in told["content"]]
+        told["content"] = [_own(held) for held in told["content"]]
     return told
+
+
+def _own(block: Block) -> Any:
+    """What *block* says beside a cache mark; text and the like, which only an unknown block holds, as it is."""
+    if not isinstance(block, Mapping) and not hasattr(block, "model_dump"):
+        return block
+    return {key: value for key, value in as_dict(block).items() if key != MARK and value is not None}
 
 
 # Cache marks --------------------------------------------------------------------------------------------------------
@@ -295,9 +293,15 @@ def _marked(block: Block, source: Block) -> Block:
     inner = held
     if isinstance(held, list | tuple):
         sources = given if isinstance(given, list | tuple) and len(given) == len(held) else [{}] * len(held)
-        inner = [_marked(one, other) for one, other in zip(held, sources, strict=True)]
+        inner = [_own_mark(one, other) for one, other in zip(held, sources, strict=True)]
+    same = held if inner is held or _are_same(inner, held) else inner
+    return _own_mark(block if same is held else {**as_dict(block), "content": same}, source)
+
+
+def _own_mark(block: Block, source: Block) -> Block:
+    """*block* with the mark of *source*; the same object where it has that already."""
     mark = read(source, MARK)
-    if read(block, MARK) == mark and (inner is held or _are_same(inner, held)):
+    if read(block, MARK) == mark:
         return block
-    plain = {key: inner if key == "content" else value for key, value in as_dict(block).items() if key != MARK}
+    plain = {key: value for key, value in as_dict(block).items() if key != MARK}
     return {**plain, MARK: mark} if mark else plain

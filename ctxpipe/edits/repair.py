@@ -15,6 +15,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ..messages import (
+    CALLS,
     SURROGATE,
     THINKING,
     as_blocks,
@@ -27,12 +28,12 @@ from ..messages import (
     has_thinking,
     is_blank,
     kind,
+    program,
     rebuilt,
     split_system,
     without_surrogates,
 )
 from ..messages.rules import (
-    CALLS,
     MAX_TOOL_NAME,
     SERVER_RESULTS,
     closes_turn,
@@ -52,7 +53,6 @@ from ..messages.rules import (
     message_problems,
     needs_call,
     pair_problems,
-    program,
     server_call,
     server_result,
     surplus_keys,

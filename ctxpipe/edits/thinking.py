@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from ..messages import THINKING, as_blocks, blocks, has_calls, has_results, kind
+from ..messages import THINKING, as_blocks, blocks, has_calls, has_results, is_equal, kind
 
 if TYPE_CHECKING:
     from ..messages import Block, Message
@@ -30,7 +30,7 @@ def changed_place(before: Sequence[Message], after: Sequence[Message]) -> Place 
     Messages that only went from the end change nothing that is left. Bare text equals its one text block.
     """
     for index, (old, new) in enumerate(zip(before, after, strict=False)):
-        if old is new or old == new:
+        if old is new or is_equal(old, new):
             continue
         if old["role"] != new["role"]:
             return index, 0
@@ -126,4 +126,5 @@ def _others(messages: Sequence[Message], index: int, places: Container[Place]) -
 
 def _agreeing(old: Sequence[Block], new: Sequence[Block]) -> int:
     pairs = enumerate(zip(old, new, strict=False))
-    return next((index for index, (one, other) in pairs if one is not other and one != other), min(len(old), len(new)))
+    different = (index for index, (one, other) in pairs if one is not other and not is_equal(one, other))
+    return next(different, min(len(old), len(new)))

@@ -132,8 +132,12 @@ class FileView:
 
 
 def file_views(messages: Sequence[Message], tools: ReadingTools = READING_TOOLS, shell: bool = False) -> list[FileView]:
-    """Every file view that is answered, oldest first; *text* is "" for one with anything but text. Source: A-54."""
-    calls = ((call, viewed_path(call, tools, shell)) for call in tool_calls(messages))
+    """Every file view that is answered, oldest first; *text* is "" for one with anything but text. Source: A-54.
+
+    What a program has read is no view: it has not come before the model.
+    """
+    own = (call for call in tool_calls(messages) if call.program is None)
+    calls = ((call, viewed_path(call, tools, shell)) for call in own)
     paths = {(call.message + 1, call.id): path for call, path in calls if path is not None}
     return [
         FileView(result.place, path, _text(result.content))

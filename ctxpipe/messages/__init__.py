@@ -22,11 +22,14 @@ from .values import (
     is_encodable,
     is_equal,
     rebuilt,
+    sent_as,
     strings,
     without_surrogates,
 )
 from .vocabulary import (
+    CALLS,
     MEDIA,
+    SERVER_CALLS,
     THINKING,
     Block,
     Message,
@@ -41,6 +44,7 @@ from .vocabulary import (
     has_thinking,
     kind,
     pending_calls,
+    program,
     rewrite,
     same_at_end,
     split_system,
@@ -51,11 +55,13 @@ from .vocabulary import (
 )
 
 __all__ = [
+    "CALLS",
     "MAX_CACHE_MARKS",
     "MAX_DEPTH",
     "MEDIA",
     "ROLES",
     "RULES",
+    "SERVER_CALLS",
     "SURROGATE",
     "THINKING",
     "Block",
@@ -84,9 +90,11 @@ __all__ = [
     "is_equal",
     "kind",
     "pending_calls",
+    "program",
     "rebuilt",
     "rewrite",
     "same_at_end",
+    "sent_as",
     "split_system",
     "strings",
     "texts",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InvalidHistory
 from .values import SURROGATE, encoding_fault
-from .vocabulary import THINKING, blocks, field, head_length, kind
+from .vocabulary import CALLS, SERVER_CALLS, THINKING, blocks, field, head_length, kind, program
 
 if TYPE_CHECKING:
     from .vocabulary import Block, Message
@@ -26,8 +26,6 @@ __all__ = ["MAX_CACHE_MARKS", "ROLES", "RULES", "CacheMarks", "Problem", "Rule",
 MAX_CACHE_MARKS = 4
 ROLES = frozenset({"user", "assistant", "system"})
 SPOKEN = frozenset({"text", "thinking"})  # blocks that hold their text under the name of their type
-SERVER_CALLS = frozenset({"server_tool_use", "mcp_tool_use"})
-CALLS = SERVER_CALLS | {"tool_use"}
 
 _MAPPINGS = (dict, Mapping)  # nearly always a dict, which is six times as fast to tell
 _MESSAGE_KEYS = frozenset({"role", "content"})
@@ -448,14 +446,6 @@ def server_result(block: Block) -> str | None:
 def needs_call(block: Block) -> bool:
     """Whether *block*, a server tool's result by its kind, is surely one: of a known kind, or with such an id."""
     return kind(block) in SERVER_RESULTS or is_id(field(block, "tool_use_id"), "server_tool_use")
-
-
-def program(block: Block) -> str | None:
-    """The id of the server tool's call whose program has made the call *block*; None for one of the model's own."""
-    caller = field(block, "caller") if kind(block) in CALLS else None
-    if caller is None or field(caller, "type", "direct") == "direct":
-        return None
-    return str(field(caller, "tool_id", ""))
 
 
 def _turn_problems(messages: Sequence[Message], index: int, kinds: Sequence[str], head: int) -> list[Problem]:

@@ -29,6 +29,7 @@ __all__ = [
     "is_encodable",
     "is_equal",
     "rebuilt",
+    "sent_as",
     "strings",
     "without_surrogates",
 ]
@@ -39,6 +40,7 @@ MAX_DEPTH = 1_000
 
 _MOST_BITS = 14_000  # Python writes no whole number of more than 4,300 digits
 _PLAIN = frozenset({str, int, float, bool, type(None)})
+_JSON = (str, dict, list, tuple, int, float, type(None))
 _KEYS = (str, int, float, type(None))
 _LISTS = (list, tuple, Sequence, AbstractSet, MappingView)
 _CHARACTERS = (str, bytes, bytearray, memoryview, UserString)
@@ -58,11 +60,11 @@ def as_dict(block: object) -> dict[str, Any]:
     try:
         plain = dump(mode="json", exclude_unset=True, by_alias=True, **({"exclude": hidden} if hidden else {}))
     except (ValueError, RecursionError) as error:
-        raise InvalidHistory(f"a {type(block).__name__} cannot be sent: {error}") from error
+        raise InvalidHistory(f"a {type(block).__name__} that cannot be sent: {error}") from error
     return cast("dict[str, Any]", plain)
 
 
-def _sent_as(value: object) -> object:
+def sent_as(value: object) -> object:
     """What stands in the request for *value*, which JSON does not know: the rules of the anthropic SDK."""
     if isinstance(value, date):
         return value.isoformat()
@@ -75,8 +77,8 @@ def _sent_as(value: object) -> object:
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
-_COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_sent_as, allow_nan=False)
-_ASCII = json.JSONEncoder(separators=(",", ":"), default=_sent_as, allow_nan=False)
+_COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=sent_as, allow_nan=False)
+_ASCII = json.JSONEncoder(separators=(",", ":"), default=sent_as, allow_nan=False)
 
 
 def compact_json(value: object) -> str:
@@ -94,7 +96,7 @@ def as_json(value: object, *, indent: int | None = None, ensure_ascii: bool = Tr
     """
     if indent is None:
         return _encode(_ASCII if ensure_ascii else _COMPACT, value)
-    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, default=_sent_as, allow_nan=False)
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, default=sent_as, allow_nan=False)
     return _encode(encoder, value)
 
 
@@ -117,7 +119,7 @@ def _encoded_flat(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
             yield item
             continue
         if type(item) not in _PLAIN and not isinstance(item, dict | list | tuple | str | int | float):
-            item = _sent_as(item)
+            item = sent_as(item)
         if not isinstance(item, dict | list | tuple):
             yield encoder.encode(item)
         elif not item:
@@ -258,24 +260,25 @@ def strings(value: object) -> Iterator[str]:
 
 
 def rebuilt(value: object, leaf: Callable[[Any], object], *, key: Callable[[Any], object] | None = None) -> Any:
-    """A copy of *value*, SDK objects as plain dicts, in which each text, number and the like is leaf(it).
+    """A copy of *value* in plain dicts and lists, as it will be sent, in which each text, number and None is leaf(it).
 
-    *leaf* is asked about mappings too: whatever it answers but the mapping itself stands in its place. *key* makes the
+    *leaf* is asked about mappings too: whatever it answers but the mapping itself is put in its place. *key* makes the
     keys anew.
     """
     root: list[Any] = [None]
     todo: list[tuple[Any, Any, Any]] = [(value, root, 0)]
     while todo:
         item, holder, place = todo.pop()
-        if not isinstance(item, Mapping) and hasattr(item, "model_dump"):
-            item = as_dict(item)
+        if not isinstance(item, _JSON):
+            item = sent_as(item)
         if isinstance(item, list | tuple):
             parts: list[Any] = [None] * len(item)
             holder[place] = parts
             todo += [(held, parts, index) for index, held in enumerate(item)]
-        elif (new := leaf(item)) is not item or not isinstance(item, Mapping):
-            holder[place] = new
-        else:
+            continue
+        new = leaf(item)
+        holder[place] = new
+        if new is item and isinstance(item, Mapping):
             names = {name: key(name) if key else name for name in item}
             made: dict[Any, Any] = dict.fromkeys(names.values())
             holder[place] = made
@@ -284,10 +287,10 @@ def rebuilt(value: object, leaf: Callable[[Any], object], *, key: Callable[[Any]
 
 
 def copied(value: Any) -> Any:
-    """A deep copy of *value*."""
+    """A deep copy of *value*; as plain JSON values where it is too deep, or of a type that knows no copies."""
     try:
         return copy.deepcopy(value)
-    except RecursionError:
+    except (RecursionError, TypeError, copy.Error):
         return rebuilt(value, lambda item: item)
 
 

@@ -18,7 +18,9 @@ else:  # importing anthropic takes seconds; at run time a message is a plain dic
     Message = dict[str, Any]
 
 __all__ = [
+    "CALLS",
     "MEDIA",
+    "SERVER_CALLS",
     "THINKING",
     "Block",
     "Message",
@@ -34,6 +36,7 @@ __all__ = [
     "head_length",
     "kind",
     "pending_calls",
+    "program",
     "rewrite",
     "same_at_end",
     "split_system",
@@ -48,18 +51,25 @@ Block: TypeAlias = object
 
 THINKING = frozenset({"thinking", "redacted_thinking"})
 MEDIA = frozenset({"image", "document"})
+SERVER_CALLS = frozenset({"server_tool_use", "mcp_tool_use"})
+CALLS = SERVER_CALLS | {"tool_use"}
 _MAPPINGS = (dict, Mapping)  # nearly always a dict, which is six times as fast to tell
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool_use block, and where it stands: message and block index."""
+    """A tool_use block, and where it stands: message and block index.
+
+    *program* is the id of the server tool's call whose running code has made it, and reads its result; None for one of
+    the model's own.
+    """
 
     message: int
     block: int
     id: str
     name: str
     input: Mapping[str, object]
+    program: str | None = None
 
     @property
     def place(self) -> tuple[int, int]:
@@ -161,7 +171,16 @@ def tool_calls(messages: Sequence[Message], start: int = 0, stop: int | None = N
                     str(field(block, "id", "")),
                     str(field(block, "name", "")),
                     given if isinstance(given, Mapping) else {},
+                    program(block),
                 )
+
+
+def program(block: Block) -> str | None:
+    """The id of the server tool's call whose code has made the call *block*; None for one of the model's own."""
+    caller = field(block, "caller") if kind(block) in CALLS else None
+    if caller is None or field(caller, "type", "direct") == "direct":
+        return None
+    return str(field(caller, "tool_id", ""))
 
 
 def tool_results(messages: Sequence[Message], start: int = 0, stop: int | None = None) -> Iterator[ToolResult]:

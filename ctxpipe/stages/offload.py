@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from ..edits import offload
 from ..errors import InvalidHistory, SettingsError, StorageError
-from ..messages import ToolCall, ToolResult, blocks, ensure_messages, rewrite, tool_results, without_surrogates
+from ..messages import (
+    ToolCall,
+    ToolResult,
+    blocks,
+    ensure_messages,
+    rebuilt,
+    rewrite,
+    tool_results,
+    without_surrogates,
+)
 from ..messages import field as read
 from ..names import safe_name, session_folder
 from ..placeholders import BATCH, DIRECT, MAX_SHOWN, Preview, any_reference, placeholder
@@ -280,13 +289,7 @@ def _change(turn: Turn, moves: Sequence[_Move], replacements: Sequence[str], fil
 
 def _substituted(value: Any, texts: Mapping[str, str]) -> Any:
     """*value* with the same keys, where each of *texts* is replaced."""
-    if isinstance(value, str):
-        return texts.get(value, value)
-    if isinstance(value, Mapping):
-        return {key: _substituted(item, texts) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_substituted(item, texts) for item in value]
-    return value
+    return rebuilt(value, lambda item: texts.get(item, item) if isinstance(item, str) else item)
 
 
 async def _moved(storage: TextWriter, turn: Turn, moves: Sequence[_Move]) -> Change:
@@ -404,7 +407,9 @@ class DirectOffload:
     ) -> Iterable[tuple[ToolResult, ToolCall, str]]:
         for result, call in pairs:
             text = offload.said(result.content)
-            if call is None or self.read_back_chars is None or len(text) <= self.read_back_chars:
+            if call is None or call.program is not None or self.read_back_chars is None:
+                continue  # what a program reads must be whole
+            if len(text) <= self.read_back_chars:
                 continue
             where = selection.read_back(call)
             if where is not None and any_reference(text, self.read_back_chars) is None:

@@ -74,7 +74,7 @@ def encode_line(entry: Mapping[str, object], redact: Redact | None = None) -> st
     fails.
     """
     plain = _redact_messages(entry, redact) if redact else entry
-    body = json.dumps(plain, separators=(",", ":"))  # ASCII: a lone surrogate can be said
+    body = as_json(plain)  # ASCII: a lone surrogate can be said
     return f"\n{_check_sum(body)} {body}"
 
 
@@ -131,21 +131,24 @@ def _redact_quoted(quoted: str, redact: Redact) -> str:
     return json.dumps(redacted, ensure_ascii=not is_encodable(redacted))
 
 
-def _redact_item(item: object, redact: Redact) -> object:
+def _redact_item(item: object, redact: Redact, levels: int = 2) -> object:
     """An item of a record: a message, a block, or any other value."""
     if isinstance(item, Mapping) or hasattr(item, "model_dump"):
-        return _redact_block(as_dict(item), redact)
+        return _redact_block(as_dict(item), redact, levels)
     return _redact_strings(item, redact)
 
 
-def _redact_block(block: Mapping[str, Any], redact: Redact) -> dict[str, object]:
-    """A message or a content block with its texts redacted; role, type and ids stay, as do the fields' names."""
+def _redact_block(block: Mapping[str, Any], redact: Redact, levels: int = 2) -> dict[str, object]:
+    """A message or a content block with its texts redacted; role, type and ids stay, as do the fields' names.
+
+    A message holds blocks, and a result blocks of its own: *levels* of them. What lies deeper is no block of the API's.
+    """
     plain: dict[str, object] = {}
     for key, value in block.items():
         if key in _BOOKKEEPING:
             plain[key] = value
-        elif key == "content" and isinstance(value, list | tuple):
-            plain[key] = [_redact_item(held, redact) for held in value]
+        elif key == "content" and isinstance(value, list | tuple) and levels:
+            plain[key] = [_redact_item(held, redact, levels - 1) for held in value]
         else:
             plain[key] = _redact_strings(value, redact)
     return plain

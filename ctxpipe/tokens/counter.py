@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from ..errors import SettingsError
-from ..messages import Block, Message, compact_json
+from ..messages import Block, Message, compact_json, copied, is_equal
 from ..threads import in_thread
 from . import parts
 from .encoders import Encoder, Function, Tiktoken
@@ -214,11 +213,11 @@ class TokenCounter:
         if not isinstance(value, Mapping):
             return compact_json(value)
         entry = self._json.get(id(value))
-        if entry is not None and entry[0] is value and entry[1] == value:
+        if entry is not None and entry[0] is value and is_equal(entry[1], value):
             return entry[2]
         text = compact_json(value)
         if len(text) >= _REMEMBERED_JSON_CHARS:
-            self._json.put(id(value), (value, copy.deepcopy(value), text), 3 * sys.getsizeof(text) + _ENTRY_BYTES)
+            self._json.put(id(value), (value, copied(value), text), 3 * sys.getsizeof(text) + _ENTRY_BYTES)
         return text
 
 

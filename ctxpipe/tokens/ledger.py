@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeAlias
 
-from ..messages import Message
+from ..messages import Message, is_equal
 from ..messages import field as read
 from .billed import billed_part, context_tokens, server_summary
 from .counter import Counting, TokenCounter, as_counter
@@ -146,7 +146,7 @@ class Ledger:
 
     def _agreeing(self, messages: list[Message], known: int | None) -> int:
         """How many messages, from the first on, are those counted already."""
-        if self._seen and _content(self._seen[-1]) != self._tail:
+        if self._seen and not is_equal(_content(self._seen[-1]), self._tail):
             self._forget_last()  # agents append results to the last message in place
         return _common(messages, self._seen, known or 0)
 
@@ -272,11 +272,11 @@ def _common(ours: list[Message], theirs: list[Message], low: int = 0) -> int:
     """How many leading items are equal, of which *low* are sure. Slices compare fast where the objects are the same."""
     high = min(len(ours), len(theirs))
     low = min(low, high)
-    if ours[low:high] == theirs[low:high]:
+    if is_equal(ours[low:high], theirs[low:high]):
         return high
     while high - low > 1:
         middle = (low + high) // 2
-        if ours[low:middle] == theirs[low:middle]:
+        if is_equal(ours[low:middle], theirs[low:middle]):
             low = middle
         else:
             high = middle

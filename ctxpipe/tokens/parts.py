@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from ..messages import Block, Message, as_dict, compact_json, field, kind
+from ..messages import MEDIA, Block, Message, compact_json, field, kind, rebuilt
 from . import media
 
 __all__ = ["Part", "block_parts", "content_parts", "message_parts"]
 
 Part: TypeAlias = str | int
 """A text whose tokens count, or a number of tokens."""
+
+RESULTS = frozenset({"tool_result", "mcp_tool_result"})
 
 AsJson: TypeAlias = Callable[[object], str]
 
@@ -56,8 +58,18 @@ def _tool_use(block: Block, as_json: AsJson) -> Iterable[Part]:
     )
 
 
-def _tool_result(block: Block, as_json: AsJson) -> Iterable[Part]:
-    return content_parts(field(block, "content"), as_json)
+def _tool_result(block: Block, as_json: AsJson) -> Iterator[Part]:
+    todo = [field(block, "content")]
+    while todo:  # a result inside a result is none that the API has, but may lie however deep
+        content = todo.pop()
+        if not isinstance(content, list | tuple):
+            yield from content_parts(content, as_json)
+            continue
+        for held in content:
+            if kind(held) in RESULTS:
+                todo.append(field(held, "content"))
+            else:
+                yield from block_parts(held, as_json)
 
 
 def _thinking(block: Block, _: AsJson) -> Iterable[Part]:
@@ -81,29 +93,34 @@ def _document(block: Block, as_json: AsJson) -> Iterator[Part]:
         case "text":
             yield _as_text(field(source, "data"))
         case "content":
-            yield from content_parts(field(source, "content"), as_json)
+            yield from _document_parts(field(source, "content"), as_json)
         case _:
             yield media.document_tokens(source)
 
 
+def _document_parts(content: object, as_json: AsJson) -> Iterator[Part]:
+    """What a document holds: text and images, or anything else as the text that is sent."""
+    if not isinstance(content, list | tuple):
+        yield from content_parts(content, as_json)
+        return
+    for block in content:
+        yield from block_parts(block, as_json) if kind(block) in ("text", "image") else (compact_json(block),)
+
+
 def _unknown(block: Block) -> Iterator[Part]:
     found: list[Part] = []
-    yield compact_json(_without_encoded(block if isinstance(block, str) else as_dict(block), found))
-    yield from found
 
-
-def _without_encoded(value: object, found: list[Part]) -> object:
-    """*value* without encoded data; the sizes of images and documents inside go to *found*."""
-    if isinstance(value, str):
-        return "" if is_encoded(value) else value
-    if isinstance(value, Mapping):
-        if kind(value) in ("image", "document") and field(value, "source") is not None:
-            found += block_parts(value, compact_json)
+    def counted(value: Any) -> object:
+        """*value* without encoded data; the sizes of images and documents go to *found*."""
+        if isinstance(value, str):
+            return "" if is_encoded(value) else value
+        if isinstance(value, Mapping) and kind(value) in MEDIA and field(value, "source") is not None:
+            found.extend(block_parts(value, compact_json))
             return None
-        return {key: _without_encoded(item, found) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_encoded(item, found) for item in value]
-    return value
+        return value
+
+    yield compact_json(rebuilt(block, counted))
+    yield from found
 
 
 def is_encoded(text: str) -> bool:

@@ -1,0 +1,324 @@
+"""Values at any depth and of every type that the client library sends: no turn is lost to them."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime
+from enum import IntEnum, StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, cast
+
+import pytest
+from anthropic.types import TextBlock, ToolUseBlock
+from histories import assistant, text, tool_result, tool_use, user
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxpipe import (
+    BatchOffload,
+    Budget,
+    Compact,
+    ContextPipeline,
+    DirectOffload,
+    InvalidHistory,
+    LocalStorage,
+    RatioGate,
+    SmartTruncate,
+    load_archive,
+)
+from ctxpipe.messages import MAX_DEPTH, Message, as_json, compact_json, copied, is_equal, rebuilt, strings
+from ctxpipe.stage import Stage
+from ctxpipe.summarizers import Summary
+
+LONG = "lorem ipsum dolor " * 400
+
+
+def mappings(levels: int) -> Any:
+    value: Any = "x"
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+def lists(levels: int) -> Any:
+    value: Any = "x"
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def both(levels: int) -> Any:
+    value: Any = "é"
+    for level in range(levels):
+        value = [value, level] if level % 2 else {"a": value, "b": None}
+    return value
+
+
+def results(levels: int) -> Any:
+    """A tool result in a tool result, and so on: two levels each."""
+    value: Any = [text("x")]
+    for _ in range(levels // 2 - 2):
+        value = [{"type": "tool_result", "tool_use_id": "t", "content": value}]
+    return value
+
+
+async def summarise(messages: Sequence[Message]) -> Summary:
+    return Summary(f"a summary of {len(messages)} messages")
+
+
+def stages(root: Path) -> list[Stage]:
+    storage = LocalStorage(root)
+    return [
+        DirectOffload(storage, min_chars=500),
+        BatchOffload(storage, gate=RatioGate(0.01), min_chars=300, inputs={"write"}, min_input_chars=100),
+        Compact(summarise, archive=storage),
+        SmartTruncate(archive=storage, max_tokens=1_000),
+    ]
+
+
+def conversation(*blocks: Any) -> list[Message]:
+    turns = [
+        [assistant(tool_use(f"t{k}", "write", {"path": "a", "text": LONG})), user(tool_result(f"t{k}", LONG))]
+        for k in range(3)
+    ]
+    calls = [block for block in blocks if block["type"] == "tool_use"]
+    answers = [tool_result(block["id"], "ok") for block in calls]
+    return [
+        user("go"),
+        *turns[0],
+        assistant(text("look"), *blocks),
+        user(*answers, text("and on")),
+        *turns[1],
+        *turns[2],
+    ]
+
+
+DEEP: dict[str, Callable[[int], list[Message]]] = {
+    "mappings": lambda n: conversation(tool_use("d", "deep", {"q": mappings(n - 2)})),
+    "lists": lambda n: conversation(tool_use("d", "deep", {"q": lists(n - 2)})),
+    "both": lambda n: conversation(tool_use("d", "deep", {"q": both(n - 2)})),
+    "an unknown block": lambda n: conversation({"type": "from the future", "q": both(n - 1)}),
+    "results": lambda n: [
+        user("go"),
+        assistant(tool_use("d")),
+        user(tool_result("d", results(n))),
+        *conversation()[1:],
+    ],
+}
+
+
+@pytest.mark.parametrize("levels", [200, 500, 900, 990])
+@pytest.mark.parametrize("kind_of_block", DEEP)
+async def test_no_depth_that_can_be_sent_costs_a_turn(levels: int, kind_of_block: str, tmp_path: Path) -> None:
+    history = DEEP[kind_of_block](levels)
+    before = as_json(history)
+    pipeline = ContextPipeline(stages(tmp_path), budget=Budget(window=9_000))
+
+    async with pipeline.session("s", journal=LocalStorage(tmp_path, redact=str.upper)) as session:
+        for stop in (4, len(history), len(history)):
+            # Built anew from turn to turn, as by whoever reads his history from a file.
+            given_now = copied(history[:stop])
+            result = await session.run(given_now)
+            assert [report.reason for report in result.reports if report.error is not None] == []
+    planned = await pipeline.plan(history, session_id="p")
+
+    assert [report.reason for report in planned.reports if report.error is not None] == []
+    assert as_json(history) == before
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("kind_of_block", DEEP)
+async def test_each_stage_alone_acts_on_deep_values_from_a_deep_stack(
+    stage: int, kind_of_block: str, tmp_path: Path
+) -> None:
+    history = DEEP[kind_of_block](900)
+    pipeline = ContextPipeline([stages(tmp_path)[stage]], budget=Budget(window=4_000))
+
+    async def below(frames: int) -> Any:
+        return await (below(frames - 1) if frames else pipeline.run(history, session_id="s"))
+
+    result = await below(300)
+
+    assert [str(report) for report in result.reports if report.error is not None] == []
+
+
+async def test_an_unknown_block_comes_back_as_it_was_however_deep_it_is() -> None:
+    history = DEEP["an unknown block"](990)
+
+    result = await ContextPipeline([]).session("s").run(history)
+
+    assert result.messages[3] is history[3]
+
+
+@pytest.mark.parametrize("levels", [1_100, 5_000])
+@pytest.mark.parametrize("kind_of_block", DEEP)
+async def test_what_is_too_deep_for_every_client_is_refused_by_its_place(levels: int, kind_of_block: str) -> None:
+    history = DEEP[kind_of_block](levels)
+
+    words = r"message \d, block \d: it holds values nested more than 1,000 levels deep"
+    with pytest.raises(InvalidHistory, match=words):
+        await ContextPipeline([]).session("s").run(history)
+
+
+async def test_a_value_that_holds_itself_is_refused() -> None:
+    value: dict[str, Any] = {}
+    value["self"] = [value, value]
+
+    with pytest.raises(InvalidHistory, match="nested more than"):
+        await ContextPipeline([]).run([user("go"), assistant(tool_use("a", "x", value))], session_id="s")
+
+
+async def test_a_model_of_the_sdk_that_cannot_be_sent_is_refused() -> None:
+    made = ToolUseBlock.model_construct(type="tool_use", id="a", name="x", input={"q": mappings(500)})
+    history = [user("go"), cast("Message", {"role": "assistant", "content": [made]})]
+
+    with pytest.raises(InvalidHistory, match="message 1, block 0: it holds a ToolUseBlock that cannot be sent"):
+        await ContextPipeline([]).run(history, session_id="s")
+
+
+# The same text as the encoder's own -------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+)
+
+
+@given(JSON, st.sampled_from([None, 2]), st.booleans())
+def test_deep_values_are_written_as_the_encoder_writes_shallow_ones(
+    value: Any, indent: int | None, ensure_ascii: bool
+) -> None:
+    wrapped = value
+    for _ in range(800):
+        wrapped = [wrapped]
+
+    separators = None if indent else (",", ":")
+    inner = json.dumps([[value]], indent=indent, ensure_ascii=ensure_ascii, separators=separators)
+    outer = asyncio.run(_deep_in_the_stack(lambda: as_json(wrapped, indent=indent, ensure_ascii=ensure_ascii)))
+    assert "".join(outer.split()) == "[" * 798 + "".join(inner.split()) + "]" * 798
+    assert json.loads(as_json(value, indent=indent, ensure_ascii=ensure_ascii)) == value
+
+
+async def _deep_in_the_stack(act: Callable[[], str], frames: int = 300) -> str:
+    return await _deep_in_the_stack(act, frames - 1) if frames else act()
+
+
+def test_the_lines_of_deep_values_are_indented_by_their_level() -> None:
+    value = both(990)
+
+    lines = as_json(value, indent=1).splitlines()
+
+    assert max(len(line) - len(line.lstrip(" ")) for line in lines) == 990
+    assert json.loads(as_json(both(5), indent=1)) == both(5)
+    assert as_json(both(5), indent=1) == json.dumps(both(5), indent=1)
+
+
+@given(JSON)
+def test_a_copy_and_the_strings_of_a_value_do_not_depend_on_how_it_is_read(value: Any) -> None:
+    same = rebuilt(value, lambda item: item)
+
+    assert same == value
+    assert is_equal(copied(value), value)
+    assert list(strings(value)) == list(strings(same))
+
+
+def test_deep_values_are_compared_by_what_they_say() -> None:
+    assert is_equal(both(990), both(990))
+    assert not is_equal(both(990), {**both(990), "c": 1} if isinstance(both(990), dict) else [*both(990), 1])
+
+
+# Types that the client sends ------------------------------------------------------------------------------------
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+SENT: dict[str, tuple[Any, Any]] = {
+    "a time": (datetime(2026, 1, 1, 12, 30, tzinfo=UTC), "2026-01-01T12:30:00+00:00"),
+    "a day": (date(2026, 1, 1), "2026-01-01"),
+    "a set": ({"x"}, ["x"]),
+    "a frozen set": (frozenset({"x"}), ["x"]),
+    "a tuple": (("x", date(2026, 1, 1)), ["x", "2026-01-01"]),
+    "a deque": (deque(["x"]), ["x"]),
+    "a range": (range(2), [0, 1]),
+    "the keys of a mapping": ({"x": 1}.keys(), ["x"]),
+    "a mapping that is no dict": (MappingProxyType({"x": date(2026, 1, 1)}), {"x": "2026-01-01"}),
+    "an ordered mapping": (OrderedDict(x=1), {"x": 1}),
+    "a named text": (Colour.RED, "red"),
+    "a named number": (Level.LOW, 1),
+    "a model": (TextBlock(type="text", text="hi"), {"type": "text", "text": "hi"}),
+    "a number as key": ({1: "x", None: "y", 2.5: "z", False: "w"}, {"1": "x", "null": "y", "2.5": "z", "false": "w"}),
+}
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_a_value_is_encoded_as_the_client_encodes_it(name: str) -> None:
+    from anthropic._utils._json import openapi_dumps
+
+    value, expected = SENT[name]
+
+    assert compact_json({"v": value}) == openapi_dumps({"v": value}).decode()
+    assert json.loads(compact_json(value)) == expected
+
+
+@pytest.mark.parametrize("name", SENT)
+@pytest.mark.parametrize("where", ["an input", "an unknown block", "a result"])
+async def test_no_stage_fails_for_what_the_client_sends(name: str, where: str, tmp_path: Path) -> None:
+    value = SENT[name][0]
+    made: dict[str, Any] = {
+        "an input": tool_use("d", "write", {"when": value, "text": LONG}),
+        "an unknown block": {"type": "from the future", "when": [value]},
+        "a result": tool_use("d"),
+    }[where]
+    history = conversation(made)
+    if where == "a result":
+        content = [text(LONG), {"type": "from the future", "when": value}]
+        history[4] = user(tool_result("d", content))
+    pipeline = ContextPipeline(stages(tmp_path), budget=Budget(window=9_000))
+    storage = LocalStorage(tmp_path)
+
+    async with pipeline.session("s", journal=storage) as session:
+        for stop in (4, 6, len(history)):
+            result = await session.run(history[:stop])
+            assert [report.reason for report in result.reports if report.error is not None] == []
+    async with pipeline.session("s", journal=storage) as again:
+        result = await again.run([*history, assistant("ok"), user("more")])
+        assert [report.reason for report in result.reports if report.error is not None] == []
+
+
+async def test_an_archive_holds_what_was_sent(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path, redact=lambda words: words)
+    values = {name: value for name, (value, _) in SENT.items()}
+    history = conversation(tool_use("d", "x", copy.copy(values)))
+    pipeline = ContextPipeline([Compact(summarise, archive=storage)], budget=Budget(window=5_000))
+
+    await pipeline.run(history, session_id="s", force=True)
+
+    [record] = [r for r in await storage.records("s") if r.endswith(".json")]
+    archived = await load_archive(record)
+    assert cast("Any", archived[3]["content"])[1]["input"] == {name: expected for name, (_, expected) in SENT.items()}
+
+
+async def test_the_path_of_a_picture_is_left_for_the_client_to_read(tmp_path: Path) -> None:
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": Path("a.png")}}
+    history = [user("look", cast("Any", picture)), *conversation()[1:]]
+
+    result = await ContextPipeline(stages(tmp_path), budget=Budget(window=90_000)).run(history, session_id="s")
+
+    assert result.repaired == ()
+    assert cast("Any", result.messages[0]["content"])[1] == picture
+
+
+def test_the_limit_is_where_pythons_own_encoder_gives_up() -> None:
+    with pytest.raises(RecursionError):
+        json.dumps(mappings(MAX_DEPTH))
