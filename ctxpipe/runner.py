@@ -25,6 +25,7 @@ from .stage import Change, Intent, PlannedStage, Proposal, Skip, Stage, Turn
 from .tokens import Budget, Ledger, TokenCounter
 
 if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
     from opentelemetry.trace import Span, Tracer
 
     from .messages import Message, Problem
@@ -63,6 +64,7 @@ class Request:
     options: Mapping[str, object] = field(default_factory=dict, repr=False)
     force: bool = False
     cold: bool = False
+    client: AsyncAnthropic | None = field(default=None, repr=False)
 
 
 class Overhead(NamedTuple):
@@ -425,6 +427,7 @@ class Runner:
             tracked=True,
             protected=_behind_thinking(messages) if self.thinking == "protect" else 0,
             cold=request.cold,
+            client=request.client,
         )
 
     async def _overhead(self, record: Record, system: object, tools: Iterable[object] | None) -> int:
@@ -458,6 +461,7 @@ def _remembering(turn: Turn, memory: dict[object, object]) -> Turn:
         turn.tracked,
         turn.protected,
         turn.cold,
+        turn.client,
     )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
@@ -78,6 +80,7 @@ class Session:
         self._cache_seconds = cache_seconds
         self._clock = clock
         self._cached_at: float | None = None
+        self._client: AsyncAnthropic | None = None  # what a summarizer without a client asks with
         self._recovered_at: int | None = None  # tokens of the context refused last, while no answer has come since
         self._pending: list[str] = []  # notices for the next result
         self._untold: int | None = None  # from where on the context changed, until a result has told it
@@ -118,17 +121,21 @@ class Session:
         tools: Sequence[object] | None = None,
         force: bool = False,
         request: Mapping[str, object] | None = None,
+        client: AsyncAnthropic | None = None,
     ) -> Result:
         """The context for *history*: the remembered one, and what was appended since.
 
         Messages that are appended while this runs belong to the next turn (``result.covered`` says how many are in
         this one). A history that was shortened, branched or rebuilt is noticed and told in ``result.notices``. The
-        arguments are those of `ContextPipeline.run`; nothing of *history* is modified.
+        arguments are those of `ContextPipeline.run`; nothing of *history* is modified. *client*, the one that the
+        context is sent with, is lent to a summarizer that has none of its own, now and in later turns.
 
         Raises InvalidHistory when *history* has not the shape of messages.
         """
         async with self._lock:
-            return await self._run(history, Request(system, tools, request or {}, force, self._is_cold()))
+            self._client = lendable(client) or self._client
+            asked = Request(system, tools, request or {}, force, self._is_cold(), self._client)
+            return await self._run(history, asked)
 
     async def compact(self, history: list[Message] | None = None, *, focus: str = "") -> Result:
         """Compact now, whatever the budget says: the `Compact` stage of the pipeline alone.
@@ -146,7 +153,7 @@ class Session:
         stages = {place: stage.focused(focus) if focus else stage for place, stage in found}
         async with self._lock:
             last = self._record.overhead
-            asked = Request(last.system, last.tools, force=True, cold=self._is_cold())
+            asked = Request(last.system, last.tools, force=True, cold=self._is_cold(), client=self._client)
             return await self._run(self._projection.history if history is None else history, asked, stages)
 
     async def _run(self, history: list[Message], asked: Request, stages: Mapping[int, Stage] | None = None) -> Result:
@@ -163,7 +170,8 @@ class Session:
             self._record.unbind((opening.kept, 0), len(opening.context))
         if self._untold is not None:  # who was not told of a change may have gone on with what stood there before
             self._record.unbind((self._untold, 0), len(opening.context))
-        result = await self._runner.run(opening.context, self.session_id, self._record, asked, opening.same, stages)
+        with _stages_are_asking():
+            result = await self._runner.run(opening.context, self.session_id, self._record, asked, opening.same, stages)
         changed = self._remember(opening, result.messages)
         places = [place for place in (self._untold, result.first_changed_index) if place is not None]
         self._untold = min(places, default=None)  # a turn that is cancelled from here on is told of by the next one
@@ -267,7 +275,7 @@ class Session:
     ) -> tuple[T, Result]:
         """What *send* answers, and the context that it was given last."""
         arguments = _arguments(client, request)
-        context = await self.run(messages, **arguments)
+        context = await self.run(messages, **arguments, client=client)
         try:
             return await send(context), context
         except Exception as error:
@@ -300,8 +308,7 @@ class Session:
         if isinstance(refusal, str):
             refusal = read_refusal(None, refusal) or Refusal("an unknown provider")
         options = request or {}
-        raw = await self._runner.counter.count(sent.messages) + self._record.overhead.tokens
-        tokens = self._record.ledger.estimate(raw, sent.messages)
+        tokens = self._record.ledger.estimate(sent.tokens_after, sent.messages)
         self._lower_budget(refusal, model_of(self._record, options))
         trigger = self._runner.budget_for(self._record, options).trigger
         if not refusal.has_numbers and tokens < FAR_BELOW * trigger:
@@ -314,8 +321,7 @@ class Session:
             overhead, model = self._record.overhead.tokens, model_of(self._record, options)
             self._record.ledger.observe(told, sent.messages, overhead=overhead, model=model)
         result = await self.run(history, system=system, tools=tools, force=True, request=request)
-        counter = self._runner.counter
-        return result if await counter.count(result.messages) < await counter.count(sent.messages) else None
+        return result if result.tokens_after < sent.tokens_after else None
 
     def _lower_budget(self, refusal: Refusal, model: str | None) -> None:
         """Remember the window that *refusal* names for *model*, where it is smaller than what the budget counts on."""
@@ -408,6 +414,35 @@ def _arguments(client: AsyncAnthropic, request: dict[str, Any]) -> dict[str, Any
     if isinstance(default, str) and not any(name.lower() == BETA for name in headers):
         headers[BETA] = default  # what is added to it must not replace it
     return {"system": request.get("system") or None, "tools": tools, "request": {**request, "extra_headers": headers}}
+
+
+def lendable(client: object) -> AsyncAnthropic | None:
+    """The client of the API that *client* is, or is a part of, such as ``client.beta``; None for any other.
+
+    A synchronous one would hold the loop, and those of other clouds know the model under another name.
+    """
+    sdk = sys.modules.get("anthropic")  # who has a client has imported it
+    for found in (client, getattr(client, "_client", None)):
+        if sdk is not None and isinstance(found, sdk.AsyncAnthropic):
+            return cast("AsyncAnthropic", found)
+    return None
+
+
+_asked_by_a_stage: ContextVar[bool] = ContextVar("ctxpipe_asked_by_a_stage", default=False)
+
+
+def is_asked_by_a_stage() -> bool:
+    """Whether a request is made by a stage, for a summary: its session would wait for itself."""
+    return _asked_by_a_stage.get()
+
+
+@contextmanager
+def _stages_are_asking() -> Iterator[None]:
+    token = _asked_by_a_stage.set(True)
+    try:
+        yield
+    finally:
+        _asked_by_a_stage.reset(token)
 
 
 def observe_stream(stream: AsyncStream[Any], tell: Callable[[Any], None]) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast, runtime_ch
 from .tokens import Budget, Ledger, TokenCounter
 
 if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
+
     from .messages import Message
     from .reports import Detail
 
@@ -41,7 +43,8 @@ class Turn:
     agree with *messages* as far as they reach (*tracked*).
 
     The messages before index *protected* must not be rewritten: kept thinking behind them is bound to their text. With
-    *cold* the provider's prompt cache is known to have lapsed, so that rewriting costs no more than reading.
+    *cold* the provider's prompt cache is known to have lapsed, so that rewriting costs no more than reading. *client*,
+    where it is known, is the one that the agent asks its model with: lent to a summarizer that has none of its own.
     """
 
     messages: Sequence[Message] = field(repr=False)  # a repr goes into logs, a conversation does not
@@ -54,6 +57,7 @@ class Turn:
     tracked: bool = False
     protected: int = 0
     cold: bool = False
+    client: AsyncAnthropic | None = field(default=None, repr=False)
 
     @property
     def counter(self) -> TokenCounter:

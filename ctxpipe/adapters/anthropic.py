@@ -9,7 +9,6 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -23,7 +22,7 @@ from ..messages import MAX_CACHE_MARKS, kind
 from ..messages import field as read
 from ..pipeline import ContextPipeline
 from ..refusals import MAX_TEXT, REFUSING, read_refusal
-from ..session import BETA, Session, observe_stream
+from ..session import BETA, Session, is_asked_by_a_stage, observe_stream
 
 if TYPE_CHECKING:
     from anthropic import APIRequest, AsyncAPIResponse
@@ -96,7 +95,7 @@ class _Middleware:
 
     async def __call__(self, request: APIRequest, call_next: AsyncCallNext) -> AsyncAPIResponse[Any]:
         body: Any = request.json
-        if _asked_by_a_stage.get() or not _is_a_turn(request, body):
+        if is_asked_by_a_stage() or not _is_a_turn(request, body):
             return await call_next(request)
         if body.get("thread"):
             if self.threads == "decline":
@@ -104,8 +103,8 @@ class _Middleware:
             return await call_next(request)
         try:
             session = self.sessions.of(body)
-            with _asking_for_a_stage():
-                context = await session.run(list(body["messages"]), **_arguments(body))
+            client: Any = _client_behind(call_next)
+            context = await session.run(list(body["messages"]), **_arguments(body), client=client)
             sent = self._rewritten(request, call_next, session, context)
         except Exception:
             logger.warning("the context could not be shaped; the original request is sent", exc_info=True)
@@ -187,19 +186,6 @@ def _keep(kept: OrderedDict[Any, Any], key: object, value: object, most: int) ->
     kept[key] = value
     if len(kept) > most:
         kept.popitem(last=False)
-
-
-_asked_by_a_stage: ContextVar[bool] = ContextVar("ctxpipe_asked_by_a_stage", default=False)
-
-
-@contextmanager
-def _asking_for_a_stage() -> Iterator[None]:
-    """Whatever is asked of a model meanwhile is asked by a stage: its session would wait for itself."""
-    token = _asked_by_a_stage.set(True)
-    try:
-        yield
-    finally:
-        _asked_by_a_stage.reset(token)
 
 
 # Requests -----------------------------------------------------------------------------------------------------------
@@ -291,8 +277,7 @@ async def _shorter(
     if refusal is None:
         return None
     try:
-        with _asking_for_a_stage():
-            return await session.recover(refusal, list(body["messages"]), sent, **_arguments(body))
+        return await session.recover(refusal, list(body["messages"]), sent, **_arguments(body))
     except Exception:
         logger.warning("the context could not be shortened; the API's answer stands", exc_info=True)
         return None

@@ -30,6 +30,7 @@ class Attempts:
     closed_until: float = -math.inf
     closed_at_tokens: int | None = None
     why: str = ""
+    warned: bool = False  # that there is no model to write the summaries
 
     def refusal(self, now: float, tokens: int) -> str:
         """Why no attempt is made for a context of *tokens*; "" when one may be."""

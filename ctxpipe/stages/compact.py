@@ -18,7 +18,7 @@ from ..compacted import safe_summary
 from ..edits import compact
 from ..edits.restore import COMMON_WRITING_TOOLS
 from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS
-from ..errors import SettingsError, StorageError, SummaryFailed
+from ..errors import SettingsError, StorageError, SummaryFailed, safe_text
 from ..messages import ensure_messages, pending_calls
 from ..names import session_folder
 from ..reports import Compacted
@@ -35,6 +35,7 @@ from ..storage import Archive, LocalStorage
 from ..storage.files import FileReader
 from ..storage.records import Record
 from ..summarizers import (
+    WITHOUT_MODEL,
     AnthropicSummarizer,
     ExtractiveSummarizer,
     FinishedParts,
@@ -167,7 +168,7 @@ async def compact_messages(
         path = await _saved(archive, session_id, rest, required=require_archive)
         summary = await summarised(summarize, rest, retry)
     except (SummaryFailed, StorageError) as error:
-        logger.error("the history is not compacted: %s", type(error).__name__)  # noqa: TRY400  no traceback: it quotes
+        logger.error("the history is not compacted: %s", safe_text(error))  # noqa: TRY400  a traceback may quote anything
         return CompactResult(messages, original_messages_path=path, reason=str(error))
     restored = await restore_files(
         messages,
@@ -292,7 +293,7 @@ class Compact:
         try:
             return await self._compacted(turn, attempts)
         except Exception as error:
-            attempts.failed(self._later(), str(error))
+            attempts.failed(self._later(), safe_text(error))
             raise
 
     async def plan(self, turn: Turn) -> Skip | Intent:
@@ -302,7 +303,7 @@ class Compact:
             return declined
         rest = compact.partition(turn.messages)[1]
         return Intent(
-            f"{summarizer_name(self._writer())} would summarise {len(rest)} messages: "
+            f"{summarizer_name(self._writer(turn))} would summarise {len(rest)} messages: "
             f"{await turn.tokens()} tokens, with a target of {turn.budget.target}"
         )
 
@@ -339,19 +340,31 @@ class Compact:
     def _later(self) -> float:
         return self.clock() + self.cooldown_seconds
 
-    def _writer(self) -> Summarizer:
+    def _writer(self, turn: Turn) -> Summarizer:
         writer = self.summarize or AnthropicSummarizer()
-        if isinstance(writer, AnthropicSummarizer) and not writer.available:
-            writer = ExtractiveSummarizer(writer.max_words)
+        if isinstance(writer, AnthropicSummarizer):
+            writer = writer.with_client(turn.client)
+            writer = writer if writer.available else ExtractiveSummarizer(writer.max_words)
         # What the evidence says better need not stand in the summary too.
         return replace(writer, brief=True) if isinstance(writer, ExtractiveSummarizer) else writer
+
+    def _warn_without_model(self, turn: Turn, writer: Summarizer) -> str:
+        """That *writer* stands in for a model, logged once in a session; "" when it was chosen."""
+        if not isinstance(writer, ExtractiveSummarizer) or isinstance(self.summarize, ExtractiveSummarizer):
+            return ""
+        attempts = turn.recall(Attempts)
+        if not attempts.warned:
+            logger.warning("session %r: %s", turn.session_id[:40], WITHOUT_MODEL)
+        attempts.warned = True
+        return WITHOUT_MODEL
 
     # What ---------------------------------------------------------------------------------------------------------
 
     async def _compacted(self, turn: Turn, attempts: Attempts) -> Change | Skip:
         head, rest = compact.partition(turn.messages)
         path = await self._archived(turn.session_id, rest)
-        writer = self._writer()
+        writer = self._writer(turn)
+        no_model = self._warn_without_model(turn, writer)
         # What costs nothing is written anew: then it says the same in every process.
         finished = None if isinstance(writer, ExtractiveSummarizer) else turn.recall(FinishedParts)
         summary = await summarised(writer, rest, self.retry, finished)
@@ -369,7 +382,7 @@ class Compact:
             restored=tuple(file.path for file in layout.files),
             restored_tokens=sum(file.tokens for file in layout.files),
             folded=tuple(layout.folded),
-            warnings=(*restored.warnings, *filter(None, [warning])),
+            warnings=(*restored.warnings, *filter(None, [no_model, warning])),
             attempts=summary.attempts,
             input_tokens=summary.input_tokens,
             cached_tokens=summary.cached_tokens,

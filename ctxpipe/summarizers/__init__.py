@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from .anthropic import AnthropicSummarizer
+from .anthropic import WITHOUT_MODEL, AnthropicSummarizer
 from .extractive import ExtractiveSummarizer
 from .prompt import PromptSummarizer
 from .protocol import PromptTooLong, Summarizer, Summary, SummaryRefused
 from .retry import FinishedParts, Retry, summarised
 
 __all__ = [
+    "WITHOUT_MODEL",
     "AnthropicSummarizer",
     "ExtractiveSummarizer",
     "FinishedParts",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,14 @@ if TYPE_CHECKING:
 
     from ..messages import Message
 
-__all__ = ["AnthropicSummarizer"]
+__all__ = ["WITHOUT_MODEL", "AnthropicSummarizer"]
+
+logger = logging.getLogger("ctxpipe")
+
+WITHOUT_MODEL = (
+    "no model writes the summaries, for want of a client and of ANTHROPIC_API_KEY; they are collected from the "
+    "messages: give AnthropicSummarizer(client), or choose ExtractiveSummarizer()"
+)
 
 _KEYS = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
 _COMMON_OUTPUT_LIMIT = 8192  # tokens that any model of use may answer with
@@ -45,8 +53,9 @@ class AnthropicSummarizer:
 
     *max_tokens* is the room for the answer (default: what *max_words* need). An answer that does not fit is asked for
     once more, shorter and with twice the room. *focus* is what the summary should attend to. The SDK's own retries are
-    off: the retry layer is the only one. No credentials are kept. Without a client and without ANTHROPIC_API_KEY or
-    ANTHROPIC_AUTH_TOKEN, `ExtractiveSummarizer` writes instead, and the summary names it as its writer.
+    off: the retry layer is the only one. No credentials are kept. Without a client, that of `Session.create`,
+    `Session.stream` or the middleware is used. Without any, and without ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN,
+    `ExtractiveSummarizer` writes instead: a warning tells it, and the summary names it as its writer.
 
     Raises SettingsError for mode "inline" without a model.
     """
@@ -70,6 +79,10 @@ class AnthropicSummarizer:
         if self.mode == "inline" and not self.model:
             raise SettingsError("mode 'inline' reads the agent's prompt cache, so it needs the agent's model")
 
+    def with_client(self, lent: anthropic.AsyncAnthropic | None) -> AnthropicSummarizer:
+        """The same summarizer, which asks through the client *lent* where it has none of its own."""
+        return self if lent is None or self.client is not None else replace(self, client=lent)
+
     @property
     def available(self) -> bool:
         """Whether there is a client, or the environment holds credentials for one."""
@@ -77,6 +90,7 @@ class AnthropicSummarizer:
 
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
         if not self.available:
+            logger.warning("%s", WITHOUT_MODEL)
             return await ExtractiveSummarizer(self.max_words)(messages)
         reply = await (self._ask_inline(messages) if self.mode == "inline" else self._ask_transcript(messages))
         usage = reply.usage

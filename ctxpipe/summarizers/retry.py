@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from ..compacted import ACKNOWLEDGED, SUMMARY, safe_summary
-from ..errors import CtxpipeError, SettingsError, SummaryFailed
+from ..errors import CtxpipeError, SettingsError, SummaryFailed, safe_text
 from ..messages import compact_json, is_blank, tool_results
 from ..refusals import as_refusal
 from ..settings import COMPACT_MAX_RETRIES, check_numbers, check_sizes, setting
@@ -125,7 +125,7 @@ async def summarised(
         except SummaryRefused as error:
             refused += 1
             if error.instead is None or refused > 1:
-                raise SummaryFailed(f"no summary: {error}") from error
+                raise SummaryFailed(f"no summary: {safe_text(error)}") from error
             summarize, parts[:0] = error.instead, [part]
             continue
         except PromptTooLong as error:
@@ -135,7 +135,7 @@ async def summarised(
             else:
                 halves = await in_thread(_halves, part)
             if not halves or refusals > retry.max_refusals:
-                raise SummaryFailed(f"the history cannot be cut into parts that fit: {error}") from error
+                raise SummaryFailed(f"the history cannot be cut into parts that fit: {safe_text(error)}") from error
             parts[:0] = halves
             continue
         done += len(part)
@@ -209,12 +209,10 @@ def _times(attempts: int) -> str:
 
 
 def _described(error: BaseException | None) -> str:
-    """What a log or a report may tell of *error*: of others' errors not the text, which may quote the conversation."""
-    name = type(error).__name__
-    if isinstance(error, CtxpipeError):
-        return f"{name}: {error}" if str(error) else name
+    if error is None:
+        return "no answer"
     status = getattr(error, "status_code", None)
-    return f"{name}, status {status}" if isinstance(status, int) else name
+    return f"{safe_text(error)}, status {status}" if isinstance(status, int) else safe_text(error)
 
 
 def _failure(state: RetryCallState) -> BaseException | None:
