@@ -31,7 +31,6 @@ _PATH = rf"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{{1,{MAX_PATH}}}"
 _FORMS = re.compile(rf"\[(?:Tool result offloaded to file|Content offloaded to): ({_PATH})\]")
 _BEGINNINGS = tuple(form.split("{}")[0] for form in (DIRECT, BATCH))
 _WORDS = re.compile(r"[A-Za-z0-9._-]+")
-_MOST_AROUND = MAX_PATH + 200  # characters of a placeholder and of what frames its preview
 _PREVIEW = re.compile(r"\nPreview, ([0-9]{1,15}) of ([0-9]{1,15}) characters:\n")
 
 
@@ -91,13 +90,15 @@ def reference(text: object) -> str | None:
     return match[1] if match else None
 
 
-def previewed_reference(text: object, most: int = MAX_SHOWN) -> str | None:
-    """The path in a placeholder that a preview of at most *most* characters follows; None for any other content.
+def previewed_reference(text: object, most: int | None = None) -> str | None:
+    """The path in a placeholder that a preview follows, of at most *most* characters; None for any other content.
 
-    The caller must compare the path with the one that the block's own id leads to before trusting it (A-17, R22).
+    Whoever leaves a text alone because of it must give *most*, and compare the path with the one that the block's own
+    id leads to: any page can look like a preview.
     """
-    if not isinstance(text, str) or len(text) > most + _MOST_AROUND:
+    if not isinstance(text, str):
         return None
+    most = len(text) if most is None else most
     match = _FORMS.match(text)
     if match is None:
         return None
@@ -111,6 +112,6 @@ def previewed_reference(text: object, most: int = MAX_SHOWN) -> str | None:
     return match[1] if missing > 0 and as_announced else None
 
 
-def any_reference(text: object, most: int = MAX_SHOWN) -> str | None:
+def any_reference(text: object, most: int | None = None) -> str | None:
     """The path in a placeholder, bare or with a preview of at most *most* characters; None for any other content."""
     return reference(text) or previewed_reference(text, most)

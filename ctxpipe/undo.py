@@ -138,7 +138,7 @@ def _block_digest(block: Block) -> str:
 def _references(value: object) -> list[str]:
     """The paths of the placeholders inside a block."""
     if isinstance(value, str):
-        where = any_reference(value, len(value))  # the digest tells whether it is ours
+        where = any_reference(value)
         return [where] if where else []
     if isinstance(value, Mapping):
         return [where for item in value.values() for where in _references(item)]

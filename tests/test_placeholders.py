@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxpipe import Preview, SettingsError
-from ctxpipe.placeholders import BATCH, DIRECT, named_files, placeholder, previewed_reference, reference
+from ctxpipe.placeholders import BATCH, DIRECT, MAX_SHOWN, named_files, placeholder, previewed_reference, reference
 
 PATHS = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=60)
 
@@ -157,10 +157,10 @@ def test_a_path_with_a_control_character_is_content(odd: str) -> None:
 def test_a_longer_preview_than_a_stage_may_show_is_content(shown: int) -> None:
     text = "x" * (shown + 1000)
 
-    assert previewed_reference(placeholder(DIRECT, "/s/a.md", text, Preview(10_000, 0))) == "/s/a.md"
+    assert previewed_reference(placeholder(DIRECT, "/s/a.md", text, Preview(10_000, 0)), MAX_SHOWN) == "/s/a.md"
     for preview in (Preview(shown, 0), Preview(0, shown), Preview(shown // 2 + 1, shown // 2 + 1)):
-        assert previewed_reference(placeholder(DIRECT, "/s/a.md", text, preview)) is None
-        assert previewed_reference(placeholder(DIRECT, "/s/a.md", text, preview), 2 * shown) == "/s/a.md"
+        assert previewed_reference(placeholder(DIRECT, "/s/a.md", text, preview), MAX_SHOWN) is None
+        assert previewed_reference(placeholder(DIRECT, "/s/a.md", text, preview)) == "/s/a.md"
 
 
 @pytest.mark.parametrize("piece", ["[Content offloaded to: ", "]", "[", "\nPreview, 1 of 9 characters:\n", "a", "0 "])
@@ -169,5 +169,5 @@ def test_no_text_makes_the_search_for_placeholders_hang(front: str, piece: str) 
     text = front + piece * (5_000_000 // len(piece)) + "]"
 
     assert reference(text) is None
-    assert previewed_reference(text, len(text)) is None
+    assert previewed_reference(text) is None
     assert isinstance(named_files(text), list)

@@ -385,7 +385,7 @@ async def test_a_preview_follows_the_mandated_line(storage: LocalStorage, root: 
         ("relative", "../root/s/a.md"),
         ("storage", "./s/a.md"),
         ("/sandbox/{key}", "/sandbox/s/a.md"),
-        ("{name}", "a.md"),
+        ("{key}", "s/a.md"),
         ("file://{path}", "file://{tmp}/root/s/a.md"),
     ],
 )
@@ -501,7 +501,7 @@ async def test_what_a_call_reads_elsewhere_is_offloaded(
     assert (await run(DirectOffload(storage), new(given=named))).changed
 
 
-@pytest.mark.parametrize("form", ["/sandbox/{name}", "{name}", "s3://bucket/{key}", "/my files [old]/{name}"])
+@pytest.mark.parametrize("form", ["/sandbox/{key}", "{key}", "s3://bucket/{key}", "/my files [old]/{key}"])
 async def test_a_path_from_a_template_is_known_when_it_is_read_back(
     storage: LocalStorage, root: Path, form: str
 ) -> None:
@@ -913,10 +913,10 @@ async def test_after_direct_there_is_nothing_left_for_batch(storage: LocalStorag
         ("preview", "short"),
         ("reference", "nowhere"),
         ("reference", "{path"),
-        ("reference", "{unknown}/{name}"),
+        ("reference", "{unknown}/{key}"),
         ("reference", "{0}"),
         ("reference", "{path}\n"),
-        ("reference", "{name.x}"),
+        ("reference", "{key.x}"),
         ("reference", None),
         ("per_tool", ["bash"]),
         ("per_tool", {"bash": -1}),

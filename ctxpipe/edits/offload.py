@@ -28,7 +28,7 @@ from ..messages import (
 )
 from ..messages import field as read
 from ..names import safe_name
-from ..placeholders import BATCH, any_reference, previewed_reference, reference
+from ..placeholders import BATCH, MAX_SHOWN, any_reference, previewed_reference, reference
 
 if TYPE_CHECKING:
     from ..messages import Block, Message
@@ -249,7 +249,7 @@ class Selection:
     def long_texts(self, call: ToolCall) -> list[str]:
         """The texts in the call's input that are long enough to leave and are not placeholders already."""
         found = (text for text in strings(call.input) if len(text) >= self.min_input_chars)
-        return [text for text in found if any_reference(text) is None]
+        return [text for text in found if any_reference(text, MAX_SHOWN) is None]
 
     def read_back(self, call: ToolCall | None) -> str | None:
         """The path of an offloaded file that the call's input names somewhere, in a shell command for example."""
@@ -268,7 +268,7 @@ def measured(result: ToolResult) -> Candidate:
 
 def _is_own_preview(result: ToolResult) -> bool:
     """Whether it opens with our placeholder and a preview: the path must be the one that this id leads to (A-17)."""
-    where = previewed_reference(_only_text(result.content))
+    where = previewed_reference(_only_text(result.content), MAX_SHOWN)
     name = safe_name(without_surrogates(result.tool_use_id))
     return where is not None and name in where.replace("\\", "/").rsplit("/", 1)[-1]
 
@@ -307,7 +307,7 @@ def rewritten_before(messages: Sequence[Message]) -> tuple[int, int] | None:
 
 
 def _is_batch(text: str) -> bool:
-    return text.startswith(BATCH.split("{}")[0]) and any_reference(text) is not None
+    return text.startswith(BATCH.split("{}")[0]) and any_reference(text, MAX_SHOWN) is not None
 
 
 def protected_from(messages: Sequence[Message], keep_recent: int) -> int:

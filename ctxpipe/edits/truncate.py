@@ -25,7 +25,7 @@ from ..messages import (
     tool_results,
 )
 from ..messages import field as read
-from ..placeholders import any_reference
+from ..placeholders import MAX_SHOWN, any_reference
 from .compact import extract_commands
 from .offload import newest
 from .thinking import open_loop
@@ -126,7 +126,7 @@ class FileView:
     @property
     def foldable(self) -> bool:
         """Whether the text is a file's: no pointer to an offloaded one (A-17), and not folded already."""
-        if not self.text or any_reference(self.text) is not None:
+        if not self.text or any_reference(self.text, MAX_SHOWN) is not None:
             return False
         return len(self.text) > _MOST_FOLDED or not _FOLDED.match(self.text)
 

@@ -26,7 +26,7 @@ from ..messages import (
 )
 from ..messages import field as read
 from ..names import safe_name, session_folder
-from ..placeholders import BATCH, DIRECT, MAX_SHOWN, Preview, any_reference, placeholder
+from ..placeholders import BATCH, DIRECT, MAX_SHOWN, Preview, any_reference, placeholder, reference
 from ..reports import Offloaded
 from ..settings import (
     DIRECT_OFFLOAD_CHAR_THRESHOLD,
@@ -186,6 +186,11 @@ class _Pointers:
             told = f"give at most {MAX_SHOWN} characters: a longer one would be taken for a tool's own text"
             raise SettingsError(f"preview is {self.preview!r}; {told}")
         check_reference(self.reference)
+        key = f"{_SAMPLE}/{_SAMPLE}.md"
+        printed = self.where(key, self.storage.location(key))
+        if reference(placeholder(self.form, printed)) != printed:
+            told = "its path has a line break or another control character, or is longer than 4,096 characters"
+            raise SettingsError(f"storage is at {printed!r}, where no placeholder can point to: {told}")
 
     def key(self, session_id: str, name: str) -> str:
         # As the id will be sent, by which its placeholder is known again.
@@ -337,7 +342,8 @@ class DirectOffload:
     again; above *read_back_chars* it is cut to head and tail behind the same pointer (None: never).
 
     *preview* keeps head and tail visible behind the placeholder. *reference* is the path that the model sees:
-    "absolute", "relative" (to the current folder), "storage" (to its root), or a template with {path}, {key}, {name}.
+    "absolute", "relative" (to the current folder), "storage" (to its root), or a template that ends in /{key} or in
+    {path}, from which the file is found again.
 
     Raises SettingsError for settings that make no sense.
     """

@@ -34,7 +34,7 @@ __all__ = [
 
 JOURNAL = "journal.jsonl"
 
-_RECORD = re.compile(r".+-\d{8}T\d{6}Z-\d+\.json|[^.].*\.jsonl|compact-paths\.txt")
+_RECORD = re.compile(r".+-\d{8}T\d{6}Z-\d+\.json|[^.].*\.jsonl|compact-paths[\w-]*\.txt")
 _ROOT_TEXT = re.compile(r"tool-result-.+\.md")
 
 

@@ -216,7 +216,7 @@ class LocalStorage:
             inside = os.path.relpath(path, base or self.root)
             with suppress(StorageError):
                 yield "/".join(_parts(inside))
-        # A reference made from a template ends in the key.
+        # A reference made from a template ends in the key; `check_reference` sees to it.
         with suppress(StorageError):
             yield "/".join(_parts("/".join(PurePosixPath(location.replace("\\", "/")).parts[-2:])))
 
