@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_ar
 
 from anthropic.types import ContentBlock, ContentBlockParam
 from anthropic.types.beta import BetaContentBlock, BetaContentBlockParam, beta_system_message_param
-from hypothesis import reject
+from hypothesis import reject, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 from typing_extensions import is_typeddict
@@ -33,6 +33,8 @@ __all__ = [
     "as_models",
     "body_of",
     "broken_histories",
+    "few",
+    "is_unfinished",
     "refusals",
     "unknown_blocks",
     "valid_histories",
@@ -40,6 +42,9 @@ __all__ = [
 ]
 
 MODEL = Model(thinking="unchecked")
+few = settings(max_examples=max(25, settings().max_examples // 5))
+"""For a property of whole conversations: fewer examples than of small things."""
+
 FUTURE = ("hologram", "smell", "hologram_tool_use", "smell_tool_result")
 ONE_HOUR = {"type": "ephemeral", "ttl": "1h"}
 
@@ -407,6 +412,14 @@ def body_of(messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, A
 def refusals(messages: Sequence[Mapping[str, Any]], model: Model = MODEL, **fields: Any) -> list[str]:
     """What the API would say to *messages*; empty when it accepts them."""
     return problems(body_of(messages, **fields), model)
+
+
+def is_unfinished(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the API refuses *messages* only because of their end: calls that wait, or a reply to be continued."""
+    last = wire(messages[-1:])
+    calls = [block["id"] for _, _, block in _blocks(last, "tool_use")] if last[0]["role"] == "assistant" else []
+    reply = [{"type": "tool_result", "tool_use_id": name} for name in calls] or "go on"
+    return not refusals([*messages, {"role": "user", "content": reply}])
 
 
 def as_models(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
