@@ -97,6 +97,23 @@ def test_a_system_prompt_with_a_mark_keeps_its_own() -> None:
     assert with_breakpoints(request(user("go"), system=system), 4)["system"] == system
 
 
+HOUR = {"type": "ephemeral", "ttl": "1h"}
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"messages": [user({**text("go"), "cache_control": HOUR})]},
+        {"messages": [user("go"), *step("t1"), user({**tool_result("t1", [{**text("x"), "cache_control": HOUR}])})]},
+        {"messages": [user("go")], "cache_control": HOUR},
+    ],
+)
+def test_in_front_of_a_mark_for_an_hour_ours_is_for_an_hour_too(own: dict[str, Any]) -> None:
+    marked = with_breakpoints({"system": "Be brief.", **own}, 4)
+
+    assert marked["system"][-1]["cache_control"] == HOUR
+
+
 @pytest.mark.parametrize("last", [user("  "), user(), assistant(thinking())])
 def test_what_cannot_carry_a_mark_gets_none(last: Message) -> None:
     assert marked_messages(with_breakpoints(request(user("go"), assistant("hm"), last), 1)) == [0]

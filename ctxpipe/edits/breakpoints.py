@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -35,12 +35,25 @@ def with_breakpoints(body: Mapping[str, Any], limit: int, rewritten: tuple[int, 
         changed["messages"] = [_with_mark(message) if i in ends else message for i, message in enumerate(messages)]
     if shared and not marked_shared and free > len(ends):
         name = next(iter(shared))
-        changed[name] = _last_marked(shared[name])
+        changed[name] = _last_marked(shared[name], _mark_before(body))
     return changed
+
+
+def _mark_before(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A mark for the beginning of *body*: one for an hour where a later one is, since no shorter one may come first."""
+    own = [mark for message in body.get("messages", ()) for mark in _marks(message)]
+    lasting = any(field(mark, "ttl") == "1h" for mark in [*own, body.get("cache_control")])
+    return {**MARK, "ttl": "1h"} if lasting else dict(MARK)
 
 
 def _is_marked(block: object) -> bool:
     return bool(field(block, "cache_control"))
+
+
+def _marks(message: Any) -> Iterator[Any]:
+    for place, inner in cache_marks(message):
+        block = message["content"][place]
+        yield field(block if inner is None else field(block, "content")[inner], "cache_control")
 
 
 def _ends(messages: Sequence[Any], rewritten: tuple[int, int] | None) -> list[int]:
@@ -61,12 +74,12 @@ def _markable(message: Any) -> bool:
 
 
 def _with_mark(message: Any) -> dict[str, Any]:
-    return {**message, "content": _last_marked(_as_blocks(message["content"]))}
+    return {**message, "content": _last_marked(_as_blocks(message["content"]), dict(MARK))}
 
 
 def _as_blocks(content: Any) -> Sequence[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _last_marked(held: Sequence[Any]) -> list[Any]:
-    return [*held[:-1], {**as_dict(held[-1]), "cache_control": dict(MARK)}]
+def _last_marked(held: Sequence[Any], mark: dict[str, Any]) -> list[Any]:
+    return [*held[:-1], {**as_dict(held[-1]), "cache_control": mark}]
