@@ -19,6 +19,7 @@ from .edits.projection import Match, digest, unmarked
 from .edits.thinking import Place
 from .errors import StorageError
 from .messages import as_json, rebuilt
+from .storage.cleanup import JOURNAL
 from .storage.protocol import Archive, TextReader
 from .storage.records import parse_line
 from .threads import in_thread
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Entry", "Found", "Journal", "JournalStorage", "State"]
 
-NAME = "journal.jsonl"
+NAME = JOURNAL
 FORM = 1
 """The form of a line. A journal with a newer one is neither used nor written to."""
 _DIGEST_BYTES = hashlib.sha256().digest_size

@@ -14,6 +14,7 @@ from ..errors import CtxpipeError, InvalidHistory, StorageError
 from ..messages import ensure_messages
 from ..storage import Archive, TextReader
 from ..storage.finishing import finished
+from ..storage.folders import open_file
 from ..storage.records import Record
 from ..threads import in_thread
 
@@ -46,7 +47,8 @@ async def load_archive(path: str | os.PathLike[str]) -> list[Message]:
     """The messages that a compaction or truncation set aside at *path*, as they were.
 
     The file is opened wherever *path* leads: give it no path that a model or a tool has named. Raises StorageError
-    when there is no such file or a newer ctxpipe wrote it, InvalidHistory when it holds something else.
+    when there is no such file, when it is a pipe or device, or when a newer ctxpipe wrote it, InvalidHistory when it
+    holds something else.
     """
     try:
         text = await finished(_read(path))
@@ -58,7 +60,7 @@ async def load_archive(path: str | os.PathLike[str]) -> list[Message]:
 async def _read(path: str | os.PathLike[str]) -> str:
     import aiofiles  # here: it takes as long to import as the rest of this package
 
-    async with aiofiles.open(path, encoding="utf-8") as file:
+    async with aiofiles.open(path, encoding="utf-8", opener=open_file) as file:
         return await file.read()
 
 

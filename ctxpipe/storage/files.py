@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
 from ..errors import SettingsError, StorageError
 from .finishing import finished
+from .folders import PinnedFolder, check_platform, enter_folder, open_file
 
 __all__ = ["FileReader", "FileText", "LocalFiles", "is_secret"]
 
@@ -65,19 +65,24 @@ class LocalFiles:
     """The text files below *root* (default: the current folder), and nothing outside it. Source: CR-21 to CR-23, A-41.
 
     A path is taken relative to the root, or absolute. Its real place, links resolved, must lie in the root; from there
-    each component is opened without following links, so that nothing can be swapped in between. Folders, pipes,
-    devices, sockets, binary files and files that are not UTF-8 are refused. *deny* refuses further paths: give
-    `is_secret`. Raises SettingsError for an empty root.
+    each component is opened without following links, so that nothing can be swapped in between; the root itself is
+    pinned when it is first used, and refused when another folder is in its place. Folders, pipes, devices, sockets,
+    binary files and files that are not UTF-8 are refused. *deny* refuses further paths: give `is_secret`. Raises
+    SettingsError for an empty root, and on Windows.
     """
 
     root: str | os.PathLike[str] = "."
     deny: Callable[[str], bool] | None = None
+    _folder: PinnedFolder = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not os.fspath(self.root):
             raise SettingsError("root of a LocalFiles is empty; give it a folder such as '.'")
+        check_platform("LocalFiles")
         # Absolute from the start: a later chdir must not move it.
-        object.__setattr__(self, "root", os.path.abspath(self.root))
+        path = os.path.abspath(self.root)
+        object.__setattr__(self, "root", path)
+        object.__setattr__(self, "_folder", PinnedFolder(path))
 
     async def read(self, path: str, /, max_bytes: int) -> FileText:
         """The text of the file at *path*, of at most *max_bytes*. Raises StorageError for whatever is refused."""
@@ -90,7 +95,7 @@ class LocalFiles:
 
         def opener(given: str, _flags: int) -> int:
             real.append(self._real(given))
-            return self._opened(real[0], max_bytes)
+            return self._open(real[0], max_bytes)
 
         try:
             async with aiofiles.open(path, "rb", opener=opener) as file:
@@ -111,33 +116,23 @@ class LocalFiles:
             raise PermissionError(errno.EACCES, "it is on the list of files that are not to be shown")
         return real
 
-    def _opened(self, real: str, max_bytes: int) -> int:
-        root = os.path.realpath(self.root)
-        *folders, name = PurePath(os.path.relpath(real, root)).parts or (".",)
-        folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    def _open(self, real: str, max_bytes: int) -> int:
+        *folders, name = PurePath(os.path.relpath(real, os.path.realpath(self.root))).parts or (".",)
+        folder = self._folder.open()
         try:
             for part in folders:
-                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+                inner, _ = enter_folder(part, folder)
                 os.close(folder)
                 folder = inner
-            _refuse_special(os.stat(name, dir_fd=folder, follow_symlinks=False))  # a device acts when it is opened
-            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=folder)
+            file = open_file(name, os.O_RDONLY, folder=folder)
         finally:
             os.close(folder)
         try:
-            _refuse_special(os.fstat(file))
             _refuse_large(os.fstat(file).st_size, max_bytes)
         except OSError:
             os.close(file)
             raise
         return file
-
-
-def _refuse_special(info: os.stat_result) -> None:
-    if stat.S_ISDIR(info.st_mode):
-        raise IsADirectoryError(errno.EISDIR, "it is a folder")
-    if not stat.S_ISREG(info.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file")
 
 
 def _refuse_large(size: int, max_bytes: int) -> None:
