@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
-from histories import assistant, conversation, step, user
+from histories import conversation, step, user
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import python, python_killed_at
@@ -337,22 +337,21 @@ async def test_whatever_is_done_the_files_that_were_there_stay(tree: list[str], 
 
 async def test_clean_up_knows_every_file_that_stages_and_sessions_write(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
-    stages: list[Stage] = [
+    offloading: list[Stage] = [
         DirectOffload(storage, min_chars=2000),
         BatchOffload(storage, keep_recent=0, min_context_tokens=0, min_chars=100, inputs={"write"}),
-        Compact(ExtractiveSummarizer(), archive=storage, evidence_tokens=50),
-        SmartTruncate(archive=storage),
     ]
-    session = ContextPipeline(stages, budget=Budget(6000)).session("s", journal=storage)
+    cutting: list[Stage] = [
+        Compact(ExtractiveSummarizer(), archive=storage, evidence_tokens=50),
+        SmartTruncate(archive=storage, max_tokens=2000),
+    ]
     history = conversation(user("go"))
     for number in range(40):
         given = {"path": f"src/module_{number}.py", "text": f"line {number}\n" * 200}
-        history += [*step(f"t{number}", "write", given, f"result {number} " * (40 + number * 10)), assistant("Next.")]
-        history += [user("on")]
-        await session.run(list(history))
-    await ContextPipeline([SmartTruncate(archive=storage)], budget=Budget(3000)).run(
-        history, session_id="s", force=True
-    )
+        history += step(f"t{number}", "write", given, f"result {number} " * (40 + number * 10))
+    await ContextPipeline(offloading).session("s", journal=storage).run(history)
+    for stage in cutting:
+        await ContextPipeline([stage], budget=Budget(6000)).run(history, session_id="s", force=True)
 
     written = {path.name for path in (tmp_path / "s").iterdir()} - {SESSION_MARK}
     kinds = {name: file_kind("s", name) for name in written}
