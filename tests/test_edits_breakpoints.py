@@ -4,8 +4,9 @@ import copy
 from typing import Any
 
 import pytest
+from api_histories import MODEL, body_of, few, valid_histories
 from histories import assistant, conversation, histories, step, text, thinking, tool_result, tool_use, user
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ctxpipe.edits.breakpoints import with_breakpoints
@@ -140,3 +141,39 @@ def test_there_are_never_more_than_four_marks_and_the_body_stays_as_it_was(
     assert body == before
     assert not (sound and problems(changed, Model()))
     assert sum(sum(1 for _ in cache_marks(message)) for message in changed["messages"]) <= min(limit, 2)
+
+
+@pytest.mark.parametrize("last", [{"type": "hologram", "of": [1]}, {"type": "fallback", "to": {}, "from": {}}])
+def test_a_block_of_a_kind_that_may_not_be_marked_is_left_alone(last: dict[str, Any]) -> None:
+    body = request(user(text("go"), last))
+
+    assert with_breakpoints(body, 4) == body
+
+
+def test_what_is_shown_for_one_turn_is_not_marked() -> None:
+    reminder: Any = {"role": "system", "content": "Be brief.", "clear_at": "next_user_message"}
+    body = request(user("go"), reminder, assistant("so"), user("on"))
+
+    changed = with_breakpoints(body, 4, rewritten=(2, 3))
+
+    assert marked_messages(changed) == [2, 3]
+
+
+@few
+@given(
+    valid_histories(),
+    st.integers(0, 4),
+    st.none() | st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    st.sampled_from([{}, MARK, {"cache_control": {"type": "ephemeral", "ttl": "1h"}}]),
+)
+def test_whatever_is_marked_the_api_accepts_it(
+    history: list[Message], limit: int, rewritten: tuple[int, int] | None, mark: dict[str, Any]
+) -> None:
+    tools = [{"name": "ls", "input_schema": {"type": "object"}}]
+    body = {**body_of(history), "system": "Be brief.", "tools": tools, **mark}
+    assume(not problems(body, MODEL))
+    if rewritten is not None:
+        start, stop = sorted(min(index, len(body["messages"])) for index in rewritten)
+        rewritten = start, stop
+
+    assert problems(with_breakpoints(body, limit, rewritten), MODEL) == []

@@ -6,11 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from ..messages import MAX_CACHE_MARKS, THINKING, as_dict, cache_marks, field, is_blank, kind
+from ..messages import CALLS, MAX_CACHE_MARKS, as_dict, cache_marks, field, is_blank, kind
+from ..messages.rules import SERVER_RESULTS
 
 __all__ = ["with_breakpoints"]
 
 MARK = {"type": "ephemeral"}
+# A block of another kind may be one that the API refuses to see marked.
+_MARKABLE = frozenset({"text", "image", "document", "search_result", "tool_result"}) | CALLS | SERVER_RESULTS
 
 
 def with_breakpoints(body: Mapping[str, Any], limit: int, rewritten: tuple[int, int] | None = None) -> dict[str, Any]:
@@ -68,9 +71,11 @@ def _ends(messages: Sequence[Any], rewritten: tuple[int, int] | None) -> list[in
 
 def _markable(message: Any) -> bool:
     content = message["content"]
+    if field(message, "clear_at") == "next_user_message":  # what is shown for one turn is never cached
+        return False
     if isinstance(content, str):
         return not is_blank(content)
-    return bool(content) and kind(content[-1]) not in THINKING
+    return bool(content) and kind(content[-1]) in _MARKABLE
 
 
 def _with_mark(message: Any) -> dict[str, Any]:
