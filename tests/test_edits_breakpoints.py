@@ -154,9 +154,9 @@ def test_what_is_shown_for_one_turn_is_not_marked() -> None:
     reminder: Any = {"role": "system", "content": "Be brief.", "clear_at": "next_user_message"}
     body = request(user("go"), reminder, assistant("so"), user("on"))
 
-    changed = with_breakpoints(body, 4, rewritten=(2, 3))
+    changed = with_breakpoints(body, 4, rewritten=(0, 2))
 
-    assert marked_messages(changed) == [2, 3]
+    assert marked_messages(changed) == [3]
 
 
 @few
