@@ -1,4 +1,4 @@
-"""How long the event loop stands still for the ugliest inputs: huge texts, long histories, hostile patterns and sources.
+"""How long the event loop stands still for ugly inputs: huge texts, long histories, hostile patterns and sources.
 
     python benchmarks/bench_stalls.py [--runs 3] [--only WORD] [--large] [--trace SECONDS]
 
@@ -86,9 +86,9 @@ def user(content: Any) -> Message:
     return {"role": "user", "content": content}
 
 
-def call(number: int, name: str = "bash", **given: Any) -> Message:
-    block = {"type": "tool_use", "id": f"t{number}", "name": name, "input": given}
-    return {"role": "assistant", "content": [block]}  # type: ignore[typeddict-item, list-item]
+def call(number: int, **given: Any) -> Message:
+    block: Any = {"type": "tool_use", "id": f"t{number}", "name": "bash", "input": given}
+    return {"role": "assistant", "content": [block]}
 
 
 def result(number: int, content: Any) -> Message:
@@ -96,8 +96,12 @@ def result(number: int, content: Any) -> Message:
 
 
 def chat(messages: int) -> list[Message]:
-    roles: Any = ("user", "assistant")
-    return [{"role": roles[number % 2], "content": f"message {number}"} for number in range(messages - 1)] + [user("go")]
+    said: list[Message] = []
+    for number in range(messages - 1):
+        role: Any = "assistant" if number % 2 else "user"
+        said.append({"role": role, "content": f"message {number}"})
+    said.append(user("go"))
+    return said
 
 
 def work_day(messages: int, chars: int = 60) -> list[Message]:
@@ -134,7 +138,9 @@ def four(place: LocalStorage, window: int = 200_000) -> ContextPipeline:
     )
 
 
-def turn(make: Callable[[], list[Message]], *, journal: bool = False, window: int = 200_000, stages: Any = four) -> Make:
+def turn(
+    make: Callable[[], list[Message]], *, journal: bool = False, window: int = 200_000, stages: Any = four
+) -> Make:
     def prepare() -> tuple[Work, Callable[[], object]]:
         history, place = make(), storage()
         shaping = stages(place, window)
@@ -177,7 +183,7 @@ def search(size: int, make: Callable[[int], str], **given: Any) -> Make:
         def at_once() -> object:
             return None if is_bomb else [line for line in text.split("\n") if re.search(given["pattern"], line)]
 
-        return lambda: tool.result(block), at_once  # type: ignore[arg-type]
+        return lambda: tool.result(block), at_once
 
     return prepare
 
@@ -248,7 +254,7 @@ def blocks(size: int) -> Iterator[Case]:
     text = ascii_lines(size)
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBOR" * (size // 5)}}
     unknown = {"type": "future_block", "data": "QUJDabc1" * (size // 8), "more": [{"text": text}]}
-    many = {f"key {number}": [number, str(number)] for number in range(200_000)}
+    many: Any = {f"key {number}": [number, str(number)] for number in range(200_000)}
     parts = [{"type": "text", "text": line} for line in text[: size // 4].split("\n")]
     yield Case("8 MB in a tool's input", turn(lambda: [user("go"), call(1, text=text), result(1, "ok")]))
     yield Case("200,000 keys in a tool's input", turn(lambda: [user("go"), call(1, **many), result(1, "ok")]))

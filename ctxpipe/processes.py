@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from .threads import pieces
+from .pieces import pieces
 from .worker import READY, Job
 
 if TYPE_CHECKING:

@@ -17,11 +17,12 @@ from .edits.offload import rewritten_before
 from .edits.repair import repair
 from .edits.thinking import Place, changed_place, drop_block, follows, strip
 from .errors import InvalidHistory, SettingsError, safe_text
-from .messages import CacheMarks, check, common_prefix, ensure_messages, has_thinking, is_equal, same_at_end
+from .messages import CacheMarks, check, common_prefix, ensure_messages, has_thinking, is_bulky, is_equal, same_at_end
 from .messages import field as read
 from .prices import Prices, RewriteCost, rewrite_cost
 from .reports import Offloaded, Outcome, Result, StageReport
 from .stage import Change, Intent, PlannedStage, Proposal, Skip, Stage, Turn
+from .threads import in_thread_if
 from .tokens import Budget, Ledger, TokenCounter
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ Veto: TypeAlias = Callable[[Turn, Change], bool | str]
 Thinking: TypeAlias = Literal["keep", "strip", "protect"]
 """What becomes of thinking blocks behind a rewritten message, which newer models refuse."""
 
+
+_MANY_COMPARED = 5_000  # messages that are compared one by one in a few milliseconds
 
 _LEVELS = {Outcome.FAILED: logging.WARNING, Outcome.REFUSED: logging.WARNING, Outcome.SKIPPED: logging.DEBUG}
 
@@ -180,27 +183,34 @@ class Runner:
         tracer: Tracer | None,
     ) -> Result:
         record.steps.clear()
-        messages, problems = self._valid(given, session_id, record, request, known)
+        is_long = _is_long(given, record, known)
+        messages, problems = await in_thread_if(is_long, self._valid, given, session_id, record, request, known)
         turn = await self._turn(messages, session_id, record, request)
         before = await self._tokens(turn)
         turn, reports, after = await self._staged(turn, before, record, stages or dict(enumerate(self.stages)), tracer)
-        options, context = self._bound(messages, _as_list(turn.messages), record, request)
+        is_long = is_long or (bool(record.steps) and is_bulky(turn.messages))
+        shaped = _as_list(turn.messages)
+        result = await in_thread_if(is_long, self._end, given, messages, shaped, record, request, problems)
+        if result.messages is not turn.messages:
+            after = await self._tokens(replace(turn, messages=result.messages))
+        return replace(result, reports=tuple(reports), tokens_before=before, tokens_after=after)
+
+    def _end(
+        self,
+        given: list[Message],
+        valid: list[Message],
+        context: list[Message],
+        record: Record,
+        request: Request,
+        problems: tuple[Problem, ...],
+    ) -> Result:
+        """The context of a run in which *given*, repaired as *valid*, has become *context*, but for its reports."""
+        options, context = self._bound(valid, context, record, request)
         if problems:
             context = _recorded(record, context, repair(context, beside=_marks_beside(request)))
-        if context is not turn.messages:
-            after = await self._tokens(replace(turn, messages=context))
         record.context += context[len(record.context) :]
         first, end = _changed(given, context)
-        return Result(
-            context,
-            tuple(reports),
-            problems,
-            options,
-            first_changed_index=first,
-            changed_end=end,
-            tokens_before=before,
-            tokens_after=after,
-        )
+        return Result(context, (), problems, options, first_changed_index=first, changed_end=end)
 
     def _valid(
         self, given: list[Message], session_id: str, record: Record, request: Request, known: int | None
@@ -322,9 +332,10 @@ class Runner:
         first = _first_difference(turn.messages, proposal.messages)
         if first == len(turn.messages) == len(proposal.messages):
             return None, report
-        ensure_messages(proposal.messages, first)
+        is_long = is_bulky(proposal.messages, first)
+        await in_thread_if(is_long, ensure_messages, proposal.messages, first)
         saved = await _tokens_saved(turn, proposal, first)
-        refusal = self._refusal(turn, proposal, first, saved)
+        refusal = await self._refusal(turn, proposal, first, saved)
         if refusal:
             return None, replace(report, outcome=Outcome.REFUSED, reason=refusal)
         cost = await _cost(self.prices, turn, proposal, first) if self.prices else None
@@ -337,14 +348,11 @@ class Runner:
             cost=cost,
         )
 
-    def _refusal(self, turn: Turn, change: Change, first: int, saved: int) -> str:
+    async def _refusal(self, turn: Turn, change: Change, first: int, saved: int) -> str:
         """Why *change*, which saves so many tokens, must not count; "" when it may."""
-        start = max(0, first - 1)
-        # What could not be encoded before is stored as it is; the end of the run repairs it.
-        was_valid = not check(turn.messages, start)
-        problems = check(change.messages, start, encoding=was_valid) or CacheMarks().problems(change.messages)
-        if problems:
-            return f"it would break a rule of the Messages API: {problems[0]}"
+        problem = await in_thread_if(is_bulky(change.messages, first), _new_problem, turn, change, first)
+        if problem is not None:
+            return f"it would break a rule of the Messages API: {problem}"
         if turn.protected and first < turn.protected and _behind_thinking(change.messages) > first:
             return "it would rewrite a message before kept thinking, which is protected"
         if not change.may_grow and saved <= 0:
@@ -374,7 +382,8 @@ class Runner:
     async def plan(self, messages: list[Message], session_id: str, request: Request) -> Result:
         """What `run` would do, with no write and no model call."""
         record = self.new_record()
-        repaired, problems = self._valid(messages, session_id, record, request, None)
+        is_long = _is_long(messages, record, None)
+        repaired, problems = await in_thread_if(is_long, self._valid, messages, session_id, record, request, None)
         turn = await self._turn(repaired, session_id, record, request)
         before = tokens = await self._tokens(turn)
         reports = []
@@ -463,6 +472,25 @@ def _remembering(turn: Turn, memory: dict[object, object]) -> Turn:
         turn.cold,
         turn.client,
     )
+
+
+def _is_long(given: list[Message], record: Record, known: int | None) -> bool:
+    """Whether to look at what is new in *given*, or to find out what that is, would hold up the event loop."""
+    held: object = given  # whatever its type says
+    if not isinstance(held, list):
+        return False
+    if known is None:
+        return len(given) > _MANY_COMPARED or is_bulky(given, max(0, len(record.context) - 1))
+    return is_bulky(given, min(known, len(record.context)))
+
+
+def _new_problem(turn: Turn, change: Change, first: int) -> Problem | None:
+    """The first rule of the API that *change*, whose first new message is *first*, would break."""
+    start = max(0, first - 1)
+    # What could not be encoded before is stored as it is; the end of the run repairs it.
+    was_valid = not check(turn.messages, start)
+    problems = check(change.messages, start, encoding=was_valid) or CacheMarks().problems(change.messages)
+    return problems[0] if problems else None
 
 
 def _first_difference(before: Sequence[Message], after: Sequence[Message]) -> int:

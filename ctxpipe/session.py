@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from .edits.projection import Projection
 from .errors import SettingsError, StorageError
 from .journal import Journal, JournalStorage, State
-from .messages import ensure_messages, field
+from .messages import ensure_messages, field, is_bulky
 from .refusals import Refusal, as_refusal, read_refusal
 from .reports import Result
 from .runner import Request, Runner, model_of
 from .stages.compact import Compact
+from .threads import in_thread_if
 from .tokens.billed import cached_tokens
 from .undo import goes_one_by_one, restored, shortened, undo_of
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from .messages import Message
     from .stage import Stage
     from .storage import TextReader
-    from .undo import Undo
+from .undo import Undo
 
 __all__ = ["Session"]
 
@@ -159,7 +160,8 @@ class Session:
     async def _run(self, history: list[Message], asked: Request, stages: Mapping[int, Stage] | None = None) -> Result:
         notices = await self._resume(history) + self._pending
         self._pending = []
-        opening = self._projection.begin(history)
+        reads_many = self._projection.reads_all and is_bulky(history)
+        opening = await in_thread_if(reads_many, self._projection.begin, history)
         if opening.diverged:
             notices.append(
                 f"the history differs from the known one; message {opening.fresh} and those behind it are new"
@@ -172,7 +174,9 @@ class Session:
             self._record.unbind((self._untold, 0), len(opening.context))
         with _stages_are_asking():
             result = await self._runner.run(opening.context, self.session_id, self._record, asked, opening.same, stages)
-        changed = self._remember(opening, result.messages)
+        # What has changed is hashed, so that it can be taken back later.
+        is_long = bool(self._record.steps) or is_bulky(opening.history, opening.known)
+        changed = await in_thread_if(is_long, self._remember, opening, result.messages)
         places = [place for place in (self._untold, result.first_changed_index) if place is not None]
         self._untold = min(places, default=None)  # a turn that is cancelled from here on is told of by the next one
         if self._journal and (changed or self._has_drifted):

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 if TYPE_CHECKING:
     from anyio import CapacityLimiter
     from anyio.lowlevel import RunVar
 
-__all__ = ["in_thread", "pieces"]
+__all__ = ["in_thread", "in_thread_if"]
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
-
-_PIECE_CHARS = 2**20
 
 AT_ONCE = 2
 """Threads on one event loop: they and the loop take turns of five milliseconds at the interpreter's lock, so that the
@@ -32,13 +30,13 @@ async def in_thread(work: Callable[[*Arguments], T], *arguments: *Arguments, aba
     return await to_thread.run_sync(work, *arguments, abandon_on_cancel=abandon_on_cancel, limiter=_limiter())
 
 
-def pieces(text: str) -> Iterator[str]:
-    """*text* in pieces of a mebi-character: one call into C holds the interpreter from its beginning to its end.
-
-    A loop over pieces, in a worker thread, lets the event loop run in between.
-    """
-    for start in range(0, len(text), _PIECE_CHARS):
-        yield text[start : start + _PIECE_CHARS]
+async def in_thread_if(
+    is_long: bool,
+    work: Callable[[*Arguments], T],
+    *arguments: *Arguments,
+) -> T:
+    """What *work* gives: called in a worker thread if it *is_long*, at once if not, as a hop takes 100 µs."""
+    return await in_thread(work, *arguments) if is_long else work(*arguments)
 
 
 def _limiter() -> CapacityLimiter:

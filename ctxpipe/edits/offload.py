@@ -158,17 +158,33 @@ def said(content: str | Sequence[Block] | None) -> str:
     return "".join(read(block, "text") or "" for block in content or () if kind(block) == "text")
 
 
+MOST_COMPARED = 10_000_000  # characters
+_STEP_CHARS = 2**18
 _GUTTER = re.compile(r"^[ \t]*[0-9]{1,9}(?:[→│|:] ?|\t)")
 
 
 def lies_in(stored: str, text: str, start: int, end: int) -> bool:
-    """Whether what *text* says from *start* to *end* stands in *stored*: as it is, or in lines that are numbered."""
+    """Whether what *text* says from *start* to *end* stands in *stored*: as it is, or in lines that are numbered.
+
+    Of texts above some megabytes it says no: to compare them would hold the interpreter for too long.
+    """
+    if max(len(stored), len(text)) > MOST_COMPARED:
+        return False
     if text[start:end] in stored:
         return True
     first, last = text.rfind("\n", 0, start) + 1, text.find("\n", end)
-    lines = [line.rstrip() for line in text[first : last if last >= 0 else None].splitlines()]
-    held = _framed(map(str.rstrip, stored.splitlines()))
+    lines = [line.rstrip() for line in _lines(text[first : last if last >= 0 else None])]
+    held = _framed(map(str.rstrip, _lines(stored)))
     return _framed(lines) in held or _framed(_GUTTER.sub("", line) for line in lines) in held
+
+
+def _lines(text: str) -> Iterator[str]:
+    """What `str.splitlines` gives, in steps: one call would hold the interpreter."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start + _STEP_CHARS) + 1 or len(text)
+        yield from text[start:end].splitlines()
+        start = end
 
 
 def _framed(lines: Iterable[str]) -> str:
@@ -339,6 +355,11 @@ class Running:
         self._places = array("q")  # the candidates' message indices
         self._sums = array("q", [0])  # characters of the first n candidates
 
+    @property
+    def known(self) -> int:
+        """How many messages have been taken in."""
+        return len(self._totals) - 1
+
     def rewind(self, known: int) -> None:
         """Forget all but the first *known* messages."""
         if known + 1 < len(self._totals):
@@ -348,7 +369,7 @@ class Running:
 
     def extend(self, messages: Sequence[Message], selection: Selection) -> None:
         """Take in the messages behind those that are known."""
-        known = len(self._totals) - 1
+        known = self.known
         sizes = [characters(messages[index]) for index in range(known, len(messages))]
         pairs = answered(messages, known, selection.least_chars)
         results = (selection.result(result, call) for result, call in pairs)

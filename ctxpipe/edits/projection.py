@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..messages import as_blocks, as_dict, as_json, blocks, common_prefix, ensure_messages, is_equal, same_at_end
 from ..messages import field as read
+from ..pieces import pieces
 
 if TYPE_CHECKING:
     from ..messages import Block, Message
@@ -84,6 +85,11 @@ class Projection:
     def __init__(self, *, verify: bool = False) -> None:
         self._verify = verify
         self.resume([], [], Match())
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether each turn reads every message, however old."""
+        return self._verify
 
     def resume(self, history: Sequence[Message], context: Sequence[Message], match: Match) -> None:
         """Begin with what another process has remembered; form and cache marks are those of *history*."""
@@ -246,7 +252,10 @@ def _are_same(ours: Sequence[object], theirs: Sequence[object]) -> bool:
 
 def digest(message: Message) -> bytes:
     """A hash of what *message* says. Cache marks and keys that are None make no difference, nor text as one block."""
-    return hashlib.sha256(as_json(_said(message)).encode()).digest()
+    whole = hashlib.sha256()
+    for piece in pieces(as_json(_said(message))):
+        whole.update(piece.encode())
+    return whole.digest()
 
 
 def _said(message: Message) -> list[Any]:

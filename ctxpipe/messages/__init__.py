@@ -1,5 +1,6 @@
 """The vocabulary of Anthropic's messages, the values inside them, and the rules that they must keep."""
 
+from .bulk import is_bulky
 from .rules import (
     MAX_CACHE_MARKS,
     ROLES,
@@ -86,6 +87,7 @@ __all__ = [
     "has_results",
     "has_thinking",
     "is_blank",
+    "is_bulky",
     "is_encodable",
     "is_equal",
     "kind",

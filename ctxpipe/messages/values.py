@@ -17,6 +17,8 @@ from datetime import date
 from typing import Any, cast
 
 from ..errors import InvalidHistory
+from ..pieces import pieces
+from .bulk import is_heavier
 
 __all__ = [
     "MAX_DEPTH",
@@ -38,6 +40,7 @@ SURROGATE = "a lone surrogate"
 MAX_DEPTH = 1_000
 """Levels of nesting above which no client can send a block: Python's own encoder gives up there."""
 
+_IN_ONE_STEP = 1_000_000  # characters; what is more is encoded in steps, as one holds the interpreter
 _MOST_BITS = 14_000  # Python writes no whole number of more than 4,300 digits
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _JSON = (str, dict, list, tuple, int, float, type(None))
@@ -102,6 +105,8 @@ def as_json(value: object, *, indent: int | None = None, ensure_ascii: bool = Tr
 
 def _encode(encoder: json.JSONEncoder, value: object) -> str:
     try:
+        if not encoder.indent and is_heavier((value,), _IN_ONE_STEP):
+            return "".join(_encoded_flat(encoder, value))
         return encoder.encode(value)
     except RecursionError:
         return "".join(_encoded_flat(encoder, value))
@@ -121,13 +126,17 @@ def _encoded_flat(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
         if type(item) not in _PLAIN and not isinstance(item, dict | list | tuple | str | int | float):
             item = sent_as(item)
         if not isinstance(item, dict | list | tuple):
-            yield encoder.encode(item)
+            yield _encoded_text(encoder, item) if isinstance(item, str) else encoder.encode(item)
         elif not item:
             yield "{}" if isinstance(item, dict) else "[]"
         else:
             if depth > MAX_DEPTH:
                 raise InvalidHistory(f"a value in a message is nested more than {MAX_DEPTH:,} levels deep")
             todo += reversed(list(_pieces(encoder, item, depth, indent)))
+
+
+def _encoded_text(encoder: json.JSONEncoder, text: str) -> str:
+    return f'"{"".join(encoder.encode(piece)[1:-1] for piece in pieces(text))}"'
 
 
 def _pieces(
@@ -230,7 +239,8 @@ def is_encodable(text: str) -> bool:
     if text.isascii():  # constant time for the common case
         return True
     try:
-        text.encode()
+        for piece in pieces(text):
+            piece.encode()
     except UnicodeEncodeError:
         return False
     return True
@@ -238,7 +248,10 @@ def is_encodable(text: str) -> bool:
 
 def without_surrogates(text: str) -> str:
     """*text* with each lone surrogate replaced by U+FFFD, since the client library refuses to send one (A-15)."""
-    return text if is_encodable(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if is_encodable(text):
+        return text
+    replaced = (piece.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for piece in pieces(text))
+    return "".join(replaced)
 
 
 # Walking ------------------------------------------------------------------------------------------------------

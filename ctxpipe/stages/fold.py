@@ -16,8 +16,9 @@ from ..edits import fold
 from ..edits.definitions import Definition, definitions_in_batches
 from ..edits.fold import MAX_LINE_SPAN, MAX_TOKENS, Folded, Outline
 from ..edits.languages import DefinitionType, language_of
+from ..pieces import pieces
 from ..processes import in_process
-from ..threads import in_thread, pieces
+from ..threads import in_thread
 from ..tokens import Counting, as_counter
 from ..tokens.memo import Memo
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..edits import offload
 from ..errors import InvalidHistory, SettingsError, StorageError
@@ -19,6 +19,7 @@ from ..messages import (
     ToolResult,
     blocks,
     ensure_messages,
+    is_bulky,
     rebuilt,
     rewrite,
     tool_results,
@@ -38,6 +39,7 @@ from ..settings import (
 )
 from ..stage import Change, Skip, Turn
 from ..storage import LocalStorage, TextReader, TextWriter
+from ..threads import in_thread, in_thread_if
 from .gates import Gate, RatioGate
 from .pointing import check_reference, shown
 
@@ -55,6 +57,8 @@ __all__ = [
     "offload_tool_result",
     "offload_tool_results",
 ]
+
+Answered: TypeAlias = tuple[ToolResult, ToolCall | None]
 
 _NAME = r"[A-Za-z0-9_-](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?"
 _SAMPLE = "SAMPLEOFANAME"
@@ -252,16 +256,41 @@ class _Move:
         return self.pointers.replacement(self.key, location, self.text)
 
 
-async def _moves(pointers: _Pointers, turn: Turn, chosen: Iterable[Candidate], selection: Selection) -> list[_Move]:
+async def _moves(pointers: _Pointers, turn: Turn, chosen: Sequence[Candidate], selection: Selection) -> list[_Move]:
     """The chosen texts for which the placeholder is cheaper than what it replaces (R3f)."""
+    if not chosen:
+        return []
+    is_long = _are_long(chosen)
+    moves = await in_thread_if(is_long, _predicted, pointers, turn, chosen, selection)
+    sizes = await turn.counter.texts([move.predicted for move in moves])
+    return await in_thread_if(is_long, _cheaper, turn, moves, sizes)
+
+
+def _are_long(candidates: Sequence[Candidate]) -> bool:
+    """Whether to replace *candidates* would hold up the event loop."""
+    return len(candidates) > 50 or sum(candidate.chars for candidate in candidates) > 200_000
+
+
+def _predicted(pointers: _Pointers, turn: Turn, chosen: Iterable[Candidate], selection: Selection) -> list[_Move]:
     moves: list[_Move] = []
     for candidate in chosen:
         for suffix, text in _texts(candidate, selection, pointers.indent):
             key = pointers.key(turn.session_id, candidate.id + suffix)
             predicted = pointers.replacement(key, pointers.storage.location(key), text)
             moves.append(_Move(candidate, key, text, predicted, pointers))
-    sizes = await turn.counter.texts([move.predicted for move in moves])
+    return moves
+
+
+def _cheaper(turn: Turn, moves: Iterable[_Move], sizes: Iterable[int]) -> list[_Move]:
     return [move for move, size in zip(moves, sizes, strict=True) if turn.counter.over(move.text, size)]
+
+
+def _long_enough(
+    messages: Sequence[Message], start: int, min_chars: int, selection: Selection
+) -> tuple[list[Answered], list[Candidate]]:
+    """The results of *min_chars* or more from message *start* on with their calls, and those that may leave."""
+    pairs = list(offload.answered(messages, start, min_chars))
+    return pairs, [found for result, call in pairs if (found := selection.result(result, call))]
 
 
 def _texts(candidate: Candidate, selection: Selection, indent: int | None) -> list[tuple[str, str]]:
@@ -305,7 +334,7 @@ async def _moved(storage: TextWriter, turn: Turn, moves: Sequence[_Move]) -> Cha
         if len(moves) == 1:
             raise
         return await _moved_singly(storage, turn, moves)
-    return _change(turn, moves, [move.replacement(file) for move, file in zip(moves, files, strict=True)], files)
+    return await in_thread_if(_are_long([move.candidate for move in moves]), _moved_to, turn, moves, files)
 
 
 async def _moved_singly(storage: TextWriter, turn: Turn, moves: Sequence[_Move]) -> Change:
@@ -320,9 +349,12 @@ async def _moved_singly(storage: TextWriter, turn: Turn, moves: Sequence[_Move])
             failed.append(error)
     if not written:
         raise failed[0]
-    replacements = [move.replacement(file) for move, file in written]
-    change = _change(turn, [move for move, _ in written], replacements, [file for _, file in written])
+    change = await in_thread(_moved_to, turn, [move for move, _ in written], [file for _, file in written])
     return _with(change, failed=tuple(map(str, failed)))
+
+
+def _moved_to(turn: Turn, moves: Sequence[_Move], files: Sequence[str]) -> Change:
+    return _change(turn, moves, [move.replacement(file) for move, file in zip(moves, files, strict=True)], files)
 
 
 def _planned(turn: Turn, moves: Sequence[_Move]) -> Change:
@@ -393,9 +425,10 @@ class DirectOffload:
         least = (
             selection.least_chars if self.read_back_chars is None else min(selection.least_chars, self.read_back_chars)
         )
-        pairs = list(offload.answered(turn.messages, offload.newest(turn.messages), least))
-        chosen = [found for result, call in pairs if (found := selection.result(result, call))]
-        moves = await _moves(self._pointers, turn, chosen, selection) if chosen else []
+        start = offload.newest(turn.messages)
+        is_long = is_bulky(turn.messages, max(0, start - 1))
+        pairs, chosen = await in_thread_if(is_long, _long_enough, turn.messages, start, least, selection)
+        moves = await _moves(self._pointers, turn, chosen, selection)
         cut: dict[tuple[int, int], str] = {}
         for result, call, where in self._too_long(pairs, selection):
             shortened = await self._shortened(turn, result, where)
@@ -429,12 +462,12 @@ class DirectOffload:
     async def _shortened(self, turn: Turn, result: ToolResult, where: str) -> str | None:
         """Head and tail behind the pointer to the file that was read; None when the text does not lie there."""
         text, shown = offload.said(result.content), self._long_preview
-        if not isinstance(self.storage, TextReader):
+        if not isinstance(self.storage, TextReader) or len(text) > offload.MOST_COMPARED:
             return None
         for location in (where, f"{session_folder(turn.session_id)}/{PurePath(where).name}"):
             with suppress(StorageError):
-                stored = await self.storage.read(location)
-                if offload.lies_in(stored.text, text, shown.head, len(text) - shown.tail):
+                stored = await self.storage.read(location, 0, offload.MOST_COMPARED + 1)
+                if await in_thread(offload.lies_in, stored.text, text, shown.head, len(text) - shown.tail):
                     return placeholder(DIRECT, where, text, shown)
         return None
 
@@ -508,7 +541,7 @@ class BatchOffload:
     async def _decide(self, turn: Turn) -> list[_Move] | Skip:
         selection = _remembered(turn, self.reference, self._selection)
         running = turn.recall(offload.Running)
-        running.extend(turn.messages, selection)
+        await in_thread_if(is_bulky(turn.messages, running.known), running.extend, turn.messages, selection)
         if not turn.force and self.min_context_tokens and await turn.tokens() < self.min_context_tokens:
             return Skip(f"the context is below {self.min_context_tokens} tokens")
         end = offload.protected_from(turn.messages, self.keep_recent)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from ..errors import SettingsError
-from ..messages import Block, Message, compact_json, copied, is_equal
+from ..messages import Block, Message, compact_json, copied, is_bulky, is_equal
 from ..threads import in_thread
 from . import parts
 from .encoders import Encoder, Function, Tiktoken
@@ -97,13 +98,23 @@ class TokenCounter:
         self, messages: Iterable[Message], *, system: object = None, tools: Iterable[object] | None = None
     ) -> int:
         """The same number as `total`; a large amount of new text is encoded in a worker thread, in one hop."""
+        messages, tools = list(messages), list(tools or ())
+        if is_bulky(messages) or is_bulky([system, *tools]):
+            total = partial(self.total, messages, system=system, tools=tools)
+            return await in_thread(total, abandon_on_cancel=True)
         return sum(await self._tokens(list(self._parts(messages, system, tools))))
 
     async def counts(self, messages: Iterable[Message]) -> list[int]:
         """The tokens of each message; as with `count`, large new text goes to a worker thread in one hop."""
+        messages = list(messages)
+        if is_bulky(messages):
+            return await in_thread(self._counts, messages, abandon_on_cancel=True)
         contents = [list(parts.message_parts(message, self._as_json)) for message in messages]
         tokens = iter(await self._tokens([part for content in contents for part in content]))
         return [sum(next(tokens) for _ in content) for content in contents]
+
+    def _counts(self, messages: Iterable[Message]) -> list[int]:
+        return [self.message(message) for message in messages]
 
     async def texts(self, texts: Sequence[str]) -> list[int]:
         """The tokens of each text; as with `count`, large new text goes to a worker thread in one hop."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..errors import SettingsError
 from ..messages import is_encodable
+from ..pieces import pieces
 from . import cuts, vocabulary
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ class Tiktoken:
         return -(-len(text) // LONGEST_TOKEN_BYTES) if self._shipped else 0
 
     def at_most(self, text: str) -> int:
-        return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+        if text.isascii():
+            return len(text)
+        return sum(len(piece.encode(errors="surrogatepass")) for piece in pieces(text))
 
     def count(self, text: str) -> int:
         return self._count(text) if len(text) <= cuts.SEGMENT_CHARS else sum(self.steps(text))
