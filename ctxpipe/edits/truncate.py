@@ -15,8 +15,6 @@ from ..messages import (
     THINKING,
     as_blocks,
     blocks,
-    has_calls,
-    has_results,
     has_thinking,
     kind,
     split_system,
@@ -27,6 +25,7 @@ from ..messages import (
 from ..messages import field as read
 from ..placeholders import MAX_SHOWN, any_reference
 from .compact import extract_commands
+from .groups import groups, has_compaction, server_spans
 from .offload import newest
 from .thinking import open_loop
 from .views import READING_TOOLS, ReadingTools, viewed_path
@@ -216,13 +215,17 @@ def _meets(one: Part, other: Part) -> bool:
     return one.message["role"] == other.message["role"] and other.index > one.index + 1
 
 
+# The API takes a system message only after the user's, and before the assistant's.
+_MISPLACED = frozenset({("assistant", "system"), ("system", "user")})
+
+
 def _fits(parts: Sequence[Part], ground: Ground, *, merging: bool = True) -> bool:
     """Whether *parts* can stand one behind the other; without *merging*, whether their roles differ where they meet."""
     for one, other in pairwise(parts):
         if other.index == one.index + 1:
             continue
-        if (one.message["role"], other.message["role"]) == ("assistant", "system"):
-            return False  # the API takes a system message only behind the user's
+        if (one.message["role"], other.message["role"]) in _MISPLACED:
+            return False
         if _meets(one, other) and not (merging and _joinable(one, other, ground)):
             return False
     return True
@@ -275,8 +278,9 @@ def filter_calls(messages: Sequence[Message], ground: Ground, views: Collection[
 
 
 def _going(messages: Sequence[Message], index: int, viewing: AbstractSet[tuple[int, str]]) -> frozenset[str]:
-    """The ids of the calls of message *index* that are no file views."""
-    return frozenset(c.id for c in tool_calls(messages, index, index + 1) if (index, c.id) not in viewing)
+    """The ids of the calls of message *index* that are no file views, and no part of a running program."""
+    calls = tool_calls(messages, index, index + 1)
+    return frozenset(call.id for call in calls if call.program is None and (index, call.id) not in viewing)
 
 
 def _rest(messages: Sequence[Message], index: int, going: Collection[str]) -> list[Part]:
@@ -349,20 +353,12 @@ def delete_centre(
 def _units(parts: Sequence[Part], sizes: Sequence[int], ground: Ground) -> list[_Unit]:
     """The middle as turns that can go; what began before it or ends behind it is left out."""
     inside = [place for place, part in enumerate(parts) if part.index in ground.middle]
-    place, end = (inside[0], inside[-1] + 1) if inside else (0, 0)
-    while place < end and (parts[place].message["role"] == "system" or has_results(parts[place].message)):
-        place += 1
+    first, end = (inside[0], inside[-1] + 1) if inside else (0, 0)
     units: list[_Unit] = []
-    while place < end:
-        stop = place + 2 if has_calls(parts[place].message) else place + 1
-        while stop < len(parts) and parts[stop].message["role"] == "system":
-            stop += 1
-        if stop > end:
-            break
-        span = range(place, stop)
-        stays = any(parts[i].index in ground.pinned or has_command(parts[i].message) for i in span)
-        units.append(_Unit(span, sum(sizes[place:stop]), stays))
-        place = stop
+    for span in groups([part.message for part in parts]):
+        if span.start >= first and span.stop <= end:
+            stays = any(parts[i].index in ground.pinned or has_command(parts[i].message) for i in span)
+            units.append(_Unit(span, sum(sizes[span.start : span.stop]), stays))
     return units
 
 
@@ -399,7 +395,8 @@ def _widened(wanted: range, more: int, units: int) -> Iterator[range]:
 
 def _marked(parts: list[Part], marker: str, ground: Ground) -> list[Part]:
     """*parts* with *marker* behind the last words or results of the user that are not pinned; as they are for ""."""
-    users = (i for i in range(len(parts) - 1, -1, -1) if parts[i].message["role"] == "user")
+    at_work = {place for span in server_spans([part.message for part in parts]) for place in span}
+    users = (i for i in range(len(parts) - 1, -1, -1) if parts[i].message["role"] == "user" and i not in at_work)
     place = next((i for i in users if parts[i].index not in ground.pinned), None)
     if not marker or place is None or marker in texts(parts[place].message):
         return parts
@@ -450,7 +447,9 @@ def truncate_conversation(messages: list[Message], fraction: float | Fraction) -
     """
     first = len(split_system(messages)[0]) + 1
     going = int((len(messages) - first) * Fraction(str(fraction))) // 2 * 2
-    stop = first + max(0, going)
-    while stop > first and stop < len(messages) and has_results(messages[stop]):
-        stop -= 1
+    # What the server has summarized, and what it reads of that, stays.
+    summary = next((i for i in range(first, len(messages)) if has_compaction(messages[i])), len(messages))
+    wanted = min(first + max(0, going), summary)
+    edges = [*(span.start for span in groups(messages)), len(messages)]
+    stop = max((edge for edge in edges if edge <= wanted), default=first)
     return [*messages[:first], *messages[stop:]] if stop > first else messages

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..edits import truncate
 from ..edits.compact import pinned
+from ..edits.groups import after_compaction, has_compaction
 from ..edits.truncate import MIDDLE_END, MIDDLE_START, FileView, Part, Window
 from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..errors import SettingsError, StorageError
@@ -196,10 +197,12 @@ class _Given:
 async def _shortened(settings: SmartTruncate, given: _Given) -> Truncation:
     messages, sizes = given.messages, given.sizes
     middle = truncate.middle(messages, sizes.sums, settings.middle_start, settings.middle_end)
-    stays = pinned(messages, settings.pin) if settings.pin else frozenset[int]()
-    ground = truncate.ground(messages, middle, protected=given.protected, strict=given.strict, pinned=stays)
+    stays = {index for index, message in enumerate(messages) if has_compaction(message)}
+    stays |= pinned(messages, settings.pin) if settings.pin else set()
+    protected = max(given.protected, after_compaction(messages))  # the server reads nothing before its own summary
+    ground = truncate.ground(messages, middle, protected=protected, strict=given.strict, pinned=stays)
     views = truncate.file_views(messages, settings.reading_tools, settings.shell)
-    old = range(given.protected, truncate.last_turn(messages) if given.strict else len(messages))
+    old = range(protected, truncate.last_turn(messages) if given.strict else len(messages))
     folds = await _folds(
         [view for view in views if view.place[0] in old and view.place[0] not in stays], settings.folder, sizes.counter
     )
