@@ -20,6 +20,7 @@ PUBLIC = (
     "ctxpipe.presets",
     "ctxpipe.adapters.anthropic",
     "ctxpipe.errors",
+    "ctxpipe.refusals",
     "ctxpipe.storage",
     "ctxpipe.storage.files",
     "ctxpipe.summarizers",
