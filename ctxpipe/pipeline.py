@@ -9,20 +9,28 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, Self
 from weakref import WeakValueDictionary
 
+from .callables import answers_at_once, takes_one
 from .errors import SettingsError
-from .runner import Record, Request, Runner, Thinking, Veto
-from .session import CACHE_SECONDS, Session
-from .settings import is_size
+from .messages import field
+from .prices import Prices
+from .runner import Record, Request, Runner, Thinking, Veto, stage_name
+from .session import CACHE_SECONDS, Session, check_usage
+from .settings import COUNT, FUNCTION, SESSION_ID, Wanted, instance_of, one_of, shown
 from .tokens import Budget, TokenCounter, as_counter
 
 if TYPE_CHECKING:
     from .journal import JournalStorage
     from .messages import Message
-    from .prices import Prices
     from .reports import Result, StageReport
     from .stage import Stage
 
 __all__ = ["ContextPipeline"]
+
+_BUDGET = instance_of(Budget, "a Budget such as Budget(window=200_000)").optional
+_STAGES = Wanted(
+    lambda value: isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | type),
+    "a list of stages such as [DirectOffload(LocalStorage('.ctxpipe'))]",
+)
 
 
 class ContextPipeline:
@@ -56,12 +64,14 @@ class ContextPipeline:
         prices: Prices | None = None,
         max_sessions: int = 10_000,
     ) -> None:
-        if on_error not in ("skip", "raise"):
-            raise SettingsError(f"on_error is {on_error!r}, not 'skip' or 'raise'")
-        if thinking not in ("keep", "strip", "protect"):
-            raise SettingsError(f"thinking is {thinking!r}, not 'keep', 'strip' or 'protect'")
-        if not is_size(max_sessions) or not max_sessions:
-            raise SettingsError(f"max_sessions is {max_sessions!r}; give a whole number, 1 or more")
+        _STAGES.check("stages", stages)
+        _BUDGET.check("budget", budget)
+        FUNCTION.optional.check("on_report", on_report)
+        FUNCTION.optional.check("veto", veto)
+        one_of("skip", "raise").check("on_error", on_error)
+        one_of("keep", "strip", "protect").check("thinking", thinking)
+        instance_of(Prices, "prices such as prices_of('claude-opus-5')").optional.check("prices", prices)
+        COUNT.check("max_sessions", max_sessions)
         self._runner = Runner(
             budget if budget is not None else Budget(), as_counter(counter), on_report, veto, on_error, thinking, prices
         )
@@ -70,6 +80,9 @@ class ContextPipeline:
         self._sessions: WeakValueDictionary[str, Session] = WeakValueDictionary()
         for stage in stages:
             self.use(stage)
+
+    def __repr__(self) -> str:
+        return f"<ContextPipeline: {', '.join(map(stage_name, self._runner.stages)) or 'no stages'}>"
 
     @property
     def budget(self) -> Budget:
@@ -92,9 +105,12 @@ class ContextPipeline:
         return tuple(self._runner.stages)
 
     def use(self, stage: Stage) -> Self:
-        """Add *stage* behind the ones already here. Raises SettingsError when it is not callable."""
-        if not callable(stage):
-            raise SettingsError(f"a stage is an async callable (turn) -> proposal, and {stage!r} is not callable")
+        """Add *stage* after the ones already here.
+
+        Raises SettingsError for what can be no stage: a class, a function that is not async, or anything that cannot
+        be called with a turn.
+        """
+        _check_stage(stage)
         self._runner.stages.append(stage)
         return self
 
@@ -135,10 +151,16 @@ class ContextPipeline:
         The reports say which stage would act on what; one that cannot know its outcome beforehand says so, and the
         stages behind it are judged on the context without it. ``result.messages`` is the context as far as known.
         """
+        SESSION_ID.check("session_id", session_id)
         return await self._runner.plan(messages, session_id, Request(system, tools, {}, force))
 
     def observe(self, usage: object, messages: Sequence[Message], *, session_id: str, model: str | None = None) -> None:
-        """Calibrate the session's estimates with the *usage* (an SDK object or a mapping) reported for *messages*."""
+        """Calibrate the session's estimates with the *usage* (an SDK object or a mapping) reported for *messages*.
+
+        A whole reply will do as well. Raises SettingsError for what holds no usage.
+        """
+        check_usage(usage)
+        model = field(usage, "model") if model is None else model
         with self._claimed(session_id) as record:
             record.ledger.observe(usage, messages, overhead=record.overhead.tokens, model=model)
 
@@ -156,11 +178,13 @@ class ContextPipeline:
         The same object as long as one is in use. With *journal* what it knows survives the process; with *verify* edits
         inside messages handed in before are noticed too. *cache_seconds* is how long the provider's prompt cache keeps.
 
-        Raises SettingsError when the session is in use with another journal, or none.
+        Raises SettingsError for settings of the wrong type, and when the session is in use with another journal, or
+        none.
         """
+        SESSION_ID.check("session_id", session_id)
         session = self._sessions.get(session_id)
         if session is not None and journal is not None and session.journal != journal:
-            raise SettingsError(f"session {session_id!r} is in use with another journal, or without one")
+            raise SettingsError(f"session {shown(session_id)} is in use with another journal, or without one")
         if session is None:
             session = Session(
                 self._runner, session_id, journal=journal, verify=verify, cache_seconds=cache_seconds, clock=clock
@@ -171,6 +195,7 @@ class ContextPipeline:
     @contextmanager
     def _claimed(self, session_id: str) -> Iterator[Record]:
         """What is remembered about the session; a second run at the same time starts without memory."""
+        SESSION_ID.check("session_id", session_id)
         record = self._records.get(session_id)
         if record is None or record.busy:
             record = self._runner.new_record()
@@ -183,3 +208,17 @@ class ContextPipeline:
             yield record
         finally:
             record.busy = False
+
+
+def _check_stage(stage: object) -> None:
+    """Raise SettingsError unless *stage* can be one."""
+    wanted = "a stage is an async function of one argument, the turn, or an object that can be called like one"
+    if isinstance(stage, type):
+        raise SettingsError(f"a stage is the class {stage.__name__}; give an object of it: {stage.__name__}(…)")
+    if not callable(stage):
+        hint = "; add its stages one by one" if isinstance(stage, Iterable | ContextPipeline) else ""
+        raise SettingsError(f"{wanted}, and {shown(stage)} is not callable{hint}")
+    if not takes_one(stage):
+        raise SettingsError(f"{wanted}, and {stage_name(stage)} cannot be called with one argument")
+    if answers_at_once(stage):
+        raise SettingsError(f"the stage {stage_name(stage)} is not async; write `async def`")

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cache
+from inspect import isawaitable
 from itertools import accumulate, chain
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
 from .edits.offload import rewritten_before
 from .edits.repair import repair
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from .messages import Message, Problem
     from .reports import Detail
 
-__all__ = ["Record", "Request", "Runner", "Step", "Thinking", "Veto", "model_of"]
+__all__ = ["Record", "Request", "Runner", "Step", "Thinking", "Veto", "model_of", "stage_name"]
 
 logger = logging.getLogger("ctxpipe")
 
@@ -184,7 +185,7 @@ class Runner:
     ) -> Result:
         record.steps.clear()
         is_long = _is_long(given, record, known)
-        messages, problems = await in_thread_if(is_long, self._valid, given, session_id, record, request, known)
+        messages, problems = await in_thread_if(is_long, self._valid, given, record, request, known)
         turn = await self._turn(messages, session_id, record, request)
         before = await self._tokens(turn)
         turn, reports, after = await self._staged(turn, before, record, stages or dict(enumerate(self.stages)), tracer)
@@ -213,11 +214,9 @@ class Runner:
         return Result(context, (), problems, options, first_changed_index=first, changed_end=end)
 
     def _valid(
-        self, given: list[Message], session_id: str, record: Record, request: Request, known: int | None
+        self, given: list[Message], record: Record, request: Request, known: int | None
     ) -> tuple[list[Message], tuple[Problem, ...]]:
         """*given* repaired, and what was broken. Only what is new since the last run is looked at."""
-        if not isinstance(session_id, str):
-            raise SettingsError(f"session_id is {session_id!r}, not a text")
         handed_in: object = given  # whatever its type says
         if not isinstance(handed_in, list):
             ensure_messages(handed_in)  # raises
@@ -291,7 +290,7 @@ class Runner:
         return drop_block(request.options), context
 
     async def _traced(self, tracer: Tracer, stage: Stage, turn: Turn, tokens: int) -> tuple[Change | None, StageReport]:
-        with _span(tracer, _name(stage), turn.session_id) as span:
+        with _span(tracer, stage_name(stage), turn.session_id) as span:
             change, report = await self._step(stage, turn, tokens)
             _describe(span, report)
             span.set_attribute("ctxpipe.outcome", report.outcome.value)
@@ -304,8 +303,7 @@ class Runner:
         started = perf_counter()
         change: Change | None = None
         try:
-            proposal = await stage(turn)
-            change, report = await self._judged(stage, turn, tokens, proposal, started)
+            change, report = await self._judged(stage, turn, tokens, await _answer(stage, turn), started)
         except Exception as error:  # noqa: BLE001  the turn goes on without this stage; cancellation is no Exception
             report = _failed(stage, turn, tokens, error, started)
         self._tell(report)
@@ -383,7 +381,7 @@ class Runner:
         """What `run` would do, with no write and no model call."""
         record = self.new_record()
         is_long = _is_long(messages, record, None)
-        repaired, problems = await in_thread_if(is_long, self._valid, messages, session_id, record, request, None)
+        repaired, problems = await in_thread_if(is_long, self._valid, messages, record, request, None)
         turn = await self._turn(repaired, session_id, record, request)
         before = tokens = await self._tokens(turn)
         reports = []
@@ -556,6 +554,14 @@ async def _plan(stage: Stage, turn: Turn) -> Change | Skip | Intent | None:
     return Intent("it cannot say beforehand: it has no plan of its own")
 
 
+async def _answer(stage: Stage, turn: Turn) -> Proposal:
+    answer: object = stage(turn)  # whatever its type says
+    if not isawaitable(answer):
+        name = type(answer).__name__
+        raise SettingsError(f"its answer, {name}, cannot be awaited; write the stage as `async def`")
+    return cast("Proposal", await answer)
+
+
 def _report(
     stage: Stage,
     turn: Turn,
@@ -566,7 +572,7 @@ def _report(
     detail: Detail | None = None,
 ) -> StageReport:
     """The report on a stage that leaves the context of so many *tokens* as it is."""
-    return StageReport(_name(stage), turn.session_id, outcome, seconds, reason, detail, tokens, tokens)
+    return StageReport(stage_name(stage), turn.session_id, outcome, seconds, reason, detail, tokens, tokens)
 
 
 def _failed(stage: Stage, turn: Turn, tokens: int, error: Exception, started: float) -> StageReport:
@@ -574,7 +580,8 @@ def _failed(stage: Stage, turn: Turn, tokens: int, error: Exception, started: fl
     return replace(report, error=error)
 
 
-def _name(stage: Stage) -> str:
+def stage_name(stage: object) -> str:
+    """What a stage goes by in reports: the name of the function, or of the object's class."""
     return getattr(stage, "__name__", None) or type(stage).__name__
 
 

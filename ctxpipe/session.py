@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
+from .callables import is_async
 from .edits.projection import Projection
 from .errors import SettingsError, StorageError
 from .journal import Journal, JournalStorage, State
@@ -19,10 +20,13 @@ from .messages import ensure_messages, field, is_bulky
 from .refusals import Refusal, as_refusal, read_refusal
 from .reports import Result
 from .runner import Request, Runner, model_of
+from .settings import FLAG, FUNCTION, NUMBER, SESSION_ID, Wanted, shown
 from .stages.compact import Compact
+from .storage import Archive, TextReader
 from .threads import in_thread_if
 from .tokens.billed import cached_tokens
 from .undo import goes_one_by_one, restored, shortened, undo_of
+from .words import counted
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic, AsyncStream
@@ -32,14 +36,19 @@ if TYPE_CHECKING:
     from .edits.projection import Opening
     from .messages import Message
     from .stage import Stage
-    from .storage import TextReader
-from .undo import Undo
+    from .undo import Undo
 
 __all__ = ["Session"]
 
 logger = logging.getLogger("ctxpipe")
 
 T = TypeVar("T")
+
+_JOURNAL = Wanted(
+    lambda value: isinstance(value, Archive) and isinstance(value, TextReader) and not isinstance(value, type),
+    "a storage such as LocalStorage('.ctxpipe')",
+).optional
+_MISSING = object()
 
 CACHE_SECONDS = 300.0  # how long the provider keeps a prompt that nobody reads
 BETA = "anthropic-beta"
@@ -67,6 +76,11 @@ class Session:
         cache_seconds: float = CACHE_SECONDS,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        SESSION_ID.check("session_id", session_id)
+        _JOURNAL.check("journal", journal)
+        FLAG.check("verify", verify)
+        NUMBER.check("cache_seconds", cache_seconds)
+        FUNCTION.check("clock", clock)
         self.session_id = session_id
         self._runner = runner
         self._record = runner.new_record()
@@ -85,6 +99,10 @@ class Session:
         self._recovered_at: int | None = None  # tokens of the context refused last, while no answer has come since
         self._pending: list[str] = []  # notices for the next result
         self._untold: int | None = None  # from where on the context changed, until a result has told it
+
+    def __repr__(self) -> str:
+        known = counted(len(self._projection.history), "message")
+        return f"<Session {shown(self.session_id)}: {known} known>"
 
     async def __aenter__(self) -> Self:
         return self
@@ -220,8 +238,11 @@ class Session:
         """Learn from a reply's *usage* (an SDK object or a mapping): the real token count, and the cache's state.
 
         The whole reply may be given instead; it says more where the server has run tools or cleared results. *sent*
-        are the messages that it bills, by default the context of the last run.
+        are the messages that it bills, by default the context of the last run. Raises SettingsError for what holds no
+        usage.
         """
+        check_usage(usage)
+        model = field(usage, "model") if model is None else model
         self._recovered_at = None
         billed = self._projection.context if sent is None else sent
         self._record.ledger.observe(usage, billed, overhead=self._record.overhead.tokens, model=model)
@@ -236,9 +257,10 @@ class Session:
     async def create(self, client: AsyncAnthropic, *, messages: list[Message], **request: Any) -> Reply:
         """Run, call the model with the context, observe; after "prompt is too long" once more, shortened by force.
 
-        *messages* is the whole history, the other arguments are those of ``client.messages.create``, whose answer
-        comes back, a stream included. Raises what the client raises. A request that did not get smaller is never sent
-        again.
+        *client* is an ``AsyncAnthropic``, or its ``beta`` for requests with ``betas=``. *messages* is the whole
+        history, the other arguments are those of ``client.messages.create``, whose answer comes back, a stream
+        included. Raises what the client raises; SettingsError, before anything is sent, for a client that is not
+        async. A request that did not get smaller is never sent again.
         """
 
         async def send(context: Result) -> Any:
@@ -278,6 +300,7 @@ class Session:
         request: dict[str, Any],
     ) -> tuple[T, Result]:
         """What *send* answers, and the context that it was given last."""
+        check_client(client)
         arguments = _arguments(client, request)
         context = await self.run(messages, **arguments, client=client)
         try:
@@ -464,3 +487,34 @@ def observe_stream(stream: AsyncStream[Any], tell: Callable[[Any], None]) -> Non
             yield event
 
     vars(stream)["_iterator"] = observed(stream._iterator)  # noqa: SLF001  it offers no hook of its own
+
+
+def check_client(client: object) -> None:
+    """Raise SettingsError, before anything is sent, unless *client* can be an async client of Anthropic's."""
+    wanted = "give anthropic.AsyncAnthropic(), or its .beta for requests with betas="
+    if isinstance(client, type):
+        raise SettingsError(f"client is {shown(client)}; {wanted}")
+    create = getattr(getattr(client, "messages", None), "create", None)
+    if callable(create):
+        if is_sync_sdk(create):
+            raise SettingsError(f"client is {type(client).__name__}, which would block the event loop; {wanted}")
+        return
+    if callable(getattr(client, "create", None)) and callable(getattr(client, "stream", None)):
+        raise SettingsError(f"client is {type(client).__name__}, the messages of a client; give the client itself")
+    raise SettingsError(f"client is {type(client).__name__}, which has no messages.create; {wanted}")
+
+
+def is_sync_sdk(function: object) -> bool:
+    """Whether *function* is of Anthropic's SDK, and not async."""
+    module = getattr(function, "__module__", None)
+    return isinstance(module, str) and module.startswith("anthropic.") and not is_async(function)
+
+
+def check_usage(given: object) -> None:
+    """Raise SettingsError unless *given* is the usage of a reply, or a whole reply."""
+    held = field(given, "usage")
+    usage = given if held is None else held
+    if field(usage, "input_tokens", _MISSING) is _MISSING:
+        raise SettingsError(
+            f"usage is {type(given).__name__} without input_tokens; give the usage of a reply: observe(reply.usage)"
+        )

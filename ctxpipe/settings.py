@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import math
 import os
+import reprlib
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from numbers import Real
 from typing import Any, Generic, TypeVar
 
+from .callables import is_async
 from .errors import SettingsError
+from .words import one_line
 
 __all__ = [
     "COMPACT_MAX_RETRIES",
@@ -59,11 +63,11 @@ class Setting(Generic[T]):
             # By way of text, so that 0.1 is a tenth exactly (A-08).
             parsed = kind(value if type(value) is kind else str(value))
         except (ValueError, InvalidOperation) as error:
-            raise SettingsError(f"{source} is {value!r}, which is not a number") from error
+            raise SettingsError(f"{source} is {shown(value)}, which is not a number") from error
         if isinstance(parsed, Decimal) and not parsed.is_finite():
-            raise SettingsError(f"{source} is {value!r}, which is not a finite number")
+            raise SettingsError(f"{source} is {shown(value)}, which is not a finite number")
         if isinstance(parsed, int) and parsed < 0:
-            raise SettingsError(f"{source} is {value!r}, which is below 0")
+            raise SettingsError(f"{source} is {shown(value)}, which is below 0")
         return parsed
 
 
@@ -77,25 +81,99 @@ def is_number(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, Real | Decimal) and math.isfinite(value)
 
 
+def shown(value: object) -> str:
+    """*value* as an error shows it: on one line, shortened, and a class by its name."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return one_line(reprlib.repr(value), 100)
+
+
+# What is wanted -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a setting must be: *accepts* tells whether a value is, *words* ask for one."""
+
+    accepts: Callable[[Any], bool]
+    words: str
+
+    @property
+    def optional(self) -> Wanted:
+        """The same, or None."""
+        return Wanted(lambda value: value is None or self.accepts(value), f"{self.words}, or None")
+
+    def check(self, name: str, value: object) -> None:
+        """Raise SettingsError, naming the setting *name*, unless *value* is what is wanted."""
+        if not self.accepts(value):
+            called = f" (call it: {value.__name__}(…))" if isinstance(value, type) else ""
+            raise SettingsError(f"{name} is {shown(value)}{called}; give {self.words}")
+
+
+def instance_of(kinds: type | tuple[type, ...], words: str) -> Wanted:
+    """An object of one of *kinds*, which may be protocols. A class has the methods too, and is none."""
+    return Wanted(lambda value: isinstance(value, kinds) and not isinstance(value, type), words)
+
+
+def one_of(*names: str) -> Wanted:
+    """One of a few words."""
+    *others, last = map(repr, names)
+    return Wanted(lambda value: isinstance(value, str) and value in names, f"{', '.join(others)} or {last}")
+
+
+def check_settings(settings: object, **wanted: Wanted) -> None:
+    """Raise SettingsError unless each attribute of *settings* is what is *wanted* under its name."""
+    for name, want in wanted.items():
+        want.check(name, getattr(settings, name))
+
+
+def _is_function(value: object) -> bool:
+    return callable(value) and not isinstance(value, type) and not is_async(value)
+
+
+def _is_names(value: object) -> bool:
+    return (
+        isinstance(value, Collection)
+        and not isinstance(value, str | bytes | Mapping)
+        and all(isinstance(name, str) for name in value)
+    )
+
+
+SIZE = Wanted(is_size, "a whole number, 0 or more")
+COUNT = Wanted(lambda value: is_size(value) and value > 0, "a whole number, 1 or more")
+NUMBER = Wanted(lambda value: is_number(value) and value >= 0, "a number, 0 or more")
+POSITIVE = Wanted(lambda value: is_number(value) and value > 0, "a number above 0")
+FLAG = instance_of(bool, "True or False")
+TEXT = instance_of(str, "a text")
+PATH = Wanted(lambda value: isinstance(value, str | os.PathLike) and bool(os.fspath(value)), "a path such as '.'")
+FUNCTION = Wanted(_is_function, "a function that is not async")
+NAMES = Wanted(_is_names, "a set of names such as {'read_file'}")
+MAPPING = instance_of(Mapping, "a mapping such as {}")
+
+MAX_SESSION_ID = 1_000
+SESSION_ID = Wanted(
+    lambda value: isinstance(value, str) and 0 < len(value) <= MAX_SESSION_ID,
+    f"the conversation's name, a text of 1 to {MAX_SESSION_ID:,} characters",
+)
+
+
 def check_sizes(**sizes: object) -> None:
     """Raise SettingsError, by name, unless all *sizes* are whole numbers, 0 or more."""
     for name, size in sizes.items():
-        if not is_size(size):
-            raise SettingsError(f"{name} is {size!r}; give a whole number, 0 or more")
+        SIZE.check(name, size)
 
 
 def check_numbers(**numbers: object) -> None:
     """Raise SettingsError, by name, unless all *numbers* are finite, 0 or more."""
     for name, number in numbers.items():
-        if not (is_number(number) and number >= 0):  # type: ignore[operator]
-            raise SettingsError(f"{name} is {number!r}; give a number, 0 or more")
+        NUMBER.check(name, number)
 
 
 def check_callables(**functions: object) -> None:
     """Raise SettingsError, by name, unless each of *functions* can be called, or is None."""
     for name, function in functions.items():
         if function is not None and not callable(function):
-            raise SettingsError(f"{name} is {function!r}; give a function, or None")
+            raise SettingsError(f"{name} is {shown(function)}; give a function, or None")
 
 
 def setting(source: Setting[T]) -> Any:

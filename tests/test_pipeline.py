@@ -358,9 +358,10 @@ async def test_messages_that_are_none_are_a_failure() -> None:
 
 
 async def test_a_function_that_cannot_be_awaited_is_a_failure() -> None:
-    result = await run(cast("Stage", lambda _turn: None))
+    result = await run(cast("Stage", lambda turn: str(turn)))
 
     assert result.reports[0].outcome is Outcome.FAILED
+    assert result.reports[0].reason == "its answer, str, cannot be awaited; write the stage as `async def`"
 
 
 async def test_cancellation_passes_through_and_the_next_turn_is_as_if_nothing_had_happened(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from ..edits.breakpoints import with_breakpoints
 from ..edits.projection import digest
 from ..edits.thinking import drop_block
-from ..errors import SettingsError
+from ..errors import SettingsError, safe_text
 from ..messages import MAX_CACHE_MARKS, kind
 from ..messages import field as read
 from ..pipeline import ContextPipeline
@@ -106,8 +106,8 @@ class _Middleware:
             client: Any = _client_behind(call_next)
             context = await session.run(list(body["messages"]), **_arguments(body), client=client)
             sent = self._rewritten(request, call_next, session, context)
-        except Exception:
-            logger.warning("the context could not be shaped; the original request is sent", exc_info=True)
+        except Exception as error:
+            _warn("the context could not be shaped; the original request is sent", error)
             return await call_next(request)
         response = await call_next(sent)
         if getattr(response, "status_code", None) in REFUSING:
@@ -278,8 +278,8 @@ async def _shorter(
         return None
     try:
         return await session.recover(refusal, list(body["messages"]), sent, **_arguments(body))
-    except Exception:
-        logger.warning("the context could not be shortened; the API's answer stands", exc_info=True)
+    except Exception as error:
+        _warn("the context could not be shortened; the API's answer stands", error)
         return None
 
 
@@ -290,6 +290,8 @@ async def _observe(session: Session, sent: Result, request: APIRequest, response
         return
 
     def learn(reply: object) -> None:
+        if read(reply, "usage") is None:
+            return
         with _harmless("the usage of a reply could not be read; the reply is passed on"):
             session.observe(reply, sent.messages, model=read(reply, "model"))
 
@@ -305,5 +307,10 @@ def _harmless(consequence: str) -> Iterator[None]:
     """Log an error of ours, with its *consequence*, instead of raising it."""
     try:
         yield
-    except Exception:
-        logger.warning(consequence, exc_info=True)
+    except Exception as error:
+        _warn(consequence, error)
+
+
+def _warn(consequence: str, error: Exception) -> None:
+    logger.warning("%s: %s", consequence, safe_text(error))
+    logger.debug("the error was", exc_info=error)
