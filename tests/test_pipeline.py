@@ -358,7 +358,10 @@ async def test_messages_that_are_none_are_a_failure() -> None:
 
 
 async def test_a_function_that_cannot_be_awaited_is_a_failure() -> None:
-    result = await run(cast("Stage", lambda turn: str(turn)))
+    def late(turn: Turn) -> str:
+        return turn.session_id.upper()
+
+    result = await run(cast("Stage", late))
 
     assert result.reports[0].outcome is Outcome.FAILED
     assert result.reports[0].reason == "its answer, str, cannot be awaited; write the stage as `async def`"

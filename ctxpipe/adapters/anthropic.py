@@ -106,7 +106,7 @@ class _Middleware:
             client: Any = _client_behind(call_next)
             context = await session.run(list(body["messages"]), **_arguments(body), client=client)
             sent = self._rewritten(request, call_next, session, context)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  told by `_warn`
             _warn("the context could not be shaped; the original request is sent", error)
             return await call_next(request)
         response = await call_next(sent)
@@ -278,7 +278,7 @@ async def _shorter(
         return None
     try:
         return await session.recover(refusal, list(body["messages"]), sent, **_arguments(body))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  told by `_warn`
         _warn("the context could not be shortened; the API's answer stands", error)
         return None
 
@@ -307,7 +307,7 @@ def _harmless(consequence: str) -> Iterator[None]:
     """Log an error of ours, with its *consequence*, instead of raising it."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  told by `_warn`
         _warn(consequence, error)
 
 
