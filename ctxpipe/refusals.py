@@ -12,10 +12,10 @@ __all__ = ["MAX_TEXT", "REFUSING", "ROWS", "Refusal", "Row", "as_refusal", "read
 MAX_TEXT = 4096  # characters of an answer that are looked at; a refusal says so at its beginning
 MAX_CAUSES = 5  # frameworks raise their own error from the SDK's
 LEAST_WINDOW = 500  # tokens; a smaller one is a misunderstanding
-LEAST_SHARE = 0.5  # of the window: a shorter prompt is refused for the answer's sake, not for its own
+LEAST_SHARE = 0.5  # of the window: a shorter prompt is refused for the answer's sake
 
 REFUSING = frozenset({400, 413, 422, 500})
-"""HTTP statuses with which a prompt is refused; the others mean something else, whatever the text says."""
+"""HTTP statuses with which a prompt is refused; others mean something else, whatever is said."""
 TOO_LARGE = 413
 
 

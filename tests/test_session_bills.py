@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from histories import assistant, text, user
 
-from ctxpipe import Compact, ContextPipeline, LocalStorage
+from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage
 from ctxpipe.messages import Message
 from ctxpipe.session import Session, observe_stream
-from ctxpipe.summarizers import Summary
+from ctxpipe.summarizers import PromptTooLong, Retry, Summary, SummaryRefused
 
 
 class Counting:
@@ -64,6 +66,54 @@ async def test_a_bill_that_is_not_that_of_the_context_has_nothing_compacted(name
 
     assert summarize.paid == 0
     assert result.messages == history
+
+
+class Breaking(Counting):
+    """Takes ten messages at once; fails at those that hold *breaks*, or hangs there."""
+
+    def __init__(self, breaks: str, failure: Exception | None) -> None:
+        super().__init__()
+        self.breaks, self.failure = breaks, failure
+        self.seen: list[str] = []
+
+    async def __call__(self, messages: Sequence[Message], /) -> Summary:
+        if len(messages) > 12:
+            raise PromptTooLong("too many")
+        if self.breaks in str(messages):
+            if self.failure is None:
+                await anyio.sleep_forever()
+            else:
+                raise self.failure
+        self.seen += re.findall(r"step \d+\.", str(messages))
+        return await super().__call__(messages)
+
+
+FAILURES = [RuntimeError("500"), ConnectionResetError(), SummaryRefused("no"), None]
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=repr)
+@pytest.mark.parametrize("breaks", ["step 5.", "step 9."])
+async def test_parts_paid_in_a_turn_that_failed_are_used_by_the_next(
+    breaks: str, failure: Exception | None, tmp_path: Path
+) -> None:
+    summarize = Breaking(breaks, failure)
+    retry = Retry(max_retries=0, attempt_seconds=0.05)
+    stage = Compact(summarize, archive=LocalStorage(tmp_path), retry=retry, cooldown_seconds=0)
+    session = ContextPipeline([stage], budget=Budget(window=8_000)).session("s")
+    history = [
+        message for number in range(10) for message in (user(f"step {number}. " + words(300)), assistant(words(300)))
+    ]
+    history.append(user("last"))
+
+    for _ in range(3):
+        result = await session.run(history)
+        assert result.messages == history
+        history = [*history, assistant("x"), user("y")]
+    summarize.breaks = "nothing"
+    result = await session.run(history)
+
+    assert sorted(summarize.seen) == [f"step {number}." for number in range(10)]
+    assert len(result.messages) < len(history)
 
 
 SUMMARY_BLOCK = {"type": "compaction", "content": "what went before, in short"}

@@ -21,11 +21,14 @@ _SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
 def server_summary(message: Message) -> int | None:
     """The place of the last block in which the server has summarized all before it; None without one.
 
-    The API ignores what stands before such a block. One without content is a failure, which it ignores instead.
+    The API ignores what stands before such a block. One without content is a summary that failed;
+    that the API ignores instead.
     """
-    content = blocks(message)
-    places = range(len(content) - 1, -1, -1)
-    return next((i for i in places if kind(content[i]) == "compaction" and field(content[i], "content")), None)
+    found = None
+    for place, block in enumerate(blocks(message)):
+        if kind(block) == "compaction" and field(block, "content"):
+            found = place
+    return found
 
 
 def billed_part(message: Message) -> Message:
@@ -40,10 +43,11 @@ def billed_part(message: Message) -> Message:
 
 
 def context_tokens(reply: object) -> int:
-    """The input tokens of the context that *reply*, or its usage alone, is the answer to; 0 when it does not say.
+    """The input tokens of the context that *reply*, or its usage alone, answers; 0 when it does not say.
 
-    A reply for which the server ran tools is billed for the sum of several requests: only the first of them, which is
-    among its iterations, is the bill of what was sent. What the server has cleared was sent, too.
+    A reply for which the server ran tools is billed for the sum of several requests: only the
+    first of them, which is among its iterations, is the bill of what was sent. What the server has
+    cleared was sent, too.
     """
     usage = _usage(reply)
     iterations = _items(usage, "iterations")
@@ -57,7 +61,7 @@ def context_tokens(reply: object) -> int:
 
 
 def cached_tokens(reply: object) -> int:
-    """The input tokens of *reply*, or of its usage alone, that were read from the cache or written to it."""
+    """The input tokens of *reply*, or of its usage alone, that the cache has read or written."""
     return _sum(_usage(reply), _CACHED)
 
 
@@ -80,14 +84,15 @@ def _count(tokens: object) -> int:
 
 
 def _first_request(iterations: Sequence[object]) -> int:
-    """The input of the first request to the model that answered; 0 when the server has summarized before it."""
+    """The input of the first request to the model that answered; 0 when a summary was made before."""
     requests = [entry for entry in iterations if field(entry, "type") in _MESSAGES]
     if not requests:
         return 0
     model = field(requests[-1], "model")
     first = next(entry for entry in requests if field(entry, "model") == model)
     before = iterations[: iterations.index(first)]
-    return 0 if any(field(entry, "type") == "compaction" for entry in before) else _sum(first, _INPUT)
+    is_summarized = any(field(entry, "type") == "compaction" for entry in before)
+    return 0 if is_summarized else _sum(first, _INPUT)
 
 
 def _ran_server_tools(reply: object, usage: object) -> bool:
@@ -96,8 +101,8 @@ def _ran_server_tools(reply: object, usage: object) -> bool:
     counts = field(usage, "server_tool_use")
     if counts is None:
         return False
-    values = counts.values() if isinstance(counts, Mapping) else vars(counts).values()
-    return any(map(_count, values))
+    held = counts if isinstance(counts, Mapping) else getattr(counts, "__dict__", {})
+    return any(map(_count, held.values()))
 
 
 def _cleared(reply: object) -> int:

@@ -19,7 +19,7 @@ __all__ = ["Ledger"]
 FIRST_FACTOR = Fraction(3, 2)
 LEAST_FACTOR = Fraction(1)
 MOST_FACTOR = Fraction(9, 4)  # what text of any language was seen to cost at most
-MOST_FIXED = 32_000  # billed tokens that nobody has counted, such as a system prompt that the session was not told of
+MOST_FIXED = 32_000  # billed tokens that nobody has counted, such as a system prompt not told of
 ENOUGH_GROWTH = 1_000  # raw tokens between two bills that tell the price of text from a fixed part
 
 SavedBill: TypeAlias = tuple[str | None, int, int, int, int]
