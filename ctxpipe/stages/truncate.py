@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from ..reports import Truncated
 from ..settings import check_callables, check_numbers, check_sizes
 from ..stage import Change, Skip, Turn
 from ..storage import Archive
+from ..threads import in_thread
 from ..tokens import Counting, TokenCounter, as_counter
 from .archive import archive_record
 from .layout import FileFolder, check_folder, folder_or_default
@@ -196,29 +198,46 @@ class _Given:
 
 async def _shortened(settings: SmartTruncate, given: _Given) -> Truncation:
     messages, sizes = given.messages, given.sizes
-    middle = truncate.middle(messages, sizes.sums, settings.middle_start, settings.middle_end)
-    stays = {index for index, message in enumerate(messages) if has_compaction(message)}
-    stays |= pinned(messages, settings.pin) if settings.pin else set()
-    protected = max(given.protected, after_compaction(messages))  # the server reads nothing before its own summary
-    ground = truncate.ground(messages, middle, protected=protected, strict=given.strict, pinned=stays)
-    views = truncate.file_views(messages, settings.reading_tools, settings.shell)
-    old = range(protected, truncate.last_turn(messages) if given.strict else len(messages))
-    folds = await _folds(
-        [view for view in views if view.place[0] in old and view.place[0] not in stays], settings.folder, sizes.counter
-    )
-    folded = rewrite(messages, folds) if folds else messages
-    filtered = truncate.filter_calls(folded, ground, {view.place for view in views})
+    ground, views, foldable = await in_thread(_survey, settings, given)
+    folds = await _folds(foldable, settings.folder, sizes.counter)
+    folded, filtered = await in_thread(_without_calls, messages, folds, ground, views)
     left = await sizes.of(filtered.parts)
     excess = given.overhead + sum(left) - given.limit
-    parts = truncate.delete_centre(filtered.parts, left, ground, excess, window=settings.window, marker=settings.marker)
+    cut = partial(truncate.delete_centre, window=settings.window, marker=settings.marker)
+    parts = await in_thread(cut, filtered.parts, left, ground, excess)
     deleted = len(filtered.parts) - len(parts)
     left = await sizes.of(parts)
     before, after = (given.overhead + tokens for tokens in (sizes.sums[len(messages)], sum(left)))
     detail = Truncated(before, after, filtered.calls, len(folds), deleted)
     if after > given.limit:
-        holds = truncate.held(messages, parts, left, ground, given.overhead)
+        holds = await in_thread(truncate.held, messages, parts, left, ground, given.overhead)
         detail = replace(detail, still_over=True, holds=holds)
-    return Truncation(truncate.joined(parts) if filtered.calls or deleted else folded, detail)
+    is_cut = filtered.calls or deleted
+    return Truncation(await in_thread(truncate.joined, parts) if is_cut else folded, detail)
+
+
+def _survey(settings: SmartTruncate, given: _Given) -> tuple[truncate.Ground, list[FileView], list[FileView]]:
+    """Where something may go, all views of files, and those of them that may be folded."""
+    messages = given.messages
+    middle = truncate.middle(messages, given.sizes.sums, settings.middle_start, settings.middle_end)
+    stays = {index for index, message in enumerate(messages) if has_compaction(message)}
+    stays |= pinned(messages, settings.pin) if settings.pin else set()
+    protected = max(given.protected, after_compaction(messages))  # the server reads nothing before its own summary
+    ground = truncate.ground(messages, middle, protected=protected, strict=given.strict, pinned=stays)
+    views = list(truncate.file_views(messages, settings.reading_tools, settings.shell))
+    old = range(protected, truncate.last_turn(messages) if given.strict else len(messages))
+    return ground, views, [view for view in views if view.place[0] in old and view.place[0] not in stays]
+
+
+def _without_calls(
+    messages: list[Message],
+    folds: Mapping[tuple[int, int], str],
+    ground: truncate.Ground,
+    views: Iterable[FileView],
+) -> tuple[list[Message], truncate.Filtered]:
+    """*messages* with the views in *folds* folded, and what remains of them without the calls of the middle."""
+    folded = rewrite(messages, folds) if folds else messages
+    return folded, truncate.filter_calls(folded, ground, {view.place for view in views})
 
 
 async def _folds(

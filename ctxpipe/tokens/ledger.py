@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeAlias
 
-from ..messages import Message, is_equal
+from ..messages import Message, is_bulky, is_equal
 from ..messages import field as read
+from ..threads import in_thread_if
 from .billed import billed_part, context_tokens, server_summary
 from .counter import Counting, TokenCounter, as_counter
 
@@ -127,8 +128,12 @@ class Ledger:
         """The tokens of the messages before the last summary by the server."""
         return self._sums[self._summaries[-1]] if self._summaries else 0
 
-    async def _counts(self, messages: list[Message]) -> list[int]:
-        return await self.counter.counts(map(billed_part, messages))
+    async def _count(self, messages: list[Message], start: int) -> tuple[list[int], list[int]]:
+        """The tokens of each of *messages*, and which of them, counted from *start*, hold a summary by the server."""
+        summaries = await in_thread_if(is_bulky(messages), _summaries, messages, start)
+        if not summaries:  # most conversations have none
+            return await self.counter.counts(messages), []
+        return await self.counter.counts(map(billed_part, messages)), summaries
 
     async def _read(self, messages: Sequence[Message], known: int | None) -> None:
         now = messages if isinstance(messages, list) else list(messages)
@@ -137,8 +142,8 @@ class Ledger:
             await self._recount(now, same)
         elif same < len(now):
             new = now[same:]
-            counts = await self._counts(new)
-            self._summaries += _summaries(new, same)
+            counts, summaries = await self._count(new, same)
+            self._summaries += summaries
             self._seen += new
             self._sums.extend(itertools.accumulate(counts, initial=self._sums.pop()))
             self._tail, self._handed_out = _content(new[-1]), None
@@ -162,10 +167,10 @@ class Ledger:
         before = self._sums
         kept = _common(messages[same:][::-1], self._seen[same:][::-1])
         new = messages[same : len(messages) - kept]
-        counts = await self._counts(new)
+        counts, summaries = await self._count(new, same)
         moved = len(messages) - len(self._seen)
         behind = [place + moved for place in self._summaries if place >= len(self._seen) - kept]
-        self._summaries = [*(place for place in self._summaries if place < same), *_summaries(new, same), *behind]
+        self._summaries = [*(place for place in self._summaries if place < same), *summaries, *behind]
         sums = before[:same]
         sums.extend(itertools.accumulate(counts, initial=before[same]))
         if kept:
