@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         offload_tool_results,
     )
     from .stages.truncate import SmartTruncate, Truncation, smart_truncate
-    from .storage import Archive, LocalStorage, Page, TextReader, TextWriter
+    from .storage import Archive, LocalStorage, Page, TextReader, TextWriter, is_secret
     from .tokens import Budget, Ledger, TokenCounter, conservative, count_tokens, should_compact
     from .tools import Tool, ToolInputError, answer, as_beta_tools, offload_tools
 
@@ -90,6 +90,7 @@ __all__ = [
     "conservative",
     "count_tokens",
     "fold_files",
+    "is_secret",
     "load_archive",
     "offload_tool_result",
     "offload_tool_results",
@@ -121,7 +122,7 @@ _NAMES = {
     ".stages.offload": "BatchOffload DirectOffload OffloadResult OffloadedMessage "
     "offload_tool_result offload_tool_results",
     ".stages.truncate": "SmartTruncate Truncation smart_truncate",
-    ".storage": "Archive LocalStorage Page TextReader TextWriter",
+    ".storage": "Archive LocalStorage Page TextReader TextWriter is_secret",
     ".tokens": "Budget Ledger TokenCounter conservative count_tokens should_compact",
     ".tools": "Tool ToolInputError answer as_beta_tools offload_tools",
 }

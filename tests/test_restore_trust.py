@@ -17,7 +17,8 @@ from ctxpipe.edits.restore import COMMON_WRITING_TOOLS, working_set
 from ctxpipe.edits.views import COMMON_READING_TOOLS
 from ctxpipe.errors import SettingsError, StorageError
 from ctxpipe.messages import Message
-from ctxpipe.storage.files import FileText, LocalFiles, is_secret
+from ctxpipe.storage.files import FileText, LocalFiles
+from ctxpipe.storage.secrets import is_secret
 from ctxpipe.summarizers import Summary
 
 SECRET = "hunter2"  # noqa: S105  of a test

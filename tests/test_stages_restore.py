@@ -12,7 +12,8 @@ from ctxpipe.compacted import restored_text
 from ctxpipe.errors import StorageError
 from ctxpipe.messages import Message
 from ctxpipe.stages.restore import restore_files
-from ctxpipe.storage.files import FileText, LocalFiles, is_secret
+from ctxpipe.storage.files import FileText, LocalFiles
+from ctxpipe.storage.secrets import is_secret
 
 
 def reads(*paths: str) -> list[Message]:

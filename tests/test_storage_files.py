@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxpipe.errors import SettingsError, StorageError
-from ctxpipe.storage.files import FileReader, FileText, LocalFiles, is_secret
+from ctxpipe.storage.files import FileReader, FileText, LocalFiles
+from ctxpipe.storage.secrets import is_secret
 
 SECRET = "the outside"  # noqa: S105 -- it is a text, not a password
 LIMIT = 100_000
@@ -284,26 +285,6 @@ async def test_text_comes_as_its_bytes_say(project: Path) -> None:
 
 
 # Secrets -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "path",
-    [".env", ".ENV", "app/.env.production", "prod.env", "server.pem", "tls/private.KEY", "id_rsa", "id_ed25519.bak",
-     ".netrc", ".pgpass", ".npmrc", ".pypirc", ".git-credentials", "credentials", "credentials.json", "secrets.yaml",
-     "store.p12", "/home/u/.ssh/config", ".aws/config", ".kube/config", ".docker/config.json", "infra/prod.tfstate",
-     "secret.txt"],
-)  # fmt: skip
-def test_what_usually_holds_credentials_is_a_secret(path: str) -> None:
-    assert is_secret(path)
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["main.py", ".env.example", ".env.template", "id_rsa.pub", "environment.py", "keyboard.ts", "secrets.py", "env", "",
-     "docs/credentials-guide.md", "credentials.go", "monkey.md"],
-)  # fmt: skip
-def test_what_only_sounds_like_it_is_none(path: str) -> None:
-    assert not is_secret(path)
 
 
 async def test_a_denied_file_is_refused_under_every_name(project: Path) -> None:

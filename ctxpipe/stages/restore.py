@@ -30,7 +30,8 @@ from ..settings import (
     check_sizes,
     setting,
 )
-from ..storage.files import FileReader, FileText, LocalFiles, is_secret
+from ..storage.files import FileReader, FileText, LocalFiles
+from ..storage.secrets import is_secret
 from ..threads import in_thread
 from ..tokens import Counting, TokenCounter, as_counter
 

@@ -1,8 +1,9 @@
 """Where text goes when it leaves the context."""
 
-from .files import FileReader, FileText, LocalFiles, is_secret
+from .files import FileReader, FileText, LocalFiles
 from .local import Cleaned, LocalStorage
 from .protocol import Archive, Page, TextReader, TextWriter
+from .secrets import is_secret
 
 __all__ = [
     "Archive",

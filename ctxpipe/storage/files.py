@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
@@ -14,7 +13,7 @@ from ..errors import SettingsError, StorageError
 from .finishing import finished
 from .folders import PinnedFolder, check_platform, enter_folder, open_file
 
-__all__ = ["FileReader", "FileText", "LocalFiles", "is_secret"]
+__all__ = ["FileReader", "FileText", "LocalFiles"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +35,6 @@ class FileReader(Protocol):
         more than *max_bytes*, which is found out before it is read. No path makes it hang.
         """
         ...
-
-
-_SECRET_NAMES = (
-    *(".env", ".env.*", "*.env", ".netrc", "_netrc", ".pgpass", ".npmrc", ".pypirc", ".htpasswd", ".dockercfg"),
-    *("*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.tfstate", ".vault-token"),
-    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", ".git-credentials", "service-account*.json"),
-    *("credentials", "credentials.*", "secret", "secret.*", "secrets", "secrets.*"),
-)
-_SECRET_FOLDERS = frozenset({".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker"})
-_HARMLESS_NAMES = ("*.example", "*.sample", "*.template", "*.dist", "*.pub", "*.py", "*.ts", "*.js", "*.go", "*.rs")
-
-
-def is_secret(path: str) -> bool:
-    """Whether a file of that name usually holds credentials: ``.env``, private keys, tokens. Source: R18."""
-    *folders, name = PurePath(path.lower()).parts or ("",)
-    if not _SECRET_FOLDERS.isdisjoint(folders):
-        return True
-    return _matches(name, _SECRET_NAMES) and not _matches(name, _HARMLESS_NAMES)
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,158 @@
+"""Which files usually hold credentials, by their names alone."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+
+__all__ = ["SECRET_PATTERNS", "is_secret"]
+
+_DATA = "json|yaml|yml|toml|ini|cfg|conf|properties|txt|xml|csv|plist|enc"
+
+_TABLE = {
+    "environment": """
+        .env .env.* .env-* .env_* *.env .envrc .envrc.* *.envrc .flaskenv .dev.vars
+    """,
+    "named as secrets": """
+        secret secrets credential credentials password passwords passwd private_key .secret
+        .secrets .credentials .passwords .token .tokens token token.json token.txt secret.*
+        secrets.* *.secret *.secrets credential.* credentials.* *.credentials password.*
+        passwords.* passwd.* private_key.* private-key.* privatekey.* privkey* *secret*.{data}
+        *credential*.{data} *password*.{data} *passwd*.{data} *private*key*.{data} api_key
+        apikey api-key *api_key*.{data} *apikey*.{data} *api-key*.{data} access_token*
+        refresh_token* *access_token*.{data} *auth_token*.{data} *-key.json *_key.json secret/
+        secrets/ .secret/ .secrets/ credentials/ .credentials/ private_keys/ passwords/
+    """,
+    "keys and certificates": """
+        *.pem *.key *.p8 *.p12 *.pfx *.pkcs12 *.jks *.keystore *.bks *.ppk *.keytab *.asc *.gpg
+        *.pgp *.privkey *.agekey *.ovpn *.kdb *.kdbx *.jwk secring.* id_rsa* id_dsa* id_ecdsa*
+        id_ed25519* *_rsa *_dsa *_ecdsa *_ed25519 identity ssh_host_*_key krb5cc_* wg0.conf wg1.conf
+        .ssh/ .gnupg/ .pki/ .password-store/ keyrings/ keychains/ wallet.dat wallet.json
+        *.wallet mnemonic* utc--*
+    """,
+    "shell and program histories": """
+        .history .*_history .*history fish_history consolehost_history.txt .lesshst .viminfo
+    """,
+    "version control": """
+        .git/ .hg/ .svn/ .bzr/ .gitconfig .git-credentials .hgrc .config/git/ .config/gh/
+        hosts.yml .config/hub .config/glab-cli/ .config/github-copilot/ .netrc _netrc
+    """,
+    "cloud and clusters": """
+        .aws/ .azure/ .kube/ .docker/ .gcloud/ .config/gcloud/ .oci/ .aliyun/ kubeconfig
+        kubeconfig.* *.kubeconfig kube.config .dockercfg .dockerconfigjson admin.conf
+        application_default_credentials.json service-account*.json service_account*.json
+        adc.json serviceaccount*.json client_secret* client-secret* *firebase-adminsdk*.json
+        oauth*.json google-services.json googleservice-info.plist *.tfvars *.tfvars.json
+        *.tfstate *.tfstate.* .terraformrc terraform.rc .terraform.d/ .pulumi/ .fly/ .tsh/
+        .minikube/ .cloudflared/ .config/doctl/ .config/hcloud/ .config/heroku/ .config/op/
+        .config/sops/ .config/stripe/ .boto .s3cfg .passwd-s3fs rclone.conf .ossutilconfig
+        .databrickscfg .snowsql/ .dbt/ .vault-token .vault_pass* .vault-pass* vault_pass*
+        vault-pass* .ngrok2/ ngrok.yml .sentryclirc sentry.properties .netlify/ .railway/
+        knife.rb .chef/
+    """,
+    "packages and builds": """
+        .npmrc .yarnrc .yarnrc.yml .pypirc pip.conf pip.ini .condarc auth.json auth.toml
+        .cargo/credentials .cargo/credentials.toml .gem/credentials .bundle/config nuget.config
+        .m2/settings.xml settings-security.xml .gradle/gradle.properties .ivy2/.credentials
+        .sbt/.credentials .composer/ gradle-local.properties local.properties *.mobileprovision
+    """,
+    "databases": """
+        .pgpass pgpass.conf .pg_service.conf pg_service.conf .my.cnf .mylogin.cnf .mongorc.js
+        .dbshell odbc.ini .odbc.ini database.yml database.yaml connectionstrings.* dbconfig.*
+    """,
+    "web and mail": """
+        wp-config.php wp-config-*.php config.inc.php localsettings.php settings.local.php
+        local_settings.py settings_local.py local.settings.json appsettings*.json web.*.config
+        parameters.yml application-prod* application-local* tomcat-users.xml
+        jetty-realm.properties .htpasswd htpasswd htdigest .htdigest sftp.json sftp-config.json
+        .ftpconfig cookies.txt filezilla.xml sitemanager.xml recentservers.xml winscp.ini
+        logins.json key3.db key4.db cookies .msmtprc msmtprc .muttrc .neomuttrc .fetchmailrc .mailrc
+        .authinfo authinfo sasl_passwd* .smbcredentials smbpasswd .smbpasswd accounts.xml
+    """,
+    "agents and models": """
+        .claude.json .claude.json.* .aider.conf.yml oauth_creds.json kaggle.json
+        huggingface/token .huggingface/ .streamlit/secrets.toml .openai/ .anthropic/
+    """,
+    "the system": """
+        /proc/ /sys/ /dev/ /run/secrets/ /var/run/secrets/ /etc/shadow* /etc/gshadow* etc/shadow
+        etc/shadow- etc/gshadow etc/master.passwd etc/sudoers etc/security/opasswd
+        etc/ssl/private/ etc/wireguard/ etc/ppp/chap-secrets etc/sudoers.d/ shadow gshadow
+    """,
+}
+
+SECRET_PATTERNS = {kind: tuple(patterns.split()) for kind, patterns in _TABLE.items()}
+"""By kind, patterns as in ``.gitignore``: ``a`` is a file's name, ``a/`` a folder anywhere above it,
+``a/b`` the end of a path; ``/a`` begins at the root. ``{data}`` is any ending of data files."""
+
+_MOST_PATH, _MOST_NAME = 4096, 255
+_BACKUP = re.compile(
+    r"(?:~|#| \(\d\)|[-_ ](?:bak|backup|old|copy|orig)"
+    r"|\.(?:bak|backup|old|orig|saved?|sav|sw[a-p]|tmp|copy|new|prev|rpmsave|dpkg-old|\d{1,8}))$"
+)
+_EXAMPLE = re.compile(
+    r"\.(?:example|sample|template|dist|tmpl|tpl|pub)(?:\.[a-z0-9]+)?$"
+    r"|^(?:example|sample|template)\.env$"
+)
+_SOURCE = re.compile(r"\.(?:go|rs|tsx?|java|kts?|scala|swift|cc|cpp|hpp|cs|dart|hs|ml|vue|svelte|css|html)$")
+
+
+def is_secret(path: str) -> bool:
+    """Whether a file of that name usually holds credentials: ``.env``, private keys, tokens, histories.
+
+    The name alone decides, case and kind of separator ignored; copies such as ``server.key.bak``
+    count as what they are copies of. Examples (``.env.example``), public keys and source code of
+    compiled languages do not count, unless they are in a folder for secrets. It is the default for
+    what `Restore` denies; a rule of your own may call it, or take its place.
+    """
+    if len(path) > _MOST_PATH:
+        return True  # no file has such a name, and matching it would take long
+    parts = [part for part in _normal(path).split("/") if part not in ("", ".")]
+    if any(len(part) > _MOST_NAME for part in parts):
+        return True
+    root = "/" if _normal(path).startswith("/") else ""
+    spellings = {root + "/".join(spelled) for spelled in _spellings(parts)}
+    if any(map(_FOLDERS.search, spellings)):
+        return True
+    name = _without_backup(parts[-1]) if parts else ""
+    if _EXAMPLE.search(name) or _SOURCE.search(name):
+        return False
+    return any(map(_FILES.search, spellings))
+
+
+def _normal(path: str) -> str:
+    """*path* as the least exact file system reads it, whatever its case, width and invisible parts."""
+    visible = "".join(char for char in path if unicodedata.category(char) != "Cf")
+    return unicodedata.normalize("NFKC", visible).casefold().replace("\\", "/")
+
+
+def _spellings(parts: list[str]) -> Iterator[list[str]]:
+    """*parts* as they are, without what Windows ignores, and without what marks a copy."""
+    yield parts
+    trimmed = [re.sub(r"(?<=..):.*$", "", part).rstrip(" .") or part for part in parts]
+    yield trimmed
+    bare = [_without_backup(part) for part in trimmed]
+    yield bare
+    # An editor's swap file: .name.swp
+    yield [*bare[:-1], *(part.lstrip(".#") for part in bare[-1:])]
+
+
+def _without_backup(name: str) -> str:
+    while (shorter := _BACKUP.sub("", name)) and shorter != name:
+        name = shorter
+    return name
+
+
+def _expression(patterns: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(_translated, patterns)))
+
+
+def _translated(pattern: str) -> str:
+    body = re.escape(pattern.strip("/")).replace(r"\*", "[^/]*").replace(r"\{data\}", f"(?:{_DATA})")
+    front = "^/" if pattern.startswith("/") else "(?:^|/)"
+    return f"{front}{body}" + ("/" if pattern.endswith("/") else "$")
+
+
+_ALL = [pattern for patterns in SECRET_PATTERNS.values() for pattern in patterns]
+_FOLDERS = _expression(pattern for pattern in _ALL if pattern.endswith("/"))
+_FILES = _expression(pattern for pattern in _ALL if not pattern.endswith("/"))
