@@ -256,6 +256,20 @@ def left_by_0_1(root: Path) -> None:
     write_old(root, {"docs/guide.md": "mine", "docs/t1-notes.md": "mine", "src/main.md": "mine", "job/.env": "mine"})
 
 
+def test_a_guide_in_a_folder_that_a_session_made_stays(tmp_path: Path) -> None:
+    sessions_below(tmp_path, "docs")
+    (tmp_path / "docs/guide.md").write_text("mine", "utf-8")
+    age(tmp_path)
+
+    run(tmp_path, "--max-days", 1, "--max-mb", 0, "--records", "--adopt", "--yes")
+    run(tmp_path, "--session", "docs", "--yes")
+
+    assert {name for name in contents(tmp_path) if name.startswith("docs/")} == {
+        "docs/guide.md",
+        "docs/.ctxpipe-session",
+    }
+
+
 def test_adopting_owns_what_a_journal_lists_and_nothing_else(tmp_path: Path) -> None:
     left_by_0_1(tmp_path)
     assert run(tmp_path, "--max-days", 1, "--records", "--yes").exit_code == 2
@@ -350,8 +364,7 @@ def test_it_wants_to_know_what_may_go(tmp_path: Path) -> None:
 
 
 def test_names_with_control_characters_are_printed_escaped(tmp_path: Path) -> None:
-    sessions_below(tmp_path, "job", journal=False)
-    (tmp_path / "job/\x1b[2J\n.md").write_text("x", "utf-8")
+    anyio.run(LocalStorage(tmp_path).write, [("job/\x1b[2J\n.md", "x")])
     age(tmp_path)
 
     printed = run(tmp_path, "--max-days", 1, "--dry-run").stdout

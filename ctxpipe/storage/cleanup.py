@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -28,14 +27,10 @@ __all__ = [
     "file_kind",
     "find_files",
     "is_owned",
-    "is_record",
     "session_files",
 ]
 
 JOURNAL = "journal.jsonl"
-
-_RECORD = re.compile(r".+-\d{8}T\d{6}Z-\d+\.json|[^.].*\.jsonl|compact-paths[\w-]*\.txt")
-_ROOT_TEXT = re.compile(r"tool-result-.+\.md")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +106,15 @@ def _own_files(descriptor: int, folder: str, mark: Mark) -> Iterator[OwnFile]:
     journal = files.get(JOURNAL) if folder else None
     journal_time = journal.st_mtime if journal else None
     for name, info in files.items():
-        kind = file_kind(folder, name)
-        if kind and mark.owns(name):
-            yield OwnFile(folder, name, kind, info.st_size, info.st_mtime_ns, journal_time)
+        if mark.owns(name):
+            yield OwnFile(folder, name, file_kind(name), info.st_size, info.st_mtime_ns, journal_time)
 
 
-def is_record(name: str) -> bool:
-    """Whether a file of that name in a session's folder is one of its records, rather than a text."""
-    return not name.startswith(".") and not name.endswith(".md")
-
-
-def file_kind(folder: str, name: str) -> Literal["text", "record", "temporary"] | None:
-    """What a file of that name is, in a folder of ctxpipe's ("": the root); None for somebody else's."""
-    if name.startswith("."):
-        return "temporary" if name.startswith(TEMPORARY) else None
-    if not folder:
-        return "text" if _ROOT_TEXT.fullmatch(name) else None
-    if name.endswith(".md"):
-        return "text"
-    return "record" if _RECORD.fullmatch(name) else None
+def file_kind(name: str) -> Literal["text", "record", "temporary"]:
+    """What a file of that name is, when ctxpipe has written it."""
+    if name.startswith(TEMPORARY):
+        return "temporary"
+    return "text" if name.endswith(".md") else "record"
 
 
 # Choosing -----------------------------------------------------------------------------------------

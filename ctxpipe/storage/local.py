@@ -30,8 +30,8 @@ from .cleanup import (
     delete_files,
     delete_session,
     drop_empty_folders,
+    file_kind,
     find_files,
-    is_record,
 )
 from .finishing import finished
 from .folders import (
@@ -112,31 +112,32 @@ class LocalStorage:
     def _write(self, texts: Sequence[tuple[str, str]]) -> list[str]:
         locations: list[str] = []
         with ExitStack() as opened:
-            folders: dict[str, tuple[int, str, set[str]]] = {}  # each folder is opened once per batch
+            folders: dict[str, tuple[_Folder, set[str]]] = {}  # each folder is opened once per batch
             for key, text in texts:
                 *parents, name = _parts(key)
                 folder = "/".join(parents)
                 if folder not in folders:
                     fd = opened.enter_context(self._folders.folder(folder, create=True))
-                    folders[folder] = fd, os.path.join(self.root, folder, ""), set()
-                fd, path, reserved = folders[folder]
+                    folders[folder] = _Folder(folder, fd), set()
+                opened_folder, reserved = folders[folder]
                 try:
-                    name = self._write_one(fd, name, text, reserved)
+                    name = self._write_one(opened_folder, name, text, reserved)
                 except (OSError, ValueError) as error:
-                    raise storage_error("cannot write", path + name, error) from error
+                    path = os.path.join(self.root, folder, name)
+                    raise storage_error("cannot write", path, error) from error
                 if self.taken == "number":  # a number is one result's own, even for the same bytes
                     reserved.add(name)
-                locations.append(path + name)
+                locations.append(os.path.join(self.root, folder, name))
         return locations
 
-    def _write_one(self, fd: int, name: str, text: str, reserved: Collection[str]) -> str:
+    def _write_one(self, folder: _Folder, name: str, text: str, reserved: Collection[str]) -> str:
         data = _encode(redact_text(text, self.redact) if self.redact else text)
         if self.taken == "overwrite":
-            return self._overwrite(fd, name, data)
-        if name not in reserved and self._place(fd, name, data):
+            return self._overwrite(folder, name, data)
+        if name not in reserved and self._place(folder, name, data):
             return name
         others = (other for other in self._others(name, text) if other not in reserved)
-        return next(other for other in others if self._place(fd, other, data))
+        return next(other for other in others if self._place(folder, other, data))
 
     def _others(self, name: str, text: str) -> Iterator[str]:
         """The names that a text may go to when *name* is in use."""
@@ -144,25 +145,30 @@ class LocalStorage:
             yield suffixed(name, content_hash(text))
         yield from (suffixed(name, str(number)) for number in count(1))
 
-    def _place(self, fd: int, name: str, data: bytes) -> bool:
+    def _place(self, folder: _Folder, name: str, data: bytes) -> bool:
         """Put *data* under *name*; False when other bytes are there, which must stay."""
+        fd = folder.descriptor
         # Asking first costs less than an open that fails.
         if os.access(name, os.F_OK, dir_fd=fd, follow_symlinks=False):
             held = read_bytes(fd, name, len(data) + 1)
             if held is not None:
                 return held == data
         with temporary_file(fd, [data], synced=self.fsync) as temporary:
+            self._folders.list_file(folder.name, fd, name)
             if not claim(fd, temporary, name):  # another process was faster
                 return read_bytes(fd, name, len(data) + 1) == data
             if self.fsync:
                 sync(fd)
         return True
 
-    def _overwrite(self, fd: int, name: str, data: bytes) -> str:
+    def _overwrite(self, folder: _Folder, name: str, data: bytes) -> str:
+        fd = folder.descriptor
         if exists(fd, name) and name not in os.listdir(fd):
             # The disk ignores case: the file is that of another id.
             name = suffixed(name, content_hash(name))
         with temporary_file(fd, [data], synced=self.fsync) as temporary:
+            if not exists(fd, name):
+                self._folders.list_file(folder.name, fd, name)
             os.replace(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
             if self.fsync:
                 sync(fd)
@@ -240,9 +246,13 @@ class LocalStorage:
             used = [int(match[1]) for name in os.listdir(fd) if (match := numbered.fullmatch(name))]
             names = (f"{stem}-{stamp}-{number}.json" for number in count(max(used, default=0) + 1))
             with temporary_file(fd, map(_encode, encode_record(record, self.redact)), synced=True) as temporary:
-                name = next(name for name in names if claim(fd, temporary, name))
+                name = next(name for name in names if self._claim_record(folder, fd, temporary, name))
                 sync(fd)
         return os.path.join(where, name)
+
+    def _claim_record(self, folder: str, fd: int, temporary: str, name: str) -> bool:
+        self._folders.list_file(folder, fd, name)
+        return claim(fd, temporary, name)
 
     async def append(self, session_id: str, name: str, entry: Mapping[str, object], /) -> str:
         """Add *entry* as a line to the session's record *name*; return its absolute path. Raises StorageError."""
@@ -262,8 +272,11 @@ class LocalStorage:
         return path
 
     def _open_record(self, key: str, flags: int) -> int:
-        with self._folders.folder(os.path.dirname(key), create=True) as fd:
-            return open_to_append(os.path.basename(key), flags, folder=fd)
+        folder, name = os.path.split(key)
+        with self._folders.folder(folder, create=True) as fd:
+            if not exists(fd, name):
+                self._folders.list_file(folder, fd, name)
+            return open_to_append(name, flags, folder=fd)
 
     async def records(self, session_id: str, /) -> list[str]:
         """The absolute paths of the session's records, oldest first. Raises StorageError."""
@@ -272,12 +285,13 @@ class LocalStorage:
     def _records(self, folder: str) -> list[str]:
         try:
             with self._folders.folder(folder) as fd:
-                found = [(info.st_mtime_ns, name) for name, info in regular_files(fd) if is_record(name)]
+                files = [(info.st_mtime_ns, name) for name, info in regular_files(fd)]
         except StorageError as error:
             if error.errno != errno.ENOENT:
                 raise
             return []
-        return [os.path.join(self.root, folder, name) for _, name in sorted(found)]
+        records = [name for _, name in sorted(files) if file_kind(name) == "record" and name[0] != "."]
+        return [os.path.join(self.root, folder, name) for name in records]
 
     # Cleaning up ----------------------------------------------------------------------------------
 
@@ -316,6 +330,14 @@ class LocalStorage:
         Files in that folder that are not ctxpipe's stay. Raises StorageError, also for a folder that it has not made.
         """
         return await to_thread.run_sync(delete_session, self._folders, session_folder(session_id), limiter=_limiter())
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """An open folder below the root."""
+
+    name: str
+    descriptor: int
 
 
 def _encode(text: str) -> bytes:

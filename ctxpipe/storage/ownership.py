@@ -1,4 +1,4 @@
-"""Which folders are ctxpipe's own: marks, without which nothing is ever deleted."""
+"""Which folders and files are ctxpipe's own: marks, without which nothing is ever deleted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .atomic import (
     sweep,
     temporary_file,
 )
-from .folders import PinnedFolder, RootError, enter_folder, translate_errors
+from .folders import PinnedFolder, RootError, enter_folder, open_file, translate_errors
 
 __all__ = ["FORM", "ROOT_MARK", "SESSION_MARK", "Mark", "StorageRoot", "write_mark"]
 
@@ -29,18 +29,19 @@ ROOT_MARK = ".ctxpipe-root"
 SESSION_MARK = ".ctxpipe-session"
 FORM = 1
 
-_MARK_BYTES = 10_000_000
+_MARK_BYTES = 1 << 26
+_DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What says that a folder is ctxpipe's. *files*: the only names that are, in a folder made by somebody else."""
+    """What says that a folder is ctxpipe's, and which *files* in it ctxpipe has written."""
 
-    files: frozenset[str] | None = None
+    files: frozenset[str] = frozenset()
 
     def owns(self, name: str) -> bool:
-        """Whether a file of that name is ctxpipe's, as far as the mark can tell."""
-        return self.files is None or name in self.files
+        """Whether ctxpipe has written the file of that name."""
+        return name in self.files or name.startswith(TEMPORARY)
 
 
 def _mark_in(folder: int, name: str, where: str) -> Mark | None:
@@ -49,17 +50,23 @@ def _mark_in(folder: int, name: str, where: str) -> Mark | None:
     Raises RootError when it was written by a newer version.
     """
     try:
-        values = json.loads(read_bytes(folder, name, _MARK_BYTES) or b"")
-        form, files = values["form"], values.get("files")
-        if isinstance(form, int) and form > FORM:
-            raise _newer(form, where)
-        if type(form) is not int or form != FORM:
-            return None
-        return Mark(None if files is None else frozenset(map(str, files)))
-    except RootError:
-        raise
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        header, *names = (read_bytes(folder, name, _MARK_BYTES) or b"").split(b"\n")
+        form = json.loads(header)["form"]
+    except (OSError, *_DAMAGED):
         return None
+    if type(form) is int and form > FORM:
+        raise _newer(form, where)
+    if type(form) is not int or form != FORM:
+        return None
+    return Mark(frozenset(_names(names)))
+
+
+def _names(lines: Iterable[bytes]) -> Iterator[str]:
+    for line in lines:
+        with suppress(*_DAMAGED):  # torn by a crash
+            name = json.loads(line)
+            if isinstance(name, str):
+                yield name
 
 
 def _newer(form: int, where: str) -> RootError:
@@ -67,13 +74,17 @@ def _newer(form: int, where: str) -> RootError:
     return RootError(errno.ENOTSUP, told)
 
 
-def write_mark(folder: int, name: str, files: Iterable[str] | None = None) -> None:
-    """Mark an open *folder*; a mark that is there stays."""
+def write_mark(folder: int, name: str, files: Iterable[str] = ()) -> None:
+    """Mark an open *folder* in which ctxpipe has written *files*; a mark that is there stays."""
     from .. import __version__  # here: the package itself is imported last
 
-    values = {"form": FORM, "version": __version__}
-    listed = {} if files is None else {"files": sorted(files)}
-    _put(folder, name, json.dumps({**values, **listed}) + "\n")
+    header = json.dumps({"form": FORM, "version": __version__})
+    _put(folder, name, "".join([header, *map(_line, sorted(files))]))
+
+
+def _line(file: str) -> str:
+    # The line break comes first: a line that a crash has torn must not swallow the next one.
+    return f"\n{json.dumps(file)}"
 
 
 def _put(folder: int, name: str, text: str) -> None:
@@ -93,7 +104,7 @@ class StorageRoot:
         self._marked = marked
         self._pinned = PinnedFolder(path)
         self._admitted = self._prepared = False
-        self._swept: set[str] = set()
+        self._known: dict[str, bool] = {}  # folders that have been written to, and whether they are marked
 
     @property
     def real(self) -> str:
@@ -127,23 +138,36 @@ class StorageRoot:
     def drop(self, name: str) -> bool:
         """Remove the session folder *name* if nothing but its mark is in it."""
         with suppress(OSError), self.folder(name) as descriptor:
-            if os.listdir(descriptor) != [SESSION_MARK]:
-                return False
             mark = self.read_mark(name, descriptor)
+            if mark is None or os.listdir(descriptor) != [SESSION_MARK]:
+                return False
             discard(descriptor, SESSION_MARK)
             try:
                 with self.folder("") as root:
                     os.rmdir(name, dir_fd=root)
             except OSError:  # somebody has written into it meanwhile
-                write_mark(descriptor, SESSION_MARK, mark.files if mark else None)
+                write_mark(descriptor, SESSION_MARK, mark.files)
                 return False
             return True
         return False
 
+    def list_file(self, name: str, folder: int, file: str) -> None:
+        """Enter *file*, about to be made in the open *folder*, in its mark; no other file is ever deleted."""
+        if not self._known.get(name):
+            return
+        try:
+            mark = open_file(SESSION_MARK if name else ROOT_MARK, os.O_WRONLY | os.O_APPEND, folder=folder)
+        except FileNotFoundError:
+            return
+        try:
+            os.write(mark, _line(file).encode())
+        finally:
+            os.close(mark)
+
     # Opening --------------------------------------------------------------------------------------
 
     def _open(self, name: str, *, create: bool) -> int:
-        descriptor = self._open_root(create=create)
+        descriptor, made = self._open_root(create=create)
         for depth, part in enumerate(PurePosixPath(name).parts):
             above = descriptor
             try:
@@ -152,9 +176,9 @@ class StorageRoot:
                     self._mark_session(part, above, descriptor)
             finally:
                 os.close(above)
-        if create and name not in self._swept:
+        if create and (made or name not in self._known):
             try:
-                self._sweep(name, descriptor)
+                self._learn(name, descriptor)
             except OSError:
                 os.close(descriptor)
                 raise
@@ -171,14 +195,15 @@ class StorageRoot:
             os.close(folder)
             raise
 
-    def _sweep(self, name: str, folder: int) -> None:
-        """Remove, once, what killed writers have left in a folder of ours."""
-        if self.read_mark(name, folder) is not None:
+    def _learn(self, name: str, folder: int) -> None:
+        """Find out whether the folder is marked, and if so remove what killed writers have left in it."""
+        is_marked = self.read_mark(name, folder) is not None
+        if is_marked:
             with suppress(OSError):  # a folder that cannot be swept can still be written to
                 sweep(folder, time.time() - STALE_SECONDS)
-        self._swept.add(name)
+        self._known[name] = is_marked
 
-    def _open_root(self, *, create: bool) -> int:
+    def _open_root(self, *, create: bool) -> tuple[int, bool]:
         if create:
             root, made = self._pinned.create()
         else:
@@ -191,7 +216,7 @@ class StorageRoot:
         except OSError:
             os.close(root)
             raise
-        return root
+        return root, made
 
     def _admit(self, root: int) -> None:
         """Refuse a root of a newer version, and a link to a folder that is in use for something else."""
