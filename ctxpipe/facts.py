@@ -111,16 +111,17 @@ def is_about_file(call: ToolCall) -> bool:
     return not _command(call) and any(_PATH_ARGUMENT.search(name) for name, _ in _strings(call.input))
 
 
-def _strings(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+def _strings(value: object) -> Iterator[tuple[str, str]]:
     """Every string inside a tool's input, with the name of the argument it stands under."""
-    if isinstance(value, str):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _strings(inner, str(key))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _strings(inner, name)
+    todo: list[tuple[str, object]] = [("", value)]
+    while todo:
+        name, item = todo.pop()
+        if isinstance(item, str):
+            yield name, item
+        elif isinstance(item, Mapping):
+            todo += [(str(key), inner) for key, inner in reversed(list(item.items()))]
+        elif isinstance(item, list | tuple):
+            todo += [(name, inner) for inner in reversed(item)]
 
 
 def _named_in(command: str) -> Iterator[tuple[str, bool]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .edits.projection import digest
 from .errors import InvalidHistory, StorageError
-from .messages import MEDIA, Block, as_dict, blocks, common_prefix, field, kind, rebuilt, same_at_end
+from .messages import MEDIA, Block, as_dict, blocks, common_prefix, field, kind, rebuilt, same_at_end, strings
 from .placeholders import any_reference
 from .reports import Offloaded
 from .stages.archive import load_archive, parse_archive
@@ -137,14 +137,7 @@ def _block_digest(block: Block) -> str:
 
 def _references(value: object) -> list[str]:
     """The paths of the placeholders inside a block."""
-    if isinstance(value, str):
-        where = any_reference(value)
-        return [where] if where else []
-    if isinstance(value, Mapping):
-        return [where for item in value.values() for where in _references(item)]
-    if isinstance(value, list | tuple):
-        return [where for item in value for where in _references(item)]
-    return _references(as_dict(value)) if hasattr(value, "model_dump") else []
+    return [where for text in strings(value) if (where := any_reference(text))]
 
 
 # After a cut ------------------------------------------------------------------------------------------------------

@@ -713,3 +713,20 @@ def test_after_a_signed_compaction_block_comes_no_other(later: dict[str, Any]) -
 
     assert names(history) == [(2, 0, "compaction")]
     assert repair(history) == [first, user("go"), assistant(text("so")), user("on")]
+
+
+@given(turns(), st.data())
+async def test_a_session_that_grows_by_broken_messages_sends_none_of_them(
+    history: list[Message], data: st.DataObject
+) -> None:
+    session = ContextPipeline([]).session("s")
+    again = ContextPipeline([])
+    told: list[str] = []
+    length = 0
+    while length < len(history):
+        length += data.draw(st.integers(1, 3))
+        result = await session.run(history[:length])
+        told += [problem.rule for problem in result.repaired]
+        assert [str(problem) for problem in check(result.messages)] == []
+        assert check((await again.run(history[:length], session_id="s")).messages) == []
+    assert bool(told) >= bool(check(history))

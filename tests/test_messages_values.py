@@ -27,6 +27,7 @@ from ctxpipe import (
     DirectOffload,
     InvalidHistory,
     LocalStorage,
+    Outcome,
     RatioGate,
     SmartTruncate,
     load_archive,
@@ -140,11 +141,13 @@ async def test_each_stage_alone_acts_on_deep_values_from_a_deep_stack(
     pipeline = ContextPipeline([stages(tmp_path)[stage]], budget=Budget(window=4_000))
 
     async def below(frames: int) -> Any:
-        return await (below(frames - 1) if frames else pipeline.run(history, session_id="s"))
+        return await (below(frames - 1) if frames else pipeline.run(history, session_id="s", force=True))
 
     result = await below(300)
 
     assert [str(report) for report in result.reports if report.error is not None] == []
+    # The last result is new, and only direct offloading looks at it; the others have old ones to act on.
+    assert result.reports[0].outcome is Outcome.CHANGED
 
 
 async def test_an_unknown_block_comes_back_as_it_was_however_deep_it_is() -> None:

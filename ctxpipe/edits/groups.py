@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..messages import blocks, field, has_calls, kind, program
+from ..messages import blocks, has_calls, kind, program
 from ..messages.rules import closes_turn, server_call, server_result
+from ..tokens.billed import server_summary
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -60,7 +61,7 @@ def server_spans(messages: Sequence[Message]) -> list[range]:
 def after_compaction(messages: Sequence[Message]) -> int:
     """The index after the last message with a summary of the server's, which reads nothing that comes before."""
     for index in range(len(messages) - 1, -1, -1):
-        if any(kind(block) == "compaction" and field(block, "content") for block in blocks(messages[index])):
+        if server_summary(messages[index]) is not None:
             return index + 1
     return 0
 

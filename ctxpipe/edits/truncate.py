@@ -442,8 +442,8 @@ def _place(index: int, first: int, last: int, middle: range) -> str:
 def truncate_conversation(messages: list[Message], fraction: float | Fraction) -> list[Message]:
     """*messages* without that *fraction* of those behind the first request: the oldest, an even number of them.
 
-    The head and the first request stay. A cut between a call and its result moves back, so that fewer go. The very
-    same list comes back when none goes. Source: CM-4, UP-21, A-66.
+    The head, the first request and all from a summary of the server's on stay. A cut between a call and its result
+    moves back, so that fewer go. The very same list comes back when none goes. Source: CM-4, UP-21, A-66.
     """
     first = len(split_system(messages)[0]) + 1
     going = int((len(messages) - first) * Fraction(str(fraction))) // 2 * 2

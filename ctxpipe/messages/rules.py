@@ -214,10 +214,10 @@ def message_problems(index: int, message: Message, kinds: Sequence[str], *, enco
         return found if is_directive(message) else [*found, Problem(index, "it is empty", rule="empty")]
     results = kinds.count("tool_result")
     for place, (name, block) in enumerate(zip(kinds, blocks(message), strict=True)):
-        faults = [(fault, rule) for rule, fault in _faults(role, name, block)]
+        for rule, fault in _faults(role, name, block):
+            found.append(Problem(index, fault, place, rule))
         if place >= results and name == "tool_result":
-            faults.append(("a tool_result after another block", "results-first"))
-        found += [Problem(index, fault, place, rule) for fault, rule in faults]
+            found.append(Problem(index, "a tool_result after another block", place, "results-first"))
         if encoding and name not in THINKING:
             found += _value_problems(index, block, place)
     if role == "assistant" and kinds[-1] in THINKING:

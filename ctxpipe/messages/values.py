@@ -184,7 +184,7 @@ def encoding_fault(value: object) -> str:
                 return inside
             if depth > MAX_DEPTH:
                 return f"values nested more than {MAX_DEPTH:,} levels deep"
-            todo += [(held, depth + 1) for held in inside]
+            todo.extend([(held, depth + 1) for held in inside])
     return found
 
 
@@ -202,13 +202,18 @@ def _inside(item: object) -> Iterable[object] | str:
 
 
 def _inside_mapping(item: Mapping[Any, object]) -> list[object] | str:
-    strange = next((key for key in item if not isinstance(key, _KEYS)), None)
-    if strange is not None:
-        return f"a key that is {type(strange).__name__}, not text"
-    keys = (key for key in item if not _is_ascii(key))
-    # Nearly all is ASCII text: to look at each again would cost more than all other rules together.
-    values = (held for key, held in item.items() if not _is_ascii(held) and not _is_file(item, key, held))
-    return [*keys, *values]
+    inside: list[object] = []
+    for key, held in item.items():
+        # Nearly all is ASCII text: to look at each again would cost more than all other rules together.
+        if not (type(key) is str and key.isascii()):
+            if not isinstance(key, _KEYS):
+                return f"a key that is {type(key).__name__}, not text"
+            inside.append(key)
+        if held is None or (type(held) is str and held.isascii()):
+            continue
+        if not _is_file(item, key, held):
+            inside.append(held)
+    return inside
 
 
 def _inside_model(item: object) -> Sequence[object] | str:
@@ -219,10 +224,6 @@ def _inside_model(item: object) -> Sequence[object] | str:
         return (as_dict(item),)  # what the model makes of it is what counts
     except InvalidHistory as error:
         return str(error)
-
-
-def _is_ascii(value: object) -> bool:
-    return type(value) is str and value.isascii()
 
 
 def _is_file(holder: Mapping[Any, object], key: object, value: object) -> bool:

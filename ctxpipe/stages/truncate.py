@@ -90,6 +90,9 @@ class SmartTruncate:
     last turn stay exactly as they are, and so does what *pin* chooses, a call with its result. *archive* keeps the raw
     messages that leave or change; without *require_archive* a failed archive is no reason to let the context overflow.
 
+    A server tool's call and its result, with all calls of its program, stay or go together. Nothing up to a summary of
+    the server's own (a compaction block) is touched: the API reads nothing before it.
+
     Raises SettingsError for settings that make no sense.
 
     Source: CM-1 to CM-3, ST-1 to ST-22, A-65, R2, R4c, R19.
