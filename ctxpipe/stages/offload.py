@@ -370,8 +370,9 @@ class DirectOffload:
 
     It looks at the results behind the last reply only, so nothing that the provider has cached ever changes. A result
     goes when it has *min_chars* characters or more (*per_tool* by tool name, None: never) and the placeholder is
-    cheaper in tokens. Images stay in place, and so does what a program of the server's has called for and reads. The result of a call that reads an offloaded file back is never offloaded
-    again; above *read_back_chars* it is cut to head and tail behind the same pointer (None: never).
+    cheaper in tokens. Images stay in place, and so does what a program of the server's has called for and reads. The
+    result of a call that reads an offloaded file back is never offloaded again; above *read_back_chars* it is cut to
+    head and tail behind the same pointer (None: never).
 
     *preview* keeps head and tail visible behind the placeholder. *reference* is the path that the model sees:
     "absolute", "relative" (to the current folder), "storage" (to its root), or a template that ends in /{key} or in
@@ -484,9 +485,9 @@ class BatchOffload:
     Results that the model has answered fewer than *keep_recent* times since are protected, and nothing happens below
     *min_context_tokens* (estimated). Below the gate the very same list comes back; with a session's memory that costs
     the new messages only. *inputs* names tools whose long input texts (*min_input_chars*) go as well, such as
-    `WRITING_TOOLS`; such an input keeps its keys. Calls of a program stay as they are, with their results. What was read back from our files stays for good (A-27); without
-    *keep_read_backs* it leaves again once it is old, like any other result. The other settings are those of
-    `DirectOffload`.
+    `WRITING_TOOLS`; such an input keeps its keys. Calls of a program stay as they are, with their results. What was
+    read back from our files stays for good (A-27); without *keep_read_backs* it leaves again once it is old, like any
+    other result. The other settings are those of `DirectOffload`.
 
     Raises SettingsError for settings that make no sense.
     """
