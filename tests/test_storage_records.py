@@ -23,6 +23,7 @@ from ctxpipe import (
     DirectOffload,
     LocalStorage,
     Outcome,
+    SettingsError,
     SmartTruncate,
     StorageError,
     load_archive,
@@ -30,6 +31,7 @@ from ctxpipe import (
 from ctxpipe.journal import NAME
 from ctxpipe.messages import Message
 from ctxpipe.stage import Stage
+from ctxpipe.stages.archive import parse_archive
 from ctxpipe.storage.records import encode_line, encode_record, parse_line, redact_text
 from ctxpipe.summarizers import Summary
 
@@ -130,10 +132,12 @@ def test_a_secret_deep_in_an_input_is_found(depth: int) -> None:
     for number in range(depth):
         deep = {"x": deep} if number % 2 else [deep]
 
-    text = "".join(encode_record([assistant(tool_use("t", "run", {"a": deep}))], hiding(PART)))
+    history = [assistant(tool_use("t", "run", {"a": deep}))]
+    text = "".join(encode_record(history, hiding(PART)))
 
     assert PART not in text
     assert text.count("[hidden]") == 1
+    assert parse_archive("".join(encode_record(history)), "a.json") == history
 
 
 # What is left alone -----------------------------------------------------------------------------------------------
@@ -208,7 +212,9 @@ def test_a_line_that_is_none_gives_no_entry(line: str) -> None:
 # A session that is resumed ----------------------------------------------------------------------------------------
 
 
-async def resumed(storage: LocalStorage, history: list[Message], said: str) -> tuple[int, tuple[str, ...], bool]:
+async def resumed(
+    storage: LocalStorage, history: list[Message], said: str, name: str = "s"
+) -> tuple[int, tuple[str, ...], bool]:
     """Summaries paid by a second process, its notices, and whether its context is the one that was sent."""
     calls = 0
 
@@ -220,7 +226,7 @@ async def resumed(storage: LocalStorage, history: list[Message], said: str) -> t
     def session() -> Any:
         stages = DirectOffload(storage, min_chars=500), Compact(summarize, storage)
         budget = Budget(window=2000, trigger=1200)
-        return ContextPipeline(stages, budget=budget, on_error="raise").session("s", journal=storage)
+        return ContextPipeline(stages, budget=budget, on_error="raise").session(name, journal=storage)
 
     before = await session().run(history)
     paid, calls = calls, 0
@@ -232,11 +238,19 @@ async def resumed(storage: LocalStorage, history: list[Message], said: str) -> t
 LONG = conversation(user("go"), *(step(f"t{n}", result=f"line {n} " * 60) for n in range(20)), user("on"))
 
 
-@pytest.mark.parametrize("name", ["long hex"])
-async def test_hiding_what_is_not_said_costs_no_second_summary(name: str, tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path, redact=GREEDY[name])
+@pytest.mark.parametrize("session", ["s", "A", "tenant/alice", "🙂", "x" * 300])
+async def test_hiding_what_is_not_said_costs_no_second_summary(session: str, tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path, redact=GREEDY["long hex"])
+    read = conversation(user("go"), step("t", result="one long result\n" * 90), LONG[1:])
 
-    assert await resumed(storage, LONG, "We printed lines.") == (0, (), True)
+    assert await resumed(storage, LONG, "We printed lines.", session) == (0, (), True)
+    assert await resumed(storage, read, "We printed lines.", f"{session}, read") == (0, (), True)
+
+
+@pytest.mark.parametrize("redact", ["", 5, b"x", ["a"]])
+def test_a_redact_that_is_no_function_is_refused(redact: Any, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="redact"):
+        LocalStorage(tmp_path, redact=redact)
 
 
 @pytest.mark.parametrize("name", ["long hex", "every text", "nothing left"])
@@ -290,16 +304,17 @@ FAULTY: dict[str, Any] = {
 @pytest.mark.parametrize("redact", FAULTY.values(), ids=list(FAULTY))
 async def test_a_redact_that_fails_writes_nothing_and_quotes_nothing(redact: Any, tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path, redact=redact)
-    attempts: list[Any] = [
-        storage.write([("s/a.md", PART)]),
-        storage.save("s", "compact", [user(PART)]),
-        storage.append("s", NAME, {"tail": [user(PART)]}),
+    attempts: list[Callable[[], Any]] = [
+        lambda: storage.write([("s/a.md", PART)]),
+        lambda: storage.save("s", "compact", [user(PART)]),
+        lambda: storage.append("s", NAME, {"tail": [user(PART)]}),
     ]
 
     for attempt in attempts:
         with pytest.raises(StorageError, match="redact") as failed:
-            await attempt
+            await attempt()
         assert PART not in "".join(traceback.format_exception(failed.value))
+        assert failed.value.__cause__ is not failed.value
     assert leaks(tmp_path) == []
 
 

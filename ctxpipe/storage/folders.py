@@ -22,7 +22,6 @@ __all__ = [
     "open_file",
     "open_to_append",
     "regular_files",
-    "storage_error",
     "translate_errors",
 ]
 
@@ -70,16 +69,12 @@ def translate_errors(what: str, where: str) -> Iterator[None]:
     """Turn the operating system's errors into StorageError, once, with the cause."""
     try:
         yield
+    except StorageError:
+        raise
     except (OSError, ValueError) as error:
-        raise storage_error(what, where, error) from error
-
-
-def storage_error(what: str, where: str, error: OSError | ValueError) -> StorageError:
-    """*error* as a StorageError; the same one when it is one already."""
-    if isinstance(error, StorageError):
-        return error
-    reason = getattr(error, "strerror", None) or str(error)
-    return StorageError(getattr(error, "errno", None) or errno.EIO, f"{what} {where}: {reason}")
+        reason = getattr(error, "strerror", None) or str(error)
+        number = getattr(error, "errno", None) or errno.EIO
+        raise StorageError(number, f"{what} {where}: {reason}") from error
 
 
 @contextmanager

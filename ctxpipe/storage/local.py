@@ -41,12 +41,11 @@ from .folders import (
     open_file,
     open_to_append,
     regular_files,
-    storage_error,
     translate_errors,
 )
 from .ownership import StorageRoot
 from .protocol import Page
-from .records import Record, encode_line, encode_record, redact_text
+from .records import Record, Redact, encode_line, encode_record, leave_alone, redact_text
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -92,6 +91,10 @@ class LocalStorage:
             raise SettingsError(f"root of a LocalStorage is {self.root!r}; give it a folder such as '.ctxpipe'")
         if self.taken not in ("hash", "number", "overwrite"):
             raise SettingsError(f"taken of a LocalStorage is {self.taken!r}, not 'hash', 'number' or 'overwrite'")
+        if self.redact is not None and not callable(self.redact):
+            raise SettingsError(
+                f"redact of a LocalStorage is {self.redact!r}; give a function from str to str, or None"
+            )
         check_platform("LocalStorage")
         # Absolute from the start: a later chdir must not move the storage.
         path = os.path.abspath(self.root)
@@ -120,11 +123,8 @@ class LocalStorage:
                     fd = opened.enter_context(self._folders.folder(folder, create=True))
                     folders[folder] = _Folder(folder, fd), set()
                 opened_folder, reserved = folders[folder]
-                try:
+                with translate_errors("cannot write", os.path.join(self.root, folder, name)):
                     name = self._write_one(opened_folder, name, text, reserved)
-                except (OSError, ValueError) as error:
-                    path = os.path.join(self.root, folder, name)
-                    raise storage_error("cannot write", path, error) from error
                 if self.taken == "number":  # a number is one result's own, even for the same bytes
                     reserved.add(name)
                 locations.append(os.path.join(self.root, folder, name))
@@ -245,7 +245,8 @@ class LocalStorage:
             numbered = re.compile(re.escape(stem) + r"-\d{8}T\d{6}Z-(\d+)\.json")
             used = [int(match[1]) for name in os.listdir(fd) if (match := numbered.fullmatch(name))]
             names = (f"{stem}-{stamp}-{number}.json" for number in count(max(used, default=0) + 1))
-            with temporary_file(fd, map(_encode, encode_record(record, self.redact)), synced=True) as temporary:
+            chunks = map(_encode, encode_record(record, self._redact_for(folder)))
+            with temporary_file(fd, chunks, synced=True) as temporary:
                 name = next(name for name in names if self._claim_record(folder, fd, temporary, name))
                 sync(fd)
         return os.path.join(where, name)
@@ -263,7 +264,8 @@ class LocalStorage:
 
         path = self.location(key)
         with translate_errors("cannot append to", path):
-            line = await to_thread.run_sync(encode_line, entry, self.redact, limiter=_limiter())
+            redact = self._redact_for(os.path.dirname(key))
+            line = await to_thread.run_sync(encode_line, entry, redact, limiter=_limiter())
             async with _limiter(), aiofiles.open(key, "ab", opener=self._open_record) as file:
                 await file.write(_encode(line))
                 await file.flush()
@@ -277,6 +279,9 @@ class LocalStorage:
             if not exists(fd, name):
                 self._folders.list_file(folder, fd, name)
             return open_to_append(name, flags, folder=fd)
+
+    def _redact_for(self, folder: str) -> Redact | None:
+        return leave_alone(folder, self.redact) if self.redact else None
 
     async def records(self, session_id: str, /) -> list[str]:
         """The absolute paths of the session's records, oldest first. Raises StorageError."""

@@ -12,12 +12,13 @@ from typing import Any, TypeAlias
 from ..errors import StorageError
 from ..messages import as_dict, as_json, is_encodable
 
-__all__ = ["Record", "encode_line", "encode_record", "parse_line", "redact_text"]
+__all__ = ["Record", "Redact", "encode_line", "encode_record", "leave_alone", "parse_line", "redact_text"]
 
 Record: TypeAlias = Mapping[str, object] | Iterable[object]
 """What `Archive.save` writes: a list of messages, or a mapping whose lists may be long."""
 
 Redact: TypeAlias = Callable[[str], str]
+"""A text as it may go to disk."""
 
 _BOOKKEEPING = frozenset({"role", "type", "id", "tool_use_id"})
 # Possessive, and with the end left open: no text makes it read a character twice.
@@ -184,6 +185,22 @@ def _free(name: object, taken: Mapping[object, object]) -> object:
     while free in taken:
         free, number = f"{name} {number}", number + 1
     return free
+
+
+def leave_alone(folder: str, redact: Redact) -> Redact:
+    """*redact*, except that *folder*, a name that we gave, stays as it is in paths.
+
+    It may hold the hash of a session's id, which whoever hides long hex would hide: then no placeholder of the session
+    could be read back, and no context be known again.
+    """
+    part = f"/{folder}/"
+
+    def redact_around(text: str) -> str:
+        if part not in text or redact(part) == part:
+            return redact(text)
+        return part.join(map(redact, text.split(part)))
+
+    return redact_around
 
 
 def _apply(redact: Redact, text: str) -> str:
