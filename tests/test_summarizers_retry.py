@@ -367,32 +367,39 @@ async def test_a_cancelled_attempt_keeps_what_it_has_finished() -> None:
     assert paid_twice(summarize) == []
 
 
-async def test_a_summary_that_came_to_nothing_is_used_by_the_next_attempt() -> None:
-    summarize, finished = Scripted(["all"]), FinishedParts()
-
-    first = await summarised(summarize, HISTORY, Time().retry(), finished)
-    again = await summarised(summarize, list(HISTORY), Time().retry(), finished)
-    await summarised(summarize, [*HISTORY, user("more")], Time().retry(), finished)
-
-    assert first == again
-    assert [len(messages) for messages in summarize.seen] == [len(HISTORY), 3]
+CHANGES: dict[str, Callable[[list[Message]], list[Message]]] = {
+    "another history": lambda history: [user("new"), *history],
+    "a message changed": lambda history: [user("new"), *history[1:]],
+    "shorter": lambda history: history[:3],
+    "nothing more": lambda history: history[:4],
+    "another summariser": lambda history: history,
+}
 
 
-@pytest.mark.parametrize("change", ["another history", "a message changed", "shorter", "another summariser"])
+@pytest.mark.parametrize("change", CHANGES)
 async def test_what_was_finished_for_another_question_is_not_used(change: str) -> None:
-    finished, other, history = FinishedParts(), Scripted(["other"]), chat(6)
-    await summarised(Scripted(["old"]) if change == "another summariser" else other, history, Time().retry(), finished)
-    other.seen.clear()
+    history, finished = [user(f"words {n:02}") for n in range(8)], FinishedParts()
+    summarize = Breaking("words 07")
+    with pytest.raises(SummaryFailed):
+        await summarised(summarize, history, Time().retry(), finished)
+    assert finished.count == 4
+    if change == "another summariser":
+        summarize = Breaking("", ApiError(501))
+    summarize.breaks = ""
+    summarize.seen.clear()
 
-    asked = {
-        "another history": [user("new"), *history],
-        "a message changed": [user("new"), *history[1:]],
-        "shorter": history[:3],
-        "another summariser": history,
-    }[change]
-    await summarised(other, asked, Time().retry(), finished)
+    asked = CHANGES[change](history)
+    await summarised(summarize, asked, Time().retry(), finished)
 
-    assert other.seen == [asked]
+    assert [text for part in summarize.seen for text in map(own_words, part) if text] == [m["content"] for m in asked]
+
+
+async def test_what_is_summarised_as_a_whole_is_not_kept() -> None:
+    finished = FinishedParts()
+
+    await summarised(Scripted(["all"]), HISTORY, Time().retry(), finished)
+
+    assert finished == FinishedParts()
 
 
 # Too long ----------------------------------------------------------------------------------------------------------

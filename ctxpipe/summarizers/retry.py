@@ -83,8 +83,8 @@ class FinishedParts:
     summary: Summary | None = None
 
     def find(self, asked: Summarizer, messages: Sequence[Message]) -> bool:
-        """Whether the summary is that of the first `count` *messages*, written for who asks the same."""
-        if self.summary is None or self.asked != asked or self.count > len(messages):
+        """Whether the summary is that of the first `count` *messages*, not of all, written for who asks the same."""
+        if self.summary is None or self.asked != asked or self.count >= len(messages):
             return False
         return digest_of(messages[: self.count]) == self.digest
 
@@ -117,7 +117,7 @@ async def summarised(
     if finished is not None and await in_thread(finished.find, asked, messages):
         summarize, done = finished.writer or asked, finished.count
         written += [finished.summary] if finished.summary else []
-    parts = [list(messages[done:])] if done < len(messages) or not written else []
+    parts = [list(messages[done:])]
     while parts:
         part = parts.pop(0)
         try:
@@ -139,7 +139,7 @@ async def summarised(
             parts[:0] = halves
             continue
         done += len(part)
-        if finished is not None:
+        if finished is not None and parts:
             await in_thread(finished.keep, asked, summarize, messages[:done], _total(written))
     total = _total(written)
     return replace(total, attempts=total.attempts + refused)
