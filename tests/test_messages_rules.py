@@ -160,6 +160,20 @@ BROKEN: list[tuple[str, list[Message], tuple[int, int | None, str], list[Message
         [user("go"), assistant(server_use(), server_result(), text("so")), user("ok")],
     ),
     (
+        "a program that was interrupted after a search of its own",
+        [
+            user("go"),
+            assistant(
+                server_use("srvtoolu_9", "code_execution"),
+                {**server_use(), "caller": by_program("a", "srvtoolu_9")["caller"]},
+                {**server_result(), "caller": by_program("a", "srvtoolu_9")["caller"]},
+            ),
+            user("stop"),
+        ],
+        (1, 0, "server-tool"),
+        [user("go"), assistant(server_use(), server_result()), user("stop")],
+    ),
+    (
         "a call by a program that is not there",
         [user("go"), assistant(by_program("a")), user(tool_result("a")), assistant("so")],
         (1, 0, "server-tool"),

@@ -250,19 +250,30 @@ def _whole(turn: list[Message], *, closed: bool) -> list[Message]:
     """*turn* with whole pairs only; in the last one, which is not *closed*, the server may still be at work."""
     said = [(index, place) for index, message in enumerate(turn) for place in range(len(blocks(message)))]
     lone = _lone(turn, said, closed=closed)
-    going = {place: _at(turn, place) for place in said if program(_at(turn, place)) is not None}
-    if not lone and not going:
+    called = [place for place in said if _caller(_at(turn, place)) is not None]
+    if not lone and not called:
         return turn
     last = max((index for index, message in enumerate(turn) if message["role"] == "assistant"), default=-1)
     made: set[str] = set()
     changed: dict[tuple[int, int], list[Block]] = {place: [] for place in lone}
     for place in said:
         block = _at(turn, place)
-        if place not in lone and (call := server_call(block)) is not None:
+        if place in lone:
+            continue
+        if (call := server_call(block)) is not None:
             made.add(call)
-        elif place in going and (program(block) not in made or (closed and place[0] == last)):
-            changed.setdefault(place, [_without(block, "caller")])
+        is_over = closed and place[0] == last and kind(block) == "tool_use"
+        if (caller := _caller(block)) is not None and (caller not in made or is_over):
+            changed[place] = [_without(block, "caller")]
     return [_changed(message, index, changed) for index, message in enumerate(turn)]
+
+
+def _caller(block: Block) -> str | None:
+    """The id of the program that has made the call *block*, or the call that it is the result of."""
+    if server_result(block) is None:
+        return program(block)
+    caller = field(block, "caller")
+    return None if field(caller, "type", "direct") == "direct" else str(field(caller, "tool_id", ""))
 
 
 def _lone(turn: Sequence[Message], said: Sequence[Place], *, closed: bool) -> set[Place]:
