@@ -13,7 +13,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from random import Random
-from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from anthropic.types import ContentBlock, ContentBlockParam
 from anthropic.types.beta import BetaContentBlock, BetaContentBlockParam, beta_system_message_param
@@ -42,7 +52,7 @@ __all__ = [
 ]
 
 MODEL = Model(thinking="unchecked")
-few = settings(max_examples=max(25, settings().max_examples // 5))
+few = settings(max_examples=max(20, settings().max_examples // 10))
 """For a property of whole conversations: fewer examples than of small things."""
 
 FUTURE = ("hologram", "smell", "hologram_tool_use", "smell_tool_result")
@@ -282,7 +292,10 @@ class Builder:
         calls = [self.call() for _ in range(self.random.randrange(1, 4))]
         results = [self.result(call) for call in self.random.sample(calls, len(calls))]
         after = [self.text()] if self.chance(4) else []
-        return [self.said("assistant", [*self.thoughts(), *calls]), self.said("user", [*results, *after])]
+        return [
+            self.said("assistant", [*self.thoughts(), *calls]),
+            self.said("user", [*results, *after]),
+        ]
 
     def paused_turn(self) -> list[dict[str, Any]]:
         use = self.server_use(self.random.choice(sorted(SERVER_PAIRS)))
@@ -308,7 +321,10 @@ class Builder:
         begins = [*self.thoughts(), use]
         for _ in range(self.random.randrange(1, 3)):
             calls = [self.call(caller={**caller, "tool_id": use["id"]}) for _ in range(self.random.randrange(1, 3))]
-            held += [self.said("assistant", [*begins, *calls]), self.said("user", [self.result(c) for c in calls])]
+            held += [
+                self.said("assistant", [*begins, *calls]),
+                self.said("user", [self.result(c) for c in calls]),
+            ]
             begins = []
         return [*held, self.said("assistant", [self.server_result(use), self.text()])]
 
@@ -575,16 +591,21 @@ BROKEN |= {
     "an error without content": _changing(lambda b: (b.update(is_error=True), b.pop("content", 0)), "tool_result"),
     "an error that is a picture": _changing(
         lambda b: b.update(
-            is_error=True, content=[{"type": "image", "source": {"type": "url", "url": "https://example.com"}}]
+            is_error=True,
+            content=[{"type": "image", "source": {"type": "url", "url": "https://example.com"}}],
         ),
         "tool_result",
     ),
     "a server's id without its prefix": _changing(lambda b: b.update(id="call_1"), "server_tool_use"),
     "a server call of the user's": _inserting(
-        {"type": "server_tool_use", "id": "srvtoolu_x", "name": "web_search", "input": {}}, "user", last=True
+        {"type": "server_tool_use", "id": "srvtoolu_x", "name": "web_search", "input": {}},
+        "user",
+        last=True,
     ),
     "a server result of the user's": _inserting(
-        {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_x", "content": []}, "user", last=True
+        {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_x", "content": []},
+        "user",
+        last=True,
     ),
     "a call of the user's": _inserting({"type": "tool_use", "id": "x", "name": "ls", "input": {}}, "user", last=True),
     "a result of the assistant's": _inserting({"type": "tool_result", "tool_use_id": "x"}, "assistant"),

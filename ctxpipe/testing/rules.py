@@ -1,11 +1,12 @@
 """What the Messages API refuses, in its own words as far as they are known.
 
-Written from the API's documented and observed behaviour, on purpose without the rest of ctxpipe: a mistake in our own
-checks must not hide itself here. A rule yields the messages of the errors; the API would report the first one.
+Written from the API's documented and observed behaviour, on purpose without the rest of ctxpipe: a
+mistake in our own checks must not hide itself here. A rule yields the messages of the errors; the
+API would report the first one.
 
-Each rule says what it rests on: *documented* (the API's public pages) or *observed* (an error that the API was seen to
-give). Where both are silent the rule accepts, above all every block type that is not named here. `turns` holds the
-rules about calls and their results.
+Each rule says what it rests on: *documented* (the API's public pages) or *observed* (an error that
+the API was seen to give). Where both are silent the rule accepts, above all every block type that is
+not named here. `turns` holds the rules about calls and their results.
 """
 
 from __future__ import annotations
@@ -230,7 +231,7 @@ FIELDS: Mapping[str, Mapping[str, type]] = {
     "container_upload": {"file_id": str},
 }
 TYPE_NAMES: Mapping[type, str] = {str: "string", dict: "dictionary", list: "array"}
-# Observed: thinking takes no cache mark; documented: a compaction block comes back without fields that a dump adds.
+# Observed: thinking takes no cache mark. Documented: a compaction block comes back as it was given.
 NOT_PERMITTED: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(THINKING, frozenset({"cache_control"})),
     "compaction": frozenset({"citations", "text"}),
@@ -241,8 +242,9 @@ NOT_PERMITTED: Mapping[str, frozenset[str]] = {
 
 
 def _sets_effort(message: Mapping[str, Any]) -> bool:
-    """Whether *message* is a system message that says nothing and only sets the effort. Documented."""
-    return message.get("role") == "system" and not message.get("content") and bool(message.get("output_config"))
+    """Whether *message* is a system message that only sets the effort. Documented."""
+    is_silent = message.get("role") == "system" and not message.get("content")
+    return is_silent and bool(message.get("output_config"))
 
 
 def _begins_with_compaction(message: Mapping[str, Any]) -> bool:
@@ -250,12 +252,11 @@ def _begins_with_compaction(message: Mapping[str, Any]) -> bool:
 
 
 def _first_is_user(messages: Sequence[Any]) -> Iterator[str]:
-    """Observed. Documented: what comes after a compaction may begin with the assistant's block that holds it."""
-    first = next((message for message in messages if not _sets_effort(message)), None)
-    if first is None or (
-        first["role"] != "user" and not (first["role"] == "assistant" and _begins_with_compaction(first))
-    ):
-        yield 'messages: first message must use the "user" role'
+    """Observed. Documented: after a compaction the assistant's block that holds it may be first."""
+    first = next((message for message in messages if not _sets_effort(message)), {"role": "system"})
+    if first["role"] == "user" or (first["role"] == "assistant" and _begins_with_compaction(first)):
+        return
+    yield 'messages: first message must use the "user" role'
 
 
 def _content(messages: Sequence[Any]) -> Iterator[str]:
@@ -315,7 +316,7 @@ def _thinking_places(messages: Sequence[Any]) -> Iterator[str]:
 
 
 def _compaction_places(messages: Sequence[Any]) -> Iterator[str]:
-    """Documented: a signed block stands first, alone; one without signature may stand wherever a reply had it."""
+    """Documented: a signed block stands first and alone; any other may stand where a reply had it."""
     blocks = [
         (index, place, block)
         for index, message in enumerate(messages)
@@ -350,16 +351,17 @@ def _system(body: Mapping[str, Any], model: Model) -> Iterator[str]:
 
 
 def _system_places(messages: Sequence[Any]) -> Iterator[str]:
-    """Documented: after the user's or a result of the API's own tools, and before the assistant's or at the end.
+    """Documented: after the user or a server tool's result, and before the assistant or at the end.
 
-    Neighbouring system messages are judged together; one that only sets the effort may stand anywhere.
+    Neighbouring system messages are judged together; one that only sets the effort stands anywhere.
     """
     start = 0
     for role, group in groupby(messages, key=lambda message: message["role"]):
         held = [*group]
         stop = start + len(held)
         if role == "system" and not all(map(_sets_effort, held)):
-            if start and messages[start - 1]["role"] == "assistant" and not turns.ends_in_result(messages[start - 1]):
+            before = messages[start - 1] if start else None
+            if before and before["role"] == "assistant" and not turns.ends_in_result(before):
                 yield f"messages.{start}: a `system` message must follow a `user` message"
             if stop < len(messages) and messages[stop]["role"] == "user":
                 yield (
@@ -382,7 +384,7 @@ def _turn_scoped(where: str, message: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cache_marks(body: Mapping[str, Any]) -> Iterator[str]:
-    """Documented: at most four, and in the order of tools, system and messages none of an hour after a shorter one."""
+    """Documented: at most four, and in the order of the prompt none for an hour after a shorter one."""
     system = body.get("system")
     groups = [body.get("tools") or [], system if isinstance(system, list) else []]
     blocks = [block for group in groups for block in group]

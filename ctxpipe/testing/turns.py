@@ -1,8 +1,8 @@
-"""What the Messages API asks of calls and their results: those of the client's tools, and those of its own.
+"""What the Messages API asks of calls and their results, of the client's tools and of its own.
 
-A call of the client's is answered in the next message. A tool that the API runs itself is called and answered in the
-assistant's turn, which may be longer than one message: it goes on after a pause, and after the results of client calls
-that were made beside it.
+A call of the client's tools is answered in the next message. A tool that the API runs itself is
+called and answered in the assistant's turn, which may be longer than one message: it goes on after
+a pause, and after the results of client calls that were made beside it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def blocks_of(holder: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def is_paused(message: Mapping[str, Any]) -> bool:
-    """Whether an assistant's *message* may go on: a tool of the API waits in it, or was answered at its end."""
+    """Whether an assistant's *message* may go on: a server tool waits in it, or ends it answered."""
     blocks = blocks_of(message)
     answered = {block.get("tool_use_id") for block in blocks}
     waiting = any(_is_server_use(block) and block.get("id") not in answered for block in blocks)
@@ -116,7 +116,7 @@ def places(messages: Sequence[Any]) -> Iterator[str]:
 
 
 def client_calls(messages: Sequence[Any]) -> Iterator[str]:
-    """Observed: every call answered in the next message, once, before anything else that the message says."""
+    """Observed: every call is answered in the next message, once, before all else that it says."""
     for index, message in enumerate(messages):
         yield from _repeated_ids(index, message)
         calls = _ids(blocks_of(message), "tool_use", "id")
@@ -164,9 +164,9 @@ def orphans(messages: Sequence[Any]) -> Iterator[str]:
 def server_calls(messages: Sequence[Any]) -> Iterator[str]:
     """Observed, and documented: a call of the API's own tools is answered later in the same turn.
 
-    The turn ends with anything that the user says beside results of client calls. At the end of the conversation a
-    call may wait: the turn is paused, or its client calls were just answered. Both pages are silent about the kind of
-    the result, so the id alone makes a pair.
+    The turn ends with anything that the user says beside results of client calls. At the end of the
+    conversation a call may wait: the turn is paused, or its client calls were just answered. The
+    pages are silent about the kind of the result, so the id alone makes a pair.
     """
     waiting: list[tuple[int, Mapping[str, Any]]] = []
     for index, message in enumerate(messages):
@@ -181,7 +181,10 @@ def server_calls(messages: Sequence[Any]) -> Iterator[str]:
             if _is_server_use(block):
                 waiting.append((index, block))
             elif _is_server_result(block):
-                answered = next((pair for pair in waiting if pair[1].get("id") == block.get("tool_use_id")), None)
+                answered = next(
+                    (pair for pair in waiting if pair[1].get("id") == block.get("tool_use_id")),
+                    None,
+                )
                 if answered is not None:
                     waiting.remove(answered)
                 elif block["type"] in SERVER_RESULTS or re.fullmatch(SERVER_ID, str(block.get("tool_use_id"))):
@@ -207,7 +210,7 @@ def _unexpected(index: int, place: int, block: Mapping[str, Any]) -> str:
 
 
 def programmatic_calls(messages: Sequence[Any]) -> Iterator[str]:
-    """Documented: while a program waits for its calls, the user's turn holds nothing but their results."""
+    """Documented: while a program waits for its calls, the user gives nothing but their results."""
     waiting = False
     for index, message in enumerate(messages):
         if message["role"] == "assistant":
