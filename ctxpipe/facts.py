@@ -21,6 +21,9 @@ __all__ = [
     "commands",
     "failed",
     "identifiers",
+    "is_cut",
+    "is_one_line",
+    "one_line",
     "refused",
     "result_text",
     "results_by_id",
@@ -152,7 +155,7 @@ def commands(messages: Sequence[Message]) -> list[Command]:
 def target(call: ToolCall) -> str:
     """What *call* is about, on one line: its command, else its path, else its whole input as JSON."""
     paths = (text for name, text in _strings(call.input) if _PATH_ARGUMENT.search(name))
-    return " ".join((_command(call) or next(paths, "") or compact_json(call.input)).split())
+    return one_line(_command(call) or next(paths, "") or compact_json(call.input))
 
 
 def _command(call: ToolCall) -> str:
@@ -249,6 +252,21 @@ def _said(message: Message) -> Iterator[str]:
         yield from map(result_text, tool_results([message]))
 
 
+# Lines ----------------------------------------------------------------------------------------------------------
+
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def is_one_line(text: str) -> bool:
+    """Whether *text* holds no line break of any kind, and no other control character."""
+    return _CONTROLS.search(text) is None
+
+
+def one_line(text: str) -> str:
+    """*text* on one line: line breaks, other control characters and runs of blanks become one space."""
+    return " ".join(_CONTROLS.sub(" ", text).split())
+
+
 # Text --------------------------------------------------------------------------------------------------------
 
 
@@ -263,3 +281,12 @@ def shortened(text: str, limit: int, where: str = "") -> str:
     tail = limit - head
     source = f"; the whole text is in {where}" if where else ""
     return f"{text[:head]}\n[... {len(text) - limit} characters left out{source} ...]\n{text[len(text) - tail :]}"
+
+
+_LEFT_OUT = re.compile(r"\n\[\.\.\. \d+ characters left out[^\n]* \.\.\.\]\n")
+
+
+def is_cut(text: str, whole: str) -> bool:
+    """Whether *text* is *whole*, or what `shortened` leaves of it."""
+    head, *tail = _LEFT_OUT.split(text, maxsplit=1)
+    return text == whole or (bool(tail) and whole.startswith(head) and whole.endswith(tail[0]))

@@ -69,6 +69,7 @@ class Request:
     force: bool = False
     cold: bool = False
     client: AsyncAnthropic | None = field(default=None, repr=False)
+    history: Sequence[Message] | None = field(default=None, repr=False)  # raw, where a session knows it
 
 
 class Overhead(NamedTuple):
@@ -435,6 +436,7 @@ class Runner:
             protected=_behind_thinking(messages) if self.thinking == "protect" else 0,
             cold=request.cold,
             client=request.client,
+            history=request.history,
         )
 
     async def _overhead(self, record: Record, system: object, tools: Iterable[object] | None) -> int:
@@ -469,6 +471,7 @@ def _remembering(turn: Turn, memory: dict[object, object]) -> Turn:
         turn.protected,
         turn.cold,
         turn.client,
+        turn.history,
     )
 
 

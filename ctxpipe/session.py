@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
@@ -86,6 +87,7 @@ class Session:
         self._record = runner.new_record()
         self._verify = verify
         self._projection = Projection(verify=verify)
+        self._is_adopted = False  # whether the caller has ever gone on with our context as his history
         self._undos: list[Undo] = []
         self._undos_are_whole = True
         self._journal = Journal(journal, session_id) if journal is not None else None
@@ -180,6 +182,9 @@ class Session:
         self._pending = []
         reads_many = self._projection.reads_all and is_bulky(history)
         opening = await in_thread_if(reads_many, self._projection.begin, history)
+        self._is_adopted = self._is_adopted or opening.adopted
+        if not self._is_adopted:
+            asked = replace(asked, history=opening.history)
         if opening.diverged:
             notices.append(
                 f"the history differs from the known one; message {opening.fresh} and those behind it are new"

@@ -45,6 +45,10 @@ class Turn:
     The messages before index *protected* must not be rewritten: kept thinking behind them is bound to their text. With
     *cold* the provider's prompt cache is known to have lapsed, so that rewriting costs no more than reading. *client*,
     where it is known, is the one that the agent asks its model with: lent to a summarizer that has none of its own.
+
+    *history* is the raw history that the messages were made from, where a session's caller hands it in. None in
+    `ContextPipeline.run`, and once the caller goes on with the context itself: then *messages* is all that there is,
+    and nobody knows which of its texts are ours.
     """
 
     messages: Sequence[Message] = field(repr=False)  # a repr goes into logs, a conversation does not
@@ -58,6 +62,7 @@ class Turn:
     protected: int = 0
     cold: bool = False
     client: AsyncAnthropic | None = field(default=None, repr=False)
+    history: Sequence[Message] | None = field(default=None, repr=False)
 
     @property
     def counter(self) -> TokenCounter:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +40,10 @@ from ctxpipe.stage import Turn
 from ctxpipe.summarizers import Summary
 
 LONG = "a long line of output\n" * 200
+
+
+def undigested(text: str) -> str:
+    return re.sub(r" \([0-9a-f]{8}(-[0-9a-f]{8})+\)", "", text)
 
 
 class Counting:
@@ -103,7 +108,8 @@ async def test_a_restart_before_every_turn_changes_nothing(tmp_path: Path) -> No
         result = await pipeline(storage, again).session("s", journal=storage).run(history[:stop])
 
         there = json.dumps(result.messages).replace(str(tmp_path / "two"), str(tmp_path / "one"))
-        assert json.loads(there) == expected[stop // 2]
+        # An archive names the one before it, and so its digest depends on where both are.
+        assert undigested(there) == undigested(json.dumps(expected[stop // 2]))
         assert not result.notices
     assert again.calls == summarize.calls > 1
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 import anthropic
 import anyio
 import pytest
+from evidence import parsed_evidence
 from histories import assistant, chat, conversation, python_source, said, step, system, user, view
 from histories import tool_use as call
 
@@ -30,7 +31,6 @@ from ctxpipe import (
     Turn,
 )
 from ctxpipe.compacted import ACKNOWLEDGED, CONTINUE, IN_PROGRESS, SUMMARY, summary_body, summary_extras
-from ctxpipe.edits.compact import parsed_evidence
 from ctxpipe.errors import InvalidHistory, SettingsError, SummaryFailed
 from ctxpipe.messages import Message, check
 from ctxpipe.stage import Intent
@@ -403,9 +403,11 @@ async def test_a_summary_cannot_forge_what_stands_behind_it(storage: LocalStorag
 
 
 async def test_a_request_under_way_is_told_as_such(storage: LocalStorage) -> None:
-    context, _ = await compacted(Compact(Writer(), archive=storage), [user("Fix it."), *work(20)])
+    history = [user("Fix it."), *work(20)]
 
-    assert context[-1] == user(f"{IN_PROGRESS}Fix it.")
+    context, _ = await compacted(Compact(Writer(), archive=storage), history)
+
+    assert context[-3:] == [user(f"{IN_PROGRESS}Fix it."), *history[-2:]]
 
 
 async def test_a_history_that_ends_with_the_assistant_ends_so(storage: LocalStorage) -> None:

@@ -21,7 +21,6 @@ __all__ = [
     "COMMON_WRITING_TOOLS",
     "FileInWork",
     "files_in_work",
-    "is_plain_path",
     "restored_message",
     "was_changed",
     "working_set",
@@ -120,11 +119,6 @@ def _is_failure(result: object, *, by_shell: bool = False) -> bool:
     if field(result, "is_error"):
         return True
     return refused(result_text(result), whole=by_shell) or (by_shell and failed(result))
-
-
-def is_plain_path(path: str) -> bool:
-    """Whether *path* can stand in a line of text: no line breaks, no other control characters."""
-    return path.isprintable()
 
 
 def files_in_work(

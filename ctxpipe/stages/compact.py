@@ -19,7 +19,7 @@ from ..edits import compact
 from ..edits.restore import COMMON_WRITING_TOOLS
 from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS
 from ..errors import SettingsError, StorageError, SummaryFailed, safe_text
-from ..messages import ensure_messages, pending_calls
+from ..messages import ensure_messages, has_thinking
 from ..names import session_folder
 from ..reports import Compacted
 from ..settings import (
@@ -47,11 +47,12 @@ from ..summarizers import (
 from ..summarizers.protocol import summarizer_name
 from ..threads import in_thread
 from ..tokens import Counting, as_counter, should_compact
-from .archive import archive_record, load_archive
+from .archive import archive_digest, archive_record, load_archive
 from .attempts import Attempts
 from .layout import FileFolder, Fold, Layout, check_folder, fitted, folded_texts, indexed, what_holds
 from .pointing import check_reference, shown
 from .restore import Restore, RestoredFiles, restore_files
+from .source import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -235,9 +236,12 @@ class Compact:
 
     It begins when the calibrated estimate of the context reaches the budget's trigger (or by force) and aims at its
     target: restored files give way first, the oldest of them first, then the evidence; what is still above it but
-    smaller than before is taken, and reported ``over_target`` with what holds it. While a call waits for its result
-    it is put off (A-35). When the context ended with the user it ends with the user again: with the words not yet
-    answered, or with the request that is under way (A-33, A-34); above *max_request_chars* head and tail stand.
+    smaller than before is taken, and reported ``over_target`` with what holds it. While a call waits for its result,
+    one of a server tool included, it is put off; where the API itself has compacted, it is left to the API.
+
+    What the model has not answered stays whole, pictures and results included, as long as the new context meets the
+    target. Only above it the user's words are cut to *max_request_chars*, head and tail, and the report's warnings say
+    what else is missing. System messages from the middle of the history are carried on.
 
     The raw messages are archived first; without an archive nothing is compacted, unless *require_archive* is False.
     *summarize* defaults to `AnthropicSummarizer`, and without credentials to `ExtractiveSummarizer`; the report names
@@ -252,7 +256,10 @@ class Compact:
     After three failures in a row, and when compaction does not help or has to come back too often, no attempt is made
     for *cooldown_seconds* of *clock*.
 
-    Raises SettingsError for settings that make no sense.
+    Nothing is believed because of what a text says: in a session the evidence comes from the caller's history, and
+    elsewhere from archives of the same session whose digest is right. Texts that only look like ours give nothing.
+
+    Raises SettingsError for settings that are invalid.
     """
 
     summarize: Summarizer | None = None
@@ -320,12 +327,10 @@ class Compact:
         tokens = await turn.tokens()
         if not turn.force and not turn.budget.reached(tokens):
             return Skip(f"{tokens} tokens, below the trigger of {turn.budget.trigger}")
-        waiting = pending_calls(turn.messages)
-        if waiting:
-            return Skip(f"postponed: {len(waiting)} calls wait for their results")
         head, rest = compact.partition(turn.messages)
-        if not rest:
-            return Skip("nothing but system messages")
+        obstacle = compact.obstacle(rest)
+        if obstacle:
+            return Skip(obstacle)
         fixed = turn.overhead + await turn.counter.count(head)
         if turn.budget.reached(turn.ledger.estimate(fixed, head)):
             reason = f"over budget: system prompt, tools and system messages hold {fixed} tokens"
@@ -368,10 +373,26 @@ class Compact:
         # What costs nothing is written anew: then it says the same in every process.
         finished = None if isinstance(writer, ExtractiveSummarizer) else turn.recall(FinishedParts)
         summary = await summarised(writer, rest, self.retry, finished)
-        restored = await self._restored(turn)
         where = partial(shown, self.reference, session_folder(turn.session_id))
-        draft = await in_thread(self._drafted, head, rest, summary.text, where(path) if path else "", restored)
-        layout, _ = await fitted(turn, draft, restored, self.evidence_tokens, self._fold_for(turn))
+        source = await source_of(turn, self.archive, where)
+        restored = await self._restored(source.messages, turn.counter)
+        digest = await archive_digest(self.archive, path) if self.archive is not None and path else None
+        drafts = await in_thread(
+            partial(
+                compact.drafts,
+                head,
+                rest,
+                summary.text,
+                source,
+                archive=where(path) if path else "",
+                archive_digest=digest or "",
+                notes=_notes(restored),
+                pin=self.pin,
+                max_request_chars=self.max_request_chars,
+                whole=not _is_protected(turn, rest),
+            )
+        )
+        draft, layout = await fitted(turn, drafts, restored, self.evidence_tokens, self._fold_for(turn))
         layout, warning = await indexed(turn, draft, layout, self.archive, where)
         detail = Compacted(
             await turn.raw_tokens() - turn.overhead,
@@ -382,7 +403,7 @@ class Compact:
             restored=tuple(file.path for file in layout.files),
             restored_tokens=sum(file.tokens for file in layout.files),
             folded=tuple(layout.folded),
-            warnings=(*restored.warnings, *filter(None, [no_model, warning])),
+            warnings=(*draft.cuts, *restored.warnings, *filter(None, [no_model, warning])),
             attempts=summary.attempts,
             input_tokens=summary.input_tokens,
             cached_tokens=summary.cached_tokens,
@@ -395,27 +416,10 @@ class Compact:
             return None
         return await _saved(self.archive, session_id, archive_record(rest), required=self.require_archive)
 
-    async def _restored(self, turn: Turn) -> RestoredFiles:
+    async def _restored(self, messages: Sequence[Message], counter: TokenCounter) -> RestoredFiles:
         if self.restore is None:
             return RestoredFiles(warnings=("no files are restored: Compact has no restore=",))
-        return await self.restore.read_again(turn.messages, turn.counter)
-
-    def _drafted(
-        self, head: list[Message], rest: list[Message], summary: str, path: str, restored: RestoredFiles
-    ) -> compact.Draft:
-        changed = [file.path for file in (*restored.files, *restored.unfit) if file.changed]
-        return compact.drafted(
-            head,
-            rest,
-            summary,
-            archive=path,
-            notes=[
-                *(f"{name} is not as it was shown before" for name in changed),
-                *(f"{name} was deleted since it was shown" for name in restored.deleted),
-            ],
-            pin=self.pin,
-            max_request_chars=self.max_request_chars,
-        )
+        return await self.restore.read_again(messages, counter)
 
     def _fold_for(self, turn: Turn) -> Fold | None:
         return partial(folded_texts, counter=turn.counter, folder=self.folder) if self.fold_unrestored else None
@@ -438,3 +442,16 @@ class Compact:
         if over_budget:
             attempts.stuck(self._later(), estimate)
         return Change(layout.messages, detail)
+
+
+def _notes(restored: RestoredFiles) -> list[str]:
+    changed = [file.path for file in (*restored.files, *restored.unfit) if file.changed]
+    return [
+        *(f"{name} is not as it was shown before" for name in changed),
+        *(f"{name} was deleted since it was shown" for name in restored.deleted),
+    ]
+
+
+def _is_protected(turn: Turn, rest: Sequence[Message]) -> bool:
+    """Whether the unanswered messages hold thinking that must not stand after a rewritten message."""
+    return turn.protected > 0 and any(map(has_thinking, rest[compact.open_tail(rest) :]))

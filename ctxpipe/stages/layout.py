@@ -85,20 +85,33 @@ class Layout:
 
 
 async def fitted(
-    turn: Turn, draft: Draft, restored: RestoredFiles, evidence_tokens: int, fold: Fold | None
-) -> tuple[Layout, int]:
-    """The richest layout that is smaller and meets the target, the leanest where none does; and its raw tokens.
+    turn: Turn, drafts: Sequence[Draft], restored: RestoredFiles, evidence_tokens: int, fold: Fold | None
+) -> tuple[Draft, Layout]:
+    """The first of *drafts*, in its richest layout, that is smaller and meets the target; else the leanest of the last.
 
-    Source: A-44, R2f.
+    Files and evidence give way before the next draft is tried.
     """
     before = await turn.raw_tokens() - turn.overhead
-    layout, raw = Layout((), {}, 0), 0
-    async for planned in _from_rich_to_lean(restored, evidence_tokens, fold):
-        layout = await laid_out(turn, draft, planned)
-        raw = await turn.counter.count(layout.messages)
-        if raw < before and turn.ledger.estimate(raw + turn.overhead, layout.messages) <= turn.budget.target:
-            break
-    return layout, raw
+    plans = _from_rich_to_lean(restored, evidence_tokens, fold)
+    tried: list[Layout] = []
+    draft, layout = drafts[0], Layout((), {}, 0)
+    async for plan in plans:
+        tried.append(plan)
+        layout = await laid_out(turn, draft, plan)
+        if await _fits(turn, layout, before):
+            return draft, layout
+    for draft in drafts[1:]:
+        for plan in tried:
+            layout = await laid_out(turn, draft, plan)
+            if await _fits(turn, layout, before):
+                return draft, layout
+    return draft, layout
+
+
+async def _fits(turn: Turn, layout: Layout, before: int) -> bool:
+    """Whether *layout* is smaller than *before*, in raw tokens, and within the target."""
+    raw = await turn.counter.count(layout.messages)
+    return raw < before and turn.ledger.estimate(raw + turn.overhead, layout.messages) <= turn.budget.target
 
 
 async def _from_rich_to_lean(restored: RestoredFiles, evidence_tokens: int, fold: Fold | None) -> AsyncIterator[Layout]:
@@ -146,14 +159,13 @@ async def indexed(
 async def what_holds(turn: Turn, draft: Draft, layout: Layout) -> str:
     """What the context is made of, the largest part first."""
     summary = layout.messages[len(draft.head)]
-    closing = layout.messages[-1:] if draft.closing else []
     parts = {
         "system prompt and tools": turn.overhead,
-        "system messages": await turn.counter.count(draft.head),
+        "system messages": await turn.counter.count([*draft.head, *draft.systems]),
         "summary and evidence": await turn.counter.count([summary]),
         "restored files": await turn.counter.count(file.message for file in layout.files),
         "pinned messages": await turn.counter.count(draft.kept),
-        "the request at the end": await turn.counter.count(closing),
+        "the request at the end": await turn.counter.count(draft.closing),
     }
     largest = sorted(parts.items(), key=lambda part: -part[1])
     return ", ".join(f"{name} {tokens}" for name, tokens in largest if tokens)

@@ -14,13 +14,13 @@ from anyio import to_thread
 from ..edits.restore import (
     FileInWork,
     files_in_work,
-    is_plain_path,
     restored_message,
     was_changed,
     working_set,
 )
 from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..errors import SettingsError, StorageError
+from ..facts import is_one_line
 from ..messages import ensure_messages
 from ..settings import (
     MAX_RESTORE_FILES,
@@ -203,7 +203,7 @@ class Restore:
 
     def _refusal(self, path: str) -> str:
         """Why the file that a call names *path* must not be read, "" when it may."""
-        if not is_plain_path(path):
+        if not is_one_line(path):
             return f"{path!r}: its name holds line breaks or other control characters"
         return self._denial(path, path)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..compacted import own_words, summary_body
+from ..compacted import own_words, placed, summary_body
 from ..facts import failed, is_about_file, result_text, results_by_id, shortened, target, touched_paths
 from ..messages import ToolCall, compact_json, texts, tool_calls, tool_results
 from ..settings import SUMMARY_MAX_WORDS, setting
@@ -169,9 +169,9 @@ def _action(call: ToolCall) -> str:
 
 
 def _earlier_items(messages: Sequence[Message]) -> dict[str, list[str]]:
-    """The items under the headings of earlier summaries, ours or a model's."""
+    """The items under the headings of the earlier summary that *messages* begin with, ours or a model's."""
     found: dict[str, list[str]] = {}
-    for body in filter(None, map(summary_body, messages)):
+    for body in filter(None, map(summary_body, messages[: placed(messages)])):
         before, *parts = _HEADING.split(body)
         named = {GOALS: before} if before.strip() else {}
         for name, text in [*named.items(), *zip(parts[::2], parts[1::2], strict=True)]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from inspect import Parameter, isawaitable, signature
 from typing import TYPE_CHECKING
 
-from ..compacted import ACKNOWLEDGED, summary_body, text_of
+from ..compacted import placed, summary_body
 from ..errors import SettingsError
 from ..facts import result_text, shortened
 from ..messages import MEDIA, THINKING, blocks, compact_json, field, kind, without_surrogates
@@ -91,14 +91,15 @@ def transcript(messages: Sequence[Message], max_block_chars: int) -> str:
 
     Our own tags are escaped wherever they occur in the conversation, thinking and media data are left out (R6d, R22).
     """
-    text = "\n".join(_rendered(message, max_block_chars) for message in messages)
-    return without_surrogates(text)
+    rendered = [_rendered(message, max_block_chars) for message in messages]
+    earlier = summary_body(messages[0]) if placed(messages) else None
+    if earlier is not None:
+        text = _escaped(earlier, 4 * max_block_chars)
+        rendered[0] = f"<earlier_summary>\n{text}\n</earlier_summary>"
+    return without_surrogates("\n".join(rendered))
 
 
 def _rendered(message: Message, limit: int) -> str:
-    earlier = summary_body(message)
-    if earlier is not None:
-        return f"<earlier_summary>\n{_escaped(earlier, 4 * limit)}\n</earlier_summary>"
     content = message["content"]
     parts = [_escaped(content, limit)] if isinstance(content, str) else _parts(blocks(message), limit)
     return "\n".join([f'<message role="{message["role"]}">', *parts, "</message>"])
@@ -145,7 +146,7 @@ class TranscriptPrompt:
         harder and harder instead.
         """
         limits = [sys.maxsize, self.max_block_chars]
-        can_be_split = sum(1 for message in messages if not _is_earlier(message)) > 1
+        can_be_split = len(messages) - (2 if placed(messages) else 0) > 1
         if not can_be_split:
             limits += [self.max_block_chars // 4, self.max_block_chars // 16]
         for limit in limits:
@@ -174,10 +175,6 @@ class TranscriptPrompt:
             return True
         [tokens] = await as_counter(self.counter).texts([text])
         return conservative(tokens) <= self._room
-
-
-def _is_earlier(message: Message) -> bool:
-    return summary_body(message) is not None or text_of(message) == ACKNOWLEDGED
 
 
 # Any provider ----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 from histories import chat, conversation, python_source, step, text, thinking, tool_result, tool_use, user
 
 from ctxpipe.compacted import SUMMARY, own_words, restored_path, safe_summary, summary_body, summary_extras
-from ctxpipe.edits.compact import assemble, extract_commands, parsed_evidence, reminder
+from ctxpipe.edits.compact import assemble, extract_commands, named_archives, reminder
 from ctxpipe.edits.fold import fold_files
 from ctxpipe.errors import InvalidHistory, StorageError, TranscriptError
 from ctxpipe.journal import _found as found_in
@@ -81,7 +81,7 @@ def placeholders(data: bytes) -> None:
     message = user(said)
     body, extras = summary_body(message), summary_extras(message)
     assert body is None or said.endswith(body + extras)
-    parsed_evidence(said)
+    named_archives(said)
     restored_path(message)
     assert own_words(message) in said
     summary = assemble([], safe_summary(said), [])[0]

@@ -1,0 +1,65 @@
+"""What stands in an evidence block, read back for the tests. The library itself never does so."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+
+from ctxpipe.compacted import EVIDENCE, EVIDENCE_END
+from ctxpipe.edits.compact import Evidence
+
+_ARCHIVE, _INDEX, _NOTE = "Raw messages: ", "More paths: ", "Note: "
+_WRITTEN, _NAMED = "Files written:", "Files read or named:"
+_IDENTIFIERS = "Identifiers: "
+_REQUESTS = "What the user asked, word for word, oldest first; the summary says what is settled:"
+_REQUEST = re.compile(r'<request chars="(\d+)">')
+_DIGEST = re.compile(r" \([0-9a-f-]+\)$")
+_QUOTED = r'"(?:[^"\\]|\\.)*"'
+_FOLDER = re.compile(rf"({_QUOTED}|[^:]+): (.+)")
+_NAME = re.compile(rf"({_QUOTED}|[^,]+)(?:, |$)")
+
+
+def parsed_evidence(text: str) -> Evidence:
+    """The evidence in what stands behind a summary; empty when there is none."""
+    begin = text.find(EVIDENCE)
+    if begin < 0:
+        return Evidence({}, {})
+    before, _, requests = text[begin + len(EVIDENCE) :].partition(f"\n{_REQUESTS}\n")
+    lines = before.removesuffix(EVIDENCE_END).split("\n")
+    named, written = (dict.fromkeys(_parsed_paths(lines, heading)) for heading in (_NAMED, _WRITTEN))
+    return Evidence(
+        paths={**dict.fromkeys(named, False), **dict.fromkeys(written, True)},
+        commands={line[2:]: line[0] == "!" for line in lines if line[:2] in ("$ ", "! ")},
+        identifiers=[name for line in lines if line.startswith(_IDENTIFIERS) for name in _values(line, ", ")],
+        requests=list(_parsed_requests(requests)),
+        archives=[_DIGEST.sub("", line).removeprefix(_ARCHIVE) for line in lines if line.startswith(_ARCHIVE)],
+        index=next((line.removeprefix(_INDEX) for line in lines if line.startswith(_INDEX)), ""),
+    )
+
+
+def _values(line: str, separator: str) -> list[str]:
+    return line.removeprefix(_IDENTIFIERS).split(separator)
+
+
+def _parsed_paths(lines: Sequence[str], heading: str) -> Iterator[str]:
+    if heading not in lines:
+        return
+    for line in lines[lines.index(heading) + 1 :]:
+        match = _FOLDER.fullmatch(line)
+        if match is None or line.startswith((_INDEX, _IDENTIFIERS, _NOTE)):
+            return
+        folder = _unquoted(match[1]).removeprefix("./")
+        for name in _NAME.findall(match[2]):
+            yield folder + _unquoted(name)
+
+
+def _unquoted(name: str) -> str:
+    return str(json.loads(name)) if name.startswith('"') else name
+
+
+def _parsed_requests(text: str) -> Iterator[str]:
+    place = 0
+    while match := _REQUEST.search(text, place):
+        place = match.end() + int(match[1])
+        yield text[match.end() : place]
