@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 MEMO_BYTES = 64 * 2**20
 HOP_BYTES = 32_768  # of text as Python holds it: some 4 ms of counting, forty times the cost of a thread hop
+_MANY_TEXTS = 500  # to look them up takes a millisecond
 _REMEMBERED_JSON_CHARS = 2048  # below that, making it again costs less than the copy by which an edit is noticed
 _ENTRY_BYTES = 200  # a dict entry, the number and the tuple that holds it
 
@@ -118,6 +119,8 @@ class TokenCounter:
 
     async def texts(self, texts: Sequence[str]) -> list[int]:
         """The tokens of each text; as with `count`, large new text goes to a worker thread in one hop."""
+        if len(texts) > _MANY_TEXTS:
+            return await in_thread(lambda: list(map(self.text, texts)), abandon_on_cancel=True)
         return await self._tokens(texts)
 
     # Questions that need no full count -----------------------------------------------------------------------

@@ -1,0 +1,222 @@
+"""What a turn costs, counted instead of timed: texts encoded, messages visited, files opened, hops to threads."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anyio import to_thread
+from histories import conversation, user
+
+from ctxpipe import (
+    BatchOffload,
+    Budget,
+    Compact,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    Message,
+    Session,
+    SmartTruncate,
+    TokenCounter,
+)
+from ctxpipe.summarizers import ExtractiveSummarizer
+
+LENGTHS = [200, 2_000]
+
+
+class Counted(dict[str, Any]):
+    """A message that counts how often anyone looks into it."""
+
+    looks = 0
+
+    def __getitem__(self, key: str) -> Any:
+        Counted.looks += 1
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        Counted.looks += 1
+        return super().get(key, default)
+
+    def items(self) -> Any:
+        Counted.looks += 1
+        return super().items()
+
+    def values(self) -> Any:
+        Counted.looks += 1
+        return super().values()
+
+    def __iter__(self) -> Iterator[str]:
+        Counted.looks += 1
+        return super().__iter__()
+
+
+class Work:
+    """What is counted."""
+
+    def __init__(self, counter: TokenCounter) -> None:
+        self.counter = counter
+        self.files: list[str] = []
+        self.hops = 0
+        self.is_on = False
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        self.files.clear()
+        self.hops, self._encoded, Counted.looks = 0, self.counter.encoded_chars, 0
+        self.is_on = True
+        try:
+            yield
+        finally:
+            self.is_on = False
+            self.looks = Counted.looks
+            self.encoded = self.counter.encoded_chars - self._encoded
+
+
+# A hook cannot be taken away again: there is one for all tests.
+_working: list[Work] = []
+
+
+def _note_files(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and _working and _working[-1].is_on:
+        _working[-1].files.append(str(arguments[0]))
+
+
+sys.addaudithook(_note_files)
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
+    work = Work(TokenCounter())
+    hop = to_thread.run_sync
+
+    async def counted_hop(*arguments: Any, **options: Any) -> Any:
+        work.hops += work.is_on
+        return await hop(*arguments, **options)
+
+    monkeypatch.setattr(to_thread, "run_sync", counted_hop)
+    _working.append(work)
+    yield work
+    _working.remove(work)
+
+
+def pipeline(folder: Path, counter: TokenCounter) -> ContextPipeline:
+    storage = LocalStorage(folder)
+    stages = [
+        DirectOffload(storage),
+        BatchOffload(storage),
+        Compact(ExtractiveSummarizer(), archive=storage),
+        SmartTruncate(archive=storage),
+    ]
+    return ContextPipeline(stages, counter=counter, budget=Budget(window=1_000_000))
+
+
+def step(number: int) -> list[Message]:
+    call = Counted(type="tool_use", id=f"t{number}", name="bash", input={"command": f"ls {number}"})
+    result = Counted(type="tool_result", tool_use_id=f"t{number}", content=f"{number}.py")
+    messages: list[Any] = [
+        Counted(role="assistant", content=[call]),
+        Counted(role="user", content=[result]),
+    ]
+    return messages
+
+
+def history(messages: int) -> list[Message]:
+    return conversation(user("go"), *(message for number in range(messages // 2) for message in step(number)))
+
+
+async def ran(work: Work, folder: Path, length: int) -> tuple[Session, list[Message]]:
+    """A session after its first turn and one more."""
+    session, messages = pipeline(folder, work.counter).session("s"), history(length)
+    await session.run(messages)
+    messages += step(length)
+    await session.run(messages)
+    return session, messages
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+async def test_an_idle_turn_does_nothing_at_all(work: Work, tmp_path: Path, length: int) -> None:
+    session, messages = await ran(work, tmp_path, length)
+
+    with work.counted():
+        await session.run(messages)
+
+    assert (work.encoded, work.files, work.hops) == (0, [], 0)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+async def test_a_new_message_costs_its_own_text_and_nothing_else(work: Work, tmp_path: Path, length: int) -> None:
+    session, messages = await ran(work, tmp_path, length)
+    new = step(length + 1)
+
+    with work.counted():
+        await session.run([*messages, *new])
+
+    assert (work.files, work.hops) == ([], 0)
+    assert 0 < work.encoded <= 60
+
+
+async def test_how_often_messages_are_looked_into_does_not_grow_with_the_history(work: Work, tmp_path: Path) -> None:
+    looks: dict[str, list[int]] = {"idle": [], "new": []}
+    for length in (*LENGTHS, 4_000):
+        session, messages = await ran(work, tmp_path / str(length), length)
+        with work.counted():
+            await session.run(messages)
+        looks["idle"].append(work.looks)
+        with work.counted():
+            await session.run([*messages, *step(length + 1)])
+        looks["new"].append(work.looks)
+
+    for kind, counts in looks.items():
+        assert max(counts) - min(counts) <= 4, (kind, counts)
+        assert max(counts) <= {"idle": 100, "new": 300}[kind], (kind, counts)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+async def test_a_first_turn_encodes_each_distinct_text_once(work: Work, tmp_path: Path, length: int) -> None:
+    messages = history(length)
+    texts = {"go", "bash"}
+    for number in range(length // 2):
+        texts |= {f"t{number}", f'{{"command":"ls {number}"}}', f"{number}.py"}
+
+    with work.counted():
+        await pipeline(tmp_path, work.counter).session("s").run(messages)
+
+    assert work.encoded == sum(map(len, texts))
+    assert work.hops <= 8
+    assert not [file for file in work.files if file.startswith(os.fspath(tmp_path))]
+
+
+async def test_an_offloaded_result_costs_as_many_files_and_hops_at_any_length(work: Work, tmp_path: Path) -> None:
+    costs = []
+    for length in LENGTHS:
+        session, messages = await ran(work, tmp_path / str(length), length)
+        for number in (length + 1, length + 2):  # the first one makes folders, too
+            call, result = step(number)
+            block: Any = result["content"][0]
+            block["content"] = f"line {number} of a log\n" * 300
+            messages += [call, result]
+            with work.counted():
+                await session.run(messages)
+        costs.append((len(work.files), work.hops))
+        assert work.looks <= 4 * length + 500  # the marks for the cache are counted anew
+
+    assert costs[0] == costs[1]
+    assert costs[0] <= (6, 8)
+
+
+async def test_a_session_with_a_journal_opens_it_once_for_each_turn_that_changed(work: Work, tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    session = ContextPipeline([DirectOffload(storage)], counter=work.counter).session("s", journal=storage)
+    messages = history(200)
+    await session.run(messages)
+
+    with work.counted():
+        await session.run(messages)
+
+    assert (work.files, work.hops, work.encoded) == ([], 0, 0)
