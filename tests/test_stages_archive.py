@@ -13,11 +13,13 @@ from anthropic.types import TextBlock, ToolUseBlock
 from histories import assistant, histories, system, user
 from hypothesis import given
 
+from ctxpipe import Budget, Compact, ContextPipeline, compact_messages
 from ctxpipe.errors import InvalidHistory, StorageError
 from ctxpipe.messages import Message
 from ctxpipe.stages.archive import FORM, archive_digest, archive_record, load_archive, verified_archive
 from ctxpipe.storage import LocalStorage
 from ctxpipe.storage.records import encode_record
+from ctxpipe.summarizers import Summary
 
 
 async def archived(messages: list[Message], folder: Path) -> str:
@@ -48,6 +50,22 @@ async def test_a_bare_list_of_messages_is_an_archive_too(tmp_path: Path) -> None
     history = [user("a\nb"), assistant("c")]
 
     assert await load_archive(await LocalStorage(tmp_path).save("s", "compact", history)) == history
+
+
+async def test_the_stage_writes_a_form_and_the_function_the_bare_list_of_the_requirements(tmp_path: Path) -> None:
+    async def summarize(messages: Any, /) -> Summary:
+        return Summary("It went well.")
+
+    history = [user("go " * 900), assistant("a secret " * 900), user("on")]
+    hidden = [user("go " * 900), assistant("a ****** " * 900), user("on")]
+    storage = LocalStorage(tmp_path, redact=lambda text: text.replace("secret", "******"))
+    done = await compact_messages(history, summarize=summarize, archive=storage, context_token_limit=1_000)
+    stage = Compact(summarize, archive=storage)
+    result = await ContextPipeline([stage], budget=Budget(3_000)).run(history, session_id="s", force=True)
+
+    assert json.loads(Path(done.original_messages_path or "").read_text()) == hidden
+    archive = cast("Any", result.reports[0].detail).archive
+    assert json.loads(Path(archive).read_text()) == {"form": 1, "messages": hidden}
 
 
 async def test_objects_of_the_sdk_come_back_as_they_would_be_sent(tmp_path: Path) -> None:
