@@ -114,7 +114,7 @@ async def test_what_was_really_read_comes_back_where_the_folder_is_named(restore
     (tmp_path / "notes.txt").write_text("canary-notes")
     call = {"type": "tool_use", "id": "t1", "name": "read_file", "input": {"path": "notes.txt"}}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "an older text"}
-    history = [
+    history: list[dict[str, Any]] = [
         {"role": "user", "content": "Read the notes."},
         {"role": "assistant", "content": [call]},
         {"role": "user", "content": [result]},
