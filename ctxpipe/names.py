@@ -17,10 +17,11 @@ _HASHED_FOLDER = re.compile(r".*-[0-9a-f]{16}")
 
 
 def safe_name(name: str) -> str:
-    """*name* itself where it is a harmless file name of at most 120 bytes, else a slug and 8 hex digits of its hash.
+    """*name* itself where it is a harmless file name of at most 120 bytes, else a slug and a hash.
 
-    None holds a separator, begins with a dot or names a device. A name that looks like a slug with a hash stays itself,
-    and "A" and "a" stay themselves: the storage keeps two texts of one name apart. Folders: `session_folder`.
+    None holds a separator, begins with a dot or names a device. A name that looks like a slug with
+    a hash stays itself, and so do "A" and "a": the storage keeps two texts of one name apart. For
+    folders, which must not meet, there is `session_folder`.
     """
     if _VERBATIM.fullmatch(name) and not _RESERVED.match(name):
         return name
@@ -30,8 +31,9 @@ def safe_name(name: str) -> str:
 def session_folder(session_id: str) -> str:
     """The folder of a session: no two ids share one, even on a disk that ignores case.
 
-    A plain lower-case name is its own folder. Any other id, and one that looks like such a result, becomes a lower-case
-    slug and 16 hex digits of its hash; so nobody can choose an id to meet the folder of another.
+    A plain lower-case name is its own folder. Any other id, and one that looks like such a result,
+    becomes a lower-case slug and 16 hex digits of its hash; so nobody can choose an id to meet the
+    folder of another.
     """
     is_plain = _PLAIN_FOLDER.fullmatch(session_id) and not _RESERVED.match(session_id)
     if is_plain and not _HASHED_FOLDER.fullmatch(session_id):

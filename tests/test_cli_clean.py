@@ -293,9 +293,10 @@ def test_a_dry_run_of_adopting_marks_nothing(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
-def test_an_archive_of_0_1_is_a_proof_as_well(tmp_path: Path) -> None:
+@pytest.mark.parametrize("archived", [HISTORY, {"form": 1, "messages": HISTORY}], ids=["of 0.1", "of now"])
+def test_an_archive_is_a_proof_as_well(tmp_path: Path, archived: Any) -> None:
     stamp = "20260101T000000Z"
-    archive = json.dumps(HISTORY)
+    archive = json.dumps(archived)
     write_old(
         tmp_path,
         {

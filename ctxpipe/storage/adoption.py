@@ -1,4 +1,4 @@
-"""Folders of version 0.1, which made no marks: what in them is ctxpipe's is proven by a journal or an archive."""
+"""Folders without a mark, as version 0.1 left them: journals and archives prove whose they are."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 def find_unmarked(root: StorageRoot) -> dict[str, Mark]:
-    """What each session folder without a mark holds that is proven to be ctxpipe's; folders without proof left out."""
-    return {folder: Mark(files) for folder in root.session_folders() if (files := _proven_files(root, folder))}
+    """What is proven to be ctxpipe's in each session folder that has no mark, by folder."""
+    found = {folder: Mark(_proven_files(root, folder)) for folder in root.session_folders()}
+    return {folder: mark for folder, mark in found.items() if mark.files}
 
 
 def adopt(root: StorageRoot, found: Mapping[str, Mark]) -> None:
-    """Mark the root, and the folders *found* in it with the files that are ctxpipe's there. Raises StorageError."""
+    """Mark the root, and the folders *found* in it with their files. Raises StorageError."""
     for folder, mark in found.items():
         with root.folder(folder) as descriptor:
             write_mark(descriptor, SESSION_MARK, mark.files)
@@ -43,7 +44,7 @@ def adopt(root: StorageRoot, found: Mapping[str, Mark]) -> None:
 
 
 def _proven_files(root: StorageRoot, folder: str) -> frozenset[str]:
-    """The records in *folder* that can be read as such, and the texts named after the tool calls in them."""
+    """The records in *folder* that can be read, and the texts named after tool calls in them."""
     try:
         with root.folder(folder) as descriptor:
             if root.read_mark(folder, descriptor) is not None:
@@ -61,12 +62,13 @@ def _proven_files(root: StorageRoot, folder: str) -> frozenset[str]:
 
 
 def _messages(folder: int, name: str) -> list[Any] | None:
-    """The messages in a record of version 0.1; None for any other file."""
+    """The messages in a record; None for any other file."""
     try:
         if name == JOURNAL:
             return _journal_messages(_text(folder, name))
         if _ARCHIVE.fullmatch(name):
-            messages: list[Any] = json.loads(_text(folder, name))
+            archive = json.loads(_text(folder, name))
+            messages: list[Any] = archive["messages"] if isinstance(archive, dict) else archive
             ensure_messages(messages)
             return messages
     except (OSError, *_DAMAGED):

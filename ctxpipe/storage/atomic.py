@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written under a temporary name, then given their own."""
+"""Files that are there whole or not at all: written under a temporary name, then named."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NUMBERS = count()
 
 
 def _write_temporary(folder: int, chunks: Iterable[bytes], *, synced: bool) -> str:
-    """The name of a new hidden file in *folder* that holds *chunks*; nothing is left of it when that fails."""
+    """The name of a new hidden file that holds *chunks*; nothing is left when that fails."""
     name = f"{TEMPORARY}{os.getpid()}-{next(_NUMBERS)}-{time.time_ns():x}"
     file = open_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder=folder)
     whole = False
@@ -52,7 +52,7 @@ def _write_temporary(folder: int, chunks: Iterable[bytes], *, synced: bool) -> s
 
 @contextmanager
 def temporary_file(folder: int, chunks: Iterable[bytes], *, synced: bool) -> Iterator[str]:
-    """The name of a file that holds *chunks*; it is removed afterwards, if it still has that name."""
+    """The name of a file that holds *chunks*; afterwards that name is removed."""
     name = _write_temporary(folder, chunks, synced=synced)
     try:
         yield name
@@ -75,7 +75,7 @@ def claim(folder: int, temporary: str, name: str) -> bool:
 
 
 def _claim_without_links(folder: int, temporary: str, name: str) -> bool:
-    """The same with an empty file that holds the name for a moment; a kill in that moment leaves it empty."""
+    """The same with an empty file that holds the name; a kill in that moment leaves it."""
     try:
         os.close(open_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder=folder))
     except OSError:
@@ -91,7 +91,7 @@ def _claim_without_links(folder: int, temporary: str, name: str) -> bool:
 
 
 def discard(folder: int, name: str) -> None:
-    """Remove the file *name*, unless it is gone: moved into place, or removed by another process."""
+    """Remove the file *name*, unless it is gone."""
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)
 
@@ -112,7 +112,7 @@ def sync(descriptor: int) -> None:
 
 
 def read_bytes(folder: int, name: str, limit: int) -> bytes | None:
-    """At most *limit* bytes of the regular file *name* in *folder*; None when there is nothing of that name."""
+    """At most *limit* bytes of the regular file *name*; None when there is nothing of that name."""
     try:
         file = open_file(name, os.O_RDONLY, folder=folder)
     except FileNotFoundError:

@@ -51,7 +51,7 @@ class OwnFile:
     size: int
     written: int
     journal_time: float | None = None
-    """When the journal beside it was last written, in seconds since 1970; None where there is none."""
+    """When the journal beside it was last written, in seconds since 1970; None without one."""
 
     def age(self, now: float) -> float:
         """Seconds since it was written."""
@@ -90,7 +90,7 @@ def is_owned(root: StorageRoot) -> bool:
 
 
 def find_files(root: StorageRoot, adopted: Mapping[str, Mark] | None = None) -> list[OwnFile]:
-    """The files of ctxpipe's below the root, in folders that are marked or in *adopted*, reached through no link."""
+    """The files of ctxpipe's below the root, in folders that are marked or in *adopted*."""
     adopted = adopted or {}
     found: list[OwnFile] = []
     for folder in ("", *root.session_folders()):
@@ -167,14 +167,19 @@ def _delete(root: StorageRoot, file: OwnFile) -> bool:
 
 
 def drop_empty_folders(root: StorageRoot, before: float) -> None:
-    """Remove the session folders that have been empty since *before*: into a fresh one somebody may be writing."""
+    """Remove the session folders of ctxpipe's that have been empty since *before*."""
+    # Into a fresh one somebody may be about to write.
     for folder in root.session_folders():
         with suppress(OSError), root.folder(folder) as descriptor:
             if os.fstat(descriptor).st_mtime < before:
                 root.drop(folder)
 
 
-def session_files(root: StorageRoot, folder: str, adopted: Mapping[str, Mark] | None = None) -> list[OwnFile]:
+def session_files(
+    root: StorageRoot,
+    folder: str,
+    adopted: Mapping[str, Mark] | None = None,
+) -> list[OwnFile]:
     """All that ctxpipe has written into the session's *folder*; nothing when there is none.
 
     Raises StorageError for a folder that it has not made.
@@ -191,16 +196,20 @@ def session_files(root: StorageRoot, folder: str, adopted: Mapping[str, Mark] | 
 
 
 def delete_session(root: StorageRoot, folder: str) -> Cleaned:
-    """Delete the session's files, and its *folder* unless something else is in it. Raises StorageError."""
+    """Delete the session's files, and its *folder* if nothing else is in it.
+
+    Raises StorageError.
+    """
     cleaned = delete_files(root, session_files(root, folder))
     root.drop(folder)
     return cleaned
 
 
 def _unmarked(root: StorageRoot, folder: str) -> StorageError:
+    path = os.path.join(root.path, folder)
     return StorageError(
         errno.EPERM,
-        f"{os.path.join(root.path, folder)} carries no mark of ctxpipe, so nothing in it is deleted; "
+        f"{path} carries no mark of ctxpipe, so nothing in it is deleted; "
         f"if an earlier version wrote it, run: ctxpipe clean {root.path} --adopt",
     )
 

@@ -1,4 +1,4 @@
-"""Files and folders opened below a root that stays the same folder: no link is followed, nothing waits."""
+"""Files and folders below a root that stays the same: no link is followed, nothing waits."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ FAULTS = frozenset(
         *(errno.EMFILE, errno.ENFILE, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG),
     }
 )
-"""Errors that tell of trouble. Any other answer to link, chmod or fsync means that this file system has no such call:
-file systems disagree about the number (EPERM, ENOTSUP, ENOSYS, EINVAL, EACCES, EXDEV, …)."""
+"""Errors that tell of trouble. Any other answer to link, chmod or fsync means that this file system
+has no such call: they disagree about the number (EPERM, ENOTSUP, ENOSYS, EINVAL, EACCES, …)."""
 
-_RELATIVE_CALLS = {"open", "mkdir", "stat", "access", "link", "rename", "unlink", "rmdir"}
+_RELATIVE_CALLS = {"open", "mkdir", "stat", "link", "rename", "unlink", "rmdir"}
 
-# Windows lacks them; there a storage is refused (`check_platform`), but the package can be imported.
+# Windows lacks them; there `check_platform` refuses a storage, but the package can be imported.
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _NO_WAIT
 
 
 class RootError(StorageError):
-    """The root itself may not be used: another folder has taken its place, or it is not for this version."""
+    """The root must not be used: another folder is in its place, or it is of a newer form."""
 
 
 def is_supported() -> bool:
@@ -56,8 +56,9 @@ def check_platform(what: str) -> None:
     """Raise SettingsError where *what* cannot keep its promises."""
     if not is_supported():
         raise SettingsError(
-            f"{what} needs Linux or macOS: this system cannot open files relative to a folder without following "
-            "links. On Windows run under WSL, or give a storage of your own (see TextWriter and Archive)"
+            f"{what} needs Linux or macOS: this system cannot open files relative to a folder "
+            "without following links. On Windows run under WSL, or give a storage of your own (see "
+            "TextWriter and Archive)"
         )
 
 
@@ -93,8 +94,8 @@ def ignore_unsupported() -> Iterator[None]:
 def open_file(name: str, flags: int, *, folder: int | None = None) -> int:
     """A descriptor of the regular file *name*, which *flags* may create, private; it never waits.
 
-    In an open *folder* no link is followed; without one *name* is a path of the caller's. Raises OSError, also for a
-    folder, pipe, device or socket.
+    In an open *folder* no link is followed; without one *name* is a path of the caller's. Raises
+    OSError, also for a folder, pipe, device or socket.
     """
     with suppress(FileNotFoundError):  # a device acts when it is opened
         _refuse_special(os.stat(name, dir_fd=folder, follow_symlinks=folder is None))
@@ -109,7 +110,7 @@ def open_file(name: str, flags: int, *, folder: int | None = None) -> int:
 
 
 def open_to_append(name: str, flags: int, *, folder: int) -> int:
-    """The same for a file that grows. Raises OSError, also for a second name of a file outside the folder."""
+    """The same for a file that grows. Raises OSError, also for a file that has a second name."""
     file = open_file(name, flags, folder=folder)
     try:
         _refuse_second_name(os.fstat(file))
@@ -150,7 +151,10 @@ def _refuse_special(info: os.stat_result) -> None:
 
 
 def enter_folder(name: str, parent: int, *, create: bool = False) -> tuple[int, bool]:
-    """A descriptor of folder *name* in *parent*, which is no link, and whether it was made by this call, private."""
+    """A descriptor of the folder *name* in *parent*, and whether this call has made it, private.
+
+    Raises OSError, also for a link.
+    """
     made = create and _make(name, parent)
     try:
         folder = os.open(name, _FOLDER | _NO_LINK, dir_fd=parent)
@@ -177,10 +181,10 @@ def _make(name: str, parent: int) -> bool:
 
 
 class PinnedFolder:
-    """The folder at *path*, which may be a link when it is first opened, and from then on this very folder.
+    """The folder at *path*, which may be a link when it is first opened; then this very folder.
 
-    Device and inode are compared each time: whoever may write beside it cannot put a link, or another folder, in its
-    place without being noticed.
+    Device and inode are compared each time: whoever may write beside it cannot put a link, or
+    another folder, in its place without being noticed.
     """
 
     def __init__(self, path: str) -> None:
@@ -189,7 +193,10 @@ class PinnedFolder:
         self._identity: tuple[int, int] | None = None
 
     def open(self) -> int:
-        """A descriptor of the folder. Raises FileNotFoundError where there is none, RootError when it is another."""
+        """A descriptor of the folder.
+
+        Raises FileNotFoundError where there is none, RootError when it is another.
+        """
         folder = os.open(self.path, _FOLDER)
         try:
             self._compare(folder)
@@ -199,7 +206,7 @@ class PinnedFolder:
         return folder
 
     def create(self) -> tuple[int, bool]:
-        """A descriptor of the folder, which is made where it is missing, and whether it was made."""
+        """A descriptor of the folder, which is made where it is missing, and whether it was."""
         try:
             return self.open(), False
         except FileNotFoundError:
@@ -229,8 +236,9 @@ class PinnedFolder:
     def _replaced(self) -> RootError:
         return RootError(
             errno.ESTALE,
-            f"{self.path} is no longer the folder that it was at first: a link or another folder is in its place, and "
-            "nothing was read or written there. Put the folder back, or make a new object for the new one",
+            f"{self.path} is no longer the folder that it was at first: a link or another folder is "
+            "in its place, and nothing was read or written there. Put the folder back, or make a new "
+            "object for the new one",
         )
 
 
@@ -240,7 +248,7 @@ def _identity(folder: int) -> tuple[int, int]:
 
 
 def _enter_path(path: str) -> tuple[int, bool]:
-    """Make the folder at *path* and those above it that are missing; whether *path* itself was missing."""
+    """Make the folder at *path*, and those above it, where missing; whether *path* itself was."""
     above, name = os.path.split(path)
     try:
         parent = os.open(above, _FOLDER)

@@ -36,7 +36,6 @@ from .cleanup import (
 from .finishing import finished
 from .folders import (
     RootError,
-    check_platform,
     is_file,
     open_file,
     open_to_append,
@@ -95,7 +94,6 @@ class LocalStorage:
             raise SettingsError(
                 f"redact of a LocalStorage is {self.redact!r}; give a function from str to str, or None"
             )
-        check_platform("LocalStorage")
         # Absolute from the start: a later chdir must not move the storage.
         path = os.path.abspath(self.root)
         object.__setattr__(self, "root", path)
@@ -148,8 +146,7 @@ class LocalStorage:
     def _place(self, folder: _Folder, name: str, data: bytes) -> bool:
         """Put *data* under *name*; False when other bytes are there, which must stay."""
         fd = folder.descriptor
-        # Asking first costs less than an open that fails.
-        if os.access(name, os.F_OK, dir_fd=fd, follow_symlinks=False):
+        if exists(fd, name):
             held = read_bytes(fd, name, len(data) + 1)
             if held is not None:
                 return held == data

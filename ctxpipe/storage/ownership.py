@@ -21,7 +21,14 @@ from .atomic import (
     sweep,
     temporary_file,
 )
-from .folders import PinnedFolder, RootError, enter_folder, open_file, translate_errors
+from .folders import (
+    PinnedFolder,
+    RootError,
+    check_platform,
+    enter_folder,
+    open_file,
+    translate_errors,
+)
 
 __all__ = ["FORM", "ROOT_MARK", "SESSION_MARK", "Mark", "StorageRoot", "write_mark"]
 
@@ -70,8 +77,8 @@ def _names(lines: Iterable[bytes]) -> Iterator[str]:
 
 
 def _newer(form: int, where: str) -> RootError:
-    told = f"{where} was made by a newer ctxpipe (form {form}, this one knows {FORM}); update ctxpipe"
-    return RootError(errno.ENOTSUP, told)
+    forms = f"form {form}, this one knows {FORM}"
+    return RootError(errno.ENOTSUP, f"{where} was made by a newer ctxpipe ({forms}); update ctxpipe")
 
 
 def write_mark(folder: int, name: str, files: Iterable[str] = ()) -> None:
@@ -94,17 +101,19 @@ def _put(folder: int, name: str, text: str) -> None:
 
 
 class StorageRoot:
-    """The root of a storage: folders in it are opened through no link, and those that it makes are marked.
+    """The root of a storage: it opens folders through no link, and marks those that it makes.
 
-    A root that is made, or was empty, is marked itself and kept out of git. With *marked* False no mark is written.
+    A root that is made, or was empty, is marked itself and kept out of git. With *marked* False no
+    mark is written. Raises SettingsError on Windows.
     """
 
     def __init__(self, path: str, *, marked: bool = True) -> None:
+        check_platform("LocalStorage")
         self.path = path
         self._marked = marked
         self._pinned = PinnedFolder(path)
         self._admitted = self._prepared = False
-        self._known: dict[str, bool] = {}  # folders that have been written to, and whether they are marked
+        self._known: dict[str, bool] = {}  # folders written to, and whether they are marked
 
     @property
     def real(self) -> str:
@@ -113,7 +122,7 @@ class StorageRoot:
 
     @contextmanager
     def folder(self, name: str, *, create: bool = False) -> Iterator[int]:
-        """A descriptor of the folder *name* below the root ("": the root itself). Raises StorageError."""
+        """A descriptor of the folder *name* below the root, which is "". Raises StorageError."""
         with translate_errors("cannot open the folder", os.path.join(self.path, name)):
             descriptor = self._open(name, create=create)
         try:
@@ -132,7 +141,7 @@ class StorageRoot:
             return []
 
     def read_mark(self, name: str, folder: int) -> Mark | None:
-        """The mark in the open *folder*, which has this *name* below the root ("": the root itself)."""
+        """The mark in the open *folder*, which has this *name* below the root, itself ""."""
         return _mark_in(folder, SESSION_MARK if name else ROOT_MARK, os.path.join(self.path, name))
 
     def drop(self, name: str) -> bool:
@@ -152,7 +161,10 @@ class StorageRoot:
         return False
 
     def list_file(self, name: str, folder: int, file: str) -> None:
-        """Enter *file*, about to be made in the open *folder*, in its mark; no other file is ever deleted."""
+        """Enter *file*, which is about to be made, in the mark of the open *folder* *name*.
+
+        What is not entered is never deleted.
+        """
         if not self._known.get(name):
             return
         try:
@@ -190,13 +202,13 @@ class StorageRoot:
         try:
             write_mark(folder, SESSION_MARK)
         except OSError:
-            with suppress(OSError):  # without a mark it would never be cleaned up: the next writer makes it anew
+            with suppress(OSError):  # or it would never be cleaned up; the next writer makes it anew
                 os.rmdir(name, dir_fd=root)
             os.close(folder)
             raise
 
     def _learn(self, name: str, folder: int) -> None:
-        """Find out whether the folder is marked, and if so remove what killed writers have left in it."""
+        """Find out whether the folder is marked, and if so remove what killed writers have left."""
         is_marked = self.read_mark(name, folder) is not None
         if is_marked:
             with suppress(OSError):  # a folder that cannot be swept can still be written to
@@ -219,13 +231,13 @@ class StorageRoot:
         return root, made
 
     def _admit(self, root: int) -> None:
-        """Refuse a root of a newer version, and a link to a folder that is in use for something else."""
+        """Refuse a root of a newer form, and a link to a folder that somebody else uses."""
         mark = self.read_mark("", root)
         if self._marked and mark is None and os.path.islink(self.path) and not _is_empty(root):
             raise RootError(
                 errno.ELOOP,
-                f"{self.path} is a link to {self.real}, which holds files that are not ctxpipe's: the link "
-                f"may be somebody's trap. If it is yours, name {self.real} itself",
+                f"{self.path} is a link to {self.real}, which holds files that are not ctxpipe's: "
+                f"the link may be somebody's trap. If it is yours, name {self.real} itself",
             )
         self._admitted = True
 
@@ -237,5 +249,5 @@ class StorageRoot:
 
 
 def _is_empty(folder: int) -> bool:
-    """Whether nobody has put anything there, but for a process that is marking it at this moment."""
+    """Whether nothing is there, but for what a process that is marking it has written."""
     return all(name.startswith(TEMPORARY) or name == ROOT_MARK for name in os.listdir(folder))
