@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, cast
 
 import pytest
+from api_histories import few
 from histories import assistant, system, text, tool_result, tool_use, user
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from ctxpipe.edits.groups import after_compaction, groups, server_spans
 from ctxpipe.messages import Message, blocks, kind
 from ctxpipe.testing import rules
 
-WORDS = "lorem ipsum dolor sit amet " * 400
+WORDS = "lorem ipsum dolor sit amet " * 40
 
 
 def use(k: int, name: str = "web_search") -> dict[str, Any]:
@@ -34,7 +35,7 @@ def by_program(id: str, k: int) -> dict[str, Any]:  # noqa: A002
 
 
 def said(rng: Random) -> dict[str, Any]:
-    return text(WORDS[: rng.randint(10, 2_000)])
+    return text(WORDS[: rng.randint(10, 500)])
 
 
 def paused(rng: Random, k: int) -> list[Message]:
@@ -56,7 +57,7 @@ def program(rng: Random, k: int) -> list[Message]:
         for n in range(rng.randint(1, 3))
         for message in (
             assistant(*([said(rng), use(k, "code_execution")] if not n else []), by_program(f"t{k}_{n}", k)),
-            user(tool_result(f"t{k}_{n}", WORDS[: rng.randint(1, 3_000)])),
+            user(tool_result(f"t{k}_{n}", WORDS[: rng.randint(1, 900)])),
         )
     ]
     return [*rounds, assistant(found(k, "code_execution_tool_result"), said(rng))]
@@ -66,7 +67,7 @@ def mixed(rng: Random, k: int) -> list[Message]:
     """A search and a call of the client's in one reply: the search ends once the call is answered."""
     return [
         assistant(said(rng), use(k), tool_use(f"t{k}", "read_file", {"path": "a.py"})),
-        user(tool_result(f"t{k}", WORDS[: rng.randint(1, 3_000)])),
+        user(tool_result(f"t{k}", WORDS[: rng.randint(1, 900)])),
         assistant(found(k), said(rng)),
     ]
 
@@ -74,7 +75,7 @@ def mixed(rng: Random, k: int) -> list[Message]:
 def plain(rng: Random, k: int) -> list[Message]:
     return [
         assistant(said(rng), tool_use(f"t{k}")),
-        user(tool_result(f"t{k}", WORDS[: rng.randint(1, 3_000)])),
+        user(tool_result(f"t{k}", WORDS[: rng.randint(1, 900)])),
         assistant(said(rng)),
     ]
 
@@ -97,11 +98,12 @@ def refusals(messages: list[Message]) -> list[str]:
 
 
 histories_of_turns = st.builds(
-    history_of, st.lists(st.sampled_from(TURNS), min_size=6, max_size=24), st.integers(0, 10**6)
+    history_of, st.lists(st.sampled_from(TURNS), min_size=4, max_size=12), st.integers(0, 10**6)
 )
 
 
-@given(histories_of_turns, st.sampled_from([2_000, 4_000, 8_000]))
+@few
+@given(histories_of_turns, st.sampled_from([300, 600, 1_200]))
 async def test_the_stage_keeps_both_halves_of_every_tool(history: list[Message], limit: int) -> None:
     before = copy.deepcopy(history)
     pipeline = ContextPipeline([SmartTruncate(max_tokens=limit, marker="[cut]")], budget=Budget(window=limit * 2))
@@ -115,7 +117,8 @@ async def test_the_stage_keeps_both_halves_of_every_tool(history: list[Message],
     assert history == before
 
 
-@given(histories_of_turns, st.sampled_from([500, 3_000]), st.sampled_from(["average", "covering"]))
+@few
+@given(histories_of_turns, st.sampled_from([100, 600]), st.sampled_from(["average", "covering"]))
 async def test_the_function_keeps_both_halves_of_every_tool(history: list[Message], limit: int, window: Any) -> None:
     result = await smart_truncate(history, max_tokens=limit, window=window)
 
@@ -150,7 +153,7 @@ async def test_a_program_that_still_runs_is_not_cut_into() -> None:
         running += [assistant(by_program(f"p{n}", 9)), user(tool_result(f"p{n}", WORDS))]
     history = [*history_of([plain, plain], 1), *running]
 
-    result = await ContextPipeline([SmartTruncate(max_tokens=3_000)], budget=Budget(window=6_000)).run(
+    result = await ContextPipeline([SmartTruncate(max_tokens=400)], budget=Budget(window=800)).run(
         history, session_id="s"
     )
 
@@ -170,7 +173,7 @@ async def test_nothing_up_to_the_servers_summary_goes(turns: int) -> None:
     old, new = history_of([plain] * turns, 1), history_of([paused, plain, program, plain, mixed, plain], 2)
     history = [*old, summed_up(), *new]
 
-    result = await ContextPipeline([SmartTruncate(max_tokens=2_000)], budget=Budget(window=4_000)).run(
+    result = await ContextPipeline([SmartTruncate(max_tokens=300)], budget=Budget(window=600)).run(
         history, session_id="s", force=True
     )
 
@@ -185,7 +188,7 @@ async def test_nothing_up_to_the_servers_summary_goes(turns: int) -> None:
 async def test_where_all_is_before_the_servers_summary_nothing_is_cut_and_the_report_says_so() -> None:
     history = [*history_of([plain] * 8, 1), summed_up(), user("on")]
 
-    result = await ContextPipeline([SmartTruncate(max_tokens=1_000)], budget=Budget(window=4_000)).run(
+    result = await ContextPipeline([SmartTruncate(max_tokens=200)], budget=Budget(window=600)).run(
         history, session_id="s", force=True
     )
 
@@ -197,11 +200,11 @@ async def test_where_all_is_before_the_servers_summary_nothing_is_cut_and_the_re
 @pytest.mark.parametrize("fraction", [0.2, 0.5, 0.9])
 async def test_the_servers_summary_never_goes(content: str | None, fraction: float, tmp_path: Path) -> None:
     history = [*history_of([plain] * 4, 1), summed_up(content), *history_of([plain] * 9, 2)]
-    pipeline = ContextPipeline([SmartTruncate(LocalStorage(tmp_path), max_tokens=1_500)], budget=Budget(window=4_000))
+    pipeline = ContextPipeline([SmartTruncate(LocalStorage(tmp_path), max_tokens=300)], budget=Budget(window=600))
 
     for messages in (
         truncate_conversation(history, fraction),
-        (await smart_truncate(history, max_tokens=1_500)).messages,
+        (await smart_truncate(history, max_tokens=300)).messages,
         (await pipeline.run(history, session_id="s")).messages,
     ):
         assert sum(kind(block) == "compaction" for message in messages for block in blocks(message)) == 1
