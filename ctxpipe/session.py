@@ -178,6 +178,8 @@ class Session:
             return await self._run(self._projection.history if history is None else history, asked, stages)
 
     async def _run(self, history: list[Message], asked: Request, stages: Mapping[int, Stage] | None = None) -> Result:
+        if not isinstance(history, list):
+            ensure_messages(history)
         notices = await self._resume(history) + self._pending
         self._pending = []
         reads_many = self._projection.reads_all and is_bulky(history)
@@ -348,12 +350,14 @@ class Session:
         if self._recovered_at is not None and abs(tokens - self._recovered_at) < NOTABLE_CHANGE * trigger:
             return None
         self._recovered_at = tokens
+        overhead = self._record.overhead.tokens
         if refusal.tokens is not None:
-            told = {"input_tokens": refusal.tokens}
-            overhead, model = self._record.overhead.tokens, model_of(self._record, options)
+            told, model = {"input_tokens": refusal.tokens}, model_of(self._record, options)
             self._record.ledger.observe(told, sent.messages, overhead=overhead, model=model)
         result = await self.run(history, system=system, tools=tools, force=True, request=request)
-        return result if result.tokens_after < sent.tokens_after else None
+        # Compare the messages alone: the caller may have named the system prompt and tools only once.
+        shorter = result.tokens_after - self._record.overhead.tokens < sent.tokens_after - overhead
+        return result if shorter else None
 
     def _lower_budget(self, refusal: Refusal, model: str | None) -> None:
         """Remember the window that *refusal* names for *model*, where it is smaller than what the budget counts on."""

@@ -204,8 +204,9 @@ async def test_the_history_is_never_modified(tmp_path: Path) -> None:
     assert history == before
 
 
-async def test_a_history_that_is_none_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
-    session, history = small(tmp_path).session("s"), chat(3)
+@pytest.mark.parametrize("verify", [False, True])
+async def test_a_history_that_is_none_is_refused_and_nothing_is_lost(verify: bool, tmp_path: Path) -> None:
+    session, history = small(tmp_path).session("s", verify=verify), chat(3)
     await session.run(history)
 
     for nonsense in (None, "hello", [*history, {"role": "user"}], [{"role": "nobody", "content": "x"}]):

@@ -323,6 +323,13 @@ async def test_a_refusal_that_shortening_does_not_help_is_not_paid_for_again(tmp
     assert server.calls == 2 + 3  # one more try in the first turn only
 
 
+async def test_a_system_prompt_that_is_named_only_once_makes_no_context_shorter(tmp_path: Path) -> None:
+    session, history = truncating(tmp_path).session("s"), [user("hello")]
+    sent = await session.run(history, system="Be brief. " * 9_000)
+
+    assert await session.recover(Refusal("a test", tokens=40_000, window=32_000), history, sent) is None
+
+
 async def test_a_smaller_window_lowers_the_budget_of_that_model_alone_and_is_told_once(tmp_path: Path) -> None:
     budgets: dict[str, Budget] = {}
 
