@@ -268,8 +268,11 @@ async def test_a_turn_that_was_cancelled_is_made_up_for_by_the_next(tmp_path: Pa
     session, history = compacting(tmp_path, summarize).session("s"), loop(30)
     await session.run(history[:5])
 
-    with anyio.move_on_after(0.05):
-        await session.run(history)
+    async with anyio.create_task_group() as group:
+        group.start_soon(session.run, history)
+        with anyio.fail_after(30):
+            await summarize.asked.wait()
+        group.cancel_scope.cancel()
     summarize.opened.set()
 
     result = await session.run(history)
