@@ -15,7 +15,7 @@ import pytest
 from histories import conversation, step, user
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import python, python_killed_at
+from processes import folder_of_another_user, python, python_killed_at, python_of_another_user
 
 import ctxpipe
 from ctxpipe import (
@@ -333,6 +333,22 @@ async def test_a_file_of_any_name_that_was_written_here_is_known(tmp_path: Path,
     record = await storage.append("s", name, {"a": 1})
 
     assert set((await storage.delete("s")).files) == {text, record}
+
+
+def test_a_folder_that_nobody_may_look_into_is_left_out() -> None:
+    script = """
+import anyio, os, sys
+from ctxpipe import LocalStorage
+root = sys.argv[1]
+async def main():
+    storage = LocalStorage(root + "/store")
+    await storage.write([("s/a.md", "x")])
+    os.mkdir(root + "/store/lost+found", 0o000)
+    print(len((await storage.cleanup(max_age=-0.0, max_bytes=0)).files))
+anyio.run(main)
+"""
+    with folder_of_another_user() as folder:
+        assert python_of_another_user(script, folder) == "1"
 
 
 @st.composite

@@ -83,7 +83,7 @@ class Limits:
 def is_owned(root: StorageRoot) -> bool:
     """Whether the root, or a session folder in it, carries a mark."""
     for folder in ("", *root.session_folders()):
-        with _ignore_absent(), root.folder(folder) as descriptor:
+        with _skip_unreadable(), root.folder(folder) as descriptor:
             if root.read_mark(folder, descriptor):
                 return True
     return False
@@ -94,7 +94,7 @@ def find_files(root: StorageRoot, adopted: Mapping[str, Mark] | None = None) -> 
     adopted = adopted or {}
     found: list[OwnFile] = []
     for folder in ("", *root.session_folders()):
-        with _ignore_absent(), root.folder(folder) as descriptor:
+        with _skip_unreadable(), root.folder(folder) as descriptor:
             mark = root.read_mark(folder, descriptor) or adopted.get(folder)
             if mark is not None:
                 found += _own_files(descriptor, folder, mark)
@@ -215,11 +215,13 @@ def _unmarked(root: StorageRoot, folder: str) -> StorageError:
 
 
 @contextmanager
-def _ignore_absent() -> Iterator[None]:
+def _skip_unreadable() -> Iterator[None]:
+    """Leave out a folder that is gone, or that another user has closed: nothing in it is ours."""
     try:
         yield
     except StorageError as error:
-        _raise_unless_absent(error)
+        if error.errno not in (errno.ENOENT, errno.EACCES):
+            raise
 
 
 def _raise_unless_absent(error: StorageError) -> None:
