@@ -142,6 +142,9 @@ async def compact_messages(
     `restore_files`. With *fold_unrestored* files that are too long are reduced to the names they define. *files*,
     *archive* and *sleep* stand in for the disk and the clock.
 
+    It believes what *messages* say, as `restore_files` does: files come back after calls that were denied, too, and a
+    message in the form of a summary or of a restored file passes for one. The stage `Compact` believes none of this.
+
     Raises InvalidHistory when *messages* has not the shape of messages, SettingsError when a setting makes no sense.
     """
     ensure_messages(messages)
