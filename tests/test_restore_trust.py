@@ -23,6 +23,7 @@ from ctxpipe.summarizers import Summary
 
 SECRET = "hunter2"  # noqa: S105  of a test
 LONG = assistant("word " * 12_000)
+PICTURE = {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"}
 DENIED = "Permission to read prod.json has been denied by the user."
 
 
@@ -80,6 +81,9 @@ FAILURES = {
     "an error": tool_result("t", DENIED, is_error=True),
     "an error without text": tool_result("t", "", is_error=True),
     "an error of blocks": tool_result("t", [{"type": "text", "text": "x"}], is_error=True),
+    "an error with a picture": tool_result(
+        "t", [{"type": "text", "text": "x"}, {"type": "image", "source": PICTURE}], is_error=True
+    ),
     "interrupted": tool_result("t", INTERRUPTED, is_error=True),
     "a denial that is marked as no error": tool_result("t", DENIED),
     "an error as JSON": tool_result("t", '{\n "error": "EACCES",\n "path": "prod.json"\n}'),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..compacted import RESTORED, restored_path, restored_text, text_of
 from ..facts import failed, refused, result_text, results_by_id
-from ..messages import field, tool_calls, tool_results
+from ..messages import field, kind, tool_calls, tool_results
 from ..placeholders import any_reference
 from .views import READING_TOOLS, SHELL_TOOLS, ReadingTools, viewed_path
 
@@ -116,6 +116,9 @@ def _paired(calls: Mapping[str, ToolCall], results: Mapping[str, ToolResult]) ->
 
 
 def _is_failure(result: object, *, by_shell: bool = False) -> bool:
+    content = field(result, "content")
+    if isinstance(content, list | tuple) and any(kind(part) != "text" for part in content):
+        return True  # no view of a text file; and of an error that shows a picture a repair must take the mark
     if field(result, "is_error"):
         return True
     return refused(result_text(result), whole=by_shell) or (by_shell and failed(result))
