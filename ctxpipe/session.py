@@ -178,8 +178,7 @@ class Session:
             return await self._run(self._projection.history if history is None else history, asked, stages)
 
     async def _run(self, history: list[Message], asked: Request, stages: Mapping[int, Stage] | None = None) -> Result:
-        if not isinstance(history, list):
-            ensure_messages(history)
+        ensure_messages(history, sys.maxsize)  # that it is a list; each message is looked at once, later
         notices = await self._resume(history) + self._pending
         self._pending = []
         reads_many = self._projection.reads_all and is_bulky(history)

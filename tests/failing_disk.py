@@ -6,6 +6,8 @@ import errno
 import os
 from collections.abc import Mapping, Sequence
 
+import anyio.to_thread
+
 from ctxpipe import LocalStorage, StorageError
 from ctxpipe.storage import Page
 from ctxpipe.storage.records import Record, encode_line, encode_record
@@ -60,7 +62,7 @@ class FailingDisk:
         if self.room is not None and len(line) > self.room:
             room, self.room = self.room, 0
             whole = await self.storage.append(session_id, name, entry)
-            os.truncate(whole, os.stat(whole).st_size - len(line) + room)
+            await anyio.to_thread.run_sync(_shorten, whole, len(line) - room)
             raise _error(errno.ENOSPC)
         self._take(len(line))
         return await self.storage.append(session_id, name, entry)
@@ -85,6 +87,10 @@ class FailingDisk:
     def _look(self) -> None:
         if self.unreadable:
             raise _error(errno.EIO)
+
+
+def _shorten(path: str, surplus: int) -> None:
+    os.truncate(path, os.stat(path).st_size - surplus)
 
 
 def _error(number: int) -> StorageError:

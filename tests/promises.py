@@ -19,7 +19,7 @@ from typing import Any
 from api_rules import faults, parts
 
 from ctxpipe import Compacted, CtxpipeError, Offloaded, Outcome, Result, StageReport, Truncated
-from ctxpipe.edits.repair import INTERRUPTED
+from ctxpipe.edits.repair import INTERRUPTED, SILENT_ERROR
 from ctxpipe.messages import Message
 from ctxpipe.placeholders import previewed_reference, reference
 from ctxpipe.stage import Change, Turn
@@ -33,6 +33,8 @@ __all__ = ["PROMISES", "Originals", "Run", "breaches", "files_below", "mended", 
 THINKING = ("thinking", "redacted_thinking")
 FOLDED = "<system-reminder>\n## File Context: "
 SURROGATE = "a lone surrogate"
+SAID_BY_REPAIR = frozenset({INTERRUPTED, SILENT_ERROR})
+RENAMED = re.compile(r"_[0-9a-f]{16}$")
 MODEL = Model(prefill=True)  # a context may end in the assistant's words
 
 
@@ -66,7 +68,7 @@ class Originals:
 
     def all(self) -> set[str]:
         """Everything that a file may rightly hold, and what a repair says in the place of a result."""
-        return {INTERRUPTED} | {
+        return set(SAID_BY_REPAIR) | {
             on_disk(text) for held in (self.results, self.inputs) for texts in held.values() for text in texts
         }
 
@@ -218,7 +220,9 @@ def _folds(messages: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
 def _known(originals: Originals, name: str) -> set[str]:
     if name not in originals.results and name not in originals.inputs:
         name = re.sub(r"-\d+$", "", name)  # one that came twice in a message was told apart
-    return {INTERRUPTED} | originals.results.get(name, set()) | originals.inputs.get(name, set())
+    if RENAMED.search(name) and name not in originals.results:  # whose id the API does not take
+        return set(SAID_BY_REPAIR).union(*originals.results.values(), *originals.inputs.values())
+    return set(SAID_BY_REPAIR) | originals.results.get(name, set()) | originals.inputs.get(name, set())
 
 
 def _pointers(messages: Iterable[Mapping[str, Any]], originals: Originals) -> Iterator[tuple[str, str, str]]:
