@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .messages import Block, ToolCall, compact_json, field, kind, texts, tool_calls, tool_results
+from .pieces import pieces_at_blanks
 
 if TYPE_CHECKING:
     from .messages import Message
@@ -235,7 +236,9 @@ def identifiers(messages: Sequence[Message]) -> list[str]:
     seen: set[str] = set()
     used: dict[str, None] = {}
     for message in messages:
-        said = {name for text in _said(message) for name in _IDENTIFIER.findall(text)}
+        said = {
+            name for text in _said(message) for piece in pieces_at_blanks(text) for name in _IDENTIFIER.findall(piece)
+        }
         if message["role"] == "assistant":
             for name in sorted(said & seen):
                 used.pop(name, None)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-__all__ = ["pieces"]
+__all__ = ["pieces", "pieces_at_blanks"]
 
 _PIECE_CHARS = 2**20
+_SEARCHED_CHARS = 2**16  # slow patterns take some milliseconds for as much
+_BLANK = re.compile(r"\s")
 
 
 def pieces(text: str) -> Iterator[str]:
@@ -19,5 +22,19 @@ def pieces(text: str) -> Iterator[str]:
         end = start + _PIECE_CHARS
         if "\ud800" <= text[end - 1 : end] <= "\udbff":
             end += 1
+        yield text[start:end]
+        start = end
+
+
+def pieces_at_blanks(text: str) -> Iterator[str]:
+    """*text* in smaller pieces for a slow pattern, each but the last one with a blank at its end if there is one near.
+
+    What a pattern for words finds in the pieces is what it finds in the text.
+    """
+    start = 0
+    while start < len(text):
+        end = start + _SEARCHED_CHARS
+        blank = _BLANK.search(text, end, end + _SEARCHED_CHARS)
+        end = blank.end() if blank else end
         yield text[start:end]
         start = end

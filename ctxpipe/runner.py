@@ -349,7 +349,8 @@ class Runner:
 
     async def _refusal(self, turn: Turn, change: Change, first: int, saved: int) -> str:
         """Why *change*, which saves so many tokens, must not count; "" when it may."""
-        problem = await in_thread_if(is_bulky(change.messages, first), _new_problem, turn, change, first)
+        is_long = is_bulky(change.messages, first) or is_bulky(turn.messages, first)
+        problem = await in_thread_if(is_long, _new_problem, turn, change, first)
         if problem is not None:
             return f"it would break a rule of the Messages API: {problem}"
         if turn.protected and first < turn.protected and _behind_thinking(change.messages) > first:

@@ -23,6 +23,7 @@ from ctxpipe import (
     Message,
     Session,
     SmartTruncate,
+    Stage,
     TokenCounter,
 )
 from ctxpipe.summarizers import ExtractiveSummarizer
@@ -107,7 +108,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
 
 def pipeline(folder: Path, counter: TokenCounter) -> ContextPipeline:
     storage = LocalStorage(folder)
-    stages = [
+    stages: list[Stage] = [
         DirectOffload(storage),
         BatchOffload(storage),
         Compact(ExtractiveSummarizer(), archive=storage),
@@ -198,8 +199,8 @@ async def test_an_offloaded_result_costs_as_many_files_and_hops_at_any_length(wo
         session, messages = await ran(work, tmp_path / str(length), length)
         for number in (length + 1, length + 2):  # the first one makes folders, too
             call, result = step(number)
-            block: Any = result["content"][0]
-            block["content"] = f"line {number} of a log\n" * 300
+            message: Any = result
+            message["content"][0]["content"] = f"line {number} of a log\n" * 300
             messages += [call, result]
             with work.counted():
                 await session.run(messages)

@@ -105,7 +105,7 @@ def as_json(value: object, *, indent: int | None = None, ensure_ascii: bool = Tr
 
 def _encode(encoder: json.JSONEncoder, value: object) -> str:
     try:
-        if not encoder.indent and is_heavier((value,), _IN_ONE_STEP):
+        if is_heavier((value,), _IN_ONE_STEP):
             return "".join(_encoded_flat(encoder, value))
         return encoder.encode(value)
     except RecursionError:
