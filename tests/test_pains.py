@@ -402,7 +402,8 @@ async def test_r02d_failures_of_any_kind_count_and_after_the_cooldown_there_is_o
 
     assert tried == [Outcome.FAILED] * 3 + [Outcome.SKIPPED] * 7
     assert again == [Outcome.FAILED] + [Outcome.SKIPPED] * 9
-    assert server.calls == 4 or failure == "timeout"
+    # An answer that was cut short is asked for once more, with more room.
+    assert server.calls == (8 if failure == "max_tokens" else 4) or failure == "timeout"
 
 
 async def test_r02e_an_agent_that_reads_a_huge_file_each_turn_does_not_live_on_summaries(tmp_path: Path) -> None:
@@ -1062,14 +1063,15 @@ HOSTILE = [
 async def test_r09a_hostile_names_stay_inside_and_apart(tmp_path: Path, place: str) -> None:
     root = tmp_path / "out" / "store"
     pipeline = ContextPipeline([DirectOffload(LocalStorage(root))])
-    for number, name in enumerate(HOSTILE):
+    names = [name for name in HOSTILE if place == "ids" or 1 <= len(name) <= 1000]  # no session is called otherwise
+    for number, name in enumerate(names):
         session, id = (name, "toolu_1") if place == "sessions" else ("s", name)  # noqa: A001
         history = conversation(user("go"), step(id, result=f"{number} " * 2000))
         result = await pipeline.run(history, session_id=session)
         assert Path(pointer(last_result(result.messages))).read_text() == f"{number} " * 2000
 
     found = sorted(root.rglob("*.md"))
-    assert len(found) == len(HOSTILE)
+    assert len(found) == len(names)
     assert sorted(tmp_path.rglob("*.md")) == found
     assert all(len(path.relative_to(root).parts) == 2 for path in found)
     assert all(len(part.encode()) <= 123 for path in found for part in path.relative_to(root).parts)
@@ -1289,7 +1291,8 @@ DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/p
 async def test_r14_of_mixed_content_the_text_leaves_and_all_else_stays(
     tmp_path: Path, content: Any, files: int, stays: list[Any]
 ) -> None:
-    result = {**tool_result("t", content, is_error=True), "cache_control": {"type": "ephemeral"}}
+    is_error = bool(content) and not stays  # the API takes no error that is empty or holds a picture
+    result = {**tool_result("t", content, is_error=is_error), "cache_control": {"type": "ephemeral"}}
     async with api(playing(["ok"])) as (server, client):
         session = ContextPipeline([DirectOffload(LocalStorage(tmp_path))]).session("s")
         history = [user("go"), assistant(tool_use("t")), user(result)]
