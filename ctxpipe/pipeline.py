@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["ContextPipeline"]
 
 _BUDGET = instance_of(Budget, "a Budget such as Budget(window=200_000)").optional
+_COUNTER = Wanted(
+    lambda value: value is None or isinstance(value, str | TokenCounter) or hasattr(value, "decode_bytes") or FUNCTION.accepts(value),
+    "a TokenCounter, the name of an encoding, or a function that is not async",
+)
 _STAGES = Wanted(
     lambda value: isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | type),
     "a list of stages such as [DirectOffload(LocalStorage('.ctxpipe'))]",
@@ -66,6 +70,7 @@ class ContextPipeline:
     ) -> None:
         _STAGES.check("stages", stages)
         _BUDGET.check("budget", budget)
+        _COUNTER.check("counter", counter)
         FUNCTION.optional.check("on_report", on_report)
         FUNCTION.optional.check("veto", veto)
         one_of("skip", "raise").check("on_error", on_error)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidHistory
+from ..words import one_line
+from .foreign import history_hint, message_hint
 from .values import SURROGATE, encoding_fault
 from .vocabulary import CALLS, SERVER_CALLS, THINKING, blocks, field, head_length, kind, program
 
@@ -107,19 +109,26 @@ class Problem:
 def ensure_messages(messages: object, start: int = 0) -> None:
     """Raise InvalidHistory, naming the index, unless *messages* from *start* on have the shape of messages."""
     if not isinstance(messages, list):
-        raise InvalidHistory(f"a history is a list of messages, not {type(messages).__name__}")
+        hint = history_hint(messages)
+        raise InvalidHistory(f"a history is a list of messages, not {type(messages).__name__}{hint}")
     for index in range(start, len(messages)):
         _ensure_message(index, messages[index])
 
 
 def _ensure_message(index: int, message: object) -> None:
+    hint = message_hint(message)
+    if hint:
+        raise InvalidHistory(f"message {index} {hint}")
     if not isinstance(message, _MAPPINGS):
-        raise InvalidHistory(f"message {index} is {type(message).__name__}, not a mapping with role and content")
+        name = type(message).__name__
+        way_out = '; append {"role": "assistant", "content": reply.content}' if hasattr(message, "stop_reason") else ""
+        raise InvalidHistory(f"message {index} is {name}, not a mapping with role and content{way_out}")
     for key in ("role", "content"):
         if key not in message:
             raise InvalidHistory(f"message {index} has no {key}")
     if not isinstance(message["role"], str) or message["role"] not in ROLES:
-        raise InvalidHistory(f"message {index} has the role {message['role']!r}, not one of {sorted(ROLES)}")
+        role = one_line(repr(message["role"]))
+        raise InvalidHistory(f"message {index} has the role {role}, not one of {sorted(ROLES)}")
     content = message["content"]
     if content is None or isinstance(content, str):
         return
