@@ -28,7 +28,12 @@ __all__ = ["ContextPipeline"]
 
 _BUDGET = instance_of(Budget, "a Budget such as Budget(window=200_000)").optional
 _COUNTER = Wanted(
-    lambda value: value is None or isinstance(value, str | TokenCounter) or hasattr(value, "decode_bytes") or FUNCTION.accepts(value),
+    lambda value: (
+        value is None
+        or isinstance(value, str | TokenCounter)
+        or hasattr(value, "decode_bytes")
+        or FUNCTION.accepts(value)
+    ),
     "a TokenCounter, the name of an encoding, or a function that is not async",
 )
 _STAGES = Wanted(
