@@ -27,6 +27,8 @@ def answers_at_once(stage: object) -> bool:
     function = _innermost(stage)
     if not isinstance(function, FunctionType) or inspect.iscoroutinefunction(function):
         return False
+    if function.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE:  # types.coroutine
+        return False
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         return True
     return not _PROPOSALS.isdisjoint(function.__code__.co_names) or _returns_constants(function)

@@ -19,6 +19,7 @@ from .edits.projection import Match, digest, unmarked
 from .edits.thinking import Place
 from .errors import StorageError
 from .messages import as_json, rebuilt
+from .settings import Wanted
 from .storage.cleanup import JOURNAL
 from .storage.protocol import Archive, TextReader
 from .storage.records import parse_line
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from .edits.projection import Opening
     from .messages import Message
 
-__all__ = ["Entry", "Found", "Journal", "JournalStorage", "State"]
+__all__ = ["JOURNAL_STORAGE", "Entry", "Found", "Journal", "JournalStorage", "State"]
 
 NAME = JOURNAL
 FORM = 1
@@ -42,6 +43,13 @@ _OF_ANOTHER_FORM = (ValueError, TypeError, LookupError, AttributeError, Recursio
 
 class JournalStorage(Archive, TextReader, Protocol):
     """A storage that keeps growing records and gives them back, such as `LocalStorage`."""
+
+
+JOURNAL_STORAGE = Wanted(
+    lambda value: isinstance(value, Archive) and isinstance(value, TextReader) and not isinstance(value, type),
+    "a storage such as LocalStorage('.ctxpipe')",
+)
+"""What may be given as a journal, for those who check it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,30 +12,23 @@ from weakref import WeakValueDictionary
 from .callables import answers_at_once, takes_one
 from .errors import SettingsError
 from .messages import field
-from .prices import Prices
+from .prices import PRICES
 from .runner import Record, Request, Runner, Thinking, Veto, stage_name
 from .session import CACHE_SECONDS, Session, check_usage
-from .settings import COUNT, FUNCTION, SESSION_ID, Wanted, instance_of, one_of, shown
+from .settings import COUNT, FUNCTION, SESSION_ID, Wanted, excerpt, instance_of, one_of
 from .tokens import Budget, TokenCounter, as_counter
+from .tokens.counter import COUNTING
 
 if TYPE_CHECKING:
     from .journal import JournalStorage
     from .messages import Message
+    from .prices import Prices
     from .reports import Result, StageReport
     from .stage import Stage
 
 __all__ = ["ContextPipeline"]
 
 _BUDGET = instance_of(Budget, "a Budget such as Budget(window=200_000)").optional
-_COUNTER = Wanted(
-    lambda value: (
-        value is None
-        or isinstance(value, str | TokenCounter)
-        or hasattr(value, "decode_bytes")
-        or FUNCTION.accepts(value)
-    ),
-    "a TokenCounter, the name of an encoding, or a function that is not async",
-)
 _STAGES = Wanted(
     lambda value: isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | type),
     "a list of stages such as [DirectOffload(LocalStorage('.ctxpipe'))]",
@@ -75,12 +68,12 @@ class ContextPipeline:
     ) -> None:
         _STAGES.check("stages", stages)
         _BUDGET.check("budget", budget)
-        _COUNTER.check("counter", counter)
+        COUNTING.optional.check("counter", counter)
         FUNCTION.optional.check("on_report", on_report)
         FUNCTION.optional.check("veto", veto)
         one_of("skip", "raise").check("on_error", on_error)
         one_of("keep", "strip", "protect").check("thinking", thinking)
-        instance_of(Prices, "prices such as prices_of('claude-opus-5')").optional.check("prices", prices)
+        PRICES.optional.check("prices", prices)
         COUNT.check("max_sessions", max_sessions)
         self._runner = Runner(
             budget if budget is not None else Budget(), as_counter(counter), on_report, veto, on_error, thinking, prices
@@ -194,7 +187,7 @@ class ContextPipeline:
         SESSION_ID.check("session_id", session_id)
         session = self._sessions.get(session_id)
         if session is not None and journal is not None and session.journal != journal:
-            raise SettingsError(f"session {shown(session_id)} is in use with another journal, or without one")
+            raise SettingsError(f"session {excerpt(session_id)} is in use with another journal, or without one")
         if session is None:
             session = Session(
                 self._runner, session_id, journal=journal, verify=verify, cache_seconds=cache_seconds, clock=clock
@@ -227,7 +220,7 @@ def _check_stage(stage: object) -> None:
         raise SettingsError(f"a stage is the class {stage.__name__}; give an object of it: {stage.__name__}(…)")
     if not callable(stage):
         hint = "; add its stages one by one" if isinstance(stage, Iterable | ContextPipeline) else ""
-        raise SettingsError(f"{wanted}, and {shown(stage)} is not callable{hint}")
+        raise SettingsError(f"{wanted}, and {excerpt(stage)} is not callable{hint}")
     if not takes_one(stage):
         raise SettingsError(f"{wanted}, and {stage_name(stage)} cannot be called with one argument")
     if answers_at_once(stage):

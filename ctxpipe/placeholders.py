@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from .errors import SettingsError
-from .settings import is_size
+from .settings import excerpt, is_size
 
 __all__ = [
     "BATCH",
@@ -47,7 +47,9 @@ class Preview:
     def __post_init__(self) -> None:
         for name, size in (("head", self.head), ("tail", self.tail)):
             if not is_size(size):
-                raise SettingsError(f"{name} of a Preview is {size!r}; give a whole number of characters, 0 or more")
+                raise SettingsError(
+                    f"{name} of a Preview is {excerpt(size)}; give a whole number of characters, 0 or more"
+                )
 
     def of(self, text: str) -> str:
         """The lines that follow the placeholder: head, how much is missing, tail; "" where nothing would be missing.

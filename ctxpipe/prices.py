@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from .errors import SettingsError
+from .settings import NUMBER, Wanted, excerpt, instance_of
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelPrice, TieredPrices
@@ -29,6 +30,11 @@ class Cliff:
     above: int
     prompt: float
     output: float = 1.0
+
+
+_CLIFFS = Wanted(
+    lambda value: isinstance(value, tuple) and all(isinstance(cliff, Cliff) for cliff in value), "a tuple of Cliff"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +58,16 @@ class Prices:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name != "cliffs" and not (isinstance(value, int | float) and 0 <= value < math.inf):
-                raise SettingsError(f"the price {field.name} is {value!r}; give dollars per token, 0 or more")
+            if field.name != "cliffs" and not NUMBER.accepts(value):
+                raise SettingsError(f"the price {field.name} is {excerpt(value)}; give dollars per token, 0 or more")
+        _CLIFFS.check("cliffs", self.cliffs)
         if not self.input:
             raise SettingsError("the price input is 0; what a rewrite pays back is measured by it")
 
     @classmethod
     def relative(cls, *, read: float = 0.1, write: float = 1.25, output: float = 5.0) -> Prices:
         """Prices in units of the input price, for a comparison that holds whatever a token costs."""
+        NUMBER.check("write", write)
         return cls(1.0, write, max(write, 2.0), read, output)
 
     @property
@@ -227,3 +235,7 @@ def rewrite_cost(
         unspent + saved_reads,
         later,
     )
+
+
+PRICES = instance_of(Prices, "prices such as prices_of('claude-opus-5')")
+"""What may be given as prices, for those who check it."""

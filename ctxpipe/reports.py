@@ -152,7 +152,7 @@ class StageReport:
     def __str__(self) -> str:
         took = f" ({self.seconds * 1000:.1f} ms)"
         name = f"{one_line(self.stage, 40)} [{one_line(self.session_id, 40)}] {self.outcome}"
-        told = "; ".join(filter(None, [self.reason, *self._change()]))
+        told = "; ".join(filter(None, [str(self.reason), *self._change()]))
         return one_line(f"{name}: {told}" if told else name, MAX_LINE - len(took)) + took
 
     def _change(self) -> Iterator[str]:

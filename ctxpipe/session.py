@@ -13,17 +13,17 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from .callables import is_async
+from .clients import check_client
 from .edits.projection import Projection
 from .errors import SettingsError, StorageError
-from .journal import Journal, JournalStorage, State
+from .journal import JOURNAL_STORAGE, Journal, JournalStorage, State
 from .messages import ensure_messages, field, is_bulky
 from .refusals import Refusal, as_refusal, read_refusal
 from .reports import Result
 from .runner import Request, Runner, model_of
-from .settings import FLAG, FUNCTION, NUMBER, SESSION_ID, Wanted, shown
+from .settings import FLAG, FUNCTION, NUMBER, SESSION_ID, excerpt
 from .stages.compact import Compact
-from .storage import Archive, TextReader
+from .storage import TextReader
 from .threads import in_thread_if
 from .tokens.billed import cached_tokens
 from .undo import goes_one_by_one, restored, shortened, undo_of
@@ -45,10 +45,6 @@ logger = logging.getLogger("ctxpipe")
 
 T = TypeVar("T")
 
-_JOURNAL = Wanted(
-    lambda value: isinstance(value, Archive) and isinstance(value, TextReader) and not isinstance(value, type),
-    "a storage such as LocalStorage('.ctxpipe')",
-).optional
 _MISSING = object()
 
 CACHE_SECONDS = 300.0  # how long the provider keeps a prompt that nobody reads
@@ -78,7 +74,7 @@ class Session:
         clock: Callable[[], float] = time.time,
     ) -> None:
         SESSION_ID.check("session_id", session_id)
-        _JOURNAL.check("journal", journal)
+        JOURNAL_STORAGE.optional.check("journal", journal)
         FLAG.check("verify", verify)
         NUMBER.check("cache_seconds", cache_seconds)
         FUNCTION.check("clock", clock)
@@ -104,7 +100,7 @@ class Session:
 
     def __repr__(self) -> str:
         known = counted(len(self._projection.history), "message")
-        return f"<Session {shown(self.session_id)}: {known} known>"
+        return f"<Session {excerpt(self.session_id)}: {known} known>"
 
     async def __aenter__(self) -> Self:
         return self
@@ -495,27 +491,6 @@ def observe_stream(stream: AsyncStream[Any], tell: Callable[[Any], None]) -> Non
             yield event
 
     vars(stream)["_iterator"] = observed(stream._iterator)  # noqa: SLF001  it offers no hook of its own
-
-
-def check_client(client: object) -> None:
-    """Raise SettingsError, before anything is sent, unless *client* can be an async client of Anthropic's."""
-    wanted = "give anthropic.AsyncAnthropic(), or its .beta for requests with betas="
-    if isinstance(client, type):
-        raise SettingsError(f"client is {shown(client)}; {wanted}")
-    create = getattr(getattr(client, "messages", None), "create", None)
-    if callable(create):
-        if is_sync_sdk(create):
-            raise SettingsError(f"client is {type(client).__name__}, which would block the event loop; {wanted}")
-        return
-    if callable(getattr(client, "create", None)) and callable(getattr(client, "stream", None)):
-        raise SettingsError(f"client is {type(client).__name__}, the messages of a client; give the client itself")
-    raise SettingsError(f"client is {type(client).__name__}, which has no messages.create; {wanted}")
-
-
-def is_sync_sdk(function: object) -> bool:
-    """Whether *function* is of Anthropic's SDK, and not async."""
-    module = getattr(function, "__module__", None)
-    return isinstance(module, str) and module.startswith("anthropic.") and not is_async(function)
 
 
 def check_usage(given: object) -> None:

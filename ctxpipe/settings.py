@@ -63,11 +63,11 @@ class Setting(Generic[T]):
             # By way of text, so that 0.1 is a tenth exactly (A-08).
             parsed = kind(value if type(value) is kind else str(value))
         except (ValueError, InvalidOperation) as error:
-            raise SettingsError(f"{source} is {shown(value)}, which is not a number") from error
+            raise SettingsError(f"{source} is {excerpt(value)}, which is not a number") from error
         if isinstance(parsed, Decimal) and not parsed.is_finite():
-            raise SettingsError(f"{source} is {shown(value)}, which is not a finite number")
+            raise SettingsError(f"{source} is {excerpt(value)}, which is not a finite number")
         if isinstance(parsed, int) and parsed < 0:
-            raise SettingsError(f"{source} is {shown(value)}, which is below 0")
+            raise SettingsError(f"{source} is {excerpt(value)}, which is below 0")
         return parsed
 
 
@@ -81,8 +81,8 @@ def is_number(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, Real | Decimal) and math.isfinite(value)
 
 
-def shown(value: object) -> str:
-    """*value* as an error shows it: on one line, shortened, and a class by its name."""
+def excerpt(value: object) -> str:
+    """*value* as an error shows it: on one line, excerpt, and a class by its name."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return one_line(reprlib.repr(value), 100)
@@ -107,7 +107,7 @@ class Wanted:
         """Raise SettingsError, naming the setting *name*, unless *value* is what is wanted."""
         if not self.accepts(value):
             called = f" (call it: {value.__name__}(…))" if isinstance(value, type) else ""
-            raise SettingsError(f"{name} is {shown(value)}{called}; give {self.words}")
+            raise SettingsError(f"{name} is {excerpt(value)}{called}; give {self.words}")
 
 
 def instance_of(kinds: type | tuple[type, ...], words: str) -> Wanted:
@@ -150,6 +150,18 @@ FUNCTION = Wanted(_is_function, "a function that is not async")
 NAMES = Wanted(_is_names, "a set of names such as {'read_file'}")
 MAPPING = instance_of(Mapping, "a mapping such as {}")
 
+TOOLS = Wanted(
+    lambda value: (
+        isinstance(value, Mapping)
+        and all(isinstance(name, str) for name in value)
+        and all(isinstance(keys, str) or _is_names(keys) for keys in value.values())
+    ),
+    "a mapping from the name of a tool to its input, such as {'read_file': 'path'}",
+)
+CALLABLE = Wanted(
+    lambda value: callable(value) and not isinstance(value, type), "an async function, or an object that is one"
+)
+
 MAX_SESSION_ID = 1_000
 SESSION_ID = Wanted(
     lambda value: isinstance(value, str) and 0 < len(value) <= MAX_SESSION_ID,
@@ -173,7 +185,7 @@ def check_callables(**functions: object) -> None:
     """Raise SettingsError, by name, unless each of *functions* can be called, or is None."""
     for name, function in functions.items():
         if function is not None and not callable(function):
-            raise SettingsError(f"{name} is {shown(function)}; give a function, or None")
+            raise SettingsError(f"{name} is {excerpt(function)}; give a function, or None")
 
 
 def setting(source: Setting[T]) -> Any:

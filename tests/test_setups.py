@@ -1,3 +1,633 @@
 """Wrong set-ups are refused where they are made, in words that name the setting and the way out."""
 
 from __future__ import annotations
+
+import functools
+import tempfile
+import types
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anthropic
+import pytest
+from anthropic.types import Message as Reply
+from anthropic.types import TextBlock, Usage
+from histories import conversation, user
+
+from ctxpipe import (
+    BatchOffload,
+    Budget,
+    Change,
+    Compact,
+    ContextPipeline,
+    DirectOffload,
+    Folder,
+    InvalidHistory,
+    LocalStorage,
+    Outcome,
+    Preview,
+    Prices,
+    RatioGate,
+    RentOrBuyGate,
+    Restore,
+    SettingsError,
+    Skip,
+    SmartTruncate,
+    TokenCounter,
+    Turn,
+    offload_tools,
+)
+from ctxpipe.adapters.anthropic import ctxpipe_middleware
+from ctxpipe.presets import chat, coding_agent
+from ctxpipe.storage.files import LocalFiles
+from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, PromptSummarizer, Retry
+from ctxpipe.testing import MessagesServer
+
+HISTORY = conversation(user("go"))
+STORAGE = LocalStorage(tempfile.mkdtemp())
+
+
+async def skip(turn: Turn) -> Skip:
+    return Skip(f"{len(turn.messages)} messages")
+
+
+# Stages -------------------------------------------------------------------------------------------
+
+
+def sync_change(turn: Turn) -> Change:
+    return Change(list(turn.messages))
+
+
+def sync_skip(_turn: Turn) -> Skip:
+    return Skip("no")
+
+
+def sync_nothing(turn: Turn) -> None:
+    turn.session_id.upper()
+
+
+def sync_generator(turn: Turn) -> Any:
+    yield turn
+
+
+async def async_generator(turn: Turn) -> Any:
+    yield turn
+
+
+class SyncStage:
+    def __call__(self, turn: Turn) -> Change:
+        return Change(list(turn.messages))
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [
+        (DirectOffload, r"the class DirectOffload; give an object of it: DirectOffload\(…\)"),
+        (SyncStage, "the class SyncStage; give an object of it"),
+        (sync_change, "the stage sync_change is not async; write `async def`"),
+        (sync_skip, "the stage sync_skip is not async"),
+        (sync_nothing, "the stage sync_nothing is not async"),
+        (sync_generator, "the stage sync_generator is not async"),
+        (async_generator, "the stage async_generator is not async"),
+        (lambda _turn: None, "is not async"),
+        (functools.partial(sync_change), "is not async"),
+        (SyncStage(), "the stage SyncStage is not async"),
+        (RatioGate(0.2), "RatioGate cannot be called with one argument"),
+        (lambda: None, "cannot be called with one argument"),
+        (None, "None is not callable"),
+        ("DirectOffload", "'DirectOffload' is not callable"),
+        ([skip], "is not callable; add its stages one by one"),
+        (ContextPipeline([skip]), "is not callable; add its stages one by one"),
+        (Budget(), "is not callable"),
+        (LocalStorage(tempfile.mkdtemp()), "is not callable"),
+    ],
+)
+def test_what_can_be_no_stage_is_refused(stage: Any, words: str) -> None:
+    for attempt in (lambda: ContextPipeline([stage]), lambda: ContextPipeline().use(stage)):
+        with pytest.raises(SettingsError, match=words):
+            attempt()
+
+
+def traced(stage: Callable[[Turn], Awaitable[Skip]]) -> Callable[[Turn], Awaitable[Skip]]:
+    @functools.wraps(stage)
+    def call(turn: Turn) -> Awaitable[Skip]:
+        return stage(turn)
+
+    return call
+
+
+def forwarded(stage: Callable[[Turn], Awaitable[Skip]]) -> Callable[[Turn], Awaitable[Skip]]:
+    def call(turn: Turn) -> Awaitable[Skip]:
+        return stage(turn)
+
+    return call
+
+
+async def skip_with(words: str, turn: Turn) -> Skip:
+    return Skip(f"{words} {turn.session_id}")
+
+
+class AsyncStage:
+    async def __call__(self, turn: Turn) -> Skip:
+        return await skip(turn)
+
+    async def method(self, turn: Turn) -> Skip:
+        return await skip(turn)
+
+
+@cast("Any", types.coroutine)
+def old_style(turn: Turn) -> Any:
+    yield from cast("Any", skip(turn).__await__())
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        skip,
+        functools.partial(skip_with, "no"),
+        traced(skip),
+        forwarded(skip),
+        lambda turn: skip_with("no", turn),
+        AsyncStage(),
+        AsyncStage().method,
+        old_style,
+    ],
+)
+async def test_whatever_may_answer_with_something_to_await_is_a_stage(stage: Any) -> None:
+    result = await ContextPipeline([stage]).run(HISTORY, session_id="s")
+
+    assert result.reports[0].outcome is Outcome.SKIPPED
+
+
+async def test_an_answer_that_cannot_be_awaited_is_reported_with_the_way_out() -> None:
+    def name(turn: Turn) -> str:
+        return turn.session_id.upper()
+
+    result = await ContextPipeline([cast("Any", name)]).run(HISTORY, session_id="s")
+
+    assert result.reports[0].outcome is Outcome.FAILED
+    assert result.reports[0].reason == "its answer, str, cannot be awaited; write the stage as `async def`"
+
+
+# Settings, by a table over all fields -------------------------------------------------------------
+
+
+async def ask(prompt: str) -> str:
+    return prompt
+
+
+async def answer_late(*_: object) -> bool:
+    return True
+
+
+PIPELINE = ContextPipeline([skip])
+CONVERSATION = [{"role": "user", "content": "a secret of the user " * 50}] * 50
+
+# What is given in place of each setting: none of it can be meant.
+NUMBERS = ["5", b"5", True, None, [], {}, 1j, float("nan"), float("inf"), -1, CONVERSATION]
+SIZES = [*NUMBERS, 1.5]
+FLAGS = ["yes", 0, 1, None, [], CONVERSATION]
+TEXTS = [5, b"s", None, ["s"], CONVERSATION]
+CALLED = ["f", 5, [], CONVERSATION]
+PLAIN = [*CALLED, answer_late]
+TOOLS = ["read_file", ["read_file"], {5: "path"}, {"read_file": 5}]
+
+
+def optional(values: Sequence[Any]) -> list[Any]:
+    return [value for value in values if value is not None]
+
+
+WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] = [
+    (Preview, {}, {"head": SIZES, "tail": SIZES}),
+    (RatioGate, {}, {"ratio": [value for value in NUMBERS if value != -1]}),
+    (
+        RentOrBuyGate,
+        {},
+        {
+            "prices": ["claude", {}, None, Prices, CONVERSATION],
+            **dict.fromkeys(("alpha", "min_tokens", "min_calls", "free_calls", "placeholder_tokens"), NUMBERS),
+        },
+    ),
+    (
+        Prices,
+        {"input": 1.0, "write": 1.0, "write_1h": 1.0, "read": 1.0, "output": 1.0},
+        {
+            **dict.fromkeys(("input", "write", "write_1h", "read", "output", "ttl_seconds"), NUMBERS),
+            "cliffs": [5, "x", None, [5], (5,)],
+        },
+    ),
+    (
+        Budget,
+        {},
+        {
+            "window": optional(SIZES),
+            "trigger": optional(NUMBERS),
+            "target": optional(NUMBERS),
+            "reserve_output": optional(SIZES),
+        },
+    ),
+    (
+        Retry,
+        {},
+        {
+            "max_retries": SIZES,
+            "attempt_seconds": [*NUMBERS, 0],
+            "total_seconds": [*NUMBERS, 0],
+            "first_wait_seconds": NUMBERS,
+            "max_wait_seconds": NUMBERS,
+            "max_refusals": SIZES,
+            "sleep": CALLED,
+            "clock": PLAIN,
+        },
+    ),
+    (
+        LocalStorage,
+        {"root": "."},
+        {
+            "root": ["", 5, None, ["."], CONVERSATION],
+            "fsync": FLAGS,
+            "redact": PLAIN,
+            "taken": ["rename", 5, None],
+            "clock": PLAIN,
+        },
+    ),
+    (LocalFiles, {}, {"root": ["", 5, None, ["."]], "deny": PLAIN}),
+    (
+        Restore,
+        {"work_dir": "."},
+        {
+            "work_dir": ["", 5, ["."]],
+            "reading_tools": [*TOOLS, None],
+            "writing_tools": TOOLS,
+            "shell": FLAGS,
+            "max_files": SIZES,
+            "max_tokens_per_file": SIZES,
+            "max_tokens_total": SIZES,
+            "deny": PLAIN,
+        },
+    ),
+    (Restore, {}, {"files": [".", 5, LocalFiles]}),
+    (
+        DirectOffload,
+        {"storage": STORAGE},
+        {
+            "storage": [".ctxpipe", None, 5, LocalStorage, CONVERSATION],
+            "min_chars": SIZES,
+            "reference": TEXTS,
+            "preview": [400, (400, 200), Preview, CONVERSATION],
+            "read_back_chars": optional(SIZES),
+            "exempt_tools": ["bash", 5, None, [5]],
+            "per_tool": [[], None, {"bash": "x"}, {"bash": -1}, {"bash": 1.5}],
+        },
+    ),
+    (
+        BatchOffload,
+        {"storage": STORAGE},
+        {
+            "storage": [".ctxpipe", None, 5, LocalStorage, CONVERSATION],
+            "gate": [0.2, None, RatioGate, CONVERSATION],
+            "min_chars": SIZES,
+            "keep_recent": SIZES,
+            "keep_read_backs": FLAGS,
+            "reference": TEXTS,
+            "preview": [400, (400, 200), Preview],
+            "exempt_tools": ["bash", 5, None, [5]],
+            "per_tool": [[], None, {"bash": "x"}],
+            "inputs": ["write_file", 5, None, [5]],
+            "min_input_chars": SIZES,
+            "min_context_tokens": SIZES,
+        },
+    ),
+    (
+        Compact,
+        {"archive": STORAGE},
+        {
+            "summarize": ["claude", 5, ExtractiveSummarizer, CONVERSATION],
+            "archive": [".ctxpipe", 5, LocalStorage],
+            "require_archive": FLAGS,
+            "restore": [".", {}, Restore, CONVERSATION],
+            "fold_unrestored": FLAGS,
+            "folder": [".", 5, Folder],
+            "evidence_tokens": SIZES,
+            "max_request_chars": SIZES,
+            "pin": PLAIN,
+            "reference": TEXTS,
+            "retry": [3, {}, None, Retry],
+            "cooldown_seconds": NUMBERS,
+            "clock": PLAIN,
+        },
+    ),
+    (
+        SmartTruncate,
+        {},
+        {
+            "archive": [".ctxpipe", 5, LocalStorage],
+            "max_tokens": SIZES,
+            "window": ["all", 5, None],
+            "middle_start": NUMBERS,
+            "middle_end": NUMBERS,
+            "reading_tools": [*TOOLS, None],
+            "shell": FLAGS,
+            "folder": [".", 5, Folder],
+            "marker": TEXTS,
+            "require_archive": FLAGS,
+            "pin": PLAIN,
+        },
+    ),
+    (
+        AnthropicSummarizer,
+        {},
+        {
+            "client": ["key", 5, anthropic.Anthropic(api_key="k"), anthropic.AsyncAnthropic],
+            "model": optional(TEXTS),
+            "mode": ["fast", 5, None],
+            "max_words": [*SIZES, 0],
+            "focus": TEXTS,
+            "system": [5, True],
+            "tools": ["bash", 5, None],
+            "request_options": [[], "x", None],
+            "window": [*SIZES, 0],
+            "max_block_chars": SIZES,
+            "counter": [5, [], TokenCounter, answer_late],
+            "max_tokens": [*optional(SIZES), 0],
+        },
+    ),
+    (
+        PromptSummarizer,
+        {"ask": ask},
+        {
+            "ask": ["claude", 5, None],
+            "model": TEXTS,
+            "max_words": [*SIZES, 0],
+            "focus": TEXTS,
+            "window": [*SIZES, 0],
+            "max_block_chars": SIZES,
+            "counter": [5, [], TokenCounter, answer_late],
+        },
+    ),
+    (ExtractiveSummarizer, {}, {"max_words": [*SIZES, 0], "brief": FLAGS}),
+    (
+        Folder,
+        {},
+        {
+            "max_tokens": optional(SIZES),
+            "merge_functions": FLAGS,
+            "max_line_span": SIZES,
+            "counter": [5, [], TokenCounter, answer_late],
+        },
+    ),
+    (
+        ContextPipeline,
+        {},
+        {
+            "stages": [None, 5, "stages", skip, {"a": skip}, DirectOffload(STORAGE), DirectOffload],
+            "budget": [100_000, 0.9, {"window": 5}, "200k", Budget, CONVERSATION],
+            "counter": [5, [], TokenCounter, answer_late],
+            "on_report": PLAIN,
+            "veto": PLAIN,
+            "on_error": ["ignore", None, 5],
+            "thinking": ["forget", None, 5],
+            "prices": ["claude-opus-5", {}, Prices],
+            "max_sessions": [*SIZES, 0],
+        },
+    ),
+    (
+        PIPELINE.session,
+        {"session_id": "s"},
+        {
+            "session_id": [None, 5, b"s", "", "s" * 1_001, ["s"], CONVERSATION],
+            "journal": [".ctxpipe", 5, LocalStorage, CONVERSATION],
+            "verify": FLAGS,
+            "cache_seconds": NUMBERS,
+            "clock": PLAIN,
+        },
+    ),
+    (TokenCounter, {}, {"encoding": [5, None, b"x", "no such", str, answer_late], "memo_bytes": SIZES}),
+    (
+        offload_tools,
+        {"storage": STORAGE},
+        {"storage": [".ctxpipe", 5, None, LocalStorage], "session_id": ["", 5], "max_chars": [*SIZES, 0]},
+    ),
+    (
+        ctxpipe_middleware,
+        {"pipeline": PIPELINE, "session_id": "s"},
+        {
+            "pipeline": [None, [skip], ContextPipeline, "p"],
+            "session_id": [None, "", 5, answer_late],
+            "journal": [".ctxpipe", 5, LocalStorage],
+            "cache_breakpoints": [*optional(SIZES), 5],
+            "threads": ["refuse", 5, None],
+        },
+    ),
+    (coding_agent, {"storage": STORAGE, "work_dir": "."}, {"storage": [".ctxpipe"], "prices": ["x"], "work_dir": [5]}),
+    (chat, {"storage": STORAGE}, {"storage": [".ctxpipe"], "prices": ["x"], "summarize": ["x"]}),
+]
+CASES = [
+    pytest.param(make, {**sound, name: value}, name, value, id=f"{getattr(make, '__name__', make)}-{name}-{index}")
+    for make, sound, wrong in WRONG
+    for name, values in wrong.items()
+    for index, value in enumerate(values)
+]
+
+
+@pytest.mark.parametrize(("make", "settings", "name", "value"), CASES)
+def test_a_setting_of_the_wrong_type_is_refused_by_name(
+    make: Callable[..., object], settings: dict[str, Any], name: str, value: Any
+) -> None:
+    try:
+        with pytest.raises(SettingsError) as refused:
+            make(**settings)
+    except TypeError as error:  # a cross-check of two settings must not come first
+        pytest.fail(f"{name}={value!r} raised {error!r}")
+
+    told = str(refused.value)
+    assert name in told
+    assert len(told) < 400
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize("made", {make for make, *_ in WRONG if isinstance(make, type)}, ids=lambda made: made.__name__)
+def test_the_table_holds_every_field(made: Any) -> None:
+    tested = {name for make, _, wrong in WRONG if make is made for name in wrong}
+    settings = {field.name for field in fields(made) if field.init} if hasattr(made, "__dataclass_fields__") else set()
+
+    assert settings <= tested
+
+
+@pytest.mark.parametrize("session_id", [None, 5, b"s", "", "s" * 1_001])
+async def test_a_wrong_session_id_is_refused_by_every_door(session_id: Any) -> None:
+    for attempt in (ContextPipeline().run, ContextPipeline().plan):
+        with pytest.raises(SettingsError, match="session_id is "):
+            await attempt(HISTORY, session_id=session_id)
+    with pytest.raises(SettingsError, match="session_id is "):
+        ContextPipeline().observe({"input_tokens": 5}, HISTORY, session_id=session_id)
+
+
+# Clients ------------------------------------------------------------------------------------------
+
+
+def sync_client(server: MessagesServer) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=server.url, api_key="test", max_retries=0)
+
+
+CLIENTS: list[tuple[Callable[[MessagesServer], Any], str]] = [
+    (sync_client, "client is Anthropic, which would block the event loop; give anthropic.AsyncAnthropic"),
+    (lambda server: sync_client(server).beta, "client is Beta, which would block the event loop"),
+    (lambda server: sync_client(server).messages, "client is Messages, the messages of a client"),
+    (lambda _: anthropic.AsyncAnthropic(api_key="k").messages, "client is AsyncMessages, the messages of a client"),
+    (lambda _: anthropic.AsyncAnthropic, "client is the class AsyncAnthropic"),
+    (lambda _: None, "client is NoneType, which has no messages.create"),
+    (lambda _: "sk-key", "client is str, which has no messages.create"),
+    (lambda _: SimpleNamespace(chat=SimpleNamespace(completions=None)), "which has no messages.create"),
+]
+
+
+@pytest.mark.parametrize(("client", "words"), CLIENTS)
+async def test_a_client_that_cannot_be_awaited_is_refused_before_anything_is_sent(
+    client: Callable[[MessagesServer], Any], words: str
+) -> None:
+    session = ContextPipeline([skip]).session("s")
+    async with MessagesServer(["never sent"]) as server:
+        with pytest.raises(SettingsError, match=words):
+            await session.create(client(server), messages=HISTORY, model="m", max_tokens=5)
+        with pytest.raises(SettingsError, match=words):
+            async with session.stream(client(server), messages=HISTORY, model="m", max_tokens=5):
+                pass
+
+    assert server.calls == 0
+
+
+async def test_the_beta_of_a_client_takes_betas() -> None:
+    session = ContextPipeline([skip]).session("s")
+    async with (
+        MessagesServer(["Hello."]) as server,
+        anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0) as client,
+    ):
+        beta = cast("Any", client.beta)
+        reply = await session.create(
+            beta, messages=HISTORY, model="claude-opus-4-5", max_tokens=50, betas=["context-1m-2025-08-07"]
+        )
+
+    assert cast("Any", reply.content[0]).text == "Hello."
+
+
+# Histories ----------------------------------------------------------------------------------------
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
+
+
+class ModelRequest:
+    """As pydantic-ai's messages are: parts, and no role."""
+
+    parts = ("go",)
+
+
+class AIMessage:
+    """As LangChain's messages are."""
+
+    type = "ai"
+    content = "go"
+    tool_calls = ()
+
+
+REPLY = Reply.model_construct(stop_reason="end_turn", content=[TextBlock(type="text", text="Hi.")])
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"role": "tool", "tool_call_id": "call_1", "content": "42"}, "looks like OpenAI's form"),
+        ({"role": "function", "name": "ls", "content": "42"}, "looks like OpenAI's form"),
+        ({"role": "developer", "content": "Be brief."}, "looks like OpenAI's form"),
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, "looks like OpenAI's form"),
+        ({"role": "assistant", "content": "Look:", "tool_calls": [CALL]}, "looks like OpenAI's form"),
+        ({"role": "assistant", "content": None, "function_call": {"name": "ls"}}, "looks like OpenAI's form"),
+        ({"type": "function_call", "call_id": "c", "name": "ls", "arguments": "{}"}, "looks like OpenAI's form"),
+        ({"type": "function_call_output", "call_id": "c", "output": "42"}, "looks like OpenAI's form"),
+        ({"type": "reasoning", "summary": []}, "looks like OpenAI's form"),
+        ({"role": "user", "content": [{"type": "input_text", "text": "hi"}]}, "looks like OpenAI's form"),
+        ({"role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}, "looks like OpenAI's form"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "looks like OpenAI's form"),
+        ({"role": "user", "parts": [{"text": "hi"}]}, "looks like Google's form"),
+        ({"role": "model", "parts": [{"text": "hi"}]}, "looks like Google's form"),
+        ({"type": "human", "data": {"content": "hi"}}, "looks like LangChain's form"),
+        ({"lc": 1, "type": "constructor", "kwargs": {}}, "looks like LangChain's form"),
+        ({"role": "assistant", "content": [{"toolUse": {"name": "ls"}}]}, "looks like Bedrock Converse's form"),
+        (ModelRequest(), "looks like another framework's form"),
+        (AIMessage(), "looks like OpenAI's or LangChain's form"),
+        (REPLY, 'is Message, not a mapping with role and content; append {"role": "assistant", "content": reply'),
+        ("go", "is str, not a mapping"),
+        ({"role": "x" * 5_000, "content": "hi"}, "has the role 'xxx"),
+    ],
+)
+async def test_a_message_of_another_api_is_refused_in_its_name(message: Any, words: str) -> None:
+    for attempt in (ContextPipeline().run, ContextPipeline().plan):
+        with pytest.raises(InvalidHistory) as refused:
+            await attempt([*HISTORY, message], session_id="s")
+        assert words in str(refused.value)
+        assert len(str(refused.value)) < 300
+
+
+async def generator_of_messages() -> Any:
+    yield HISTORY[0]
+
+
+@pytest.mark.parametrize(
+    ("history", "words"),
+    [
+        ("go", "not str; give [{"),
+        (None, "not NoneType; give [{"),
+        (tuple(HISTORY), r"not tuple; give list(…) of it"),
+        (iter(HISTORY), "give list(…) of it"),
+        ({"role": "user", "content": "go"}, "not dict; give a list of such messages"),
+        ({"model": "m", "messages": HISTORY}, "not dict; give its messages"),
+        (5, "a history is a list of messages, not int"),
+    ],
+)
+async def test_what_is_no_list_is_refused_with_the_way_out(history: Any, words: str) -> None:
+    for attempt in (ContextPipeline().run, ContextPipeline().plan):
+        with pytest.raises(InvalidHistory) as refused:
+            await attempt(history, session_id="s")
+        assert words in str(refused.value)
+
+
+async def test_a_result_in_place_of_the_history_is_refused_with_the_way_out() -> None:
+    result = await ContextPipeline().run(HISTORY, session_id="s")
+
+    with pytest.raises(InvalidHistory, match=r"not Result; give the history, or result\.messages"):
+        await ContextPipeline().session("s").run(cast("Any", result))
+
+
+# Usages -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("usage", [None, 5, "usage", {}, [], {"prompt_tokens": 5}, {"usage": None}, {"usage": {}}])
+async def test_what_holds_no_usage_is_refused(usage: Any) -> None:
+    pipeline = ContextPipeline([skip])
+    session = pipeline.session("s")
+    await session.run(HISTORY)
+
+    with pytest.raises(SettingsError, match=r"without input_tokens; give the usage of a reply"):
+        session.observe(usage)
+    with pytest.raises(SettingsError, match=r"without input_tokens; give the usage of a reply"):
+        pipeline.observe(usage, HISTORY, session_id="s")
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {"input_tokens": 900, "output_tokens": 1},
+        {"usage": {"input_tokens": 900, "output_tokens": 1}},
+        Usage(input_tokens=900, output_tokens=1),
+        Reply.model_construct(model=None, content=[], usage=Usage(input_tokens=900, output_tokens=1)),
+    ],
+)
+async def test_a_usage_and_the_reply_that_holds_it_teach_the_same(usage: Any) -> None:
+    session = ContextPipeline([skip]).session("s")
+    await session.run(conversation(user("word " * 600)))
+
+    session.observe(usage)
+
+    assert session._record.ledger.factor == pytest.approx(1.5, abs=0.01)

@@ -282,7 +282,7 @@ def test_a_setting_that_makes_no_sense_is_refused() -> None:
         RentOrBuyGate(alpha=float("nan"))
     with pytest.raises(SettingsError, match="min_tokens"):
         RentOrBuyGate(min_tokens=-1)
-    with pytest.raises(SettingsError, match="min_calls of a RentOrBuyGate is '25'"):
+    with pytest.raises(SettingsError, match="min_calls is '25'"):
         RentOrBuyGate(min_calls=cast("int", "25"))
 
 

@@ -18,11 +18,13 @@ from ..edits.breakpoints import with_breakpoints
 from ..edits.projection import digest
 from ..edits.thinking import drop_block
 from ..errors import SettingsError, safe_text
+from ..journal import JOURNAL_STORAGE
 from ..messages import MAX_CACHE_MARKS, kind
 from ..messages import field as read
 from ..pipeline import ContextPipeline
 from ..refusals import MAX_TEXT, REFUSING, read_refusal
 from ..session import BETA, Session, is_asked_by_a_stage, observe_stream
+from ..settings import FUNCTION, SESSION_ID, excerpt, instance_of, is_size, one_of
 
 if TYPE_CHECKING:
     from anthropic import APIRequest, AsyncAPIResponse
@@ -55,7 +57,7 @@ def ctxpipe_middleware(
     """A middleware for ``anthropic.AsyncAnthropic`` that sends the context instead of the history.
 
     It rewrites ``messages`` of every ``messages`` call, plain, streamed or by the tool runner, feeds the reply's usage
-    back, and after "prompt is too long" asks once more with a context shortened by force. *cache_breakpoints* places
+    back, and after "prompt is too long" asks once more with a context excerpt by force. *cache_breakpoints* places
     so many cache breakpoints, of those that the request leaves free, where they pay: four let a turn that rewrites old
     messages still read what stands before them. Where nothing is to do, the request goes out as it came; an error of
     ours is logged and the original request is sent.
@@ -73,12 +75,15 @@ def ctxpipe_middleware(
     Raises SettingsError when an argument makes no sense, or the installed SDK knows no middleware.
     """
     _ensure_sdk_knows_middleware()
-    if not isinstance(session_id, str) and not callable(session_id):
-        raise SettingsError(f"session_id is {session_id!r}; give a name, or a function that finds it in a request")
-    if not 0 <= cache_breakpoints <= MAX_CACHE_MARKS:
-        raise SettingsError(f"cache_breakpoints is {cache_breakpoints}; give 0 to {MAX_CACHE_MARKS}")
-    if threads not in ("decline", "pass"):
-        raise SettingsError(f"threads is {threads!r}, not 'decline' or 'pass'")
+    instance_of(ContextPipeline, "a ContextPipeline such as ContextPipeline(stages)").check("pipeline", pipeline)
+    if not SESSION_ID.accepts(session_id) and not FUNCTION.accepts(session_id):
+        raise SettingsError(
+            f"session_id is {excerpt(session_id)}; give a name, or a function that finds it in a request"
+        )
+    JOURNAL_STORAGE.optional.check("journal", journal)
+    if not is_size(cache_breakpoints) or cache_breakpoints > MAX_CACHE_MARKS:
+        raise SettingsError(f"cache_breakpoints is {excerpt(cache_breakpoints)}; give 0 to {MAX_CACHE_MARKS}")
+    one_of("decline", "pass").check("threads", threads)
     return _Middleware(_Sessions(pipeline, session_id, journal), cache_breakpoints, threads)
 
 
@@ -279,7 +284,7 @@ async def _shorter(
     try:
         return await session.recover(refusal, list(body["messages"]), sent, **_arguments(body))
     except Exception as error:  # noqa: BLE001  told by `_warn`
-        _warn("the context could not be shortened; the API's answer stands", error)
+        _warn("the context could not be excerpt; the API's answer stands", error)
         return None
 
 

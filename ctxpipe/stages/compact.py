@@ -23,16 +23,22 @@ from ..messages import ensure_messages, has_thinking
 from ..names import session_folder
 from ..reports import Compacted
 from ..settings import (
+    CALLABLE,
     COMPACT_MAX_RETRIES,
     COMPACT_OUTPUT_DIR,
+    FLAG,
+    FUNCTION,
+    NUMBER,
+    SIZE,
     SUMMARY_MAX_WORDS,
-    check_callables,
-    check_numbers,
-    check_sizes,
+    TEXT,
+    check_settings,
+    instance_of,
 )
 from ..stage import Change, Intent, Skip, Turn
 from ..storage import Archive, LocalStorage
 from ..storage.files import FileReader
+from ..storage.protocol import ARCHIVE
 from ..storage.records import Record
 from ..summarizers import (
     WITHOUT_MODEL,
@@ -284,13 +290,21 @@ class Compact:
             raise SettingsError(
                 "Compact needs an archive for the raw messages; give archive=, or require_archive=False"
             )
-        if self.archive is not None and not isinstance(self.archive, Archive):
-            raise SettingsError(f"archive is {self.archive!r}; give an Archive such as LocalStorage('.ctxpipe')")
-        if self.restore is not None and not isinstance(self.restore, Restore):
-            raise SettingsError(f"restore is {self.restore!r}; give a Restore such as Restore(work_dir='.')")
-        check_sizes(evidence_tokens=self.evidence_tokens, max_request_chars=self.max_request_chars)
-        check_numbers(cooldown_seconds=self.cooldown_seconds)
-        check_callables(summarize=self.summarize, pin=self.pin)
+        instance_of(Restore, "a Restore such as Restore(work_dir='.')").optional.check("restore", self.restore)
+        check_settings(
+            self,
+            summarize=CALLABLE.optional,
+            archive=ARCHIVE.optional,
+            require_archive=FLAG,
+            fold_unrestored=FLAG,
+            evidence_tokens=SIZE,
+            max_request_chars=SIZE,
+            pin=FUNCTION.optional,
+            reference=TEXT,
+            retry=instance_of(Retry, "a Retry such as Retry(max_retries=2)"),
+            cooldown_seconds=NUMBER,
+            clock=FUNCTION,
+        )
         check_folder(self.folder)
         check_reference(self.reference)
 

@@ -18,8 +18,10 @@ from ..edits.fold import MAX_LINE_SPAN, MAX_TOKENS, Folded, Outline
 from ..edits.languages import DefinitionType, language_of
 from ..pieces import pieces
 from ..processes import in_process
+from ..settings import FLAG, SIZE, check_settings
 from ..threads import in_thread
 from ..tokens import Counting, as_counter
+from ..tokens.counter import COUNTING
 from ..tokens.memo import Memo
 
 __all__ = ["Folded", "Folder", "fold_files"]
@@ -78,6 +80,15 @@ class Folder:
     merge_functions: bool = True
     max_line_span: int = MAX_LINE_SPAN
     counter: Counting | None = None
+
+    def __post_init__(self) -> None:
+        check_settings(
+            self,
+            max_tokens=SIZE.optional,
+            merge_functions=FLAG,
+            max_line_span=SIZE,
+            counter=COUNTING.optional,
+        )
 
     async def fold(self, files: Files, /, count: Counting | None = None) -> list[str | None]:
         """The folded text of each file, a pair of path and text; None where that would be no shorter, or cannot be.

@@ -10,10 +10,9 @@ from typing import Protocol
 
 from ..edits.gates import Holdings, Rates, best_flush, whole_stock
 from ..edits.offload import Candidate, Scan, passes
-from ..errors import SettingsError
 from ..messages import MEDIA, ToolResult, compact_json, kind
-from ..prices import Prices
-from ..settings import OFFLOAD_RATIO_THRESHOLD, is_number, setting
+from ..prices import PRICES, Prices
+from ..settings import NUMBER, OFFLOAD_RATIO_THRESHOLD, Wanted, check_settings, is_number, setting
 from ..stage import Turn
 from ..tokens import TokenCounter
 
@@ -40,8 +39,7 @@ class RatioGate:
     ratio: float | Decimal = setting(OFFLOAD_RATIO_THRESHOLD)
 
     def __post_init__(self) -> None:
-        if not is_number(self.ratio):
-            raise SettingsError(f"ratio of a RatioGate is {self.ratio!r}, which is not a finite number")
+        Wanted(is_number, "a number such as 0.2").check("ratio", self.ratio)
 
     async def __call__(
         self, _turn: Turn, scan: Scan, candidates: Callable[[], Sequence[Candidate]], /
@@ -77,10 +75,8 @@ class RentOrBuyGate:
     placeholder_tokens: int = 30
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "min_tokens", "min_calls", "free_calls", "placeholder_tokens"):
-            value = getattr(self, name)
-            if not (is_number(value) and value >= 0):
-                raise SettingsError(f"{name} of a RentOrBuyGate is {value!r}; give a number, 0 or more")
+        numbers = dict.fromkeys(("alpha", "min_tokens", "min_calls", "free_calls", "placeholder_tokens"), NUMBER)
+        check_settings(self, prices=PRICES, **numbers)
 
     async def __call__(
         self, turn: Turn, _scan: Scan, candidates: Callable[[], Sequence[Candidate]], /

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from ..edits.compact import Draft, Room, evidence_block
 from ..errors import SettingsError, StorageError
 from ..names import session_folder
+from ..settings import excerpt
 from ..storage import TextWriter
 from ..threads import in_thread
 
@@ -47,8 +48,8 @@ class FileFolder(Protocol):
 
 def check_folder(folder: object) -> None:
     """Raise SettingsError unless *folder* is a `FileFolder`, or None."""
-    if folder is not None and not callable(getattr(folder, "fold", None)):
-        raise SettingsError(f"folder is {folder!r}; give something that can fold, such as a Folder, or None")
+    if folder is not None and (isinstance(folder, type) or not callable(getattr(folder, "fold", None))):
+        raise SettingsError(f"folder is {excerpt(folder)}; give something that can fold, such as a Folder, or None")
 
 
 def folder_or_default(folder: FileFolder | None, counter: TokenCounter) -> FileFolder:

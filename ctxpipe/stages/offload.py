@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..edits import offload
-from ..errors import InvalidHistory, SettingsError, StorageError
+from ..errors import InvalidHistory, SettingsError, StorageError, safe_text
 from ..messages import (
     ToolCall,
     ToolResult,
@@ -30,10 +30,17 @@ from ..names import safe_name, session_folder
 from ..placeholders import BATCH, DIRECT, MAX_SHOWN, Preview, any_reference, placeholder, reference
 from ..reports import Offloaded
 from ..settings import (
+    CALLABLE,
     DIRECT_OFFLOAD_CHAR_THRESHOLD,
+    FLAG,
     OFFLOAD_CHAR_THRESHOLD,
     OFFLOAD_RATIO_THRESHOLD,
-    check_sizes,
+    SIZE,
+    TEXT,
+    Wanted,
+    check_settings,
+    excerpt,
+    instance_of,
     is_size,
     setting,
 )
@@ -182,10 +189,9 @@ class _Pointers:
     indent: int | None = None
 
     def check(self) -> None:
-        if not isinstance(self.storage, TextWriter):
-            raise SettingsError(f"storage is {self.storage!r}; give a TextWriter such as LocalStorage('.ctxpipe')")
-        if self.preview is not None and not isinstance(self.preview, Preview):
-            raise SettingsError(f"preview is {self.preview!r}; give a Preview(head, tail) or None")
+        instance_of(TextWriter, "a TextWriter such as LocalStorage('.ctxpipe')").check("storage", self.storage)
+        instance_of(Preview, "a Preview(head, tail)").optional.check("preview", self.preview)
+        TEXT.check("reference", self.reference)
         if self.preview is not None and self.preview.head + self.preview.tail > MAX_SHOWN:
             told = f"give at most {MAX_SHOWN} characters: a longer one would be taken for a tool's own text"
             raise SettingsError(f"preview is {self.preview!r}; {told}")
@@ -311,11 +317,11 @@ def _change(turn: Turn, moves: Sequence[_Move], replacements: Sequence[str], fil
         else:
             inputs.setdefault(item.place, {})[move.text] = text
     messages = rewrite(turn.messages, results)
-    shortened = {
+    excerpt = {
         (message, block): _substituted(read(blocks(messages[message])[block], "input"), texts)
         for (message, block), texts in inputs.items()
     }
-    messages = rewrite(messages, shortened, key="input")
+    messages = rewrite(messages, excerpt, key="input")
     chars = sum(len(move.text) for move in moves)
     saved = chars - sum(map(len, replacements))
     return Change(messages, Offloaded(tuple(files), chars, saved, len(results), len(inputs)))
@@ -350,7 +356,7 @@ async def _moved_singly(storage: TextWriter, turn: Turn, moves: Sequence[_Move])
     if not written:
         raise failed[0]
     change = await in_thread(_moved_to, turn, [move for move, _ in written], [file for _, file in written])
-    return _with(change, failed=tuple(map(str, failed)))
+    return _with(change, failed=tuple(map(safe_text, failed)))
 
 
 def _moved_to(turn: Turn, moves: Sequence[_Move], files: Sequence[str]) -> Change:
@@ -391,7 +397,7 @@ class DirectOffload:
 
     def __post_init__(self) -> None:
         self._pointers.check()
-        check_sizes(min_chars=self.min_chars)
+        check_settings(self, min_chars=SIZE)
         _check_limits(read_back_chars=self.read_back_chars)
         _check_tools(self.per_tool, exempt_tools=self.exempt_tools)
 
@@ -405,7 +411,7 @@ class DirectOffload:
         except StorageError as error:
             if not cut:
                 raise
-            return _with(_with_cut(Change(list(turn.messages)), cut), failed=(str(error),))
+            return _with(_with_cut(Change(list(turn.messages)), cut), failed=(safe_text(error),))
 
     async def plan(self, turn: Turn) -> Change | Skip:
         """The same decision, with no write."""
@@ -432,11 +438,11 @@ class DirectOffload:
         moves = await _moves(self._pointers, turn, chosen, selection)
         cut: dict[tuple[int, int], str] = {}
         for result, call, where in self._too_long(pairs, selection):
-            shortened = await self._shortened(turn, result, where)
+            excerpt = await self._shortened(turn, result, where)
             # Encoded in a worker thread: whoever asks later whether it saves tokens finds the numbers known.
-            await turn.counter.texts([offload.said(result.content), shortened or ""])
-            if shortened is not None:
-                cut[result.place] = shortened
+            await turn.counter.texts([offload.said(result.content), excerpt or ""])
+            if excerpt is not None:
+                cut[result.place] = excerpt
             elif call.name not in selection.exempt_tools:  # it lies nowhere yet: the output of a filter, for example
                 pointers = replace(self._pointers, preview=self._long_preview)
                 moves += await _moves(pointers, turn, [offload.measured(result)], selection)
@@ -507,15 +513,16 @@ class BatchOffload:
 
     def __post_init__(self) -> None:
         self._pointers.check()
-        check_sizes(
-            min_chars=self.min_chars,
-            keep_recent=self.keep_recent,
-            min_context_tokens=self.min_context_tokens,
-            min_input_chars=self.min_input_chars,
+        check_settings(
+            self,
+            min_chars=SIZE,
+            gate=Wanted(CALLABLE.accepts, "a Gate such as RatioGate(0.2)"),
+            keep_recent=SIZE,
+            keep_read_backs=FLAG,
+            min_context_tokens=SIZE,
+            min_input_chars=SIZE,
         )
         _check_tools(self.per_tool, exempt_tools=self.exempt_tools, inputs=self.inputs)
-        if not callable(self.gate):
-            raise SettingsError(f"gate is {self.gate!r}; give a Gate such as RatioGate(0.2)")
         if not (self.keep_read_backs or self.keep_recent):
             raise SettingsError("keep_read_backs is False and keep_recent 0: what is read back would leave unseen")
 
@@ -564,10 +571,10 @@ def _with_cut(change: Change, cut: Mapping[tuple[int, int], str]) -> Change:
     if not cut:
         return change
     contents = {result.place: result.content for result in tool_results(change.messages) if result.place in cut}
-    shortened = {place: offload.replaced(contents[place], text) for place, text in cut.items()}
+    excerpt = {place: offload.replaced(contents[place], text) for place, text in cut.items()}
     saved = sum(len(offload.said(contents[place])) - len(text) for place, text in cut.items())
     before = change.detail.saved_chars if isinstance(change.detail, Offloaded) else 0
-    return _with(replace(change, messages=rewrite(change.messages, shortened)), saved_chars=before + saved)
+    return _with(replace(change, messages=rewrite(change.messages, excerpt)), saved_chars=before + saved)
 
 
 def _with(change: Change, *, failed: tuple[str, ...] = (), saved_chars: int | None = None) -> Change:
@@ -586,13 +593,13 @@ def _exempt(tools: AbstractSet[str]) -> AbstractSet[str]:
 def _check_limits(**limits: int | None) -> None:
     for name, limit in limits.items():
         if limit is not None and not is_size(limit):
-            raise SettingsError(f"{name} is {limit!r}; give a whole number, 0 or more, or None for no limit")
+            raise SettingsError(f"{name} is {excerpt(limit)}; give a whole number, 0 or more, or None for no limit")
 
 
 def _check_tools(per_tool: Mapping[str, int | None], **named: object) -> None:
     if not isinstance(per_tool, Mapping):
-        raise SettingsError(f"per_tool is {per_tool!r}; give a mapping from the name of a tool to its limit")
+        raise SettingsError(f"per_tool is {excerpt(per_tool)}; give a mapping from the name of a tool to its limit")
     _check_limits(**{f"per_tool[{tool!r}]": limit for tool, limit in per_tool.items()})
     for name, tools in named.items():
         if isinstance(tools, str) or not isinstance(tools, Iterable) or not all(isinstance(t, str) for t in tools):
-            raise SettingsError(f"{name} is {tools!r}; give a set of names of tools")
+            raise SettingsError(f"{name} is {excerpt(tools)}; give a set of names of tools")

@@ -23,11 +23,16 @@ from ..errors import SettingsError, StorageError
 from ..facts import is_one_line
 from ..messages import ensure_messages
 from ..settings import (
+    FLAG,
+    FUNCTION,
     MAX_RESTORE_FILES,
     MAX_RESTORE_TOKENS_PER_FILE,
     MAX_RESTORE_TOKENS_TOTAL,
-    check_callables,
-    check_sizes,
+    PATH,
+    SIZE,
+    TOOLS,
+    check_settings,
+    instance_of,
     setting,
 )
 from ..storage.files import FileReader, FileText, LocalFiles
@@ -159,20 +164,18 @@ class Restore:
     def __post_init__(self) -> None:
         if (self.work_dir is None) == (self.files is None):
             raise SettingsError("Restore needs to know where the files are; give work_dir= or files=, and only one")
-        if self.work_dir is not None and not isinstance(self.work_dir, str | os.PathLike):
-            raise SettingsError(f"work_dir is {self.work_dir!r}; give a folder such as '.'")
-        if self.files is not None and not isinstance(self.files, FileReader):
-            raise SettingsError(f"files is {self.files!r}; give a FileReader such as LocalFiles('.')")
-        for name in ("reading_tools", "writing_tools"):
-            tools = getattr(self, name)
-            if tools is not None and not isinstance(tools, Mapping):
-                raise SettingsError(f"{name} is {tools!r}; give a mapping such as {{'read_file': 'path'}}")
-        check_sizes(
-            max_files=self.max_files,
-            max_tokens_per_file=self.max_tokens_per_file,
-            max_tokens_total=self.max_tokens_total,
+        check_settings(
+            self,
+            work_dir=PATH.optional,
+            files=instance_of(FileReader, "a FileReader such as LocalFiles('.')").optional,
+            reading_tools=TOOLS,
+            writing_tools=TOOLS.optional,
+            shell=FLAG,
+            max_files=SIZE,
+            max_tokens_per_file=SIZE,
+            max_tokens_total=SIZE,
+            deny=FUNCTION.optional,
         )
-        check_callables(deny=self.deny)
         reader = self.files or LocalFiles(self.work_dir or "", deny=self.deny)
         object.__setattr__(self, "reader", reader)
 

@@ -16,12 +16,22 @@ from ..edits.compact import pinned
 from ..edits.groups import after_compaction, has_compaction
 from ..edits.truncate import MIDDLE_END, MIDDLE_START, FileView, Part, Window
 from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
-from ..errors import SettingsError, StorageError
+from ..errors import SettingsError, StorageError, safe_text
 from ..messages import ensure_messages, rewrite
 from ..reports import Truncated
-from ..settings import check_callables, check_numbers, check_sizes
+from ..settings import (
+    FLAG,
+    FUNCTION,
+    NUMBER,
+    SIZE,
+    TEXT,
+    TOOLS,
+    check_settings,
+    one_of,
+)
 from ..stage import Change, Skip, Turn
 from ..storage import Archive
+from ..storage.protocol import ARCHIVE
 from ..threads import in_thread
 from ..tokens import Counting, TokenCounter, as_counter
 from .archive import archive_record
@@ -111,18 +121,24 @@ class SmartTruncate:
     pin: Callable[[Message], bool] | None = None
 
     def __post_init__(self) -> None:
-        check_sizes(max_tokens=self.max_tokens)
-        check_numbers(middle_start=self.middle_start, middle_end=self.middle_end)
-        if self.window not in ("average", "covering"):
-            raise SettingsError(f"window is {self.window!r}, not 'average' or 'covering'")
+        check_settings(
+            self,
+            archive=ARCHIVE.optional,
+            max_tokens=SIZE,
+            window=one_of("average", "covering"),
+            middle_start=NUMBER,
+            middle_end=NUMBER,
+            reading_tools=TOOLS,
+            shell=FLAG,
+            marker=TEXT,
+            require_archive=FLAG,
+            pin=FUNCTION.optional,
+        )
         if not 0 <= self.middle_start < self.middle_end <= 1:
             raise SettingsError(
                 f"middle_start and middle_end are {self.middle_start} and {self.middle_end}; "
                 "give two fractions from 0 to 1, the lower one first"
             )
-        if self.archive is not None and not isinstance(self.archive, Archive):
-            raise SettingsError(f"archive is {self.archive!r}; give an Archive such as LocalStorage('.ctxpipe')")
-        check_callables(pin=self.pin)
         check_folder(self.folder)
 
     async def __call__(self, turn: Turn) -> Change | Skip:
@@ -134,10 +150,10 @@ class SmartTruncate:
         leaving = [message for message in turn.messages if id(message) not in kept]
         try:
             location = await self.archive.save(turn.session_id, "truncate", archive_record(leaving))
-        except StorageError:
+        except StorageError as error:
             if self.require_archive:
                 raise
-            logger.warning("the messages that truncation removes could not be archived", exc_info=True)
+            logger.warning("the messages that truncation removes are not archived: %s", safe_text(error))
             return proposal
         return replace(proposal, detail=replace(proposal.detail, archive=location))
 

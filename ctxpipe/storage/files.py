@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import Protocol, runtime_checkable
 
 from ..errors import SettingsError, StorageError
+from ..settings import FUNCTION, PATH, excerpt
 from .finishing import finished
 from .folders import PinnedFolder, check_platform, enter_folder, open_file
 
@@ -53,8 +54,9 @@ class LocalFiles:
     _folder: PinnedFolder = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not os.fspath(self.root):
-            raise SettingsError("root of a LocalFiles is empty; give it a folder such as '.'")
+        if not PATH.accepts(self.root):
+            raise SettingsError(f"root of a LocalFiles is {excerpt(self.root)}; give it a folder such as '.'")
+        FUNCTION.optional.check("deny", self.deny)
         check_platform("LocalFiles")
         # Absolute from the start: a later chdir must not move it.
         path = os.path.abspath(self.root)

@@ -22,6 +22,7 @@ from ..errors import SettingsError, StorageError
 from ..messages import strings
 from ..names import content_hash, safe_name, session_folder, suffixed
 from ..placeholders import named_files
+from ..settings import FLAG, FUNCTION, PATH, check_settings, excerpt, one_of
 from .atomic import STALE_SECONDS, claim, exists, read_bytes, sync, temporary_file
 from .cleanup import (
     Cleaned,
@@ -86,14 +87,15 @@ class LocalStorage:
     _folders: StorageRoot = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.root, str | os.PathLike) or not os.fspath(self.root):
-            raise SettingsError(f"root of a LocalStorage is {self.root!r}; give it a folder such as '.ctxpipe'")
-        if self.taken not in ("hash", "number", "overwrite"):
-            raise SettingsError(f"taken of a LocalStorage is {self.taken!r}, not 'hash', 'number' or 'overwrite'")
-        if self.redact is not None and not callable(self.redact):
-            raise SettingsError(
-                f"redact of a LocalStorage is {self.redact!r}; give a function from str to str, or None"
-            )
+        if not PATH.accepts(self.root):
+            raise SettingsError(f"root of a LocalStorage is {excerpt(self.root)}; give it a folder such as '.ctxpipe'")
+        check_settings(
+            self,
+            fsync=FLAG,
+            redact=FUNCTION.optional,
+            taken=one_of("hash", "number", "overwrite"),
+            clock=FUNCTION,
+        )
         # Absolute from the start: a later chdir must not move the storage.
         path = os.path.abspath(self.root)
         object.__setattr__(self, "root", path)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from ..settings import instance_of
 from .records import Record
 
 __all__ = ["Archive", "Page", "TextReader", "TextWriter"]
@@ -81,3 +82,7 @@ class Archive(Protocol):
     async def records(self, session_id: str, /) -> Sequence[str]:
         """Where the session's records lie, oldest first. Raises StorageError."""
         ...
+
+
+ARCHIVE = instance_of(Archive, "an Archive such as LocalStorage('.ctxpipe')")
+"""What may be given as an archive, for those who check it."""

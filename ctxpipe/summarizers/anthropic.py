@@ -11,10 +11,24 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from anyio import to_thread
 
+from ..clients import check_client
 from ..errors import SettingsError, SummaryFailed
 from ..refusals import as_refusal
-from ..settings import SUMMARY_MAX_WORDS, SUMMARY_MODEL, setting
+from ..settings import (
+    COUNT,
+    MAPPING,
+    SIZE,
+    SUMMARY_MAX_WORDS,
+    SUMMARY_MODEL,
+    TEXT,
+    Wanted,
+    check_settings,
+    instance_of,
+    one_of,
+    setting,
+)
 from ..tokens import Counting
+from ..tokens.counter import COUNTING
 from .extractive import ExtractiveSummarizer
 from .prompt import TranscriptPrompt, answer_tokens, instructions
 from .protocol import PromptTooLong, Summary, SummaryRefused
@@ -74,8 +88,22 @@ class AnthropicSummarizer:
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in ("transcript", "inline"):
-            raise SettingsError(f"mode of an AnthropicSummarizer is {self.mode!r}, not 'transcript' or 'inline'")
+        if self.client is not None:
+            check_client(self.client)
+        check_settings(
+            self,
+            model=TEXT.optional,
+            mode=one_of("transcript", "inline"),
+            max_words=COUNT,
+            focus=TEXT,
+            system=instance_of((str, Sequence), "a text, or a list of text blocks").optional,
+            tools=Wanted(lambda value: isinstance(value, Sequence) and not isinstance(value, str), "a list of tools"),
+            request_options=MAPPING,
+            window=COUNT,
+            max_block_chars=SIZE,
+            counter=COUNTING.optional,
+            max_tokens=COUNT.optional,
+        )
         if self.mode == "inline" and not self.model:
             raise SettingsError("mode 'inline' reads the agent's prompt cache, so it needs the agent's model")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..compacted import own_words, placed, summary_body
 from ..facts import failed, is_about_file, result_text, results_by_id, shortened, target, touched_paths
 from ..messages import ToolCall, compact_json, texts, tool_calls, tool_results
-from ..settings import SUMMARY_MAX_WORDS, setting
+from ..settings import COUNT, FLAG, SUMMARY_MAX_WORDS, check_settings, setting
 from ..threads import in_thread
 from .protocol import Summary
 
@@ -54,6 +54,9 @@ class ExtractiveSummarizer:
 
     max_words: int = setting(SUMMARY_MAX_WORDS)
     brief: bool = False
+
+    def __post_init__(self) -> None:
+        check_settings(self, max_words=COUNT, brief=FLAG)
 
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
         text = await in_thread(self.summarise, messages)

@@ -14,9 +14,10 @@ from ..compacted import placed, summary_body
 from ..errors import SettingsError
 from ..facts import result_text, shortened
 from ..messages import MEDIA, THINKING, blocks, compact_json, field, kind, without_surrogates
-from ..settings import SUMMARY_MAX_WORDS, SUMMARY_MODEL, setting
+from ..settings import COUNT, SIZE, SUMMARY_MAX_WORDS, SUMMARY_MODEL, TEXT, check_settings, setting
 from ..threads import in_thread
 from ..tokens import Counting, as_counter, conservative
+from ..tokens.counter import COUNTING
 from .protocol import PromptTooLong, Summary
 
 if TYPE_CHECKING:
@@ -202,6 +203,15 @@ class PromptSummarizer:
 
     def __post_init__(self) -> None:
         _wants_model(self.ask)
+        check_settings(
+            self,
+            model=TEXT,
+            max_words=COUNT,
+            focus=TEXT,
+            window=COUNT,
+            max_block_chars=SIZE,
+            counter=COUNTING.optional,
+        )
 
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
         prompt = TranscriptPrompt(self.max_words, self.focus, self.window, self.max_block_chars, self.counter)

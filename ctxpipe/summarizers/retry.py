@@ -18,10 +18,19 @@ from typing import TYPE_CHECKING
 import anyio
 
 from ..compacted import ACKNOWLEDGED, SUMMARY, safe_summary
-from ..errors import CtxpipeError, SettingsError, SummaryFailed, safe_text
+from ..errors import CtxpipeError, SummaryFailed, safe_text
 from ..messages import compact_json, is_blank, tool_results
 from ..refusals import as_refusal
-from ..settings import COMPACT_MAX_RETRIES, check_numbers, check_sizes, setting
+from ..settings import (
+    CALLABLE,
+    COMPACT_MAX_RETRIES,
+    FUNCTION,
+    NUMBER,
+    POSITIVE,
+    SIZE,
+    check_settings,
+    setting,
+)
 from ..threads import in_thread
 from .prompt import transcript
 from .protocol import PromptTooLong, Summarizer, Summary, SummaryRefused
@@ -63,10 +72,17 @@ class Retry:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        check_sizes(max_retries=self.max_retries)
-        check_numbers(attempt_seconds=self.attempt_seconds, total_seconds=self.total_seconds)
-        if self.attempt_seconds <= 0 or self.total_seconds <= 0:
-            raise SettingsError("attempt_seconds and total_seconds of a Retry must be more than 0")
+        check_settings(
+            self,
+            max_retries=SIZE,
+            attempt_seconds=POSITIVE,
+            total_seconds=POSITIVE,
+            first_wait_seconds=NUMBER,
+            max_wait_seconds=NUMBER,
+            max_refusals=SIZE,
+            sleep=CALLABLE,
+            clock=FUNCTION,
+        )
 
 
 @dataclass(slots=True)

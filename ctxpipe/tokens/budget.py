@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from ..errors import SettingsError
-from ..settings import COMPACT_THRESHOLD_RATIO, CONTEXT_TOKEN_LIMIT
+from ..settings import COMPACT_THRESHOLD_RATIO, CONTEXT_TOKEN_LIMIT, excerpt
 
 __all__ = ["Budget", "Share"]
 
@@ -79,13 +79,15 @@ def _share(name: str, value: Share, window: int, *, least: int = 1) -> Fraction:
     if isinstance(value, int):
         return Fraction(_tokens(name, value, least=least, most=window))
     if not isinstance(value, float | Decimal) or not math.isfinite(value) or not 0 < value <= 1:
-        raise SettingsError(f"{name} is {value!r}: neither a whole number of tokens nor a fraction above 0 and up to 1")
+        raise SettingsError(
+            f"{name} is {excerpt(value)}: neither a whole number of tokens nor a fraction above 0 and up to 1"
+        )
     return Fraction(str(value)) * window  # the decimal as written: 0.07 is 7/100, not the binary number next to it
 
 
 def _tokens(name: str, value: int, *, least: int = 1, most: int | None = None) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise SettingsError(f"{name} is {value!r}, not a whole number of tokens")
+        raise SettingsError(f"{name} is {excerpt(value)}, not a whole number of tokens")
     if value < least or (most is not None and value > most):
         room = f"between {least} and {most}, the window" if most is not None else f"{least} or more"
         raise SettingsError(f"{name} is {value} tokens: it must be {room}")

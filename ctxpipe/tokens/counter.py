@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from ..callables import is_async
 from ..errors import SettingsError
 from ..messages import Block, Message, compact_json, copied, is_bulky, is_equal
+from ..settings import FUNCTION, SIZE, Wanted, excerpt
 from ..threads import in_thread
 from . import parts
 from .encoders import Encoder, Function, Tiktoken
@@ -23,6 +25,16 @@ __all__ = ["Counting", "TokenCounter", "as_counter"]
 
 Counting: TypeAlias = "TokenCounter | Callable[[str], int]"
 """What may be given as a counter: ours, or a function from a text to its number of tokens."""
+
+COUNTING = Wanted(
+    lambda value: (
+        isinstance(value, str | TokenCounter)
+        or (hasattr(value, "decode_bytes") and not isinstance(value, type))
+        or FUNCTION.accepts(value)
+    ),
+    "a TokenCounter, the name of an encoding, a tiktoken.Encoding, or a function that is not async",
+)
+"""What may be given as a counter, for those who check it early."""
 
 T = TypeVar("T")
 
@@ -50,8 +62,9 @@ class TokenCounter:
         *,
         memo_bytes: int = MEMO_BYTES,
     ) -> None:
-        if memo_bytes < 0:
-            raise SettingsError(f"memo_bytes is {memo_bytes}; it cannot be negative")
+        if isinstance(encoding, type) or is_async(encoding):
+            raise SettingsError(f"{excerpt(encoding)} is no encoding: give a name, or a function that is not async")
+        SIZE.check("memo_bytes", memo_bytes)
         self._encoder: Encoder = Function(encoding) if callable(encoding) else Tiktoken(encoding)
         self._known: Memo[str, int] = Memo(memo_bytes * 3 // 4)
         self._json: Memo[int, tuple[object, object, str]] = Memo(memo_bytes // 4)

@@ -12,7 +12,7 @@ from ..edits.search import literal_matches, regex_matches
 from ..errors import SettingsError, StorageError
 from ..names import session_folder
 from ..processes import in_process
-from ..settings import is_size
+from ..settings import COUNT, excerpt
 from ..storage import TextReader
 from ..threads import in_thread
 from .tool import Tool, ToolInputError
@@ -47,9 +47,8 @@ def offload_tools(storage: TextReader, *, session_id: str | None = None, max_cha
             f"storage is a {type(storage).__name__}; give a TextReader such as LocalStorage('.ctxpipe')"
         )
     if session_id is not None and not (isinstance(session_id, str) and session_id):
-        raise SettingsError(f"session_id is {session_id!r}; give the session's name, or None for all sessions")
-    if not is_size(max_chars) or not max_chars:
-        raise SettingsError(f"max_chars is {max_chars!r}; give a whole number, 1 or more")
+        raise SettingsError(f"session_id is {excerpt(session_id)}; give the session's name, or None for all sessions")
+    COUNT.check("max_chars", max_chars)
     reading = _Reading(storage, session_id, max_chars)
     return [Tool(_reading_tool(max_chars), reading.read), Tool(_SEARCH, reading.search)]
 
