@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -13,6 +12,7 @@ from ..edits.views import COMMON_READING_TOOLS, viewed_path
 from ..messages import Message, blocks, field, kind, tool_calls
 from ..names import session_folder
 from ..placeholders import previewed_reference, reference
+from ..stages.archive import parse_archive
 from ..tokens import TokenCounter
 from .atoms import Atom, AtomIndex, message_texts, path_atom, weight
 
@@ -181,7 +181,7 @@ class Store:
     def _atoms(self, text: str, key: str) -> AbstractSet[Atom]:
         if not key.endswith(".json"):
             return self._index.text(text)
-        return frozenset().union(*map(self._index.message, json.loads(text)))  # an archive of messages
+        return frozenset().union(*map(self._index.message, parse_archive(text, key)))
 
     def smallest(self, atom: Atom, visible: AbstractSet[str]) -> int | None:
         """The tokens of the smallest of the *visible* files that hold *atom*, None when none does."""
