@@ -308,6 +308,9 @@ def test_an_archive_is_a_proof_as_well(tmp_path: Path, archived: Any) -> None:
             "job/t2.md": "not listed",
             f"other/compact-{stamp}-1.json": archive[:-5],
             "other/t1.md": "no proof",
+            f"empty/compact-{stamp}-1.json": "[]",
+            f"empty/truncate-{stamp}-1.json": '{"form": 1, "messages": []}',
+            "empty/compact-paths.txt": "no proof",
             f"third/backup-{stamp}-1.json": archive,
             "third/t1.md": "no proof",
         },
@@ -316,7 +319,7 @@ def test_an_archive_is_a_proof_as_well(tmp_path: Path, archived: Any) -> None:
     done = run(tmp_path, "--adopt", "--max-days", 1, "--records", "--yes")
 
     assert "files deleted: 5" in done.stdout
-    kept = {"job/t2.md", "other/t1.md", "third/t1.md"}
+    kept = {"job/t2.md", "other/t1.md", "third/t1.md", "empty/compact-paths.txt", f"empty/compact-{stamp}-1.json"}
     assert kept < set(contents(tmp_path))
 
 

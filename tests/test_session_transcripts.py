@@ -162,8 +162,11 @@ async def as_another_process_sends(life: Life, history: list[Message]) -> list[s
     session = another.pipeline().session("s", journal=another.storage)
     result = await session.run(json.loads(json.dumps(history)))
     another.note(result)
-    shutil.rmtree(life.root)
-    kept.rename(life.root)  # what it has left there is not the first one's
+    # What it has left there is not the first one's. The root itself stays: it is pinned.
+    shutil.rmtree(life.root / "s", ignore_errors=True)
+    if (kept / "s").exists():
+        (kept / "s").rename(life.root / "s")
+    shutil.rmtree(kept)
 
     assert result.notices == ()
     return None if another.asked or another.acted else Bytes()(result.messages)

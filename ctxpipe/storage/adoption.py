@@ -70,7 +70,7 @@ def _messages(folder: int, name: str) -> list[Any] | None:
             archive = json.loads(_text(folder, name))
             messages: list[Any] = archive["messages"] if isinstance(archive, dict) else archive
             ensure_messages(messages)
-            return messages
+            return messages or None  # an empty list says no more than the name
     except (OSError, *_DAMAGED):
         pass
     return None
