@@ -38,6 +38,7 @@ from ctxpipe import (
 from ctxpipe.edits.definitions import definitions
 from ctxpipe.stages import fold
 from ctxpipe.summarizers import ExtractiveSummarizer
+from ctxpipe.tools import answer
 
 LIMIT_MS = 50
 PAUSE = 0.002
@@ -183,7 +184,7 @@ def search(size: int, make: Callable[[int], str], **given: Any) -> Make:
         def at_once() -> object:
             return None if is_bomb else [line for line in text.split("\n") if re.search(given["pattern"], line)]
 
-        return lambda: tool.result(block), at_once
+        return lambda: answer(block, [tool]), at_once
 
     return prepare
 
