@@ -73,6 +73,8 @@ def _faults_within(message: Mapping[str, Any]) -> Iterator[str]:
     results = [place for place, kind in enumerate(kinds) if kind == "tool_result"]
     if results != list(range(len(results))):
         yield "a result stands behind something else"
+    if any(isinstance(part, Mapping) and part.get("caller", part) is None for part in message["content"]):
+        yield "a caller that is null"
     if not _encodable(message["content"]):
         yield "a lone surrogate"
 
