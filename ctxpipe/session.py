@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from .clients import check_client
 from .edits.projection import Projection
-from .errors import SettingsError, StorageError
+from .errors import SettingsError, StorageError, safe_text
 from .journal import JOURNAL_STORAGE, Journal, JournalStorage, State
 from .messages import ensure_messages, field, is_bulky
 from .refusals import Refusal, as_refusal, read_refusal
@@ -374,7 +374,7 @@ class Session:
             found = await self._journal.find(history)
         except StorageError as error:
             self._resumed = True
-            return [self._warned(f"the journal cannot be read, the session begins anew: {error}")]
+            return [self._warned(f"the journal cannot be read, the session begins anew: {safe_text(error)}")]
         self._resumed = True
         notices = []
         if found.damaged:
@@ -409,7 +409,7 @@ class Session:
         try:
             await journal.write(state)
         except StorageError as error:
-            return [self._warned(f"the journal cannot be written: {error}")]
+            return [self._warned(f"the journal cannot be written: {safe_text(error)}")]
         self._factor_told = factor
         return []
 

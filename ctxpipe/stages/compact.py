@@ -229,10 +229,10 @@ async def _smaller(original: _Original, text: str, restored: RestoredFiles, coun
 async def _saved(archive: Archive, session_id: str, record: Record, *, required: bool) -> str | None:
     try:
         return await archive.save(session_id, "compact", record)
-    except StorageError:
+    except StorageError as error:
         if required:
             raise
-        logger.exception("the raw messages are not archived")
+        logger.warning("the raw messages are not archived: %s", safe_text(error))
         return None
 
 

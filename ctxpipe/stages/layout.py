@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ..edits.compact import Draft, Room, evidence_block
-from ..errors import SettingsError, StorageError
+from ..errors import SettingsError, StorageError, safe_text
 from ..names import session_folder
 from ..settings import excerpt
 from ..storage import TextWriter
@@ -152,8 +152,9 @@ async def indexed(
     try:
         [index] = await archive.write([(f"{session_folder(turn.session_id)}/{PATHS_INDEX}", text)])
     except StorageError as error:
-        logger.exception("the paths without room are not listed")
-        return layout, f"{len(layout.left_out)} paths are not listed: {error}"
+        reason = f"{len(layout.left_out)} paths are not listed: {safe_text(error)}"
+        logger.warning("%s", reason)
+        return layout, reason
     return await laid_out(turn, replace(draft, evidence=replace(draft.evidence, index=shown(index))), layout), ""
 
 
