@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import random
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -40,10 +39,6 @@ from ctxpipe.stage import Turn
 from ctxpipe.summarizers import Summary
 
 LONG = "a long line of output\n" * 200
-
-
-def undigested(text: str) -> str:
-    return re.sub(r" \([0-9a-f]{8}(-[0-9a-f]{8})+\)", "", text)
 
 
 class Counting:
@@ -99,17 +94,17 @@ async def test_a_new_process_goes_on_with_the_same_bytes_and_no_summary(tmp_path
 
 async def test_a_restart_before_every_turn_changes_nothing(tmp_path: Path) -> None:
     history = loop(30)
-    storage, summarize = LocalStorage(tmp_path / "one", clock=float), Counting()
+    storage, summarize = LocalStorage(tmp_path, clock=float), Counting()
     session = pipeline(storage, summarize).session("s", journal=storage)
     expected = [(await session.run(history[:stop])).messages for stop in range(1, len(history) + 1, 2)]
 
-    storage, again = LocalStorage(tmp_path / "two", clock=float), Counting()
+    # At the same place: the digest of an archive, and so its tokens, depend on where the one before it is.
+    await anyio.to_thread.run_sync(shutil.rmtree, tmp_path / "s")
+    storage, again = LocalStorage(tmp_path, clock=float), Counting()
     for stop in range(1, len(history) + 1, 2):
         result = await pipeline(storage, again).session("s", journal=storage).run(history[:stop])
 
-        there = json.dumps(result.messages).replace(str(tmp_path / "two"), str(tmp_path / "one"))
-        # An archive names the one before it, and so its digest depends on where both are.
-        assert undigested(there) == undigested(json.dumps(expected[stop // 2]))
+        assert result.messages == expected[stop // 2]
         assert not result.notices
     assert again.calls == summarize.calls > 1
 
