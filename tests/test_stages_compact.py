@@ -959,7 +959,9 @@ async def ask(prompt: str) -> str:
     return prompt
 
 
-@pytest.mark.parametrize("writer", [AnthropicSummarizer(model="m"), PromptSummarizer(ask, model="m")], ids=repr)
+@pytest.mark.parametrize(
+    "writer", [AnthropicSummarizer(model="m"), PromptSummarizer(ask, model="m")], ids=["a Claude model", "any model"]
+)
 def test_a_focus_reaches_the_summariser(writer: Any, storage: LocalStorage) -> None:
     stage = Compact(writer, archive=storage)
 
