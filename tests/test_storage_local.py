@@ -89,7 +89,7 @@ def test_a_root_that_is_no_folder_name_is_refused_by_name(nonsense: str) -> None
 
 
 def test_an_unknown_way_to_treat_taken_names_is_refused_by_name(root: Path) -> None:
-    with pytest.raises(SettingsError, match="taken of a LocalStorage is 'ask'"):
+    with pytest.raises(SettingsError, match="taken is 'ask'"):
         LocalStorage(root, taken=cast("Literal['hash']", "ask"))
 
 
