@@ -72,6 +72,7 @@ from ctxpipe import (
     TokenCounter,
     Turn,
 )
+from ctxpipe.edits.repair import repair
 from ctxpipe.journal import NAME
 from ctxpipe.messages import Message
 from ctxpipe.names import session_folder
@@ -274,7 +275,7 @@ class Caller(RuleBasedStateMachine):
         random = Random(plan)
         self.clock = Clock()
         self.setting = Setting(random, self.folder, self.clock)
-        self.id = random.choice(HOSTILE) if hostile else "job"
+        self.id = random.choice([name for name in HOSTILE if name]) if hostile else "job"
         self.talk = Talk(random, hostile=hostile, repeated=repeated, sdk=sdk, sign=_signed)
         self.watch = Watch(self.setting)
         self.session = self._session(self.watch)
@@ -723,7 +724,8 @@ def _signed(seen: Sequence[Message], blocks: Sequence[Mapping[str, Any]]) -> lis
     """*blocks* as a model signs them that has *seen* these messages, mended where nobody could have sent them."""
     if all(block["type"] != "thinking" for block in blocks):
         return [dict(block) for block in blocks]
-    messages = [_sendable(message) for message in seen]
+    # A history that the API refuses was never sent as it is: the model has seen it repaired.
+    messages = [_sendable(message) for message in repair(list(seen))]
     system = [part for message in messages if message["role"] == "system" for part in message["content"]]
     return sign({"system": system, "messages": [m for m in messages if m["role"] != "system"]}, blocks)
 

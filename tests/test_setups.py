@@ -449,7 +449,11 @@ def test_a_setting_of_the_wrong_type_is_refused_by_name(
     assert "\n" not in told
 
 
-@pytest.mark.parametrize("made", {make for make, *_ in WRONG if isinstance(make, type)}, ids=lambda made: made.__name__)
+@pytest.mark.parametrize(
+    "made",
+    sorted({make for make, *_ in WRONG if isinstance(make, type)}, key=lambda made: made.__name__),
+    ids=lambda made: made.__name__,
+)
 def test_the_table_holds_every_field(made: Any) -> None:
     tested = {name for make, _, wrong in WRONG if make is made for name in wrong}
     settings = {field.name for field in fields(made) if field.init} if hasattr(made, "__dataclass_fields__") else set()
