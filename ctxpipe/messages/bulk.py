@@ -11,6 +11,9 @@ _BULKY = 200_000
 _VALUE_CHARS = 100  # to visit a value takes as long as to read so many characters
 
 
+_MAPPINGS = (dict, Mapping)  # nearly always a dict, which is six times as fast to tell
+
+
 def is_bulky(messages: Sequence[object], start: int = 0) -> bool:
     """Whether the messages from *start* on take more than some milliseconds to look at. No longer is spent here.
 
@@ -28,7 +31,7 @@ def is_heavier(values: Iterable[object], limit: int) -> bool:
         left -= _VALUE_CHARS
         if isinstance(value, str | bytes):
             left -= len(value)
-        elif isinstance(value, Mapping):
+        elif isinstance(value, _MAPPINGS):
             found += value.values() if len(value) * _VALUE_CHARS <= left else ()
             left -= len(value) * _VALUE_CHARS
         elif isinstance(value, list | tuple):
