@@ -125,7 +125,10 @@ async def restore_files(
         MAX_RESTORE_TOKENS_TOTAL(max_restore_tokens_total),
         counter,
     )
-    return await search.of(in_work)
+    restored = await search.of(in_work)
+    for warning in restored.warnings:
+        logger.warning("%s", warning)
+    return restored
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +196,10 @@ class Restore:
             self._denial,
             await in_thread(_identities, root, found) if root else {},
         )
-        return await search.of(found)
+        restored = await search.of(found)
+        for warning in restored.warnings:
+            logger.debug("%s", warning)  # it names a path; the report has it
+        return restored
 
     def _working_set(self, messages: Sequence[Message], root: str) -> list[FileInWork]:
         return working_set(
@@ -272,8 +278,6 @@ class _Search:
                 continue
             (unfit if tokens > room else fit).append(restored)
             room -= tokens  # below 0 from the first that is too much: what comes after stays out
-        for warning in warnings:
-            logger.warning("%s", warning)
         return RestoredFiles(tuple(fit), tuple(unfit), tuple(warnings), tuple(deleted))
 
     async def _read(
