@@ -28,17 +28,17 @@ lint: $(STAMP)  ## ruff, mypy --strict, import-linter
 	$(BIN)/lint-imports
 
 test: lint  ## lint, then pytest
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 coverage: $(STAMP)  ## pytest with branch coverage, which takes half as long again
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --cov --cov-report=term
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --cov --cov-report=term
 
 test-oldest:  ## pytest beside the oldest versions that pyproject.toml allows, in an environment of its own
 	$(PYTHON) -m venv $(VENV)/oldest
 	$(PYTHON) scripts/oldest.py > $(VENV)/oldest/oldest.txt
 	$(VENV)/oldest/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint $(VENV)/oldest/oldest.txt --editable '.[test]'
-	$(VENV)/oldest/bin/python -m pytest --numprocesses auto --dist loadfile
+	$(VENV)/oldest/bin/python -m pytest --numprocesses auto --dist worksteal
 
 docs: $(STAMP)  ## the documentation, strictly, into build/site
 	$(BIN)/mkdocs build --strict
