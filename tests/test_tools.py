@@ -491,6 +491,37 @@ async def test_whatever_a_handler_raises_is_a_result_that_names_no_detail(
     ]
 
 
+@pytest.mark.parametrize("words", ["", " \n", "no such row \ud800"])
+async def test_an_error_of_the_model_has_always_words_that_can_be_sent(words: str) -> None:
+    async def refuse(_: Mapping[str, object]) -> str:
+        raise ToolInputError(words)
+
+    result = await Tool({"name": "row", "input_schema": {"type": "object"}}, refuse).result(tool_use("t1", "row"))
+
+    assert result["is_error"] is True
+    assert str(result["content"]).strip()
+    assert str(result["content"]).isprintable()
+
+
+@pytest.mark.parametrize("said", [None, b"row", {"row": 1}, 5, ["row"]])
+async def test_an_answer_that_is_no_text_is_an_error_which_the_api_takes(said: Any) -> None:
+    async def say(_: Mapping[str, object]) -> str:
+        return cast("str", said)
+
+    result = await Tool({"name": "say", "input_schema": {"type": "object"}}, say).result(tool_use("t1", "say"))
+
+    assert (result["is_error"], result["content"]) == (True, "the tool failed (TypeError); try something else")
+
+
+async def test_an_answer_that_cannot_be_encoded_can_be_sent() -> None:
+    async def say(_: Mapping[str, object]) -> str:
+        return "half of a pair: \ud83d"
+
+    result = await Tool({"name": "say", "input_schema": {"type": "object"}}, say).result(tool_use("t1", "say"))
+
+    assert result == tool_result("t1", "half of a pair: \ufffd")
+
+
 async def test_a_cancelled_call_is_no_result() -> None:
     async def wait(_: Mapping[str, object]) -> str:
         await anyio.sleep_forever()

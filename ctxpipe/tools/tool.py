@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CtxpipeError, StorageError
-from ..messages import field
+from ..messages import field, without_surrogates
 
 if TYPE_CHECKING:
     from anthropic.lib.tools import BetaAsyncBuiltinFunctionTool
@@ -53,16 +53,23 @@ class Tool:
         result: dict[str, Any] = {"type": "tool_result", "tool_use_id": field(block, "id")}
         arguments = field(block, "input")
         try:
-            result["content"] = await self(arguments if isinstance(arguments, Mapping) else {})
+            result["content"] = _sendable(await self(arguments if isinstance(arguments, Mapping) else {}))
         except Exception as error:  # noqa: BLE001  whatever it is, it must not end the agent's loop
-            result |= {"content": _told(self.name, error), "is_error": True}
+            result |= {"content": _sendable(_told(self.name, error)), "is_error": True}
         return result  # type: ignore[return-value]  # a dict with exactly its keys
+
+
+def _sendable(text: object) -> str:
+    """*text* as it can be encoded. Raises TypeError for anything else than text, which the API would refuse."""
+    if not isinstance(text, str):
+        raise TypeError(f"a tool's handler answers with a text, not with {type(text).__name__}")
+    return without_surrogates(text)
 
 
 def _told(name: str, error: Exception) -> str:
     """What the model reads about *error*: no folder of this machine, and nothing of another's text."""
     if isinstance(error, ToolInputError):
-        return str(error)
+        return str(error).strip() or "an argument is invalid"  # the API takes no error without a text
     logger.warning("the tool %s failed: %s", name, type(error).__name__)
     logger.debug("the tool %s failed", name, exc_info=error)
     if isinstance(error, StorageError):
