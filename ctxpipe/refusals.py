@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-__all__ = ["MAX_TEXT", "REFUSING", "ROWS", "Refusal", "Row", "as_refusal", "read_refusal"]
+__all__ = ["LEAST_SHARE", "MAX_TEXT", "REFUSING", "ROWS", "Refusal", "Row", "as_refusal", "read_refusal"]
 
 MAX_TEXT = 4096  # characters of an answer that are looked at; a refusal says so at its beginning
 MAX_CAUSES = 5  # frameworks raise their own error from the SDK's

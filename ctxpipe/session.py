@@ -18,7 +18,7 @@ from .edits.projection import Projection
 from .errors import SettingsError, StorageError, safe_text
 from .journal import JOURNAL_STORAGE, Journal, JournalStorage, State
 from .messages import ensure_messages, field, is_bulky
-from .refusals import Refusal, as_refusal, read_refusal
+from .refusals import LEAST_SHARE, Refusal, as_refusal, read_refusal
 from .reports import Result
 from .runner import Request, Runner, model_of
 from .settings import FLAG, FUNCTION, NUMBER, SESSION_ID, excerpt
@@ -26,6 +26,7 @@ from .stages.compact import Compact
 from .storage import TextReader
 from .threads import in_thread_if
 from .tokens.billed import cached_tokens
+from .tokens.ledger import is_possible
 from .undo import goes_one_by_one, restored, shortened, undo_of
 from .words import counted
 
@@ -245,6 +246,7 @@ class Session:
         """
         check_usage(usage)
         model = field(usage, "model") if model is None else model
+        model = model if isinstance(model, str) else None
         self._recovered_at = None
         billed = self._projection.context if sent is None else sent
         self._record.ledger.observe(usage, billed, overhead=self._record.overhead.tokens, model=model)
@@ -270,9 +272,9 @@ class Session:
 
         reply, sent = await self._answered(send, client, messages, request)
         if request.get("stream"):
-            observe_stream(reply, lambda begun: self.observe(begun, sent.messages, model=field(begun, "model")))
+            observe_stream(reply, lambda begun: learn(self, begun, sent))
         else:
-            self.observe(reply, sent.messages, model=reply.model)
+            learn(self, reply, sent)
         return cast("Reply", reply)
 
     @asynccontextmanager
@@ -291,8 +293,7 @@ class Session:
                 yield stream
             finally:
                 with suppress(AssertionError):  # so the SDK says that nothing of the stream was read
-                    begun = stream.current_message_snapshot
-                    self.observe(begun, sent.messages, model=begun.model)
+                    learn(self, stream.current_message_snapshot, sent)
 
     async def _answered(
         self,
@@ -330,7 +331,8 @@ class Session:
 
         None when asking again would be of no use: no stage found anything to take out, the context is far below its
         budget and the refusal names no numbers that say otherwise, or the last attempt has not helped and the context
-        is still as long. What the refusal tells of the real number of tokens is learnt. A window that is smaller than
+        is still as long. Numbers that cannot be those of *sent*, as in words that an error quotes, are not believed.
+        What the refusal tells of the real number of tokens is learnt. A window that is smaller than
         the budget's lowers the budget of this session for that model, which the result's notices tell. The other
         arguments are those of `run`.
         """
@@ -338,6 +340,8 @@ class Session:
             refusal = read_refusal(None, refusal) or Refusal("an unknown provider")
         options = request or {}
         tokens = self._record.ledger.estimate(sent.tokens_after, sent.messages)
+        if not self._can_be_about(refusal, sent.tokens_after):
+            refusal = Refusal(refusal.provider)
         self._lower_budget(refusal, model_of(self._record, options))
         trigger = self._runner.budget_for(self._record, options).trigger
         if not refusal.has_numbers and tokens < FAR_BELOW * trigger:
@@ -353,6 +357,16 @@ class Session:
         # Compare the messages alone: the caller may have named the system prompt and tools only once.
         shorter = result.tokens_after - self._record.overhead.tokens < sent.tokens_after - overhead
         return result if shorter else None
+
+    def _can_be_about(self, refusal: Refusal, raw: int) -> bool:
+        """Whether the prompt that *refusal* speaks of can be one of *raw* tokens.
+
+        Our count may be far too low, as for pictures, until a bill has shown that it is not.
+        """
+        tokens = refusal.tokens
+        if tokens is None:
+            return True
+        return tokens >= LEAST_SHARE * raw and (is_possible(raw, tokens) or not self._record.ledger.bills)
 
     def _lower_budget(self, refusal: Refusal, model: str | None) -> None:
         """Remember the window that *refusal* names for *model*, where it is smaller than what the budget counts on."""
@@ -493,11 +507,24 @@ def observe_stream(stream: AsyncStream[Any], tell: Callable[[Any], None]) -> Non
     vars(stream)["_iterator"] = observed(stream._iterator)  # noqa: SLF001  it offers no hook of its own
 
 
+def learn(session: Session, reply: object, sent: Result) -> None:
+    """Have *session* observe *reply*, the answer to *sent*.
+
+    Gateways leave the usage out, or answer with no message at all: that teaches nothing, and the reply, which is paid,
+    is the caller's all the same.
+    """
+    if _has_usage(reply):
+        session.observe(reply, sent.messages)
+
+
+def _has_usage(given: object) -> bool:
+    held = field(given, "usage")
+    return field(given if held is None else held, "input_tokens", _MISSING) is not _MISSING
+
+
 def check_usage(given: object) -> None:
     """Raise SettingsError unless *given* is the usage of a reply, or a whole reply."""
-    held = field(given, "usage")
-    usage = given if held is None else held
-    if field(usage, "input_tokens", _MISSING) is _MISSING:
+    if not _has_usage(given):
         raise SettingsError(
             f"usage is {type(given).__name__} without input_tokens; give the usage of a reply: observe(reply.usage)"
         )

@@ -82,7 +82,7 @@ def is_number(value: object) -> bool:
 
 
 def excerpt(value: object) -> str:
-    """*value* as an error shows it: on one line, excerpt, and a class by its name."""
+    """*value* as an error shows it: on one line, shortened, and a class by its name."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return one_line(reprlib.repr(value), 100)

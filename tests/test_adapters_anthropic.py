@@ -458,7 +458,15 @@ async def test_after_prompt_is_too_long_a_shorter_request_follows_once(
     assert (second.body["system"], server.refused) == ("Be brief.", [])
 
 
-@pytest.mark.parametrize("refusal", [*WITHOUT_NUMBERS, Failure(400, "e", "max_tokens is too large: 300000")])
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        *WITHOUT_NUMBERS,
+        Failure(400, "e", "max_tokens is too large: 300000"),
+        Failure(400, "e", "got 'prompt is too long: 700 tokens > 600 maximum'"),
+        Failure(400, "e", "got 'the input token count is 900 but model only supports up to 800'"),
+    ],
+)
 async def test_what_is_far_below_its_budget_is_not_compacted_for_a_refusal(tmp_path: Path, refusal: Failure) -> None:
     shaping = ctxpipe_middleware(truncating(tmp_path), session_id="s")
 

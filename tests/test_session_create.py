@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, cast
 
 import anthropic
 import anyio
+import httpx2
 import pytest
 from histories import conversation, step, tool_result, user
 
@@ -144,6 +145,53 @@ async def test_what_the_bill_says_is_learnt(ask: Ask) -> None:
         await ask(session, client, [*loop(3), user("and?")])
 
     assert factors == [1.5, pytest.approx(1.2, rel=0.05)]
+
+
+REPLY: dict[str, Any] = {
+    "id": "msg_1",
+    "type": "message",
+    "role": "assistant",
+    "model": "m",
+    "content": [{"type": "text", "text": "ok"}],
+    "stop_reason": "end_turn",
+    "usage": {"input_tokens": 9, "output_tokens": 1},
+}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {name: value for name, value in REPLY.items() if name != "usage"},
+        REPLY | {"usage": None},
+        REPLY | {"usage": "nine"},
+        REPLY | {"usage": {"input_tokens": "nine"}},
+        REPLY | {"usage": {"input_tokens": 9, "iterations": [None, "x"], "server_tool_use": 1}},
+        REPLY | {"model": {"name": "m"}},
+        REPLY | {"model": None},
+        [REPLY],
+        "<html>Welcome to the gateway</html>",
+    ],
+)
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_reply_that_tells_no_usage_is_the_callers_all_the_same(told: Any, is_streamed: bool) -> None:
+    def gateway(_: httpx2.Request) -> httpx2.Response:
+        if isinstance(told, str):
+            return httpx2.Response(200, text=told, headers={"content-type": "text/html"})
+        if not is_streamed:
+            return httpx2.Response(200, json=told)
+        begun = json.dumps({"type": "message_start", "message": told})
+        events = f'event: message_start\ndata: {begun}\n\nevent: message_stop\ndata: {{"type": "message_stop"}}\n\n'
+        return httpx2.Response(200, text=events, headers={"content-type": "text/event-stream"})
+
+    async def ask(asked: Any, **given: Any) -> Any:
+        reply = await asked(model="m", max_tokens=9, messages=[user("hi")], stream=is_streamed, **given)
+        return [str(event) async for event in reply] if is_streamed else str(reply)
+
+    http = httpx2.AsyncClient(transport=httpx2.MockTransport(gateway))
+    async with anthropic.AsyncAnthropic(api_key="k", base_url="http://gateway.test", http_client=http) as client:
+        session = ContextPipeline().session("s")
+
+        assert await ask(session.create, client=client) == await ask(client.messages.create)
 
 
 async def test_a_stream_that_nobody_reads_teaches_nothing_and_harms_nothing() -> None:
@@ -292,9 +340,18 @@ LOOKALIKES = [
     Failure(413, "error", "Request too large for model `m` on tokens per minute (TPM): Limit 6000, Requested 12000"),
     Failure(400, "invalid_request_error", "input length and `max_tokens` exceed context limit: 900 + 199500 > 200000"),
 ]
+TOO_FEW = [  # tokens, to be what was sent: an error quotes what somebody has written
+    Failure(400, "invalid_request_error", "messages.3.content: 'prompt is too long: 700 tokens > 600 maximum'"),
+    Failure(422, "error", "got 'This model's maximum context length is 800 tokens, your request has 900 input tokens'"),
+]
+TOO_MANY = [
+    Failure(400, "invalid_request_error", "prompt is too long: 900000 tokens > 400000 maximum"),
+    Failure(400, "invalid_request_error", "input length and `max_tokens` exceed context limit: 300500 + 9 > 300000"),
+    Failure(413, "error", f"prompt is too long: {10**14 + 1} tokens > {10**14} maximum"),
+]
 
 
-@pytest.mark.parametrize("refusal", [*LOOKALIKES, *WITHOUT_NUMBERS])
+@pytest.mark.parametrize("refusal", [*LOOKALIKES, *TOO_FEW, *WITHOUT_NUMBERS])
 @every_way
 async def test_what_is_far_below_its_budget_is_never_compacted_for_a_refusal(
     refusal: Failure, ask: Ask, tmp_path: Path
@@ -307,6 +364,21 @@ async def test_what_is_far_below_its_budget_is_never_compacted_for_a_refusal(
                 await ask(session, client, loop(20))
             assert raised.value.status_code == refusal.status
         await ask(session, client, loop(20))
+
+    assert [messages_of(request) for request in server.requests] == [loop(20)] * 3
+
+
+@pytest.mark.parametrize("refusal", TOO_MANY)
+async def test_numbers_that_a_bill_has_shown_to_be_impossible_are_not_believed(
+    refusal: Failure, tmp_path: Path
+) -> None:
+    session = truncating(tmp_path).session("s")
+
+    async with talk(["ok", refusal, "ok"]) as (server, client):
+        await created(session, client, loop(20))
+        with pytest.raises(anthropic.APIStatusError):
+            await created(session, client, loop(20))
+        await created(session, client, loop(20))
 
     assert [messages_of(request) for request in server.requests] == [loop(20)] * 3
 

@@ -23,7 +23,7 @@ from ..messages import MAX_CACHE_MARKS, kind
 from ..messages import field as read
 from ..pipeline import ContextPipeline
 from ..refusals import MAX_TEXT, REFUSING, read_refusal
-from ..session import BETA, Session, is_asked_by_a_stage, observe_stream
+from ..session import BETA, Session, is_asked_by_a_stage, learn, observe_stream
 from ..settings import FUNCTION, SESSION_ID, excerpt, instance_of, is_size, one_of
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def ctxpipe_middleware(
     """A middleware for ``anthropic.AsyncAnthropic`` that sends the context instead of the history.
 
     It rewrites ``messages`` of every ``messages`` call, plain, streamed or by the tool runner, feeds the reply's usage
-    back, and after "prompt is too long" asks once more with a context excerpt by force. *cache_breakpoints* places
+    back, and after "prompt is too long" asks once more with a context shortened by force. *cache_breakpoints* places
     so many cache breakpoints, of those that the request leaves free, where they pay: four let a turn that rewrites old
     messages still read what stands before them. Where nothing is to do, the request goes out as it came; an error of
     ours is logged and the original request is sent.
@@ -284,7 +284,7 @@ async def _shorter(
     try:
         return await session.recover(refusal, list(body["messages"]), sent, **_arguments(body))
     except Exception as error:  # noqa: BLE001  told by `_warn`
-        _warn("the context could not be excerpt; the API's answer stands", error)
+        _warn("the context could not be shortened; the API's answer stands", error)
         return None
 
 
@@ -294,17 +294,15 @@ async def _observe(session: Session, sent: Result, request: APIRequest, response
     if raw is None or not raw.is_success:
         return
 
-    def learn(reply: object) -> None:
-        if read(reply, "usage") is None:
-            return
+    def told(reply: object) -> None:
         with _harmless("the usage of a reply could not be read; the reply is passed on"):
-            session.observe(reply, sent.messages, model=read(reply, "model"))
+            learn(session, reply, sent)
 
     with _harmless("a reply could not be read; it is passed on"):
         if request.stream:
-            observe_stream(await response.parse(), learn)  # kept by the response: the caller gets this very stream
+            observe_stream(await response.parse(), told)  # kept by the response: the caller gets this very stream
         elif request.headers.get(RAW) != "stream":
-            learn(raw.json())
+            told(raw.json())
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from ..threads import in_thread_if
 from .billed import billed_part, context_tokens, server_summary
 from .counter import Counting, TokenCounter, as_counter
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "is_possible"]
 
 FIRST_FACTOR = Fraction(3, 2)
 LEAST_FACTOR = Fraction(1)
@@ -62,7 +62,7 @@ class Bill:
         return billed - (self.raw - raw) * self.slope.numerator // self.slope.denominator
 
 
-def _is_possible(raw: int, billed: int) -> bool:
+def is_possible(raw: int, billed: int) -> bool:
     """Whether a context of *raw* tokens can be billed so: a proxy's sum, or a number gone wrong, tells nothing."""
     return raw > 0 and billed <= MOST_FIXED + raw * MOST_FACTOR
 
@@ -215,7 +215,7 @@ class Ledger:
     def learn(self, bills: Iterable[SavedBill]) -> None:
         """Take over what another ledger of this conversation has learnt: its `bills`."""
         for model, raw, billed, *since in bills:
-            if _is_possible(raw, billed):
+            if is_possible(raw, billed):
                 self._bills[model] = Bill(raw, billed, (since[0], since[1]))
             self._model = model
 
@@ -242,7 +242,7 @@ class Ledger:
         bills = [(model, *bill) for model, bills in unread.items() for bill in bills]
         for model, billed, messages, overhead in bills:
             raw = self._raw(messages) + overhead
-            if not _is_possible(raw, billed):
+            if not is_possible(raw, billed):
                 continue
             last = self._bills.get(model, _NO_BILL)
             grows = 0 < last.raw <= raw and last.since[0] < raw
