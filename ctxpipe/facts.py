@@ -195,7 +195,14 @@ _REFUSED = re.compile(
     r"does not exist|doesn't exist|not found|cannot (?:open|access|read|stat|find)|"
     r"could not (?:open|access|read|stat|find)|unable to|failed to|"
     r"EACCES|ENOENT|EPERM|EISDIR|doesn't want to|rejected|declined|interrupted|cancelled|"
-    r"canceled|timed out|outside (?:of )?(?:the )?[\w ]{0,30}(?:work|root|allowed|project|director)",
+    r"canceled|timed out|outside (?:of )?(?:the )?[\w ]{0,30}(?:work|root|allowed|project|director)|"
+    r"\b(?:blocked|refus(?:ed|ing)|abort(?:ed|ing)|restricted|prohibited|disallowed|denied|violation|skipped|"
+    r"not (?:readable|executed|run|available|within|approved?)|approval|"
+    r"(?:no|insufficient|without|have|lacks?) (?:\w+ )?(?:permission|privilege|right|access|approval)s?|"
+    r"(?:may|can|could|must|do|does|did|will|is|are)(?: not|n't|not) (?:be )?(?:\w+ )?"
+    r"(?:read|open|show|access|find|approve|allow|permit|do that)\w*|can't|"
+    r"hook error|ignored by|is hidden|escapes|said no|exceeds)\b|"
+    r"^\W*(?:HTTP\W*)?40[0-9]\W*$|[\"'](?:success|ok)[\"']\s*:\s*false|[\"']is_?error[\"']\s*:\s*true",
     re.IGNORECASE,
 )
 _FIRST_LINE_REFUSED = re.compile(
@@ -207,10 +214,12 @@ _FIRST_LINE_REFUSED = re.compile(
 _SHELL_REFUSED = re.compile(
     r"^[^\n]{0,300}: (?:permission denied|no such file or directory|operation not permitted|"
     r"is a directory|not a directory|command not found|cannot open)\b|"
+    r"\A\s*(?:/\S{0,100}/)?(?:bash|sh|zsh|dash|cat|head|tail|sed|nl|less|more|bat): |"
     r"\b(?:exit(?:ed)?|return|status)[ _-]?(?:code|status|with)?\W{1,3}-?[1-9]",
     re.IGNORECASE | re.MULTILINE,
 )
 _SHORT_CHARS, _SHORT_LINES = 1000, 4
+_REMINDER = "<system-reminder>"  # agents add notes of any length to what a tool said
 
 
 def refused(text: str, *, whole: bool = False) -> bool:
@@ -223,7 +232,9 @@ def refused(text: str, *, whole: bool = False) -> bool:
     begin, end = text[:2000], text[-2000:]
     if _FIRST_LINE_REFUSED.match(begin[:200]):
         return True
-    if len(text) <= _SHORT_CHARS and text.count("\n") < _SHORT_LINES and _REFUSED.search(text):
+    said = begin.partition(_REMINDER)[0].strip()
+    lines = [line for line in said.splitlines() if line.strip()]
+    if len(said) <= _SHORT_CHARS and len(lines) <= _SHORT_LINES and _REFUSED.search(said):
         return True
     return whole and bool(_SHELL_REFUSED.search(begin) or _SHELL_REFUSED.search(end))
 

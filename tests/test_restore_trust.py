@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -88,6 +89,28 @@ FAILURES = {
     "a denial that is marked as no error": tool_result("t", DENIED),
     "an error as JSON": tool_result("t", '{\n "error": "EACCES",\n "path": "prod.json"\n}'),
     "an error in tags": tool_result("t", "<tool_use_error>File has not been read.</tool_use_error>"),
+    "a denial with a long note": tool_result(
+        "t", DENIED + "\n\n<system-reminder>" + "\nBe careful." * 200 + "\n</system-reminder>"
+    ),
+    "a denial with advice": tool_result("t", "Reading was rejected.\n\n\n\n\nAsk the user\nnow."),
+    **{
+        words: tool_result("t", words)
+        for words in (
+            "Blocked by policy.",
+            "The request was refused by the user.",
+            "Operation aborted",
+            "Reading this file is restricted.",
+            "disallowed by .cursorignore",
+            "The user did not approve this call.",
+            "You may not read this file.",
+            "No permission to read prod.json",
+            "you don't have access to prod.json",
+            "PreToolUse:Read hook error: no",
+            "HTTP 403",
+            '{"success": false}',
+            '{"isError": true, "content": []}',
+        )
+    },
 }
 
 
@@ -121,6 +144,9 @@ def test_a_call_without_a_result_never_does(call: dict[str, Any]) -> None:
         "Exit code 1\n\n\n\nThe command was not run.",
         '{"exit_code": 1,\n"stdout": "",\n"stderr": "",\n"seconds": 0,\n"x": 1}',
         "The user doesn't want to proceed with this tool use. The tool use was rejected.",
+        "cat: prod.json: Keine Berechtigung",
+        "/usr/bin/cat: prod.json: Permiso denegado",
+        "bash: cat: comando non trovato",
     ],
 )
 def test_what_a_shell_says_of_a_failure_is_no_success(output: str) -> None:
@@ -131,6 +157,47 @@ def test_a_file_that_speaks_of_errors_is_still_one_that_was_read() -> None:
     source = "\n".join(["# Handling failures", "", *(f"raise Failed('permission denied {n}')" for n in range(40))])
 
     assert used(answered(READS[0], tool_result("t", source))) != []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(tool_use("t", name, {"file_path": "open.txt", "path": "prod.json"}) for name in ("read", "view", "View")),
+        *(tool_use("t", name, {"file_path": "open.txt", "filePath": "prod.json"}) for name in ("write", "edit")),
+        tool_use("t", "bash", {"command": "cat open.txt", "cmd": "cat prod.json"}),
+    ],
+    ids=name_of,
+)
+def test_a_call_that_names_two_files_shows_neither(call: dict[str, Any]) -> None:
+    assert used(answered(call, tool_result("t", "ok"))) == []
+
+
+@pytest.mark.parametrize("key", ["workdir", "cwd", "working_directory"])
+def test_a_command_line_reads_in_the_folder_that_it_is_given(key: str) -> None:
+    call = tool_use("t", "exec_command", {"cmd": "cat prod.json", key: "/elsewhere"})
+
+    assert [file.path for file in used(answered(call, tool_result("t", "{}")))] == ["/elsewhere/prod.json"]
+
+
+@pytest.mark.parametrize("line", ["cd sub", "make; cd sub", "(cd sub)", "pushd sub", "true && builtin cd sub"])
+def test_a_relative_path_says_nothing_once_the_shell_may_be_elsewhere(line: str) -> None:
+    moved = [user("Go."), *step("1", "bash", {"command": line}, "")]
+    denied = [assistant(tool_use("2", "Read", {"file_path": "a"})), user(tool_result("2", DENIED, is_error=True))]
+
+    assert used([*moved, *step("3", "bash", {"command": "cat a"}, "{}")]) == []
+    assert used([*moved, *denied, *step("3", "bash", {"command": "cat a"}, "{}")]) == []
+    assert [file.path for file in used([*moved, *step("3", "bash", {"command": "cat /w/a"}, "{}")])] == ["/w/a"]
+    assert [file.path for file in used([*moved, *step("3", "Read", {"file_path": "a"}, "{}")])] == ["a"]
+
+
+@pytest.mark.parametrize("line", ["cat prod.json", "head -5 ./prod.json", "bash -lc 'cat prod.json'"])
+def test_a_command_line_that_is_denied_counts_also_where_none_is_a_view(line: str) -> None:
+    seen = [user("Look."), *step("1", "read_file", {"path": "prod.json"}, "{}")]
+    denied = [assistant(tool_use("2", "bash", {"command": line})), user(tool_result("2", DENIED, is_error=True))]
+    granted = step("3", "bash", {"command": line}, "{}")
+
+    assert [file.denied for file in working_set([*seen, *denied, *granted], tools=COMMON_READING_TOOLS)] == [True]
+    assert [file.denied for file in working_set([*seen, *granted], tools=COMMON_READING_TOOLS)] == [False]
 
 
 def used(messages: list[Message]) -> list[Any]:
@@ -225,6 +292,17 @@ async def test_a_name_with_control_characters_is_not_read_and_the_report_says_so
     assert all(warning.isprintable() for warning in detail.warnings)
 
 
+async def test_the_log_counts_what_is_not_restored_and_names_no_path(
+    project: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ctxpipe")
+
+    _, detail = await compacted([user("Look."), *step("t", "read_file", {"path": "what I said"}, "x")], project)
+
+    assert any("what I said" in warning for warning in detail.warnings)
+    assert "what I said" not in caplog.text
+
+
 # Settings -----------------------------------------------------------------------------------------------------------
 
 
@@ -275,6 +353,21 @@ async def test_the_rule_looks_below_the_folder_that_was_named_and_through_links(
 
     assert detail.restored == (str(folder / "a.py"),)
     assert SECRET not in context
+
+
+@pytest.mark.parametrize("path", ["/proc/self/comm", "proc/self/comm", "/dev/null/../../proc/self/status", "//sys/x"])
+async def test_below_the_root_of_the_disk_the_system_stays_denied(tmp_path: Path, path: str) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    history = [user("Look."), *step("1", "read_file", {"path": path}, "x"), LONG, user("Go on.")]
+    stage = Compact(summarize, archive=LocalStorage(tmp_path / "kept"), restore=Restore("/"))
+
+    result = await ContextPipeline([stage], budget=Budget(window=9000)).run(history, session_id="s")
+
+    detail = result.reports[0].detail
+    assert isinstance(detail, Compacted)
+    assert [warning for warning in detail.warnings if "not to be shown" in warning] == list(detail.warnings)
+    assert detail.restored == ()
 
 
 async def test_a_reader_of_your_own_is_asked_for_nothing_that_is_denied(project: Path) -> None:

@@ -12,7 +12,7 @@ from ..compacted import RESTORED, restored_path, restored_text, text_of
 from ..facts import failed, refused, result_text, results_by_id
 from ..messages import field, kind, tool_calls, tool_results
 from ..placeholders import any_reference
-from .views import READING_TOOLS, SHELL_TOOLS, ReadingTools, viewed_path
+from .views import READING_TOOLS, SHELL_TOOLS, ReadingTools, changes_folder, given_path, viewed_path
 
 if TYPE_CHECKING:
     from ..messages import Message, ToolCall, ToolResult
@@ -72,17 +72,25 @@ def working_set(
 
     A call counts only when its result is there and tells of no failure. The newest verdict on a
     file holds: one whose last read failed is *denied*, until a later call succeeds. A call without a
-    result decides nothing, and neither does a write that failed. No text of a message is believed
-    to name a file. The other arguments are those of `files_in_work`.
+    result decides nothing, and neither does a write that failed. A command line that failed denies
+    its file without *shell*, too; one that succeeded shows it only as long as the shell's folder is
+    known. No text of a message is believed to name a file. The other arguments are those of
+    `files_in_work`.
     """
     latest: dict[str, FileInWork] = {}
+    is_elsewhere = False
     for call, result in _answered(messages):
-        read = viewed_path(call, tools, shell)
+        read = viewed_path(call, tools, True)
         path = read if read is not None else _written_path(call, writing_tools or {})
+        by_shell = call.name.lower() in SHELL_TOOLS and call.name not in tools
+        is_lost = is_elsewhere and path is not None and not os.path.isabs(path)
+        is_elsewhere = is_elsewhere or changes_folder(call)
         if path is None:
             continue
-        is_denied = _is_failure(result, by_shell=call.name.lower() in SHELL_TOOLS)
+        is_denied = _is_failure(result, by_shell=by_shell)
         if is_denied and read is None:
+            continue
+        if by_shell and not is_denied and (is_lost or not shell):
             continue
         key = os.path.normpath(os.path.join(work_dir, path))
         latest.pop(key, None)
@@ -175,9 +183,8 @@ def _touched(
 
 
 def _written_path(call: ToolCall, tools: ReadingTools) -> str | None:
-    keys = () if call.input.get("command") == "view" else tools.get(call.name, ())  # an editor's tool does both
-    paths = (call.input.get(key) for key in ([keys] if isinstance(keys, str) else keys))
-    return next((path for path in paths if isinstance(path, str) and path), None)
+    is_view = call.input.get("command") == "view"  # an editor's tool does both
+    return None if is_view else given_path(call.input, tools.get(call.name, ()))
 
 
 def _shown(result: object) -> str | None:

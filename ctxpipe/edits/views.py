@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from ..messages import ToolCall
 
-__all__ = ["COMMON_READING_TOOLS", "READING_TOOLS", "SHELL_TOOLS", "ReadingTools", "viewed_path"]
+__all__ = [
+    "COMMON_READING_TOOLS",
+    "READING_TOOLS",
+    "SHELL_TOOLS",
+    "ReadingTools",
+    "changes_folder",
+    "given_path",
+    "viewed_path",
+]
 
 ReadingTools: TypeAlias = Mapping[str, str | Sequence[str]]
 """Name of a tool → the input key that holds the path, or several keys where agents differ."""
@@ -56,6 +64,7 @@ SHELL_TOOLS = frozenset(
 """Tools that take a command line, in lower case."""
 
 COMMAND_KEYS = ("command", "cmd")
+FOLDER_KEYS = ("workdir", "work_dir", "working_directory", "cwd", "dir_path", "directory")
 LONGEST_COMMAND = 2000  # a longer one writes a script, it does not look at a file
 
 
@@ -66,17 +75,30 @@ def viewed_path(call: ToolCall, tools: ReadingTools = READING_TOOLS, shell: bool
     `tail`, `nl`, …), a leading `cd` included. Source: A-54, CR-17, CR-18.
     """
     if call.name in tools:
-        return _given_path(call.input, tools[call.name])
-    if shell and call.name.lower() in SHELL_TOOLS:
-        return next((_printed(call.input[key]) for key in COMMAND_KEYS if key in call.input), None)
-    return None
-
-
-def _given_path(given: Mapping[str, object], keys: str | Sequence[str]) -> str | None:
-    if given.get("command", "view") != "view":  # an editor's tool views, creates and changes
+        # An editor's tool views, creates and changes.
+        is_view = call.input.get("command", "view") == "view"
+        return given_path(call.input, tools[call.name]) if is_view else None
+    if not shell or call.name.lower() not in SHELL_TOOLS:
         return None
-    paths = (given.get(key) for key in ([keys] if isinstance(keys, str) else keys))
-    return next((path for path in paths if isinstance(path, str) and path), None)
+    paths = {_printed(call.input[key]) for key in COMMAND_KEYS if key in call.input}
+    path = paths.pop() if len(paths) == 1 else None
+    folder = given_path(call.input, FOLDER_KEYS) or ""
+    return None if path is None else posixpath.join(folder, path)
+
+
+def given_path(given: Mapping[str, object], keys: str | Sequence[str]) -> str | None:
+    """The path under one of *keys*; None where several differ, since the tool takes only one of them."""
+    named = (given.get(key) for key in ([keys] if isinstance(keys, str) else keys))
+    paths = {path for path in named if isinstance(path, str) and path}
+    return paths.pop() if len(paths) == 1 else None
+
+
+def changes_folder(call: ToolCall) -> bool:
+    """Whether *call* is a command line that may leave the shell in another folder."""
+    if call.name.lower() not in SHELL_TOOLS:
+        return False
+    lines = (call.input.get(key) for key in COMMAND_KEYS)
+    return any(isinstance(line, str) and _CHANGE.search(line) for line in lines)
 
 
 # Command lines ------------------------------------------------------------------------------------------------
@@ -89,6 +111,7 @@ VALUES = {"head": "nc", "tail": "nc", "nl": "bdfhilnsvw", "bat": "rl", "sed": ""
 ADDRESS = r"(?:\d+|\$|/(?:[^/\\]|\\.)*/)"
 PRINTS = re.compile(rf"\s*(?:{ADDRESS}(?:\s*,\s*[+~]?{ADDRESS})?\s*)?p\s*")
 UNNAMED = re.compile(r"[*?`${}]")
+_CHANGE = re.compile(r"(?:^|[;&|\n({])\s*(?:builtin\s+|command\s+)?(?:cd|chdir|pushd|popd)\b")
 
 
 def _printed(command: object) -> str | None:

@@ -35,7 +35,7 @@ from ..settings import (
     instance_of,
     setting,
 )
-from ..storage.files import FileReader, FileText, LocalFiles
+from ..storage.files import FileReader, FileText, LocalFiles, name_below
 from ..storage.secrets import is_secret
 from ..threads import in_thread
 from ..tokens import Counting, TokenCounter, as_counter
@@ -219,7 +219,7 @@ class Restore:
     def _denial(self, path: str, place: str) -> str:
         """Why the file named *path*, which lies at *place*, must not be shown, "" when it may."""
         if isinstance(self.reader, LocalFiles):
-            place = os.path.relpath(os.path.join(self.reader.root, place), self.reader.root)
+            place = name_below(self.reader.root, place)
         if self.deny is not None and self.deny(place):
             return f"{path!r}: it is on the list of files that are not to be shown"
         return ""

@@ -14,7 +14,7 @@ from ..settings import FUNCTION, PATH, excerpt
 from .finishing import finished
 from .folders import PinnedFolder, check_platform, enter_folder, open_file
 
-__all__ = ["FileReader", "FileText", "LocalFiles"]
+__all__ = ["FileReader", "FileText", "LocalFiles", "name_below"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,7 @@ class LocalFiles:
         real = os.path.realpath(os.path.join(root, path))
         if os.path.commonpath([root, real]) != root:
             raise PermissionError(errno.EACCES, f"it lies outside {self.root}")
-        # Below the root: what the folders above it are called says nothing about the file.
-        spelled = os.path.relpath(os.path.join(self.root, path), self.root)
-        if self.deny is not None and (self.deny(spelled) or self.deny(os.path.relpath(real, root))):
+        if self.deny is not None and (self.deny(name_below(self.root, path)) or self.deny(name_below(root, real))):
             raise PermissionError(errno.EACCES, "it is on the list of files that are not to be shown")
         return real
 
@@ -112,6 +110,16 @@ class LocalFiles:
             os.close(file)
             raise
         return file
+
+
+def name_below(root: str | os.PathLike[str], path: str) -> str:
+    """What *path* is called below *root*: what the folders above it are called says nothing about the file.
+
+    Below the root of the disk names stay absolute: there ``/proc`` is what it is called.
+    """
+    root = os.path.abspath(root)
+    name = os.path.relpath(os.path.join(root, path), root)
+    return f"/{name}" if os.path.dirname(root) == root else name
 
 
 def _refuse_large(size: int, max_bytes: int) -> None:
