@@ -821,13 +821,13 @@ async def test_records_go_only_when_asked(dated: LocalStorage, root: Path) -> No
 
 async def test_drafts_go_only_when_nobody_can_be_writing_them(dated: LocalStorage, root: Path) -> None:
     await dated.write([("s/a.md", "x")])
-    for name, age in (("old", 3601), ("new", 3599)):
-        (root / f"s/.ctxpipe-tmp-{name}").write_text("half")
-        os.utime(root / f"s/.ctxpipe-tmp-{name}", (1_000_000 - age, 1_000_000 - age))
+    for name, age in (("1", 3601), ("2", 3599)):
+        (root / f"s/.ctxpipe-tmp-{name}-0-0").write_text("half")
+        os.utime(root / f"s/.ctxpipe-tmp-{name}-0-0", (1_000_000 - age, 1_000_000 - age))
 
     await dated.cleanup()
 
-    assert files_below(root) == ["s/.ctxpipe-tmp-new", "s/a.md"]
+    assert files_below(root) == ["s/.ctxpipe-tmp-2-0-0", "s/a.md"]
 
 
 async def test_files_that_are_not_ours_stay(dated: LocalStorage, root: Path) -> None:

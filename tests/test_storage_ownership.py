@@ -315,6 +315,36 @@ async def test_files_that_others_put_into_a_folder_that_we_made_stay(tmp_path: P
     assert not (tmp_path / session / "journal.jsonl").exists()
 
 
+@pytest.mark.parametrize("name", [".ctxpipe-tmp-notes", ".ctxpipe-tmp-1", ".ctxpipe-tmp-1-2-3.md", ".ctxpipe-tmp-"])
+async def test_a_name_that_begins_like_a_temporary_file_is_none(tmp_path: Path, name: str) -> None:
+    await LocalStorage(tmp_path).write([("s/a.md", "x")])
+    write_old(tmp_path, [name, f"s/{name}"])
+    age(tmp_path)
+
+    await clean_up_everything(LocalStorage(tmp_path))
+    await LocalStorage(tmp_path).write([("s/b.md", "x")])
+    await LocalStorage(tmp_path).delete("s")
+
+    assert (tmp_path / name).read_text() == (tmp_path / "s" / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("folder", ["s", ""])
+async def test_a_mark_that_is_another_file_by_a_second_name_is_not_written_to(tmp_path: Path, folder: str) -> None:
+    storage = LocalStorage(tmp_path / "root")
+    await storage.write([(f"{folder}/a.md".lstrip("/"), "x")])
+    mark = tmp_path / "root" / folder / (SESSION_MARK if folder else ROOT_MARK)
+    theirs = tmp_path / "theirs"
+    theirs.write_text("mine")
+    mark.unlink()
+    os.link(theirs, mark)
+
+    await storage.write([(f"{folder}/b.md".lstrip("/"), "y")])
+    await clean_up_everything(storage)
+
+    assert theirs.read_text() == "mine"
+    assert (mark.parent / "b.md").read_text() == "y"
+
+
 async def test_a_torn_line_of_the_mark_costs_one_name(tmp_path: Path) -> None:
     await LocalStorage(tmp_path).write([("s/a.md", "x")])
     with (tmp_path / "s" / SESSION_MARK).open("a") as mark:

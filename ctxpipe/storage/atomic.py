@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ __all__ = [
     "claim",
     "discard",
     "exists",
+    "is_temporary",
     "read_bytes",
     "sweep",
     "sync",
@@ -23,6 +25,7 @@ __all__ = [
 ]
 
 TEMPORARY = ".ctxpipe-tmp-"
+_TEMPORARY_NAME = re.compile(re.escape(TEMPORARY) + r"\d+-\d+-[0-9a-f]+")
 STALE_SECONDS = 3600.0  # a temporary file or an empty folder this old has no writer any more
 
 _NUMBERS = count()
@@ -48,6 +51,11 @@ def _write_temporary(folder: int, chunks: Iterable[bytes], *, synced: bool) -> s
         if not whole:
             discard(folder, name)
     return name
+
+
+def is_temporary(name: str) -> bool:
+    """Whether *name* is one that a temporary file is given."""
+    return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
 @contextmanager
@@ -99,7 +107,7 @@ def discard(folder: int, name: str) -> None:
 def sweep(folder: int, before: float) -> None:
     """Remove temporary files last written *before* then: a killed process left them."""
     for name in os.listdir(folder):
-        if name.startswith(TEMPORARY):
+        if is_temporary(name):
             with suppress(FileNotFoundError):
                 if os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime < before:
                     os.unlink(name, dir_fd=folder)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import StorageError
-from .atomic import STALE_SECONDS, TEMPORARY
+from .atomic import STALE_SECONDS, is_temporary
 from .folders import regular_files, translate_errors
 from .ownership import Mark, StorageRoot
 
@@ -112,7 +112,7 @@ def _own_files(descriptor: int, folder: str, mark: Mark) -> Iterator[OwnFile]:
 
 def file_kind(name: str) -> Literal["text", "record", "temporary"]:
     """What a file of that name is, when ctxpipe has written it."""
-    if name.startswith(TEMPORARY):
+    if is_temporary(name):
         return "temporary"
     return "text" if name.endswith(".md") else "record"
 

@@ -14,9 +14,9 @@ from pathlib import PurePosixPath
 from ..errors import StorageError
 from .atomic import (
     STALE_SECONDS,
-    TEMPORARY,
     claim,
     discard,
+    is_temporary,
     read_bytes,
     sweep,
     temporary_file,
@@ -48,7 +48,7 @@ class Mark:
 
     def owns(self, name: str) -> bool:
         """Whether ctxpipe has written the file of that name."""
-        return name in self.files or name.startswith(TEMPORARY)
+        return name in self.files or is_temporary(name)
 
 
 def _mark_in(folder: int, name: str, where: str) -> Mark | None:
@@ -172,7 +172,9 @@ class StorageRoot:
         except FileNotFoundError:
             return
         try:
-            os.write(mark, _line(file).encode())
+            # With a second name it may be somebody else's file, linked here.
+            if os.fstat(mark).st_nlink == 1:
+                os.write(mark, _line(file).encode())
         finally:
             os.close(mark)
 
@@ -250,4 +252,4 @@ class StorageRoot:
 
 def _is_empty(folder: int) -> bool:
     """Whether nothing is there, but for what a process that is marking it has written."""
-    return all(name.startswith(TEMPORARY) or name == ROOT_MARK for name in os.listdir(folder))
+    return all(is_temporary(name) or name == ROOT_MARK for name in os.listdir(folder))
