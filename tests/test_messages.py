@@ -254,7 +254,7 @@ def test_rewriting_touches_the_given_places_and_nothing_else(history: list[Messa
         ([None], "message 0 is NoneType"),
         ([{"content": "hi"}], "message 0 has no role"),
         ([user("hi"), {"role": "assistant"}], "message 1 has no content"),
-        ([{"role": "tool", "content": "hi"}], "message 0 has the role 'tool'"),
+        ([{"role": "robot", "content": "hi"}], "message 0 has the role 'robot'"),
         ([{"role": ["user"], "content": "hi"}], r"message 0 has the role \['user'\]"),
         ([{"role": "user", "content": 5}], "message 0 has int as content"),
         ([{"role": "user", "content": text("hi")}], "message 0 has dict as content"),

@@ -232,7 +232,7 @@ async def _saved(archive: Archive, session_id: str, record: Record, *, required:
     except StorageError as error:
         if required:
             raise
-        logger.warning("the raw messages are not archived: %s", safe_text(error))
+        logger.error("the raw messages are not archived: %s", safe_text(error))  # noqa: TRY400  a traceback may quote anything
         return None
 
 
