@@ -36,6 +36,14 @@ REFUSED = """
     prod-secrets.yml db_password.txt passwords.csv api_key.txt openai_api_key.txt token.json
     access_token private_key.json gcp-key.json /proc/self/environ /proc/1/mem /etc/shadow
     etc/shadow /run/secrets/db /dev/sda rootfs/etc/shadow /etc/ssl/private/site.crt
+    .envs/.production/.django .env.d/prod env.local env.production .Renviron .dev.vars.prod
+    slack.token github_token GH-TOKEN npm_token.txt token.pickle webhook_secret OPENAI_API_KEY
+    .anthropic_api_key key.json keyfile.json passphrase.txt user_accessKeys.csv rootkey.csv
+    github-recovery-codes.txt login.keychain-db private.pem.txt tls.key.b64 key.properties
+    .google_authenticator .bash_sessions/x .ipython/profile_default/history.sqlite netrc .curlrc
+    .wgetrc .subversion/auth/x .git-crypt/keys/default kubeconfig-prod prod-kubeconfig.yaml
+    k3s.yaml talosconfig gha-creds-ab12.json .aws-vault/keys/x .heroku/x dockerconfig.json
+    .mozilla/firefox/x/cookies.sqlite
 """
 
 COPIES = """
@@ -64,7 +72,9 @@ READABLE = """
     shadows.css kube.py aws/lambda.py docker/compose.yml ssh/client.py identity.py wallet.py
     cookie.py databases.md .env.example .env.sample .env.template .env.dist .env.example.local
     secrets.example.yaml terraform.tfvars.example config.inc.php.dist credentials.json.sample
-    id_rsa.pub server.key.pub example.env wp-config.php.example
+    id_rsa.pub server.key.pub example.env wp-config.php.example env.py env.d.ts next-env.d.ts
+    hotkeys.json keymap.json monkeys.json sort_key.py tokens.json design-token.json id_token.py
+    token_bucket.py keys.py keyfile.py secret.ts passphrase.go kubeconfig.go login_data.py
 """
 
 

@@ -13,6 +13,7 @@ _DATA = "json|yaml|yml|toml|ini|cfg|conf|properties|txt|xml|csv|plist|enc"
 _TABLE = {
     "environment": """
         .env .env.* .env-* .env_* *.env .envrc .envrc.* *.envrc .flaskenv .dev.vars
+        .dev.vars.* .envs/ .env.d/ .environment env.local env.production env.staging .renviron
     """,
     "named as secrets": """
         secret secrets credential credentials password passwords passwd private_key .secret
@@ -23,20 +24,27 @@ _TABLE = {
         apikey api-key *api_key*.{data} *apikey*.{data} *api-key*.{data} access_token*
         refresh_token* *access_token*.{data} *auth_token*.{data} *-key.json *_key.json secret/
         secrets/ .secret/ .secrets/ credentials/ .credentials/ private_keys/ passwords/
+        *.token *_token *-token *_token.txt *-token.txt token.pickle credentials.pickle *_secret
+        *-secret *_api_key *-api-key key.json keys.json keyfile keyfile.json privatekey
+        passphrase passphrase.txt pass.txt *accesskeys.csv rootkey.csv *recovery-codes*.txt
+        *recovery_codes*.txt *backup-codes*.txt *backup_codes*.txt
     """,
     "keys and certificates": """
         *.pem *.key *.p8 *.p12 *.pfx *.pkcs12 *.jks *.keystore *.bks *.ppk *.keytab *.asc *.gpg
         *.pgp *.privkey *.agekey *.ovpn *.kdb *.kdbx *.jwk secring.* id_rsa* id_dsa* id_ecdsa*
         id_ed25519* *_rsa *_dsa *_ecdsa *_ed25519 identity ssh_host_*_key krb5cc_* wg0.conf wg1.conf
         .ssh/ .gnupg/ .pki/ .password-store/ keyrings/ keychains/ wallet.dat wallet.json
-        *.wallet mnemonic* utc--*
+        *.wallet mnemonic* utc--* *.keychain *.keychain-db *.key.txt *.pem.txt *.key.b64 *.pem.b64
+        *.p12.b64 *.pfx.b64 key.properties keystore.properties .google_authenticator
     """,
     "shell and program histories": """
         .history .*_history .*history fish_history consolehost_history.txt .lesshst .viminfo
+        .bash_sessions/ .zsh_sessions/ history.sqlite
     """,
     "version control": """
         .git/ .hg/ .svn/ .bzr/ .gitconfig .git-credentials .hgrc .config/git/ .config/gh/
         hosts.yml .config/hub .config/glab-cli/ .config/github-copilot/ .netrc _netrc
+        netrc .curlrc .wgetrc .subversion/auth/ .git-crypt/
     """,
     "cloud and clusters": """
         .aws/ .azure/ .kube/ .docker/ .gcloud/ .config/gcloud/ .oci/ .aliyun/ kubeconfig
@@ -49,7 +57,9 @@ _TABLE = {
         .config/sops/ .config/stripe/ .boto .s3cfg .passwd-s3fs rclone.conf .ossutilconfig
         .databrickscfg .snowsql/ .dbt/ .vault-token .vault_pass* .vault-pass* vault_pass*
         vault-pass* .ngrok2/ ngrok.yml .sentryclirc sentry.properties .netlify/ .railway/
-        knife.rb .chef/
+        knife.rb .chef/ kube-config .kube-config kubeconfig-* kubeconfig_* *-kubeconfig.*
+        *_kubeconfig.* k3s.yaml talosconfig .talos/ gha-creds-*.json .aws-vault/ .okta/ .heroku/
+        .dockerconfig dockerconfig.json
     """,
     "packages and builds": """
         .npmrc .yarnrc .yarnrc.yml .pypirc pip.conf pip.ini .condarc auth.json auth.toml
@@ -67,8 +77,8 @@ _TABLE = {
         parameters.yml application-prod* application-local* tomcat-users.xml
         jetty-realm.properties .htpasswd htpasswd htdigest .htdigest sftp.json sftp-config.json
         .ftpconfig cookies.txt filezilla.xml sitemanager.xml recentservers.xml winscp.ini
-        logins.json key3.db key4.db cookies .msmtprc msmtprc .muttrc .neomuttrc .fetchmailrc .mailrc
-        .authinfo authinfo sasl_passwd* .smbcredentials smbpasswd .smbpasswd accounts.xml
+        logins.json key3.db key4.db cookies login*data .mozilla/ .msmtprc msmtprc .muttrc
+        .neomuttrc .fetchmailrc .mailrc .authinfo authinfo sasl_passwd* .smbcredentials smbpasswd .smbpasswd accounts.xml
     """,
     "agents and models": """
         .claude.json .claude.json.* .aider.conf.yml oauth_creds.json kaggle.json
