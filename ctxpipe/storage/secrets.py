@@ -78,7 +78,8 @@ _TABLE = {
         jetty-realm.properties .htpasswd htpasswd htdigest .htdigest sftp.json sftp-config.json
         .ftpconfig cookies.txt filezilla.xml sitemanager.xml recentservers.xml winscp.ini
         logins.json key3.db key4.db cookies login*data .mozilla/ .msmtprc msmtprc .muttrc
-        .neomuttrc .fetchmailrc .mailrc .authinfo authinfo sasl_passwd* .smbcredentials smbpasswd .smbpasswd accounts.xml
+        .neomuttrc .fetchmailrc .mailrc .authinfo authinfo sasl_passwd* .smbcredentials smbpasswd
+        .smbpasswd accounts.xml
     """,
     "agents and models": """
         .claude.json .claude.json.* .aider.conf.yml oauth_creds.json kaggle.json
