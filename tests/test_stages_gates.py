@@ -51,7 +51,7 @@ async def test_the_ratio_comes_from_the_environment(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("nonsense", ["abc", "0.2", None, float("nan"), float("inf"), True, Decimal("NaN")])
 def test_a_ratio_that_is_no_finite_number_is_refused_by_name(nonsense: object) -> None:
-    with pytest.raises(SettingsError, match="ratio of a RatioGate is"):
+    with pytest.raises(SettingsError, match="ratio is"):
         RatioGate(cast("float", nonsense))
 
 
