@@ -317,11 +317,11 @@ def _change(turn: Turn, moves: Sequence[_Move], replacements: Sequence[str], fil
         else:
             inputs.setdefault(item.place, {})[move.text] = text
     messages = rewrite(turn.messages, results)
-    excerpt = {
+    shortened = {
         (message, block): _substituted(read(blocks(messages[message])[block], "input"), texts)
         for (message, block), texts in inputs.items()
     }
-    messages = rewrite(messages, excerpt, key="input")
+    messages = rewrite(messages, shortened, key="input")
     chars = sum(len(move.text) for move in moves)
     saved = chars - sum(map(len, replacements))
     return Change(messages, Offloaded(tuple(files), chars, saved, len(results), len(inputs)))
@@ -438,11 +438,11 @@ class DirectOffload:
         moves = await _moves(self._pointers, turn, chosen, selection)
         cut: dict[tuple[int, int], str] = {}
         for result, call, where in self._too_long(pairs, selection):
-            excerpt = await self._shortened(turn, result, where)
+            shortened = await self._shortened(turn, result, where)
             # Encoded in a worker thread: whoever asks later whether it saves tokens finds the numbers known.
-            await turn.counter.texts([offload.said(result.content), excerpt or ""])
-            if excerpt is not None:
-                cut[result.place] = excerpt
+            await turn.counter.texts([offload.said(result.content), shortened or ""])
+            if shortened is not None:
+                cut[result.place] = shortened
             elif call.name not in selection.exempt_tools:  # it lies nowhere yet: the output of a filter, for example
                 pointers = replace(self._pointers, preview=self._long_preview)
                 moves += await _moves(pointers, turn, [offload.measured(result)], selection)
@@ -571,10 +571,10 @@ def _with_cut(change: Change, cut: Mapping[tuple[int, int], str]) -> Change:
     if not cut:
         return change
     contents = {result.place: result.content for result in tool_results(change.messages) if result.place in cut}
-    excerpt = {place: offload.replaced(contents[place], text) for place, text in cut.items()}
+    shortened = {place: offload.replaced(contents[place], text) for place, text in cut.items()}
     saved = sum(len(offload.said(contents[place])) - len(text) for place, text in cut.items())
     before = change.detail.saved_chars if isinstance(change.detail, Offloaded) else 0
-    return _with(replace(change, messages=rewrite(change.messages, excerpt)), saved_chars=before + saved)
+    return _with(replace(change, messages=rewrite(change.messages, shortened)), saved_chars=before + saved)
 
 
 def _with(change: Change, *, failed: tuple[str, ...] = (), saved_chars: int | None = None) -> Change:
