@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,21 @@ def stay_here(connect: Callable[..., Any]) -> Callable[..., Any]:
 # For the whole run, whoever opens the connection: ctxpipe, the SDK, or a test.
 socket.socket.connect = stay_here(socket.socket.connect)  # type: ignore[method-assign]
 socket.socket.connect_ex = stay_here(socket.socket.connect_ex)  # type: ignore[method-assign]
+
+
+def sendable(value: Any) -> Any:
+    """*value* with every lone surrogate written out."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {key: sendable(held) for key, held in value.items()}
+    return type(value)(map(sendable, value)) if isinstance(value, list | tuple) else value
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """A property that fails shows what it failed for, which a process of xdist must be able to hand on."""
+    return sendable((yield))
 
 
 @pytest.fixture
