@@ -192,10 +192,20 @@ class Runner:
         turn, reports, after = await self._staged(turn, before, record, stages or dict(enumerate(self.stages)), tracer)
         is_long = is_long or (bool(record.steps) and is_bulky(turn.messages))
         shaped = _as_list(turn.messages)
-        result = await in_thread_if(is_long, self._end, given, messages, shaped, record, request, problems)
-        if result.messages is not turn.messages:
-            after = await self._tokens(replace(turn, messages=result.messages))
-        return replace(result, reports=tuple(reports), tokens_before=before, tokens_after=after)
+        end = await in_thread_if(is_long, self._end, given, messages, shaped, record, request, bool(problems))
+        context, options, (first, changed_end) = end
+        if context is not turn.messages:
+            after = await self._tokens(replace(turn, messages=context))
+        return Result(
+            context,
+            tuple(reports),
+            problems,
+            options,
+            first_changed_index=first,
+            changed_end=changed_end,
+            tokens_before=before,
+            tokens_after=after,
+        )
 
     def _end(
         self,
@@ -204,15 +214,14 @@ class Runner:
         context: list[Message],
         record: Record,
         request: Request,
-        problems: tuple[Problem, ...],
-    ) -> Result:
-        """The context of a run in which *given*, repaired as *valid*, has become *context*, but for its reports."""
+        was_broken: bool,
+    ) -> tuple[list[Message], Mapping[str, object], tuple[int | None, int | None]]:
+        """What to send where *given*, repaired as *valid*, has become *context*; its options; and what has changed."""
         options, context = self._bound(valid, context, record, request)
-        if problems:
+        if was_broken:
             context = _recorded(record, context, repair(context, beside=_marks_beside(request)))
         record.context += context[len(record.context) :]
-        first, end = _changed(given, context)
-        return Result(context, (), problems, options, first_changed_index=first, changed_end=end)
+        return context, options, _changed(given, context)
 
     def _valid(
         self, given: list[Message], record: Record, request: Request, known: int | None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from .bulk import MAPPINGS
+
 __all__ = ["history_hint", "message_hint"]
 
 SEE = "ctxpipe takes the messages of Anthropic's Messages API; see 'Messages of another API' in the docs"
@@ -44,7 +46,7 @@ def history_hint(history: object) -> str:
     """What to hand in instead of *history*, which is no list; "" when nothing better is known."""
     if history is None or isinstance(history, str | bytes):
         return '; give [{"role": "user", "content": "…"}]'
-    if isinstance(history, Mapping):
+    if isinstance(history, MAPPINGS):
         return "; give its messages" if "messages" in history else "; give a list of such messages"
     if hasattr(history, "messages") and hasattr(history, "reports"):
         return "; give the history, or result.messages"
@@ -58,7 +60,7 @@ def message_hint(message: object) -> str:
 
 
 def _owner(message: object) -> str:
-    if isinstance(message, Mapping):
+    if isinstance(message, MAPPINGS):
         return _mapping_owner(message)
     package = type(message).__module__.partition(".")[0]
     if package in _FRAMEWORKS:
@@ -85,7 +87,7 @@ def _content_owner(content: object) -> str:
     if not isinstance(content, list | tuple):
         return ""
     for block in content:
-        if not isinstance(block, Mapping):
+        if not isinstance(block, MAPPINGS):
             continue
         kind = block.get("type")
         if isinstance(kind, str) and kind in _OPENAI_BLOCKS:

@@ -10,12 +10,13 @@ import re
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidHistory
 from ..words import one_line
+from .bulk import MAPPINGS
 from .foreign import history_hint, message_hint
 from .values import SURROGATE, encoding_fault
 from .vocabulary import CALLS, SERVER_CALLS, THINKING, blocks, field, head_length, kind, program
@@ -29,7 +30,6 @@ MAX_CACHE_MARKS = 4
 ROLES = frozenset({"user", "assistant", "system"})
 SPOKEN = frozenset({"text", "thinking"})  # blocks that hold their text under the name of their type
 
-_MAPPINGS = (dict, Mapping)  # nearly always a dict, which is six times as fast to tell
 _MESSAGE_KEYS = frozenset({"role", "content"})
 _SYSTEM_KEYS = _MESSAGE_KEYS | {"clear_at", "output_config"}
 _ASSISTANT_ONLY = CALLS | THINKING
@@ -119,7 +119,7 @@ def _ensure_message(index: int, message: object) -> None:
     hint = message_hint(message)
     if hint:
         raise InvalidHistory(f"message {index} {hint}")
-    if not isinstance(message, _MAPPINGS):
+    if not isinstance(message, MAPPINGS):
         name = type(message).__name__
         way_out = '; append {"role": "assistant", "content": reply.content}' if hasattr(message, "stop_reason") else ""
         raise InvalidHistory(f"message {index} is {name}, not a mapping with role and content{way_out}")
@@ -153,7 +153,7 @@ def _shape_fault(block: object) -> str:
 
 
 def _own_fault(block: object) -> str:
-    if not (isinstance(block, _MAPPINGS) or hasattr(block, "model_dump")):
+    if not (isinstance(block, MAPPINGS) or hasattr(block, "model_dump")):
         return f"is {type(block).__name__}, not a mapping"
     name = kind(block)
     if name in SPOKEN and not isinstance(field(block, name), str | None):
@@ -341,7 +341,7 @@ def is_blank_text(block: Block) -> bool:
 
 def surplus_keys(block: Block) -> list[str]:
     """The keys of a call or a compaction block that the API refuses to see there."""
-    held = block if isinstance(block, _MAPPINGS) else getattr(block, "model_fields_set", ())
+    held = block if isinstance(block, MAPPINGS) else getattr(block, "model_fields_set", ())
     if kind(block) == "compaction":
         extra = getattr(block, "model_extra", None) or {}
         return [key for key in (*held, *extra) if key in _DUMPED_KEYS]
@@ -366,7 +366,7 @@ def is_tool_name(value: object) -> bool:
 
 def is_object(value: object) -> bool:
     """Whether the API takes *value* as the input of a call."""
-    return isinstance(value, _MAPPINGS) or hasattr(value, "model_dump")
+    return isinstance(value, MAPPINGS) or hasattr(value, "model_dump")
 
 
 def is_signed(block: Block) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from ..errors import InvalidHistory
 from ..pieces import pieces
-from .bulk import is_heavier
+from .bulk import MAPPINGS, is_heavier
 
 __all__ = [
     "MAX_DEPTH",
@@ -54,7 +54,7 @@ _CHARACTERS = (str, bytes, bytearray, memoryview, UserString)
 
 def as_dict(block: object) -> dict[str, Any]:
     """A plain, shallow dict of *block*; a model object of the SDK as it would be sent."""
-    if isinstance(block, Mapping):
+    if isinstance(block, MAPPINGS):
         return dict(block)
     dump = getattr(block, "model_dump", None)
     if dump is None:
@@ -71,7 +71,7 @@ def sent_as(value: object) -> object:
     """What stands in the request for *value*, which JSON does not know: the rules of the anthropic SDK."""
     if isinstance(value, date):
         return value.isoformat()
-    if isinstance(value, Mapping) or hasattr(value, "model_dump"):
+    if isinstance(value, MAPPINGS) or hasattr(value, "model_dump"):
         return as_dict(value)
     if isinstance(value, _LISTS) and not isinstance(value, _CHARACTERS):
         return list(cast("Iterable[object]", value))
@@ -190,7 +190,7 @@ def encoding_fault(value: object) -> str:
 
 def _inside(item: object) -> Iterable[object] | str:
     """What *item* holds, as far as it must be looked at; or what keeps it from being sent."""
-    if isinstance(item, Mapping):
+    if isinstance(item, MAPPINGS):
         return _inside_mapping(item)
     if hasattr(item, "model_dump"):
         return _inside_model(item)
@@ -265,7 +265,7 @@ def strings(value: object) -> Iterator[str]:
         item = todo.pop()
         if isinstance(item, str):
             yield item
-        elif isinstance(item, Mapping):
+        elif isinstance(item, MAPPINGS):
             todo += reversed(list(item.values()))
         elif isinstance(item, list | tuple):
             todo += reversed(item)
@@ -292,7 +292,7 @@ def rebuilt(value: object, leaf: Callable[[Any], object], *, key: Callable[[Any]
             continue
         new = leaf(item)
         holder[place] = new
-        if new is item and isinstance(item, Mapping):
+        if new is item and isinstance(item, MAPPINGS):
             names = {name: key(name) if key else name for name in item}
             made: dict[Any, Any] = dict.fromkeys(names.values())
             holder[place] = made

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from .bulk import MAPPINGS
 from .values import as_dict, copied, is_equal
 
 if TYPE_CHECKING:
@@ -53,7 +54,6 @@ THINKING = frozenset({"thinking", "redacted_thinking"})
 MEDIA = frozenset({"image", "document"})
 SERVER_CALLS = frozenset({"server_tool_use", "mcp_tool_use"})
 CALLS = SERVER_CALLS | {"tool_use"}
-_MAPPINGS = (dict, Mapping)  # nearly always a dict, which is six times as fast to tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class ToolResult:
 
 def field(block: Block, name: str, default: Any = None) -> Any:
     """Read *name* from a block, be it a mapping or a model object of the SDK."""
-    if isinstance(block, _MAPPINGS):
+    if isinstance(block, MAPPINGS):
         return block.get(name, default)
     return getattr(block, name, default)
 
@@ -170,7 +170,7 @@ def tool_calls(messages: Sequence[Message], start: int = 0, stop: int | None = N
                     place,
                     str(field(block, "id", "")),
                     str(field(block, "name", "")),
-                    given if isinstance(given, Mapping) else {},
+                    given if isinstance(given, MAPPINGS) else {},
                     program(block),
                 )
 
