@@ -7,7 +7,7 @@ guess costs a line in a list, never a message.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -242,13 +242,19 @@ def refused(text: str, *, whole: bool = False) -> bool:
 # Identifiers -------------------------------------------------------------------------------------------------
 
 
-def identifiers(messages: Sequence[Message]) -> list[str]:
-    """Ids, hashes and ticket numbers that came up and were used again by the assistant; used last comes last."""
+def identifiers(messages: Sequence[Message], redact: Callable[[str], str] = str) -> list[str]:
+    """Ids, hashes and ticket numbers that came up and were used again by the assistant; used last comes last.
+
+    *redact* sees each text before any of it is taken out.
+    """
     seen: set[str] = set()
     used: dict[str, None] = {}
     for message in messages:
         said = {
-            name for text in _said(message) for piece in pieces_at_blanks(text) for name in _IDENTIFIER.findall(piece)
+            name
+            for text in map(redact, _said(message))
+            for piece in pieces_at_blanks(text)
+            for name in _IDENTIFIER.findall(piece)
         }
         if message["role"] == "assistant":
             for name in sorted(said & seen):

@@ -126,6 +126,38 @@ async def test_a_session_with_every_stage_writes_no_secret_down(secret: str, tmp
     assert leaks(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    "secret",
+    [
+        pytest.param("S3CR3T7=S3CR3T7", id="an identifier in it"),
+        pytest.param("/vault/S3CR3T7/key.txt", id="a folder of it"),
+        pytest.param("S3CR3T7-" * 40, id="the end of a command line"),
+    ],
+)
+@pytest.mark.parametrize("is_kept", [True, False], ids=["the history is kept", "the context is adopted"])
+async def test_no_part_of_a_secret_is_cut_out_for_the_evidence(secret: str, is_kept: bool, tmp_path: Path) -> None:
+    async def summarize(messages: Any, /) -> Summary:
+        return Summary("All is well.")
+
+    storage = LocalStorage(tmp_path, redact=hiding(secret))
+    pipeline = ContextPipeline([Compact(summarize, storage)], budget=Budget(50_000))
+    session = pipeline.session("s", journal=storage)
+    history = conversation(
+        user(f"Use {secret} with care. " + "Mind it. " * 2000 + secret),
+        *(step(f"t{number}", "run", {"command": f"get {secret}"}, "x " * 1500) for number in range(2)),
+        assistant(f"I used {secret}."),
+        user("Go on."),
+    )
+
+    result = await session.run(history, force=True)
+    known = history if is_kept else result.messages
+    again = conversation(*known, assistant("Done."), user("More."), step("t9", result="y " * 2000))
+    result = await session.run([*again, assistant("Done."), user(f"And {secret}?")], force=True)
+
+    assert result.reports[0].outcome is Outcome.CHANGED
+    assert leaks(tmp_path) == []
+
+
 @pytest.mark.parametrize("depth", [400, 900])
 def test_a_secret_deep_in_an_input_is_found(depth: int) -> None:
     deep: Any = PART

@@ -243,7 +243,7 @@ def test_a_single_text_is_no_script() -> None:
 
 async def test_an_answer_that_cannot_be_sent_is_an_error_of_the_script() -> None:
     script = [answer(tool_use("ls", {"path": object()}))]
-    with pytest.raises(InvalidHistory, match="a content block is object"):
+    with pytest.raises(InvalidHistory, match="Object of type object is not JSON"):
         await ask_until_refused(MessagesServer(script, counter=len), "InvalidHistory")
 
 

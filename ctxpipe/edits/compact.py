@@ -127,12 +127,14 @@ class Source:
     """The *messages* that evidence is taken from, and the *archives* that hold those before them.
 
     With *is_raw* they are the caller's own history: what stands in them is the user's, whatever it looks like. Else
-    they may hold texts of ours, and what looks like one is nobody's words.
+    they may hold texts of ours, and what looks like one is nobody's words. What is cut out of a text is cut after
+    *redact*, which would not know half of a secret again.
     """
 
     messages: Sequence[Message]
     archives: Sequence[str] = ()
     is_raw: bool = False
+    redact: Callable[[str], str] = str  # as it is
 
     def words(self) -> list[str]:
         """What the user wrote, message by message, oldest first."""
@@ -176,7 +178,7 @@ class Evidence:
     *paths* tells for each path whether it was written, *commands* for each command line whether it failed last.
     *requests* are the user's own words, *archives* the files with the raw messages, *digest* that of the last one,
     *index* the file with further paths, *notes* what is to be known about restored files. *last_stands* says that the
-    last request stands nowhere else.
+    last request stands nowhere else. A request that must be cut is cut after *redact*.
     """
 
     paths: Mapping[str, bool]
@@ -188,6 +190,7 @@ class Evidence:
     index: str = ""
     notes: Sequence[str] = ()
     last_stands: bool = False
+    redact: Callable[[str], str] = str
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +211,14 @@ class Room:
 
 def gathered(source: Source) -> Evidence:
     """The evidence in *source*."""
+    redact = source.redact
     return Evidence(
-        paths=touched_paths(source.messages),
-        commands=_latest((_line(command.text), command.failed) for command in commands(source.messages)),
-        identifiers=identifiers(source.messages),
+        paths=_latest((redact(path), written) for path, written in touched_paths(source.messages).items()),
+        commands=_latest((_line(redact(command.text)), command.failed) for command in commands(source.messages)),
+        identifiers=identifiers(source.messages, redact),
         requests=source.words(),
         archives=source.archives,
+        redact=redact,
     )
 
 
@@ -312,7 +317,7 @@ def _newest(lines: Sequence[str], room: int, count: Count) -> list[str]:
 
 def _request_lines(evidence: Evidence, room: Room, count: Count) -> list[str]:
     where = evidence.archives[-1] if evidence.archives else ""
-    texts = (shortened(text, room.request_chars, where) for text in evidence.requests)
+    texts = (_cut(text, room.request_chars, where, evidence.redact) for text in evidence.requests)
     # The length, and not the end tag, says where a text ends: the user may have written anything.
     requests = [f'<request chars="{len(text)}">{text}</request>' for text in texts]
     if not requests:
@@ -323,6 +328,10 @@ def _request_lines(evidence: Evidence, room: Room, count: Count) -> list[str]:
     left_out = len(requests) - 1 - len(newest)
     gap = [f"[{left_out} requests of that time are in the raw messages]"] if left_out else []
     return [_REQUESTS, requests[0], *gap, *newest]
+
+
+def _cut(text: str, limit: int, where: str, redact: Callable[[str], str]) -> str:
+    return text if len(text) <= limit else shortened(redact(text), limit, where)
 
 
 def _path_lines(paths: Iterable[str], written: Mapping[str, bool]) -> list[str]:
@@ -521,9 +530,9 @@ def _with_words(draft: Draft, tail: Sequence[Message], source: Source, max_chars
     told = "\n\n".join(pending)
     before = requests[: len(requests) - max(1, len(pending))]
     if told:
-        text = shortened(told, max_chars, archive)
+        text = _cut(told, max_chars, archive, source.redact)
     elif requests:
-        text = IN_PROGRESS + shortened(requests[-1], max_chars, archive)
+        text = IN_PROGRESS + _cut(requests[-1], max_chars, archive, source.redact)
     else:
         text = CONTINUE
     media = [name for message in tail for name in _media(blocks(message))]

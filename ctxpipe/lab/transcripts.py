@@ -91,6 +91,9 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
     kind, entries, dropped = _entries(records, name)
     messages = [entry.message for entry in entries]
     problems = tuple(check(messages))
+    unsendable = next((problem for problem in problems if problem.rule == "value"), None)
+    if unsendable is not None:
+        raise TranscriptError(f"{name}, {unsendable}")
     sound = repair(messages) if problems else messages
     if not any(message["role"] == "assistant" for message in sound):
         raise TranscriptError(f"{name} holds no reply of a model, so there is nothing to replay")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..compacted import leading, placed, summary_body, text_of
 from ..edits.compact import Source, after_summary, named_archives, partition
 from ..errors import StorageError
+from ..storage.records import redactor_of
 from ..threads import in_thread
 from .archive import verified_archive
 
@@ -33,13 +34,14 @@ async def source_of(turn: Turn, archive: Archive | None, shown: Callable[[str], 
     in them take its place. What cannot be verified gives nothing.
     """
     _, rest = partition(turn.messages)
+    redact = redactor_of(archive)
     if turn.history is not None:
         _, history = partition(turn.history)
         if not placed(history):  # else it is a context that a caller has kept, and handed to a session of its own
             _, archives = await _behind(rest, turn.session_id, archive, shown, NAMED)
-            return Source(history, archives, is_raw=True)
+            return Source(history, archives, is_raw=True, redact=redact)
     messages, archives = await _behind(rest, turn.session_id, archive, shown, MOST_ARCHIVES)
-    return Source(messages, archives)
+    return Source(messages, archives, redact=redact)
 
 
 async def _behind(

@@ -7,12 +7,22 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 from ..errors import StorageError
 from ..messages import as_dict, as_json, is_encodable
 
-__all__ = ["Record", "Redact", "encode_line", "encode_record", "leave_alone", "parse_line", "redact_text"]
+__all__ = [
+    "Record",
+    "Redact",
+    "encode_line",
+    "encode_record",
+    "leave_alone",
+    "parse_line",
+    "redact_text",
+    "redactor_of",
+]
 
 Record: TypeAlias = Mapping[str, object] | Iterable[object]
 """What `Archive.save` writes: a list of messages, or a mapping whose lists may be long."""
@@ -105,6 +115,15 @@ def _redact_messages(value: object, redact: Redact) -> object:
 
 
 # Redacting --------------------------------------------------------------------------------------------------------
+
+
+def redactor_of(storage: object) -> Redact:
+    """What texts go through before *storage* writes them: its own `redact`, if it has one.
+
+    Where texts are cut, it is asked before: half of a secret is not known again. Raises StorageError when it fails.
+    """
+    redact = getattr(storage, "redact", None)
+    return str if redact is None else partial(redact_text, redact=redact)
 
 
 def redact_text(text: str, redact: Redact) -> str:
