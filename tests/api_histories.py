@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 MODEL = Model(thinking="unchecked")
-few = settings(max_examples=max(20, settings().max_examples // 10))
+few = settings(max_examples=max(20, settings().max_examples // 2))
 """For a property of whole conversations: fewer examples than of small things."""
 
 FUTURE = ("hologram", "smell", "hologram_tool_use", "smell_tool_result")
@@ -435,7 +435,9 @@ def is_unfinished(messages: Sequence[Mapping[str, Any]]) -> bool:
     last = wire(messages[-1:])
     calls = [block["id"] for _, _, block in _blocks(last, "tool_use")] if last[0]["role"] == "assistant" else []
     reply = [{"type": "tool_result", "tool_use_id": name} for name in calls] or "go on"
-    return not refusals([*messages, {"role": "user", "content": reply}])
+    if not refusals([*messages, {"role": "user", "content": reply}]):
+        return True
+    return all("prefill" in fault for fault in refusals(messages))  # words that come while a server tool is at work
 
 
 def as_models(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

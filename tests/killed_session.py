@@ -120,8 +120,11 @@ async def played(root: Path, start: int) -> dict[str, Any]:
 
 
 def told(context: Sequence[Message], root: Path) -> str:
-    """What *context* says; the archive of a compaction that was killed stays, so the next one has another number."""
-    return re.sub(r"Z-\d+\.json", "Z-n.json", as_json(context).replace(str(root), "root"))
+    """What *context* says; the archive of a compaction that was killed stays, so the next one has another number.
+
+    A later archive holds that number in the summary before it, and so has another digest.
+    """
+    return re.sub(r"Z-\d+\.json(?: \([0-9a-f-]+\))?", "Z-n.json", as_json(context).replace(str(root), "root"))
 
 
 # Fault points -----------------------------------------------------------------------------------------------------
