@@ -10,28 +10,26 @@ from types import FunctionType
 
 __all__ = ["answers_at_once", "is_async", "takes_one"]
 
-_PROPOSALS = frozenset({"Change", "Intent", "Skip"})
-
 
 def is_async(function: object) -> bool:
     """Whether *function* is an ``async def``: itself, behind `partial` and decorators, or called as an object."""
     return inspect.iscoroutinefunction(_innermost(function))
 
 
-def answers_at_once(stage: object) -> bool:
-    """Whether *stage* is a function that certainly returns its answer itself, and nothing to await.
+def answers_at_once(given: object, *types: str) -> bool:
+    """Whether *given* is a function that certainly returns its answer itself, and nothing to await.
 
-    That a plain function returns something to await can only be seen by calling it. So only this is
-    certain: a generator, a function that returns nothing but constants, and one that builds a proposal.
+    That a plain function returns something to await can only be seen by calling it. So only this is certain: a
+    generator, a function that returns nothing but constants, and one that builds an answer, an object of *types*.
     """
-    function = _innermost(stage)
+    function = _innermost(given)
     if not isinstance(function, FunctionType) or inspect.iscoroutinefunction(function):
         return False
     if function.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE:  # types.coroutine
         return False
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         return True
-    return not _PROPOSALS.isdisjoint(function.__code__.co_names) or _returns_constants(function)
+    return not set(types).isdisjoint(function.__code__.co_names) or _returns_constants(function)
 
 
 def takes_one(function: object) -> bool:

@@ -223,5 +223,5 @@ def _check_stage(stage: object) -> None:
         raise SettingsError(f"{wanted}, and {excerpt(stage)} is not callable{hint}")
     if not takes_one(stage):
         raise SettingsError(f"{wanted}, and {stage_name(stage)} cannot be called with one argument")
-    if answers_at_once(stage):
+    if answers_at_once(stage, "Change", "Intent", "Skip"):
         raise SettingsError(f"the stage {stage_name(stage)} is not async; write `async def`")

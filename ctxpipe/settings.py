@@ -15,7 +15,7 @@ from decimal import Decimal, InvalidOperation
 from numbers import Real
 from typing import Any, Generic, TypeVar
 
-from .callables import is_async
+from .callables import answers_at_once, is_async
 from .errors import SettingsError
 from .words import one_line
 
@@ -160,8 +160,11 @@ TOOLS = Wanted(
     ),
     "a mapping from the name of a tool to its input, such as {'read_file': 'path'}",
 )
-CALLABLE = Wanted(
-    lambda value: callable(value) and not isinstance(value, type), "an async function, or an object that is one"
+CALLABLE = Wanted(lambda value: callable(value) and not isinstance(value, type), "a function, or an object that is one")
+SLEEP = Wanted(is_async, "an async function such as anyio.sleep")
+SUMMARIZER = Wanted(
+    lambda value: CALLABLE.accepts(value) and not answers_at_once(value, "Summary"),
+    "an async function, or an object that is one",
 )
 
 MAX_SESSION_ID = 1_000

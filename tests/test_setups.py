@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+import time
 import types
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields
@@ -42,7 +43,7 @@ from ctxpipe import (
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.presets import chat, coding_agent
 from ctxpipe.storage.files import LocalFiles
-from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, PromptSummarizer, Retry
+from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, PromptSummarizer, Retry, Summary
 from ctxpipe.testing import MessagesServer
 
 HISTORY = conversation(user("go"))
@@ -74,6 +75,10 @@ def sync_generator(turn: Turn) -> Any:
 
 async def async_generator(turn: Turn) -> Any:
     yield turn
+
+
+def sync_summary(messages: Any) -> Summary:
+    return Summary(f"{len(messages)} messages")
 
 
 class SyncStage:
@@ -239,7 +244,7 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
             "first_wait_seconds": NUMBERS,
             "max_wait_seconds": NUMBERS,
             "max_refusals": SIZES,
-            "sleep": CALLED,
+            "sleep": [*CALLED, time.sleep, lambda _seconds: None],
             "clock": PLAIN,
         },
     ),
@@ -305,7 +310,7 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
         Compact,
         {"archive": STORAGE},
         {
-            "summarize": ["claude", 5, ExtractiveSummarizer, CONVERSATION],
+            "summarize": ["claude", 5, ExtractiveSummarizer, CONVERSATION, lambda _messages: "so far", sync_summary],
             "archive": [".ctxpipe", 5, LocalStorage],
             "require_archive": FLAGS,
             "restore": [".", {}, Restore, CONVERSATION],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import email.utils
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import anyio
 import pytest
@@ -119,6 +121,19 @@ async def test_after_the_last_attempt_the_last_failure_is_the_cause() -> None:
 
     assert error.__cause__ is failures[-1]
     assert str(error).startswith("no summary after 3 attempts: RuntimeError (")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda: "so far", "the summarizer's answer, str, cannot be awaited; write it as `async def`"),
+        (lambda: asyncio.sleep(0, "so far"), "the summarizer answered with str; return a Summary"),
+        (lambda: asyncio.sleep(0), "the summarizer answered with NoneType; return a Summary"),
+    ],
+)
+async def test_an_answer_that_is_no_summary_is_told_at_once(answer: Callable[[], Any], words: str) -> None:
+    with pytest.raises(SummaryFailed, match=f"no summary after 1 attempt: {words}"):
+        await summarised(lambda _messages: answer(), HISTORY, Time().retry())
 
 
 async def test_neither_log_nor_failure_quotes_an_error_of_others_which_may_quote_the_conversation(

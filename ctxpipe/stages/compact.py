@@ -23,13 +23,13 @@ from ..messages import ensure_messages, has_thinking
 from ..names import session_folder
 from ..reports import Compacted
 from ..settings import (
-    CALLABLE,
     COMPACT_MAX_RETRIES,
     COMPACT_OUTPUT_DIR,
     FLAG,
     FUNCTION,
     NUMBER,
     SIZE,
+    SUMMARIZER,
     SUMMARY_MAX_WORDS,
     TEXT,
     check_settings,
@@ -293,7 +293,7 @@ class Compact:
         instance_of(Restore, "a Restore such as Restore(work_dir='.')").optional.check("restore", self.restore)
         check_settings(
             self,
-            summarize=CALLABLE.optional,
+            summarize=SUMMARIZER.optional,
             archive=ARCHIVE.optional,
             require_archive=FLAG,
             fold_unrestored=FLAG,

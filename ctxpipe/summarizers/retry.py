@@ -12,22 +12,23 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from inspect import isawaitable
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import anyio
 
 from ..compacted import ACKNOWLEDGED, SUMMARY, safe_summary
-from ..errors import CtxpipeError, SummaryFailed, safe_text
+from ..errors import CtxpipeError, SettingsError, SummaryFailed, safe_text
 from ..messages import compact_json, is_blank, tool_results
 from ..refusals import as_refusal
 from ..settings import (
-    CALLABLE,
     COMPACT_MAX_RETRIES,
     FUNCTION,
     NUMBER,
     POSITIVE,
     SIZE,
+    SLEEP,
     check_settings,
     setting,
 )
@@ -80,7 +81,7 @@ class Retry:
             first_wait_seconds=NUMBER,
             max_wait_seconds=NUMBER,
             max_refusals=SIZE,
-            sleep=CALLABLE,
+            sleep=SLEEP,
             clock=FUNCTION,
         )
 
@@ -193,10 +194,16 @@ async def _tried(summarize: Summarizer, messages: Sequence[Message], retry: Retr
 
     async def attempt() -> Summary:
         with anyio.fail_after(min(retry.attempt_seconds, ends - retry.clock())):
-            summary = await summarize(messages)
-        if is_blank(summary.text):
+            answer: object = summarize(messages)  # whatever its type says
+            if not isawaitable(answer):
+                name = type(answer).__name__
+                raise SettingsError(f"the summarizer's answer, {name}, cannot be awaited; write it as `async def`")
+            written: object = await answer
+        if not isinstance(written, Summary):
+            raise SettingsError(f"the summarizer answered with {type(written).__name__}; return a Summary")
+        if is_blank(written.text):
             raise SummaryFailed("the summary is blank")
-        return summary
+        return written
 
     def wait(state: RetryCallState) -> float:
         asked = _retry_after(_failure(state))
