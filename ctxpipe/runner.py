@@ -20,6 +20,7 @@ from .edits.thinking import Place, changed_place, drop_block, follows, strip
 from .errors import InvalidHistory, SettingsError, safe_text
 from .messages import CacheMarks, check, common_prefix, ensure_messages, has_thinking, is_bulky, is_equal, same_at_end
 from .messages import field as read
+from .messages.rules import MarksBeside, is_for_hour
 from .prices import Prices, RewriteCost, rewrite_cost
 from .reports import Offloaded, Outcome, Result, StageReport
 from .stage import Change, Intent, PlannedStage, Proposal, Skip, Stage, Turn
@@ -461,10 +462,12 @@ class Runner:
         return record.overhead.tokens
 
 
-def _marks_beside(request: Request) -> int:
-    """The cache marks of the system prompt, of the tools, and of the request as a whole."""
-    parts = [part for part in (request.system, request.tools) if isinstance(part, list | tuple)]
-    return sum(1 for held in [request.options, *chain(*parts)] if read(held, "cache_control"))
+def _marks_beside(request: Request) -> MarksBeside:
+    """The cache marks of the tools, of the system prompt, and of the request as a whole, which counts as its last."""
+    parts = [part for part in (request.tools, request.system) if isinstance(part, list | tuple)]
+    before = [mark for held in chain(*parts) if (mark := read(held, "cache_control"))]
+    number = len(before) + bool(read(request.options, "cache_control"))
+    return MarksBeside(number, not all(map(is_for_hour, before)))
 
 
 def _remembering(turn: Turn, memory: dict[object, object]) -> Turn:

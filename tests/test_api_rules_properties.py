@@ -178,14 +178,15 @@ async def test_what_the_api_refuses_comes_back_accepted_and_explained(
 
 
 @few
-@given(valid_histories(), st.integers(0, 2), st.integers(0, 2), st.booleans())
+@given(valid_histories(), st.integers(0, 2), st.integers(0, 2), st.booleans(), st.booleans())
 async def test_the_cache_marks_of_system_and_tools_leave_fewer_to_the_messages(
-    history: list[Message], of_system: int, of_tools: int, of_request: bool
+    history: list[Message], of_system: int, of_tools: int, of_request: bool, short: bool
 ) -> None:
-    mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    short_mark, long_mark = {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}
+    mark = {"cache_control": short_mark if short else long_mark}
     system: Any = [{"type": "text", "text": "Be brief.", **mark} for _ in range(of_system)]
     tools: Any = [{"name": f"t{number}", "input_schema": {"type": "object"}, **mark} for number in range(of_tools)]
-    beside: dict[str, Any] = {"cache_control": {"type": "ephemeral"}} if of_request and of_system + of_tools < 4 else {}
+    beside: dict[str, Any] = {"cache_control": short_mark} if of_request and of_system + of_tools < 4 else {}
 
     result = await ContextPipeline([]).session("s").run(history, system=system, tools=tools, request=beside)
 

@@ -499,6 +499,7 @@ def test_the_unanswered_part_never_splits_what_belongs_together(tail: list[Messa
         ([user("a"), assistant(SEARCH), user("never mind")], ""),
         ([user("a"), assistant({"type": "compaction", "content": "S"}, "b"), user("c")], "left to the server"),
         ([assistant({"type": "compaction", "content": "S", "signature": "x"}), user("c")], "left to the server"),
+        ([user("a"), assistant({"type": "compaction", "content": None}, "b"), user("c")], ""),  # that has failed
     ],
 )  # fmt: skip
 def test_what_the_server_has_not_finished_is_left_alone(history: list[Message], why: str) -> None:

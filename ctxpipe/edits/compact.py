@@ -363,10 +363,15 @@ def obstacle(rest: Sequence[Message]) -> str:
     waiting = pending_calls(rest)
     if waiting:
         return f"postponed: {len(waiting)} calls wait for their results"
-    if any(kind(block) == "compaction" for message in rest for block in blocks(message)):
+    if any(_has_summary(block) for message in rest for block in blocks(message)):
         return "left to the server: its own compaction block is in the context"
     open_calls = _open_server_calls(rest)
     return f"postponed: {len(open_calls)} calls of server tools wait for their results" if open_calls else ""
+
+
+def _has_summary(block: object) -> bool:
+    """Whether *block* is a summary of the server's: without content its compaction has failed."""
+    return kind(block) == "compaction" and read(block, "content") is not None
 
 
 def _open_server_calls(messages: Sequence[Message]) -> list[str]:

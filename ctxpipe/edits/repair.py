@@ -35,7 +35,9 @@ from ..messages import (
 )
 from ..messages.rules import (
     MAX_TOOL_NAME,
+    NO_MARKS,
     SERVER_RESULTS,
+    MarksBeside,
     closes_turn,
     ends_in_server_result,
     has_server_id,
@@ -81,30 +83,32 @@ PROGRAM = "server_tool_use"  # the call whose code calls tools
 _NOT_IN_ID = re.compile(r"[^a-zA-Z0-9_-]")
 
 
-def repair(messages: list[Message], start: int = 0, *, encoding: bool = True, beside: int = 0) -> list[Message]:
+def repair(
+    messages: list[Message], start: int = 0, *, encoding: bool = True, beside: MarksBeside = NO_MARKS
+) -> list[Message]:
     """*messages* with every broken rule repaired; the very same list when nothing is wrong from *start* on.
 
     What is done for each rule says `RULES`. Thinking blocks are never joined, moved or changed. Valid messages stay
-    the same objects. Lone surrogates are replaced by U+FFFD, but not without *encoding*. *beside* is the number of
-    cache marks in the rest of the request. What no client can encode stays as it is.
+    the same objects. Lone surrogates are replaced by U+FFFD, but not without *encoding*. *beside* are the cache
+    marks in the rest of the request. What no client can encode stays as it is.
     """
     problems = check(messages, start, encoding=encoding, beside=beside)
     for _ in range(_PASSES):
         if all(problem.rule == "value" for problem in problems):
             break
-        messages = _repaired(messages, marks_left(beside), encoding=encoding)
+        messages = _repaired(messages, beside, encoding=encoding)
         problems = check(messages, encoding=encoding, beside=beside)
     return messages
 
 
-def _repaired(messages: Sequence[Message], most_marks: int, *, encoding: bool) -> list[Message]:
+def _repaired(messages: Sequence[Message], beside: MarksBeside, *, encoding: bool) -> list[Message]:
     head, body = split_system(messages)
     body = _whole_turns([_cleaned(message) for message in _from_replacement(body)])
     exchanges = list(_exchanges(body))
     body = [m for exchange in exchanges for m in _valid_exchange(exchange, is_last=exchange is exchanges[-1])]
     if body and not may_open(body[0]):
         body.insert(0, {"role": "user", "content": OPENING})
-    fewer = _fewer_marks([*head, *body], most_marks)
+    fewer = _fewer_marks([*head, *body], beside)
     return [_encodable(message) for message in fewer] if encoding else fewer
 
 
@@ -469,15 +473,15 @@ def _without_surrogates(value: Any) -> Any:
     return without_surrogates(value) if isinstance(value, str) else value
 
 
-def _fewer_marks(messages: list[Message], most: int) -> list[Message]:
-    """At most *most* cache marks, the last ones, which cover the most; none for an hour after a shorter one."""
+def _fewer_marks(messages: list[Message], beside: MarksBeside) -> list[Message]:
+    """As many cache marks as *beside* leaves, the last ones, which cover the most; none for an hour after a shorter."""
     marked = [(index, mark) for index, message in enumerate(messages) for mark in cache_marks(message)]
     surplus: dict[int, set[Mark]] = {}
-    for index, mark in marked[: max(0, len(marked) - most)]:
+    for index, mark in marked[: max(0, len(marked) - marks_left(beside))]:
         surplus.setdefault(index, set()).add(mark)
     fewer = [_unmarked(message, surplus.get(index, set())) for index, message in enumerate(messages)]
     late: dict[int, set[Mark]] = {}
-    for index, mark in late_hours(fewer, range(len(fewer))):
+    for index, mark in late_hours(fewer, range(len(fewer)), beside):
         late.setdefault(index, set()).add(mark)
     return [_unmarked(message, late.get(index, set()), for_hour=True) for index, message in enumerate(fewer)]
 

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import InvalidHistory
 from ..words import one_line
@@ -172,19 +172,32 @@ def _held_blocks(block: Block) -> list[object]:
 # The check ----------------------------------------------------------------------------------------------------
 
 
+class MarksBeside(NamedTuple):
+    """The cache_control marks of a request that are not in its messages.
+
+    *begin_short*: one in the tools or the system prompt is for less than an hour, so that none for an hour may follow.
+    """
+
+    number: int = 0
+    begin_short: bool = False
+
+
+NO_MARKS = MarksBeside()
+
+
 def check(
     messages: Sequence[Message],
     start: int = 0,
     *,
     encoding: bool = True,
     marks: CacheMarks | None = None,
-    beside: int = 0,
+    beside: MarksBeside = NO_MARKS,
 ) -> list[Problem]:
     """The rules of the Messages API that *messages* break, from message *start* on; empty when they are valid.
 
     A call still waiting for its result, at the end, is no problem; without *encoding* neither are lone surrogates (the
     stages still want to store them as they are). *marks* knows how many cache marks there are before *start*; without
-    it they are counted only in a check of the whole. *beside* is the number of marks in the rest of the request.
+    it they are counted only in a check of the whole. *beside* are the marks in the rest of the request.
     """
     head = head_length(messages)
     found: list[Problem] = []
@@ -592,17 +605,17 @@ class CacheMarks:
         """Forget all but the first *known* messages."""
         del self._sums[known + 1 :]
 
-    def problems(self, messages: Sequence[Message], beside: int = 0) -> list[Problem]:
-        """The problem of having too many marks, if *messages* have it, with those *beside* them in the request."""
+    def problems(self, messages: Sequence[Message], beside: MarksBeside = NO_MARKS) -> list[Problem]:
+        """Whether *messages*, with the marks *beside* them, have too many, or one for an hour too late."""
         most = marks_left(beside)
         if self._extended(messages) > most:
             self.rewind(0)  # marks are often moved in place from turn to turn: only a fresh count can tell
             if self._extended(messages) > most:
                 first = bisect_right(self._sums, 0) - 1
-                also = f", {beside} of them in the rest of the request" if beside else ""
+                also = f", {beside.number} of them in the rest of the request" if beside.number else ""
                 words = f"the first of more than {MAX_CACHE_MARKS} cache_control marks{also}"
                 return [Problem(first, words, _first_mark(messages[first]), "cache-marks")]
-        for index, (place, _) in late_hours(messages, self._marked()):
+        for index, (place, _) in late_hours(messages, self._marked(), beside):
             return [Problem(index, "a cache mark for an hour after a shorter one", place, "cache-marks")]
         return []
 
@@ -620,9 +633,14 @@ class CacheMarks:
         return self._sums[-1]
 
 
-def marks_left(beside: int) -> int:
+def marks_left(beside: MarksBeside) -> int:
     """How many cache marks the messages may have, with those *beside* them in the request."""
-    return max(0, MAX_CACHE_MARKS - beside)
+    return max(0, MAX_CACHE_MARKS - beside.number)
+
+
+def is_for_hour(mark: object) -> bool:
+    """Whether *mark*, a value of ``cache_control``, is for an hour instead of five minutes."""
+    return bool(field(mark, "ttl") == "1h")
 
 
 def cache_marks(message: Message) -> Iterator[tuple[int, int | None]]:
@@ -635,14 +653,16 @@ def cache_marks(message: Message) -> Iterator[tuple[int, int | None]]:
             yield place, None
 
 
-def late_hours(messages: Sequence[Message], marked: Iterable[int]) -> Iterator[tuple[int, tuple[int, int | None]]]:
+def late_hours(
+    messages: Sequence[Message], marked: Iterable[int], beside: MarksBeside
+) -> Iterator[tuple[int, tuple[int, int | None]]]:
     """Of the messages at the indexes *marked*, the marks for an hour that come after a shorter one."""
-    is_after = False
+    is_after = beside.begin_short
     for index in marked:
         held = blocks(messages[index])
         for place, inner in cache_marks(messages[index]):
             block = held[place] if inner is None else field(held[place], "content")[inner]
-            is_hour = field(field(block, "cache_control"), "ttl") == "1h"
+            is_hour = is_for_hour(field(block, "cache_control"))
             if is_hour and is_after:
                 yield index, (place, inner)
             is_after = is_after or not is_hour
