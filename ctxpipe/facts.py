@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from .messages import Block, ToolCall, compact_json, field, kind, texts, tool_calls, tool_results
@@ -40,6 +41,7 @@ _WRITING_TOOL = re.compile(r"write|edit|create|replace|insert|patch|append|save|
 _COMMAND_ARGUMENTS = ("command", "cmd", "call", "script")
 _EDITOR_COMMANDS = frozenset({"view", "create", "str_replace", "insert", "undo_edit"})  # of the editor tools
 _MAX_PATH_CHARS = 400
+_MAX_TARGET_CHARS = 10_000
 
 _PATCHED = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+)$", re.MULTILINE)
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?.*?(?:^\1$|\Z)", re.MULTILINE | re.DOTALL)
@@ -117,15 +119,19 @@ def is_about_file(call: ToolCall) -> bool:
 
 def _strings(value: object) -> Iterator[tuple[str, str]]:
     """Every string inside a tool's input, with the name of the argument it stands under."""
-    todo: list[tuple[str, object]] = [("", value)]
-    while todo:
-        name, item = todo.pop()
-        if isinstance(item, str):
-            yield name, item
-        elif isinstance(item, Mapping):
-            todo += [(str(key), inner) for key, inner in reversed(list(item.items()))]
-        elif isinstance(item, list | tuple):
-            todo += [(name, inner) for inner in reversed(item)]
+    unread: list[Iterator[tuple[str, object]]] = [iter([("", value)])]
+    while unread:
+        for name, item in unread[-1]:
+            if isinstance(item, str):
+                yield name, item
+            elif isinstance(item, Mapping):
+                unread.append(((str(key), inner) for key, inner in item.items()))
+                break
+            elif isinstance(item, list | tuple):
+                unread.append(zip(repeat(name), item, strict=False))
+                break
+        else:
+            unread.pop()
 
 
 def _named_in(command: str) -> Iterator[tuple[str, bool]]:
@@ -154,9 +160,9 @@ def commands(messages: Sequence[Message]) -> list[Command]:
 
 
 def target(call: ToolCall) -> str:
-    """What *call* is about, on one line: its command, else its path, else its whole input as JSON."""
+    """What *call* is about, how it begins, on one line: its command, else its path, else its whole input as JSON."""
     paths = (text for name, text in _strings(call.input) if _PATH_ARGUMENT.search(name))
-    return one_line(_command(call) or next(paths, "") or compact_json(call.input))
+    return one_line((_command(call) or next(paths, "") or compact_json(call.input))[:_MAX_TARGET_CHARS])
 
 
 def _command(call: ToolCall) -> str:

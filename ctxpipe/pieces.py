@@ -12,14 +12,14 @@ _SEARCHED_CHARS = 2**16  # slow patterns take some milliseconds for as much
 _BLANK = re.compile(r"\s")
 
 
-def pieces(text: str) -> Iterator[str]:
-    """*text* in pieces of a mebi-character: one call into C holds the interpreter from its beginning to its end.
+def pieces(text: str, chars: int = _PIECE_CHARS) -> Iterator[str]:
+    """*text* in pieces of so many characters: one call into C holds the interpreter from its beginning to its end.
 
     A loop over pieces, in a worker thread, lets the event loop run in between. None ends between two surrogates.
     """
     start = 0
     while start < len(text):
-        end = start + _PIECE_CHARS
+        end = start + chars
         if "\ud800" <= text[end - 1 : end] <= "\udbff":
             end += 1
         yield text[start:end]

@@ -231,9 +231,12 @@ def _latest(pairs: Iterable[tuple[str, bool]]) -> dict[str, bool]:
     return found
 
 
+_MAX_LINE_READ = 10_000  # characters: a command of megabytes begins long before
+
+
 def _line(text: str) -> str:
-    line = one_line(text)
-    return line if len(line) <= 200 else f"{line[:198]} …"
+    line = one_line(text[:_MAX_LINE_READ])
+    return line if len(line) <= 200 and len(text) <= _MAX_LINE_READ else f"{line[:198]} …"
 
 
 # The block: each part is a heading and its lines. Nothing but the archives is ever read back from it.

@@ -14,6 +14,7 @@ from collections import UserString
 from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import date
+from io import StringIO
 from typing import Any, cast
 
 from ..errors import InvalidHistory
@@ -106,62 +107,69 @@ def as_json(value: object, *, indent: int | None = None, ensure_ascii: bool = Tr
 def _encode(encoder: json.JSONEncoder, value: object) -> str:
     try:
         if is_heavier((value,), _IN_ONE_STEP):
-            return "".join(_encoded_flat(encoder, value))
+            return _joined(_encoded_flat(encoder, value))
         return encoder.encode(value)
     except RecursionError:
-        return "".join(_encoded_flat(encoder, value))
+        return _joined(_encoded_flat(encoder, value))
     except (TypeError, ValueError) as error:
         raise InvalidHistory(f"a value in a message cannot be sent: {error}") from error
+
+
+def _joined(texts: Iterable[str]) -> str:
+    """*texts* in one, without the step in which `str.join` copies millions of them."""
+    whole = StringIO()
+    whole.writelines(texts)
+    return whole.getvalue()
 
 
 def _encoded_flat(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
     """The same text as the encoder's own, piece by piece and without a call for each level."""
     indent = encoder.indent if isinstance(encoder.indent, int) else None
-    todo: list[tuple[bool, Any, int]] = [(False, value, 0)]  # a text that is ready, or a value; and its depth
-    while todo:
-        ready, item, depth = todo.pop()
-        if ready:
-            yield item
-            continue
-        if type(item) not in _PLAIN and not isinstance(item, dict | list | tuple | str | int | float):
-            item = sent_as(item)
-        if not isinstance(item, dict | list | tuple):
-            yield _encoded_text(encoder, item) if isinstance(item, str) else encoder.encode(item)
-        elif not item:
-            yield "{}" if isinstance(item, dict) else "[]"
-        else:
-            if depth > MAX_DEPTH:
+    unread: list[Iterator[tuple[bool, Any]]] = [iter([(False, value)])]
+    while unread:
+        for is_text, given in unread[-1]:
+            if is_text:
+                yield given
+                continue
+            is_plain = type(given) in _PLAIN or isinstance(given, dict | list | tuple | str | int | float)
+            item = given if is_plain else sent_as(given)
+            if not isinstance(item, dict | list | tuple):
+                yield _encoded_text(encoder, item) if isinstance(item, str) else encoder.encode(item)
+            elif not item:
+                yield "{}" if isinstance(item, dict) else "[]"
+            elif len(unread) > MAX_DEPTH + 1:
                 raise InvalidHistory(f"a value in a message is nested more than {MAX_DEPTH:,} levels deep")
-            todo += reversed(list(_pieces(encoder, item, depth, indent)))
+            else:
+                unread.append(_pieces(encoder, item, len(unread), indent))
+                break
+        else:
+            unread.pop()
 
 
 def _encoded_text(encoder: json.JSONEncoder, text: str) -> str:
     return f'"{"".join(encoder.encode(piece)[1:-1] for piece in pieces(text))}"'
 
 
+def _encoded_key(encoder: json.JSONEncoder, key: object) -> str:
+    return _encoded_text(encoder, key) if isinstance(key, str) else _COMPACT.encode({key: 0})[1:-3]  # '{"key":0}'
+
+
 def _pieces(
     encoder: json.JSONEncoder, item: dict[Any, Any] | Sequence[Any], depth: int, indent: int | None
-) -> Iterator[tuple[bool, Any, int]]:
-    inner, outer = ("", "") if indent is None else (f"\n{' ' * indent * (depth + 1)}", f"\n{' ' * indent * depth}")
+) -> Iterator[tuple[bool, Any]]:
+    """What *item* is written with: texts that are ready, and the values between them, which are still to be written."""
+    inner, outer = ("", "") if indent is None else (f"\n{' ' * indent * depth}", f"\n{' ' * indent * (depth - 1)}")
     keyed = isinstance(item, dict)
-    yield True, "{" if keyed else "[", depth
-    separator = inner
+    separator = ("{" if keyed else "[") + inner
     for key in item:
-        yield True, separator, depth
+        yield True, separator
         if isinstance(item, dict):
-            yield True, _COMPACT_KEYS[encoder.ensure_ascii](key) + encoder.key_separator, depth
-            yield False, item[key], depth + 1
+            yield True, _encoded_key(encoder, key) + encoder.key_separator
+            yield False, item[key]
         else:
-            yield False, key, depth + 1
+            yield False, key
         separator = encoder.item_separator + inner
-    yield True, f"{outer}}}" if keyed else f"{outer}]", depth
-
-
-def _key(encoder: json.JSONEncoder) -> Callable[[object], str]:
-    return lambda key: encoder.encode({key: 0})[1:-3]  # '{"key":0}'
-
-
-_COMPACT_KEYS = {True: _key(_ASCII), False: _key(_COMPACT)}
+    yield True, f"{outer}}}" if keyed else f"{outer}]"
 
 
 def encoding_fault(value: object) -> str:
@@ -247,12 +255,15 @@ def is_encodable(text: str) -> bool:
     return True
 
 
+_REPLACED_CHARS = 2**15  # a codec takes some 100 ms to replace a million surrogates
+
+
 def without_surrogates(text: str) -> str:
     """*text* with each lone surrogate replaced by U+FFFD, since the client library refuses to send one (A-15)."""
     if is_encodable(text):
         return text
-    replaced = (piece.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for piece in pieces(text))
-    return "".join(replaced)
+    few = pieces(text, _REPLACED_CHARS)
+    return "".join(piece.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for piece in few)
 
 
 # Walking ------------------------------------------------------------------------------------------------------

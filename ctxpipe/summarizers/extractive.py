@@ -205,8 +205,8 @@ def _fitting(items: Sequence[str], room: int, *, keep_first: bool = False) -> li
 
 
 def _line(text: str, limit: int = _ITEM_CHARS) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= limit else f"{line[: limit - 2]} …"
+    line = " ".join(text[: 20 * limit].split())
+    return line if len(line) <= limit and len(text) <= 20 * limit else f"{line[: limit - 2]} …"
 
 
 def _indented(text: str) -> str:
