@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from .words import one_line
 
@@ -46,14 +47,14 @@ class VocabularyError(CtxpipeError, OSError):
 
 
 MAX_ERROR_CHARS = 160
+_FOLDERS = re.compile(r"(?<![\w…])(?:/[^/\s'\":]+)+/")  # of a path: their names may say whose conversation it is
 
 
 def safe_text(error: BaseException) -> str:
     """What may be told of *error* in a log, a report or a span: never text of the conversation.
 
-    An error that our own code has raised on purpose is told in its words. Any other may quote what it
-    was given, so only its type, what the operating system calls it, and the line that raised it are
-    told.
+    An error that our own code has raised on purpose is told in its words, the folders of a path left out. Any other may
+    quote what it was given, so only its type, what the operating system calls it, and the line that raised it are told.
     """
     name = type(error).__name__
     if isinstance(error, OSError) and isinstance(error.errno, int):
@@ -65,6 +66,6 @@ def safe_text(error: BaseException) -> str:
         return name
     module = str(frame.tb_frame.f_globals.get("__name__"))
     if isinstance(error, CtxpipeError) and module.partition(".")[0] == __package__:
-        return one_line(str(error), MAX_ERROR_CHARS)
+        return one_line(_FOLDERS.sub("…/", str(error)), MAX_ERROR_CHARS)
     file = os.path.basename(frame.tb_frame.f_code.co_filename)
     return f"{name} ({file}, line {frame.tb_lineno})"

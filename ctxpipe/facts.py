@@ -25,6 +25,7 @@ __all__ = [
     "identifiers",
     "is_cut",
     "is_one_line",
+    "named_to_read",
     "one_line",
     "refused",
     "result_text",
@@ -42,6 +43,7 @@ _COMMAND_ARGUMENTS = ("command", "cmd", "call", "script")
 _EDITOR_COMMANDS = frozenset({"view", "create", "str_replace", "insert", "undo_edit"})  # of the editor tools
 _MAX_PATH_CHARS = 400
 _MAX_TARGET_CHARS = 10_000
+_MAX_COMMAND_CHARS = 100_000  # a longer one carries a document
 
 _PATCHED = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+)$", re.MULTILINE)
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?.*?(?:^\1$|\Z)", re.MULTILINE | re.DOTALL)
@@ -54,6 +56,11 @@ _SOURCE_FILE = re.compile(
     re.IGNORECASE,
 )
 _ROOTED = re.compile(r"(?:~?/|\.\.?/)[\w@+~-][\w@+~.-]+(?:/[\w@+~.-]+)*/?")
+_WORDS = re.compile(r"[^\s'\"`;|&()<>]{1,400}")
+_PRINTING = re.compile(
+    r"(?:^|[\s;|&(`/])(?:awk|base64|bat|cat|cut|diff|gc|Get-Content|head|jq|less|more|nl|od|open|sed|sort|strings|tac|tail|"
+    r"type|vi|view|vim|xxd|yq)\s"
+)
 _NOWHERE = ("/dev/", "/proc/self")
 
 _IDENTIFIER = re.compile(
@@ -112,6 +119,17 @@ def _paths(call: ToolCall) -> Iterator[tuple[str, bool]]:
             yield from _named_in(text)
 
 
+def named_to_read(call: ToolCall) -> list[str]:
+    """The paths that *call* may have been to read, however it spells them: those given to a tool that does not write,
+    and every word of a command line that prints files."""
+    command = _command(call)
+    if command:
+        command = command[:_MAX_COMMAND_CHARS]
+        return _WORDS.findall(command) if _PRINTING.search(command) else []
+    paths = (path for path, written in _paths(call) if not written)
+    return [path.removeprefix("file://") for path in paths]
+
+
 def is_about_file(call: ToolCall) -> bool:
     """Whether *call* works on a path that it is given, and runs no command."""
     return not _command(call) and any(_PATH_ARGUMENT.search(name) for name, _ in _strings(call.input))
@@ -136,7 +154,7 @@ def _strings(value: object) -> Iterator[tuple[str, str]]:
 
 def _named_in(command: str) -> Iterator[tuple[str, bool]]:
     """The files that a shell command names, and whether it redirects into them."""
-    for arrow, word in _WORD.findall(_URL.sub(" ", _HEREDOC.sub(" ", command))):
+    for arrow, word in _WORD.findall(_URL.sub(" ", _HEREDOC.sub(" ", command[:_MAX_COMMAND_CHARS]))):
         path = word.rstrip(".,:;")
         if len(path) > _MAX_PATH_CHARS or path.startswith(_NOWHERE):
             continue
@@ -207,7 +225,11 @@ _REFUSED = re.compile(
     r"(?:no|insufficient|without|have|lacks?) (?:\w+ )?(?:permission|privilege|right|access|approval)s?|"
     r"(?:may|can|could|must|do|does|did|will|is|are)(?: not|n't|not) (?:be )?(?:\w+ )?"
     r"(?:read|open|show|access|find|approve|allow|permit|do that)\w*|can't|"
-    r"hook error|ignored by|is hidden|escapes|said no|exceeds)\b|"
+    r"hook (?:error|returned)|ignored by|is hidden|escapes|said no|exceeds|skip|den(?:y|ies)|withheld|"
+    r"prevents? (?:you|me|this|it|us)|must be (?:within|absolute|inside|below|under)|blocking error|"
+    r"requires? (?:\w+ ){0,3}(?:approval|confirmation|permission)|non accordée|berechtigung)\b|"
+    r"\b(?:verweiger|denegad|refusé|negad[oa]\b)|"
+    r"[\"']status[\"']\s*:\s*[\"'](?:error|denied|failed|failure|rejected|forbidden)|"
     r"^\W*(?:HTTP\W*)?40[0-9]\W*$|[\"'](?:success|ok)[\"']\s*:\s*false|[\"']is_?error[\"']\s*:\s*true",
     re.IGNORECASE,
 )
@@ -224,6 +246,11 @@ _SHELL_REFUSED = re.compile(
     r"\b(?:exit(?:ed)?|return|status)[ _-]?(?:code|status|with)?\W{1,3}-?[1-9]",
     re.IGNORECASE | re.MULTILINE,
 )
+_TOLD_BY_AGENT = re.compile(
+    r"\W*(?:(?:the|this|your) )?(?:user|tool|hook|(?:file )?path|access|operation|request|command|action|permission|"
+    r"sandbox|policy|approval|error)\b",
+    re.IGNORECASE,
+)
 _SHORT_CHARS, _SHORT_LINES = 1000, 4
 _REMINDER = "<system-reminder>"  # agents add notes of any length to what a tool said
 
@@ -237,6 +264,9 @@ def refused(text: str, *, whole: bool = False) -> bool:
     """
     begin, end = text[:2000], text[-2000:]
     if _FIRST_LINE_REFUSED.match(begin[:200]):
+        return True
+    first = begin.strip().partition("\n")[0]
+    if _TOLD_BY_AGENT.match(first) and _REFUSED.search(first):
         return True
     said = begin.partition(_REMINDER)[0].strip()
     lines = [line for line in said.splitlines() if line.strip()]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-__all__ = ["pieces", "pieces_at_blanks"]
+__all__ = ["overlapping_pieces", "pieces", "pieces_at_blanks"]
 
 _PIECE_CHARS = 2**20
 _SEARCHED_CHARS = 2**16  # slow patterns take some milliseconds for as much
+_OVERLAP_CHARS = 2**13
 _BLANK = re.compile(r"\s")
 
 
@@ -24,6 +25,12 @@ def pieces(text: str, chars: int = _PIECE_CHARS) -> Iterator[str]:
             end += 1
         yield text[start:end]
         start = end
+
+
+def overlapping_pieces(text: str) -> Iterator[str]:
+    """*text* in small pieces, each with some thousand characters of the next: for a pattern of paths."""
+    for start in range(0, len(text), _SEARCHED_CHARS):
+        yield text[start : start + _SEARCHED_CHARS + _OVERLAP_CHARS]
 
 
 def pieces_at_blanks(text: str) -> Iterator[str]:

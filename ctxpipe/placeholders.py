@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from .errors import SettingsError
+from .pieces import overlapping_pieces
 from .settings import excerpt, is_size
 
 __all__ = [
@@ -73,7 +74,7 @@ def named_files(text: str) -> list[str]:
     if not any(begin in text for begin in _BEGINNINGS):
         return []
     # Word by word: a pattern that looks for the ending takes quadratic time in a long word, such as base64.
-    words = (word.lstrip(".") for word in _WORDS.findall(text))
+    words = (word.lstrip(".") for piece in overlapping_pieces(text) for word in _WORDS.findall(piece))
     return [word[: end + 3] for word in words if (end := word.rfind(".md")) > 0]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-__all__ = ["LEAST_SHARE", "MAX_TEXT", "REFUSING", "ROWS", "Refusal", "Row", "as_refusal", "read_refusal"]
+__all__ = ["LEAST_SHARE", "MAX_TEXT", "REFUSING", "ROWS", "Refusal", "Row", "as_refusal", "read_refusal", "status_of"]
 
 MAX_TEXT = 4096  # characters of an answer that are looked at; a refusal says so at its beginning
 MAX_CAUSES = 5  # frameworks raise their own error from the SDK's
@@ -83,6 +83,13 @@ ROWS: tuple[Row, ...] = (
         "'max_tokens' or 'max_completion_tokens' is too large: 1000. This model's maximum context "
         "length is 8192 tokens and your request has 7900 input tokens (1000 > 8192 - 7900).",
     ),
+    _row(
+        "vLLM",
+        r"passed \d[\d,]{0,14} input characters and requested {answer} output tokens.{0,60}? context length is "
+        r"only {window} tokens",
+        "You passed 600001 input characters and requested 1000 output tokens. However, the model's context length "
+        "is only 8192 tokens, resulting in a maximum input length of 7192 tokens (at most 575360 characters).",
+    ),
     # What only looks like it.
     _lookalike(
         "a rate limit",
@@ -104,7 +111,8 @@ ROWS: tuple[Row, ...] = (
     _lookalike(
         "the length of the answer",
         r"maximum allowed number of output tokens|at most \d[\d,]{0,14} (?:completion|output) tokens|"
-        r"maximum tokens you requested exceeds the model limit",
+        r"maximum tokens you requested exceeds the model limit|"
+        r"(?<!\+ )(?<!\+ [`'\"])max_(?:completion_|output_|new_)?tokens[`'\" ]{0,3}(?:\(\d[\d,]{0,14}\) )?(?:must be|exceeds)\b",
         "max_tokens: 300000 > 64000, which is the maximum allowed number of output tokens for m",
     ),
     _lookalike(
@@ -196,6 +204,44 @@ ROWS: tuple[Row, ...] = (
         "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in 300000 "
         "tokens. Please reduce the length of the messages.",
     ),
+    _row(
+        "vLLM",
+        r"maximum context length is {window} tokens.{0,60}? you requested {answer} output tokens and your prompt "
+        r"contains at least {tokens} input tokens",
+        "This model's maximum context length is 131072 tokens. However, you requested 8192 output tokens and your "
+        "prompt contains at least 122881 input tokens, for a total of at least 131073 tokens.",
+    ),
+    _row(
+        "SGLang",
+        r"input length \({tokens} tokens\) exceeds the maximum allowed length \({window} tokens\)",
+        "Input length (9000 tokens) exceeds the maximum allowed length (8192 tokens). Use a shorter input.",
+    ),
+    _row(
+        "SiliconFlow",
+        r"prompt_tokens \({tokens}\) must be less than max_seq_len \({window}\)",
+        "length of prompt_tokens (140000) must be less than max_seq_len (131072).",
+    ),
+    _row(
+        "Cohere",
+        r"\(prompt and prediction\) cannot exceed {window}",
+        "too many tokens: total number of tokens (prompt and prediction) cannot exceed 4081 - received 4143.",
+    ),
+    _row(
+        "LM Studio",
+        r"reached context length of {window} tokens|n_keep \({tokens}\) >= n_ctx \({total}\)",
+        "Reached context length of 4096 tokens with this model, but this model needs more.",
+    ),
+    _row(
+        "SambaNova",
+        r"requested generation length \d[\d,]{0,14} is not possible! the provided prompt",
+        "Requested generation length 1000 is not possible! The provided prompt is 9000 tokens long.",
+    ),
+    _row(
+        "TensorRT-LLM",
+        r"prompt length \({tokens}\) exceeds maximum input length \({window}\)",
+        "Prompt length (9000) exceeds maximum input length (8192). Set log level to info for more.",
+    ),
+    _row("Gemini", r"request payload size exceeds the limit", "Request payload size exceeds the limit: 20 MB."),
     _row(
         "vLLM",
         r"maximum context length is {window} tokens.{0,60}? (?:request has|contains at least) {tokens} input tokens",
@@ -400,7 +446,7 @@ def as_refusal(error: BaseException | None) -> Refusal | None:
     Its text, its type's name, its codes, and those of its causes are looked at.
     """
     for part in _causes(error):
-        refusal = read_refusal(_status(part), "\n".join(_texts(part)))
+        refusal = read_refusal(status_of(part), "\n".join(_texts(part)))
         if refusal is not None:
             return refusal
     return None
@@ -423,6 +469,8 @@ def _refusal(provider: str, named: Mapping[str, str | None]) -> Refusal | None:
     numbers = {name: int(text.replace(",", "")) for name, text in named.items() if text}
     tokens, window = numbers.get("tokens"), numbers.get("window")
     answer = numbers.get("answer", 0)
+    if answer and "total" in numbers:
+        tokens = numbers["total"] - answer  # with what tools and pictures take
     if window is None or window < LEAST_WINDOW:
         return Refusal(provider, tokens)
     if tokens is not None and (tokens < LEAST_SHARE * window or tokens + answer <= window):
@@ -443,14 +491,17 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _status(error: object) -> int | None:
+def status_of(error: object) -> int | None:
+    """The HTTP status that *error* tells of, as the SDKs of providers keep it."""
     response = getattr(error, "response", None)
     places = [(error, "status_code"), (error, "http_status"), (error, "code"), (error, "status")]
     for holder, name in [*places, (response, "status_code")]:
         value = getattr(holder, name, None)
-        if isinstance(value, int) and not isinstance(value, bool):
+        if isinstance(value, int) and 100 <= value < 600:  # else a number of the provider's own
             return value
-    return None
+    metadata = response.get("ResponseMetadata") if isinstance(response, Mapping) else None  # of boto3
+    value = metadata.get("HTTPStatusCode") if isinstance(metadata, Mapping) else None
+    return value if isinstance(value, int) else None
 
 
 def _texts(error: BaseException) -> Iterator[str]:

@@ -340,9 +340,10 @@ class Session:
             refusal = read_refusal(None, refusal) or Refusal("an unknown provider")
         options = request or {}
         tokens = self._record.ledger.estimate(sent.tokens_after, sent.messages)
-        if not self._can_be_about(refusal, sent.tokens_after):
+        model = model_of(self._record, options)
+        if not self._can_be_about(refusal, sent.tokens_after, model):
             refusal = Refusal(refusal.provider)
-        self._lower_budget(refusal, model_of(self._record, options))
+        self._lower_budget(refusal, model)
         trigger = self._runner.budget_for(self._record, options).trigger
         if not refusal.has_numbers and tokens < FAR_BELOW * trigger:
             return None
@@ -351,18 +352,22 @@ class Session:
         self._recovered_at = tokens
         overhead = self._record.overhead.tokens
         if refusal.tokens is not None:
-            told, model = {"input_tokens": refusal.tokens}, model_of(self._record, options)
+            told = {"input_tokens": refusal.tokens}
             self._record.ledger.observe(told, sent.messages, overhead=overhead, model=model)
         result = await self.run(history, system=system, tools=tools, force=True, request=request)
         # Compare the messages alone: the caller may have named the system prompt and tools only once.
         shorter = result.tokens_after - self._record.overhead.tokens < sent.tokens_after - overhead
         return result if shorter else None
 
-    def _can_be_about(self, refusal: Refusal, raw: int) -> bool:
-        """Whether the prompt that *refusal* speaks of can be one of *raw* tokens.
+    def _can_be_about(self, refusal: Refusal, raw: int, model: str | None) -> bool:
+        """Whether the prompt that *refusal* speaks of can be one of *raw* tokens, and its window that of *model*.
 
-        Our count may be far too low, as for pictures, until a bill has shown that it is not.
+        Our count may be far too low, as for pictures, until a bill has shown that it is not. What *model* has been
+        paid to read is not more than its window.
         """
+        billed = max((bill[2] for bill in self._record.ledger.bills if bill[0] == model), default=0)
+        if refusal.window is not None and refusal.window < billed:
+            return False
         tokens = refusal.tokens
         if tokens is None:
             return True
@@ -371,10 +376,14 @@ class Session:
     def _lower_budget(self, refusal: Refusal, model: str | None) -> None:
         """Remember the window that *refusal* names for *model*, where it is smaller than what the budget counts on."""
         known = self._record.windows.get(model, self._runner.budget.window)
-        if refusal.limit is None or refusal.limit >= known:
+        if refusal.window is None:
             return
-        self._record.windows[model] = refusal.limit
-        named = f"the window of {model or 'the model'} is {refusal.limit} tokens, not {known}"
+        reserved = self._runner.budget.reserve_output or 0  # which the budget keeps free in any window
+        window = refusal.window - max(0, refusal.answer_tokens - reserved)
+        if window >= known:
+            return
+        self._record.windows[model] = window
+        named = f"the window of {model or 'the model'} is {window} tokens, not {known}"
         self._pending.append(self._warned(f"{named}: the budget of this session is lowered"))
 
     # Going on in another process ----------------------------------------------------------------------------------

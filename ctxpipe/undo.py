@@ -16,6 +16,7 @@ from .messages import MEDIA, Block, as_dict, blocks, common_prefix, field, kind,
 from .placeholders import any_reference
 from .reports import Offloaded
 from .stages.archive import load_archive, parse_archive
+from .threads import in_thread, in_thread_if
 
 if TYPE_CHECKING:
     from .messages import Message
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Undo", "goes_one_by_one", "restored", "shortened", "undo_of"]
 
 _HEX = 16  # of a digest are kept for each archived message: enough to tell a changed file
+_LONG = 100_000  # characters
 _ESCAPED_SURROGATE = re.compile(r"\\u(d[89a-f][0-9a-f]{2})")
 
 
@@ -228,12 +230,13 @@ class _Back:
         location = self.undo.archive or ""
         try:
             try:
-                messages = parse_archive((await self.storage.read(location)).text, location)
+                text = (await self.storage.read(location)).text
+                messages = await in_thread(parse_archive, text, location)
             except StorageError:  # it may lie in another storage on this disk
                 messages = await load_archive(location)
         except (StorageError, InvalidHistory) as error:
             raise StorageError(f"message {self._index(place)} of the history cannot be restored: {error}") from error
-        return {_short(message): message for message in messages}
+        return await in_thread(lambda: {_short(message): message for message in messages})
 
     def _from(self, archive: Mapping[str, Message], digests: str, place: int) -> list[Message]:
         found: list[Message] = []
@@ -261,11 +264,19 @@ async def _original(block: Block, form: str, expected: str, storage: TextReader)
     """*block* with the texts of its files. Raises StorageError when it is not the block with the digest *expected*."""
     texts = {where: (await storage.read(where)).text for where in _references(block)}
     # On disk a lone surrogate stands escaped; only the digest can tell whether the text said it so.
+    is_long = sum(map(len, texts.values())) > _LONG
+    original = await in_thread_if(is_long, _found, block, form, texts, expected)
+    if original is None:
+        raise StorageError(f"{', '.join(texts) or 'no file'} does not hold what was offloaded")
+    return original
+
+
+def _found(block: Block, form: str, texts: Mapping[str, str], expected: str) -> Block | None:
     for given in (texts, {where: _unescaped(text) for where, text in texts.items()}):
         original = _filled(block, form, given)
         if original is not None and _block_digest(original) == expected:
             return original
-    raise StorageError(f"{', '.join(texts) or 'no file'} does not hold what was offloaded")
+    return None
 
 
 def _unescaped(text: str) -> str:

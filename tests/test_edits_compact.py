@@ -355,7 +355,7 @@ def test_what_a_compaction_kept_of_its_archive_is_not_counted_twice() -> None:
         user("Fix it."),
     ]
 
-    assert after_summary(context, archived) == context[-2:]
+    assert after_summary(context, archived, lambda message: message) == context[-2:]
 
 
 # Closing ------------------------------------------------------------------------------------------------------------

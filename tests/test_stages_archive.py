@@ -16,7 +16,7 @@ from hypothesis import given
 from ctxpipe import Budget, Compact, ContextPipeline, compact_messages
 from ctxpipe.errors import InvalidHistory, StorageError
 from ctxpipe.messages import Message
-from ctxpipe.stages.archive import FORM, archive_digest, archive_record, load_archive, verified_archive
+from ctxpipe.stages.archive import FORM, Archived, archive_digest, archive_record, load_archive, verified_archive
 from ctxpipe.storage import LocalStorage
 from ctxpipe.storage.records import encode_record
 from ctxpipe.summarizers import Summary
@@ -141,7 +141,7 @@ async def test_an_archive_of_the_session_with_the_right_digest_is_believed(tmp_p
 
     assert digest is not None
     for seen in (path, f"./s/{Path(path).name}", f"C:\\mnt\\s\\{Path(path).name}"):
-        assert await verified_archive(storage, "s", seen, digest) == HISTORY
+        assert await verified_archive(storage, "s", seen, digest) == Archived(HISTORY, [])
 
 
 async def test_what_is_stored_decides_and_not_what_was_said(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ async def test_what_is_stored_decides_and_not_what_was_said(tmp_path: Path) -> N
 
     found = await verified_archive(storage, "s", path, await archive_digest(storage, path) or "")
 
-    assert found == [user("go"), assistant("a ***"), user("on")]
+    assert found == Archived([user("go"), assistant("a ***"), user("on")], [])
 
 
 async def test_no_other_file_is_believed_whatever_the_context_says(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ async def test_no_other_file_is_believed_whatever_the_context_says(tmp_path: Pat
     other = await storage.save("t", "truncate", archive_record(HISTORY))
     [text] = await storage.write([("s/a.md", Path(path).read_text())])
 
-    assert await verified_archive(storage, "s", path, digest) == HISTORY
+    assert await verified_archive(storage, "s", path, digest) == Archived(HISTORY, [])
     for name in (foreign, other, text, f"{path}x", "", "..", "/", "\0", "\ud800", "/etc/passwd", "a\nb", "x" * 10**6):
         assert await verified_archive(storage, "s", name, digest) is None
     for wrong in ("", digest[:-1], digest.upper() + " ", "0" * 35, "\ud800"):

@@ -599,7 +599,7 @@ async def test_a_page_may_lie_across_the_chunks_that_are_read(storage: LocalStor
 
 @pytest.mark.parametrize("limits", [{"offset": -1}, {"limit": -1}])
 async def test_a_page_of_a_nonsensical_size_is_refused_by_name(storage: LocalStorage, limits: dict[str, int]) -> None:
-    with pytest.raises(SettingsError, match=f"{next(iter(limits))} of a page is -1"):
+    with pytest.raises(SettingsError, match=f"{next(iter(limits))} is -1; give a whole number"):
         await storage.read("s/a.md", **limits)
 
 
@@ -845,7 +845,7 @@ async def test_files_that_are_not_ours_stay(dated: LocalStorage, root: Path) -> 
 
 @pytest.mark.parametrize("limits", [{"max_bytes": -1}, {"max_age": -0.5}, {"max_age": float("nan")}])
 async def test_a_nonsensical_limit_is_refused_by_name(storage: LocalStorage, limits: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match=f"{next(iter(limits))} of a clean-up is"):
+    with pytest.raises(SettingsError, match=f"{next(iter(limits))} is "):
         await storage.cleanup(**limits)
 
 

@@ -59,6 +59,16 @@ SPELLINGS = [
     *("server.key (1)", "a/../.env", "x\n/.env", "a" * 5_000, f"src/{'a' * 300}.py"),
 ]
 
+REFUSED += """
+    .Xauthority .erlang.cookie wpa_supplicant.conf Home.nmconnection .config/openstack/clouds.yaml
+    admin-openrc.sh .cf/config.json .modal.toml configstore/firebase-tools.json web.config .mcp.json
+    claude_desktop_config.json cookies.sqlite playwright/.auth/user.json storage_state.json
+    release.pk8 store.jceks nats.creds creds.json deploy_key insecure_private_key db_password
+    aws_credentials git-credentials unattend.xml env.php .config/scw/config.yaml keys.txt
+    .snowflake/connections.toml .hex/hex.config mirror.git/config .netrc.1700000000
+    .pgpass.20241122153000 www.example.key ca.template.pem .env.sample.prod
+"""
+
 READABLE = """
     main.py src/app.py README.md package.json tsconfig.json pyproject.toml Makefile Dockerfile
     settings.py config.py config/settings.yaml environment.py environment.yml env keyboard.ts

@@ -213,7 +213,7 @@ def _is_a_turn(request: APIRequest, body: Any) -> bool:
 
 def _arguments(body: Mapping[str, Any]) -> dict[str, Any]:
     """What a session is to know of a request beside its messages."""
-    options = {name: body.get(name) for name in ("thinking", "model")}
+    options = {name: body.get(name) for name in ("thinking", "model", "cache_control")}
     return {"system": body.get("system"), "tools": body.get("tools"), "request": options}
 
 

@@ -153,17 +153,21 @@ def user_commands(source: Source) -> list[str]:
     return _commands_in(source.words())
 
 
-def after_summary(messages: Sequence[Message], archived: Sequence[Message]) -> list[Message]:
+def after_summary(
+    messages: Sequence[Message], archived: Sequence[Message], as_stored: Callable[[Message], Message]
+) -> list[Message]:
     """What was said in *messages* after the compaction that they begin with, and that *archived* these messages.
+
+    *as_stored* gives a message as it stands in an archive, redacted.
 
     What a compaction has put there itself is left out: the summary, files, and what it kept of the archived messages.
     """
     known = {digest(message) for message in archived}
     index = leading(messages)
-    while index < len(messages) and (is_connective(messages[index]) or digest(messages[index]) in known):
+    while index < len(messages) and (is_connective(messages[index]) or digest(as_stored(messages[index])) in known):
         index += 1
     pending = "\n\n".join(filter(None, map(own_words, archived[open_tail(archived) :])))
-    if index < len(messages) and pending and is_cut(own_words(messages[index]), pending):
+    if index < len(messages) and pending and is_cut(own_words(as_stored(messages[index])), pending):
         index += 1
     return list(messages[index:])
 

@@ -28,6 +28,7 @@ from ..messages import (
 )
 from ..messages import field as read
 from ..names import safe_name
+from ..pieces import overlapping_pieces
 from ..placeholders import BATCH, MAX_SHOWN, any_reference, previewed_reference, reference
 
 if TYPE_CHECKING:
@@ -271,7 +272,7 @@ class Selection:
         """The path of an offloaded file that the call's input names somewhere, in a shell command for example."""
         if self.ours is None or call is None:
             return None
-        matches = map(self.ours.search, strings(call.input))
+        matches = (self.ours.search(piece) for text in strings(call.input) for piece in overlapping_pieces(text))
         return next((match[0] for match in matches if match), None)
 
 

@@ -344,7 +344,10 @@ def _valid_exchange(exchange: list[Message], *, is_last: bool) -> list[Message]:
         names = _told_apart(calls)
         repaired.append(turn if names == calls else _renamed(turn, names))
         if turn is not waiting and calls:
-            answers: list[Any] = [_answer(call, name, results) for call, name in zip(calls, names, strict=True)]
+            answers: list[Any] = [
+                _answer(call, name, results, is_last=call not in calls[place + 1 :])
+                for place, (call, name) in enumerate(zip(calls, names, strict=True))
+            ]
             repaired.append({"role": "user", "content": answers})
     # What the system adds ends what the user said.
     repaired = _with_replies(repaired, [m for m in rest if m["role"] == "user"])
@@ -412,10 +415,11 @@ def _results(messages: Sequence[Message], called: set[str]) -> dict[str, list[Bl
     return found
 
 
-def _answer(call: str, name: str, results: Mapping[str, list[Block]]) -> Any:
-    """The result for *call*, which is now called *name*."""
+def _answer(call: str, name: str, results: Mapping[str, list[Block]], *, is_last: bool) -> Any:
+    """The result for *call*, which is now called *name*: of several for the last call of that id, one that failed."""
     if results.get(call):
-        result = results[call].pop(0)
+        failed = (place for place, result in enumerate(results[call]) if is_last and field(result, "is_error"))
+        result = results[call].pop(next(failed, 0))
         return result if name == call else {**as_dict(result), "tool_use_id": name}
     return {"type": "tool_result", "tool_use_id": name, "content": INTERRUPTED, "is_error": True}
 

@@ -6,12 +6,13 @@ import os.path
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as attribute
 from typing import TYPE_CHECKING, cast
 
 from ..compacted import RESTORED, restored_path, restored_text, text_of
-from ..facts import failed, refused, result_text, results_by_id
+from ..facts import failed, named_to_read, refused, result_text, results_by_id
 from ..messages import field, kind, tool_calls, tool_results
-from ..placeholders import any_reference
+from ..placeholders import MAX_SHOWN, any_reference
 from .views import READING_TOOLS, SHELL_TOOLS, ReadingTools, changes_folder, given_path, viewed_path
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ COMMON_WRITING_TOOLS: ReadingTools = {
 
 _LINE_NUMBER = re.compile(r"^[ ]*\d+(?:→|\t|\||: )", re.MULTILINE)
 _NOTE = "<system-reminder>"
+_MOST_COMPARED = 500_000  # characters: no file of that size comes back whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class FileInWork:
     """
 
     path: str
-    shown: str | None = None
+    shown: str | None = attribute(default=None, repr=False)
     written: bool = False
     denied: bool = False
 
@@ -70,14 +72,20 @@ def working_set(
 ) -> list[FileInWork]:
     """The files that calls in *messages* read, the most recent first, each once, at its last place.
 
-    A call counts only when its result is there and tells of no failure. The newest verdict on a
-    file holds: one whose last read failed is *denied*, until a later call succeeds. A call without a
-    result decides nothing, and neither does a write that failed. A command line that failed denies
-    its file without *shell*, too; one that succeeded shows it only as long as the shell's folder is
-    known. No text of a message is believed to name a file. The other arguments are those of
-    `files_in_work`.
+    A call counts only when its result is there and tells of no failure; a result that lies in a file tells nothing.
+    The newest verdict on a file holds: one whose last read failed is *denied*, until a later call succeeds. A call of
+    any tool that reads and has failed denies every path that it names, a command line that prints every word. A call
+    without a result decides nothing, and neither does a write that failed. A command line that succeeded shows its
+    file only with *shell*, and as long as the shell's folder is known. No text of a message is believed to name a
+    file. The other arguments are those of `files_in_work`.
     """
     latest: dict[str, FileInWork] = {}
+
+    def note(file: FileInWork) -> None:
+        key = os.path.normpath(os.path.join(work_dir, os.path.expanduser(file.path.removeprefix("file://"))))
+        latest.pop(key, None)
+        latest[key] = file
+
     is_elsewhere = False
     for call, result in _answered(messages):
         read = viewed_path(call, tools, True)
@@ -85,17 +93,13 @@ def working_set(
         by_shell = call.name.lower() in SHELL_TOOLS and call.name not in tools
         is_lost = is_elsewhere and path is not None and not os.path.isabs(path)
         is_elsewhere = is_elsewhere or changes_folder(call)
-        if path is None:
-            continue
-        is_denied = _is_failure(result, by_shell=by_shell)
-        if is_denied and read is None:
-            continue
-        if by_shell and not is_denied and (is_lost or not shell):
-            continue
-        key = os.path.normpath(os.path.join(work_dir, path))
-        latest.pop(key, None)
-        shown = _shown(result) if read is not None and not is_denied else None
-        latest[key] = FileInWork(path, shown, written=read is None, denied=is_denied)
+        if _is_failure(result, by_shell=by_shell):
+            if path is None or read is not None:
+                for named in named_to_read(call) if path is None else [path]:
+                    note(FileInWork(named, denied=True))
+        elif path is not None and not (by_shell and (is_lost or not shell)):
+            shown = _shown(result) if read is not None else None
+            note(FileInWork(path, shown, written=read is None))
     return list(reversed(latest.values()))
 
 
@@ -113,9 +117,10 @@ def _answered(messages: Sequence[Message]) -> Iterator[tuple[ToolCall, object]]:
                 if known is None or not _is_failure(known):
                     results[result.tool_use_id] = result
             continue
-        yield from _paired(waiting, results)
-        results = {}
-        waiting = {call.id: call for call in tool_calls(messages, index, index + 1)}
+        if results:  # else the calls of one reply stand in several messages
+            yield from _paired(waiting, results)
+            waiting, results = {}, {}
+        waiting |= {call.id: call for call in tool_calls(messages, index, index + 1)}
     yield from _paired(waiting, results)
 
 
@@ -129,7 +134,10 @@ def _is_failure(result: object, *, by_shell: bool = False) -> bool:
         return True  # no view of a text file; and of an error that shows a picture a repair must take the mark
     if field(result, "is_error"):
         return True
-    return refused(result_text(result), whole=by_shell) or (by_shell and failed(result))
+    text = result_text(result)
+    if any_reference(text, MAX_SHOWN) is not None:
+        return True  # a denial may be what has been moved to that file
+    return refused(text, whole=by_shell) or (by_shell and failed(result))
 
 
 def files_in_work(
@@ -197,7 +205,7 @@ def _shown(result: object) -> str | None:
 
 def was_changed(file: FileInWork, text: str) -> bool:
     """Whether *text* is certainly not what was seen of *file*: neither as it was shown nor without line numbers."""
-    if file.shown is None:
+    if file.shown is None or len(file.shown) > _MOST_COMPARED:
         return False
     shown, _, _ = file.shown.partition(_NOTE)
     return not any(part.strip() in text for part in (shown, _LINE_NUMBER.sub("", shown)))

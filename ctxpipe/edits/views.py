@@ -64,7 +64,14 @@ SHELL_TOOLS = frozenset(
 """Tools that take a command line, in lower case."""
 
 COMMAND_KEYS = ("command", "cmd")
-FOLDER_KEYS = ("workdir", "work_dir", "working_directory", "cwd", "dir_path", "directory")
+FOLDER_KEYS = (
+    *("workdir", "work_dir", "working_dir", "working_directory", "workingDirectory", "cwd", "Cwd", "cd"),
+    *("dir_path", "directory", "folder"),
+)
+_MOVES = re.compile(
+    r"cwd|cd$|dir|folder|root|path|host|container|image|session|workspace|machine|remote", re.IGNORECASE
+)
+_LONGEST_PATH = 4096
 LONGEST_COMMAND = 2000  # a longer one writes a script, it does not look at a file
 
 
@@ -82,14 +89,24 @@ def viewed_path(call: ToolCall, tools: ReadingTools = READING_TOOLS, shell: bool
         return None
     paths = {_printed(call.input[key]) for key in COMMAND_KEYS if key in call.input}
     path = paths.pop() if len(paths) == 1 else None
-    folder = given_path(call.input, FOLDER_KEYS) or ""
-    return None if path is None else posixpath.join(folder, path)
+    return None if path is None else _in_folder(call, path)
+
+
+def _in_folder(call: ToolCall, path: str) -> str | None:
+    """*path* in the folder that *call* names beside its command line; None where that may be several, or another."""
+    if posixpath.isabs(path):
+        return path
+    given = {str(call.input[key]) for key in FOLDER_KEYS if call.input.get(key)}
+    others = (key for key, value in call.input.items() if value and key not in (*FOLDER_KEYS, *COMMAND_KEYS))
+    if len(given) > 1 or any(map(_MOVES.search, others)):
+        return None
+    return posixpath.join(*given, path)
 
 
 def given_path(given: Mapping[str, object], keys: str | Sequence[str]) -> str | None:
     """The path under one of *keys*; None where several differ, since the tool takes only one of them."""
     named = (given.get(key) for key in ([keys] if isinstance(keys, str) else keys))
-    paths = {path for path in named if isinstance(path, str) and path}
+    paths = {path for path in named if isinstance(path, str) and 0 < len(path) <= _LONGEST_PATH}
     return paths.pop() if len(paths) == 1 else None
 
 
@@ -98,7 +115,7 @@ def changes_folder(call: ToolCall) -> bool:
     if call.name.lower() not in SHELL_TOOLS:
         return False
     lines = (call.input.get(key) for key in COMMAND_KEYS)
-    return any(isinstance(line, str) and _CHANGE.search(line) for line in lines)
+    return any(isinstance(line, str) and (len(line) > LONGEST_COMMAND or _CHANGE.search(line)) for line in lines)
 
 
 # Command lines ------------------------------------------------------------------------------------------------
@@ -111,7 +128,10 @@ VALUES = {"head": "nc", "tail": "nc", "nl": "bdfhilnsvw", "bat": "rl", "sed": ""
 ADDRESS = r"(?:\d+|\$|/(?:[^/\\]|\\.)*/)"
 PRINTS = re.compile(rf"\s*(?:{ADDRESS}(?:\s*,\s*[+~]?{ADDRESS})?\s*)?p\s*")
 UNNAMED = re.compile(r"[*?`${}]")
-_CHANGE = re.compile(r"(?:^|[;&|\n({])\s*(?:builtin\s+|command\s+)?(?:cd|chdir|pushd|popd)\b")
+_CHANGE = re.compile(  # the shell is in another folder behind it, or on another machine
+    r"(?:^|[;&|\n({!]|\b(?:then|do|else)\b)[ \t]*(?:\w+=\S*[ \t]+)*(?:(?:builtin|command|exec)\s+)?"
+    r"(?:(?:cd|chdir|pushd|popd|ssh|docker|podman|kubectl|su|sudo\s+-\w*[si]|source|chroot|nsenter|tmux|screen)\b|\.\s)"
+)
 
 
 def _printed(command: object) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as attribute
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from .bulk import MAPPINGS
@@ -68,7 +69,7 @@ class ToolCall:
     block: int
     id: str
     name: str
-    input: Mapping[str, object]
+    input: Mapping[str, object] = attribute(repr=False)
     program: str | None = None
 
     @property
@@ -84,7 +85,7 @@ class ToolResult:
     message: int
     block: int
     tool_use_id: str
-    content: str | Sequence[Block] | None
+    content: str | Sequence[Block] | None = attribute(repr=False)
     is_error: bool = False
 
     @property

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..compacted import text_of
+from ..edits.compact import named_archives
 from ..errors import CtxpipeError, InvalidHistory, StorageError
-from ..messages import ensure_messages
+from ..messages import ensure_messages, texts
 from ..storage import Archive, TextReader
 from ..storage.finishing import finished
 from ..storage.folders import open_file
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
     from ..messages import Message
 
-__all__ = ["archive_digest", "archive_record", "load_archive", "parse_archive", "verified_archive"]
+__all__ = ["Archived", "archive_digest", "archive_record", "load_archive", "parse_archive", "verified_archive"]
 
 logger = logging.getLogger("ctxpipe")
 
@@ -32,15 +35,22 @@ FORM = 1
 
 MAX_CHARACTERS = 256_000_000  # of an archive that a context names; more than many windows of any model
 _GROUP = 8
+_NAME = re.compile(r"compact-\d{8}T\d{6}Z-\d{1,9}\.json")
+_DIGEST = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{8}){3}")
 
 
 def archive_record(messages: Sequence[Message]) -> Record:
     """The record that keeps *messages*, for `Archive.save`.
 
     Plain messages come back equal from `load_archive`; model objects of the SDK are written as they would be sent
-    and come back as plain dicts, tuples as lists.
+    and come back as plain dicts, tuples as lists. The archives that a summary at the beginning names, with their
+    digests, are kept as ``before``.
     """
-    return {"form": FORM, "messages": messages}
+    first = next(texts(messages[0]), "") if messages else ""
+    found = [[_last_part(path), digest] for path, digest in (named_archives(first) if isinstance(first, str) else ())]
+    # Beside the messages, where nobody redacts them: only what can be nothing else than a name of ours.
+    before = [[name, digest] for name, digest in found if _NAME.fullmatch(name) and _DIGEST.fullmatch(digest)]
+    return {"form": FORM, "before": before, "messages": messages} if before else {"form": FORM, "messages": messages}
 
 
 async def load_archive(path: str | os.PathLike[str]) -> list[Message]:
@@ -64,21 +74,34 @@ async def _read(path: str | os.PathLike[str]) -> str:
         return await file.read()
 
 
+class Archived(NamedTuple):
+    """What an archive holds: *messages*, and name and digest of each archive that their beginning stands for."""
+
+    messages: list[Message]
+    before: list[tuple[str, str]]
+
+
 def parse_archive(text: str, path: str | os.PathLike[str]) -> list[Message]:
     """The messages in an archive's *text*; errors name its *path*.
 
     Raises StorageError when a newer ctxpipe wrote it, InvalidHistory when it holds something else.
     """
+    return _parsed(text, path).messages
+
+
+def _parsed(text: str, path: str | os.PathLike[str]) -> Archived:
+    before: Any = ()
     try:
         record: Any = json.loads(text)
         if isinstance(record, Mapping):
             ensure_known_form(record.get("form"), path)
-            record = record.get("messages")
+            record, before = record.get("messages"), record.get("before", ())
         messages: list[Message] = record
         ensure_messages(messages)
-    except (ValueError, RecursionError) as error:  # InvalidHistory is a ValueError
+        found = [(str(name), str(digest)) for name, digest in before]
+    except (TypeError, ValueError, RecursionError) as error:  # InvalidHistory is a ValueError
         raise InvalidHistory(f"{path} is no archive of messages: {textwrap.shorten(str(error), 200)}") from error
-    return messages
+    return Archived(messages, found or named_archives(text_of(messages[0]) if messages else ""))
 
 
 def ensure_known_form(form: object, path: str | os.PathLike[str]) -> None:
@@ -103,10 +126,8 @@ async def archive_digest(archive: Archive, path: str) -> str | None:
     return await in_thread(_digest, page.text) if page.next_offset is None else None
 
 
-async def verified_archive(
-    archive: Archive | None, session_id: str, path: object, digest: object
-) -> list[Message] | None:
-    """The messages of the archive that a context names by *path* and *digest*; None unless it is the session's own.
+async def verified_archive(archive: Archive | None, session_id: str, path: object, digest: object) -> Archived | None:
+    """The archive that a context names by *path* and *digest*; None unless it is the session's own.
 
     It must be one of the records of the session *session_id* in *archive*, recognized by its name because the model
     may see another form of the path, and its text must have the *digest*. Nothing else is ever opened.
@@ -133,8 +154,8 @@ def _last_part(path: str) -> str:
     return path.replace("\\", "/").rsplit("/", 1)[-1]
 
 
-def _verified(text: str, digest: str, path: str) -> list[Message] | None:
-    return parse_archive(text, path) if _digest(text) == digest else None
+def _verified(text: str, digest: str, path: str) -> Archived | None:
+    return _parsed(text, path) if _digest(text) == digest else None
 
 
 def _digest(text: str) -> str:

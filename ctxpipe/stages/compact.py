@@ -102,7 +102,7 @@ class CompactStats:
 class CompactResult:
     """What `compact_messages` returns. Not *compacted*, *messages* is the very list given and *reason* says why."""
 
-    messages: list[Message]
+    messages: list[Message] = field(repr=False)
     compacted: bool = False
     stats: CompactStats | None = None
     original_messages_path: str | None = None

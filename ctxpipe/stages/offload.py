@@ -437,7 +437,7 @@ class DirectOffload:
         pairs, chosen = await in_thread_if(is_long, _long_enough, turn.messages, start, least, selection)
         moves = await _moves(self._pointers, turn, chosen, selection)
         cut: dict[tuple[int, int], str] = {}
-        for result, call, where in self._too_long(pairs, selection):
+        for result, call, where in await in_thread_if(is_long, self._too_long, pairs, selection):
             shortened = await self._shortened(turn, result, where)
             # Encoded in a worker thread: whoever asks later whether it saves tokens finds the numbers known.
             await turn.counter.texts([offload.said(result.content), shortened or ""])
@@ -450,7 +450,8 @@ class DirectOffload:
 
     def _too_long(
         self, pairs: Iterable[tuple[ToolResult, ToolCall | None]], selection: Selection
-    ) -> Iterable[tuple[ToolResult, ToolCall, str]]:
+    ) -> list[tuple[ToolResult, ToolCall, str]]:
+        found = []
         for result, call in pairs:
             text = offload.said(result.content)
             if call is None or call.program is not None or self.read_back_chars is None:
@@ -459,7 +460,8 @@ class DirectOffload:
                 continue
             where = selection.read_back(call)
             if where is not None and any_reference(text, self.read_back_chars) is None:
-                yield result, call, where
+                found.append((result, call, where))
+        return found
 
     @property
     def _long_preview(self) -> Preview:

@@ -56,7 +56,7 @@ class RestoredFile:
     """A file that was read: *path* as the conversation spells it, *changed* if it is not what was shown before."""
 
     path: str
-    text: str
+    text: str = field(repr=False)
     tokens: int
     changed: bool = False
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from ..compacted import leading, placed, summary_body, text_of
 from ..edits.compact import Source, after_summary, named_archives, partition
 from ..errors import StorageError
-from ..storage.records import redactor_of
+from ..storage.records import message_redactor_of, redactor_of
 from ..threads import in_thread
-from .archive import verified_archive
+from .archive import Archived, verified_archive
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -50,29 +50,33 @@ async def _behind(
     """*messages* with what archives hold in the place of the summary they begin with, and those archives."""
     later: list[list[Message]] = []
     names: list[str] = []
-    while len(names) < most and messages and summary_body(messages[0]) is not None:
-        name, archived = await _archived(messages[0], session_id, archive)
-        if archived is None or name in names:
+    redacted = message_redactor_of(archive)
+    named = named_archives(text_of(messages[0])) if messages and summary_body(messages[0]) is not None else []
+    while len(names) < most and named:
+        name, found = await _archived(named, session_id, archive)
+        if found is None or name in names:
             break
-        later.append(await in_thread(after_summary, messages, archived))
+        later.append(await in_thread(after_summary, messages, found.messages, redacted))
         names.append(name)
-        messages = archived
+        messages, named = found
     oldest = messages[leading(messages) :]
-    found = [message for part in [oldest, *reversed(later)] for message in part]
-    return found, [shown(name) for name in reversed(names)]
+    raw = [message for part in [oldest, *reversed(later)] for message in part]
+    return raw, [shown(name) for name in reversed(names)]
 
 
-async def _archived(summary: Message, session_id: str, archive: Archive | None) -> tuple[str, list[Message] | None]:
-    """The archive that *summary* names, and the messages in it; None unless it is verified."""
+async def _archived(
+    named: Sequence[tuple[str, str]], session_id: str, archive: Archive | None
+) -> tuple[str, Archived | None]:
+    """The first of the archives *named*, by path and digest, that is verified; its record, and what it holds."""
     if archive is None:
         return "", None
     try:
         records = {PurePath(record).name: record for record in await archive.records(session_id)}
     except StorageError:
         return "", None
-    for path, digest in named_archives(text_of(summary)):
+    for path, digest in named:
         record = records.get(path.replace("\\", "/").rpartition("/")[2])
-        messages = await verified_archive(archive, session_id, path, digest) if record else None
-        if record and messages is not None:
-            return record, messages
+        found = await verified_archive(archive, session_id, path, digest) if record else None
+        if record and found is not None:
+            return record, found
     return "", None

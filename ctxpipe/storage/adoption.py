@@ -6,11 +6,12 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from ..errors import StorageError
 from ..messages import ensure_messages
-from ..names import safe_name
+from ..names import content_hash, safe_name
 from .atomic import read_bytes
 from .cleanup import JOURNAL
 from .ownership import ROOT_MARK, SESSION_MARK, Mark, StorageRoot, write_mark
@@ -19,7 +20,7 @@ from .records import parse_line
 __all__ = ["adopt", "find_unmarked"]
 
 _ARCHIVE = re.compile(r"(?:compact|truncate)-\d{8}T\d{6}Z-\d+\.json")
-_TAKEN = re.compile(r"-(?:[0-9a-f]{8}|\d+)\Z")  # the name was in use
+_TAKEN = re.compile(r"-([0-9a-f]{8})\Z")  # the name was in use: of the text, so that it can be checked
 _INPUT = re.compile(r"-input-\d+\Z")
 _ID_KEYS = {"tool_use": "id", "tool_result": "tool_use_id"}
 _PATHS = "compact-paths.txt"
@@ -51,12 +52,12 @@ def _proven_files(root: StorageRoot, folder: str) -> frozenset[str]:
                 return frozenset()
             names = os.listdir(descriptor)
             read = {name: _messages(descriptor, name) for name in names}
+            records = {name: messages for name, messages in read.items() if messages is not None}
+            ids = {safe_name(name) for messages in records.values() for name in _tool_ids(messages)}
+            stems = ids | {f"tool-result-{name}" for name in ids}
+            texts = {name for name in names if not stems.isdisjoint(_bases(descriptor, name, stems))}
     except StorageError:
         return frozenset()
-    records = {name: messages for name, messages in read.items() if messages is not None}
-    ids = {safe_name(name) for messages in records.values() for name in _tool_ids(messages)}
-    stems = ids | {f"tool-result-{name}" for name in ids}
-    texts = {name for name in names if not stems.isdisjoint(_bases(name))}
     index = {_PATHS} & set(names) if any(_ARCHIVE.fullmatch(name) for name in records) else set()
     return frozenset(records) | texts | index
 
@@ -96,10 +97,22 @@ def _tool_ids(messages: Iterable[Any]) -> Iterator[str]:
                 yield block[key]
 
 
-def _bases(name: str) -> set[str]:
-    """What the text file *name* may be named after; nothing for any other file."""
+def _bases(folder: int, name: str, stems: AbstractSet[str]) -> set[str]:
+    """What the text file *name* may be named after, of *stems*; nothing for any other file."""
     if not name.endswith(".md"):
         return set()
     stem = name[: -len(".md")]
-    stems = {stem, _TAKEN.sub("", stem)}
-    return stems | {_INPUT.sub("", stem) for stem in stems}
+    found = {stem, _INPUT.sub("", stem)}
+    if taken := _TAKEN.search(stem):
+        base = stem[: taken.start()]
+        bases = {base, _INPUT.sub("", base)}
+        if not stems.isdisjoint(bases) and _is_hash_of(folder, name, taken[1]):
+            found |= bases
+    return found
+
+
+def _is_hash_of(folder: int, name: str, digits: str) -> bool:
+    try:
+        return content_hash(_text(folder, name)) == digits
+    except (OSError, ValueError):
+        return False

@@ -22,7 +22,7 @@ class FileText:
     """The text of a file, and where it really lies: two spellings of one file have the same *real* path."""
 
     real: str
-    text: str
+    text: str = field(repr=False)
 
 
 @runtime_checkable

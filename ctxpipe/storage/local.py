@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -19,11 +20,11 @@ from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
 
 from ..errors import SettingsError, StorageError
-from ..messages import strings
+from ..messages import ensure_messages, strings
 from ..names import content_hash, safe_name, session_folder, suffixed
 from ..pieces import pieces
 from ..placeholders import named_files
-from ..settings import FLAG, FUNCTION, PATH, check_settings, excerpt, one_of
+from ..settings import FLAG, FUNCTION, NUMBER, PATH, SESSION_ID, SIZE, check_settings, excerpt, one_of
 from .atomic import STALE_SECONDS, claim, exists, read_bytes, sync, temporary_file
 from .cleanup import (
     Cleaned,
@@ -181,7 +182,8 @@ class LocalStorage:
 
         Raises StorageError when no such text is below the root, SettingsError for a negative number.
         """
-        _check_limits("a page", offset=offset, limit=limit)
+        SIZE.check("offset", offset)
+        SIZE.optional.check("limit", limit)
         return await finished(self._read(location, offset, None if limit is None else offset + limit))
 
     async def _read(self, location: str, offset: int, end: int | None) -> Page:
@@ -317,13 +319,19 @@ class LocalStorage:
 
         Raises StorageError, and SettingsError for a negative limit.
         """
-        _check_limits("a clean-up", max_bytes=max_bytes, max_age=max_age)
+        SIZE.optional.check("max_bytes", max_bytes)
+        NUMBER.optional.check("max_age", max_age)
+        histories = list(live)
+        for history in histories:
+            ensure_messages(history, sys.maxsize)  # that it is a list: `live` is a list of such
+        return await to_thread.run_sync(self._cleanup, histories, max_bytes, max_age, records, limiter=_limiter())
+
+    def _cleanup(
+        self, live: Sequence[Sequence[Message]], max_bytes: int | None, max_age: float | None, records: bool
+    ) -> Cleaned:
         texts = (text for history in live for message in history for text in strings(message))
         kept = {name for text in texts for name in named_files(text)}
         limits = Limits(max_bytes, max_age, records, kept)
-        return await to_thread.run_sync(self._cleanup, limits, limiter=_limiter())
-
-    def _cleanup(self, limits: Limits) -> Cleaned:
         now = self.clock()
         cleaned = delete_files(self._folders, choose_files(find_files(self._folders), limits, now))
         drop_empty_folders(self._folders, now - STALE_SECONDS)
@@ -334,6 +342,7 @@ class LocalStorage:
 
         Files in that folder that are not ctxpipe's stay. Raises StorageError, also for a folder that it has not made.
         """
+        SESSION_ID.check("session_id", session_id)
         return await to_thread.run_sync(delete_session, self._folders, session_folder(session_id), limiter=_limiter())
 
 
@@ -358,12 +367,6 @@ def _limiter() -> CapacityLimiter:
         limiter = CapacityLimiter(8)
         _LIMITER.set(limiter)
         return limiter
-
-
-def _check_limits(what: str, **limits: float | None) -> None:
-    for name, limit in limits.items():
-        if limit is not None and not limit >= 0:
-            raise SettingsError(f"{name} of {what} is {limit}; it must be 0 or more, or None for no limit")
 
 
 def _parts(key: str) -> tuple[str, ...]:

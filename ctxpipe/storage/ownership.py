@@ -190,7 +190,7 @@ class StorageRoot:
                     self._mark_session(part, above, descriptor)
             finally:
                 os.close(above)
-        if create and (made or name not in self._known):
+        if create and (made or not self._known.get(name)):  # another process may have marked it since
             try:
                 self._learn(name, descriptor)
             except OSError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from ..settings import instance_of
@@ -16,7 +16,7 @@ __all__ = ["Archive", "Page", "TextReader", "TextWriter"]
 class Page:
     """A part of a stored text. *offset* and *total* are in characters; *next_offset* is None at the end."""
 
-    text: str
+    text: str = field(repr=False)
     offset: int
     total: int
 

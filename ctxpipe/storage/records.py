@@ -19,6 +19,7 @@ __all__ = [
     "encode_line",
     "encode_record",
     "leave_alone",
+    "message_redactor_of",
     "parse_line",
     "redact_text",
     "redactor_of",
@@ -30,6 +31,7 @@ Record: TypeAlias = Mapping[str, object] | Iterable[object]
 Redact: TypeAlias = Callable[[str], str]
 """A text as it may go to disk."""
 
+_OUR_KEYS = frozenset({"form", "before"})  # of an archive: its form, names and digests
 _BOOKKEEPING = frozenset({"role", "type", "id", "tool_use_id"})
 # Possessive, and with the end left open: no text makes it read a character twice.
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*+"?')
@@ -49,10 +51,11 @@ def encode_record(record: Record, redact: Redact | None = None) -> Iterator[str]
         separator = "{"
         for key, value in record.items():
             yield f"{separator}\n  {json.dumps(key)}: "
+            hide = None if key in _OUR_KEYS else redact
             if isinstance(value, list | tuple):
-                yield from _encode_items(value, "  ", redact)
+                yield from _encode_items(value, "  ", hide)
             else:
-                yield _indented(value, "  ", redact)
+                yield _indented(value, "  ", hide)
             separator = ","
         yield "\n}"
     yield "\n"
@@ -126,6 +129,16 @@ def redactor_of(storage: object) -> Redact:
     return str if redact is None else partial(redact_text, redact=redact)
 
 
+def message_redactor_of(storage: object) -> Callable[[Any], Any]:
+    """What messages go through before *storage* writes them."""
+    redact = getattr(storage, "redact", None)
+    return _as_it_is if redact is None else partial(_redact_item, redact=redact)
+
+
+def _as_it_is(message: object) -> object:
+    return message
+
+
 def redact_text(text: str, redact: Redact) -> str:
     """*text* with *redact* applied: to the JSON strings quoted in it as they were said, then to the whole.
 
@@ -165,7 +178,7 @@ def _redact_block(block: Mapping[str, Any], redact: Redact, levels: int = 2) -> 
     """
     plain: dict[str, object] = {}
     for key, value in block.items():
-        if key in _BOOKKEEPING:
+        if key in _BOOKKEEPING and isinstance(value, str):
             plain[key] = value
         elif key == "content" and isinstance(value, list | tuple) and levels:
             plain[key] = [_redact_item(held, redact, levels - 1) for held in value]
@@ -217,9 +230,14 @@ def leave_alone(folder: str, redact: Redact) -> Redact:
     def redact_around(text: str) -> str:
         if part not in text or redact(part) == part:
             return redact(text)
-        return part.join(map(redact, text.split(part)))
+        return redact(text.replace(part, _FOLDER)).replace(
+            _FOLDER, part
+        )  # whole: it may hide what stands on both sides
 
     return redact_around
+
+
+_FOLDER = "/\uf8ff/"  # of a private area: in no text, and in no pattern
 
 
 def _apply(redact: Redact, text: str) -> str:

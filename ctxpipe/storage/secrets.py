@@ -27,7 +27,9 @@ _TABLE = {
         *.token *_token *-token *_token.txt *-token.txt token.pickle credentials.pickle *_secret
         *-secret *_api_key *-api-key key.json keys.json keyfile keyfile.json privatekey
         passphrase passphrase.txt pass.txt *accesskeys.csv rootkey.csv *recovery-codes*.txt
-        *recovery_codes*.txt *backup-codes*.txt *backup_codes*.txt
+        *recovery_codes*.txt *backup-codes*.txt *backup_codes*.txt creds creds.{data} *.creds secret_key
+        secret-key *_password *-password *_credentials *-credentials keys.txt token.yaml
+        token.yml storage_state.json storagestate.json
     """,
     "keys and certificates": """
         *.pem *.key *.p8 *.p12 *.pfx *.pkcs12 *.jks *.keystore *.bks *.ppk *.keytab *.asc *.gpg
@@ -35,7 +37,8 @@ _TABLE = {
         id_ed25519* *_rsa *_dsa *_ecdsa *_ed25519 identity ssh_host_*_key krb5cc_* wg0.conf wg1.conf
         .ssh/ .gnupg/ .pki/ .password-store/ keyrings/ keychains/ wallet.dat wallet.json
         *.wallet mnemonic* utc--* *.keychain *.keychain-db *.key.txt *.pem.txt *.key.b64 *.pem.b64
-        *.p12.b64 *.pfx.b64 key.properties keystore.properties .google_authenticator
+        *.p12.b64 *.pfx.b64 key.properties keystore.properties .google_authenticator *.pk8 *.pvk
+        *.jceks *_private_key *-private-key deploy_key deploy-key ssh_key ssh-key
     """,
     "shell and program histories": """
         .history .*_history .*history fish_history consolehost_history.txt .lesshst .viminfo
@@ -44,7 +47,7 @@ _TABLE = {
     "version control": """
         .git/ .hg/ .svn/ .bzr/ .gitconfig .git-credentials .hgrc .config/git/ .config/gh/
         hosts.yml .config/hub .config/glab-cli/ .config/github-copilot/ .netrc _netrc
-        netrc .curlrc .wgetrc .subversion/auth/ .git-crypt/
+        netrc .curlrc .wgetrc .subversion/auth/ .git-crypt/ git-credentials *.git/config .arcrc
     """,
     "cloud and clusters": """
         .aws/ .azure/ .kube/ .docker/ .gcloud/ .config/gcloud/ .oci/ .aliyun/ kubeconfig
@@ -59,13 +62,16 @@ _TABLE = {
         vault-pass* .ngrok2/ ngrok.yml .sentryclirc sentry.properties .netlify/ .railway/
         knife.rb .chef/ kube-config .kube-config kubeconfig-* kubeconfig_* *-kubeconfig.*
         *_kubeconfig.* k3s.yaml talosconfig .talos/ gha-creds-*.json .aws-vault/ .okta/ .heroku/
-        .dockerconfig dockerconfig.json
+        .dockerconfig dockerconfig.json clouds.yaml clouds.yml *-openrc.sh *openrc .cf/ .bluemix/
+        .modal.toml .config/scw/ .vultr-cli.yaml .config/argocd/ .rancher/ .snowflake/ .mc/
+        .runpod/ .wrangler/ .config/.wrangler/ helm/registry/ .travis/ .circleci/cli.yml
     """,
     "packages and builds": """
         .npmrc .yarnrc .yarnrc.yml .pypirc pip.conf pip.ini .condarc auth.json auth.toml
         .cargo/credentials .cargo/credentials.toml .gem/credentials .bundle/config nuget.config
         .m2/settings.xml settings-security.xml .gradle/gradle.properties .ivy2/.credentials
-        .sbt/.credentials .composer/ gradle-local.properties local.properties *.mobileprovision
+        .sbt/.credentials .hex/ configstore/ .composer/ gradle-local.properties local.properties
+        *.mobileprovision
     """,
     "databases": """
         .pgpass pgpass.conf .pg_service.conf pg_service.conf .my.cnf .mylogin.cnf .mongorc.js
@@ -79,16 +85,19 @@ _TABLE = {
         .ftpconfig cookies.txt filezilla.xml sitemanager.xml recentservers.xml winscp.ini
         logins.json key3.db key4.db cookies login*data .mozilla/ .msmtprc msmtprc .muttrc
         .neomuttrc .fetchmailrc .mailrc .authinfo authinfo sasl_passwd* .smbcredentials smbpasswd
-        .smbpasswd accounts.xml
+        .smbpasswd accounts.xml web.config env.php cookies.sqlite cookies.json .auth/ .offlineimaprc
+        .mbsyncrc
     """,
     "agents and models": """
         .claude.json .claude.json.* .aider.conf.yml oauth_creds.json kaggle.json
-        huggingface/token .huggingface/ .streamlit/secrets.toml .openai/ .anthropic/
+        huggingface/token .huggingface/ .streamlit/secrets.toml .openai/ .anthropic/ .mcp.json
+        mcp.json claude_desktop_config.json .continue/config.*
     """,
     "the system": """
         /proc/ /sys/ /dev/ /run/secrets/ /var/run/secrets/ /etc/shadow* /etc/gshadow* etc/shadow
         etc/shadow- etc/gshadow etc/master.passwd etc/sudoers etc/security/opasswd
         etc/ssl/private/ etc/wireguard/ etc/ppp/chap-secrets etc/sudoers.d/ shadow gshadow
+        .xauthority .erlang.cookie wpa_supplicant*.conf *.nmconnection unattend.xml autounattend.xml
     """,
 }
 
@@ -99,13 +108,17 @@ SECRET_PATTERNS = {kind: tuple(patterns.split()) for kind, patterns in _TABLE.it
 _MOST_PATH, _MOST_NAME = 4096, 255
 _BACKUP = re.compile(
     r"(?:~|#| \(\d\)|[-_ ](?:bak|backup|old|copy|orig)"
-    r"|\.(?:bak|backup|old|orig|saved?|sav|sw[a-p]|tmp|copy|new|prev|rpmsave|dpkg-old|\d{1,8}))$"
+    r"|\.(?:bak|backup|old|orig|saved?|sav|sw[a-p]|tmp|copy|new|prev|rpmsave|dpkg-old|\d+))$"
 )
 _EXAMPLE = re.compile(
-    r"\.(?:example|sample|template|dist|tmpl|tpl|pub)(?:\.[a-z0-9]+)?$"
+    r"\.(?:example|sample|template|dist|tmpl|tpl|pub)(?:\.(?:json|ya?ml|toml|ini|cfg|conf|properties|txt|xml|env|md|php|local))?$"
     r"|^(?:example|sample|template)\.env$"
 )
 _SOURCE = re.compile(r"\.(?:go|rs|tsx?|java|kts?|scala|swift|cc|cpp|hpp|cs|dart|hs|ml|vue|svelte|css|html)$")
+
+
+# Default-ignorable letters and marks, which Unicode does not count as formats.
+_INVISIBLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 
 
 def is_secret(path: str) -> bool:
@@ -133,7 +146,7 @@ def is_secret(path: str) -> bool:
 
 def _normal(path: str) -> str:
     """*path* as the least exact file system reads it, whatever its case, width and invisible parts."""
-    visible = "".join(char for char in path if unicodedata.category(char) != "Cf")
+    visible = "".join(char for char in _INVISIBLE.sub("", path) if unicodedata.category(char) != "Cf")
     return unicodedata.normalize("NFKC", visible).casefold().replace("\\", "/")
 
 

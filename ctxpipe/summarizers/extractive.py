@@ -97,7 +97,8 @@ def _requests(messages: Sequence[Message]) -> list[str]:
 
 def _decisions(messages: Sequence[Message]) -> list[str]:
     lines = (line.strip(" -*#>") for text in _assistant_texts(messages) for line in text.splitlines())
-    return [f"The agent: {_line(line)}" for line in lines if len(line) > 20 and _DECISION.search(line)]
+    shown = (line[: 20 * _ITEM_CHARS] for line in lines)
+    return [f"The agent: {_line(line)}" for line in shown if len(line) > 20 and _DECISION.search(line)]
 
 
 def _assistant_texts(messages: Sequence[Message]) -> Iterator[str]:

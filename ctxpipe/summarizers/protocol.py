@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import SummaryFailed
@@ -18,7 +18,7 @@ __all__ = ["PromptTooLong", "Summarizer", "Summary", "SummaryRefused", "summariz
 class Summary:
     """What a history comes down to, who wrote it, and what it cost, as billed: *input_tokens* with the cached ones."""
 
-    text: str
+    text: str = field(repr=False)
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0

@@ -21,7 +21,7 @@ import anyio
 from ..compacted import ACKNOWLEDGED, SUMMARY, safe_summary
 from ..errors import CtxpipeError, SettingsError, SummaryFailed, safe_text
 from ..messages import compact_json, is_blank, tool_results
-from ..refusals import as_refusal
+from ..refusals import as_refusal, status_of
 from ..settings import (
     COMPACT_MAX_RETRIES,
     FUNCTION,
@@ -234,8 +234,8 @@ def _times(attempts: int) -> str:
 def _described(error: BaseException | None) -> str:
     if error is None:
         return "no answer"
-    status = getattr(error, "status_code", None)
-    return f"{safe_text(error)}, status {status}" if isinstance(status, int) else safe_text(error)
+    status = status_of(error)
+    return safe_text(error) if status is None else f"{safe_text(error)}, status {status}"
 
 
 def _failure(state: RetryCallState) -> BaseException | None:
@@ -248,7 +248,7 @@ def _is_final(error: BaseException | None) -> bool:
         return isinstance(error, PromptTooLong | SummaryRefused) or not isinstance(error, SummaryFailed)
     if isinstance(error, _MISTAKES) or as_refusal(error) is not None:
         return True
-    return getattr(error, "status_code", None) in _FINAL
+    return status_of(error) in _FINAL
 
 
 def _retry_after(error: BaseException | None) -> float | None:

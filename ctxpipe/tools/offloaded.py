@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..edits.search import literal_matches, regex_matches
 from ..errors import SettingsError, StorageError
 from ..names import session_folder
+from ..placeholders import MAX_PATH
 from ..processes import in_process
 from ..settings import COUNT, excerpt
 from ..storage import TextReader
@@ -131,7 +132,7 @@ class _Reading:
     async def _location(self, arguments: Mapping[str, object]) -> str:
         path = _text(arguments, "path")
         try:
-            location = await in_thread(self._confined, path)
+            location = await in_thread(self._confined, path) if len(path) <= MAX_PATH else None
         except (StorageError, ValueError):
             location = None
         if location is None:
