@@ -112,7 +112,8 @@ ROWS: tuple[Row, ...] = (
         "the length of the answer",
         r"maximum allowed number of output tokens|at most \d[\d,]{0,14} (?:completion|output) tokens|"
         r"maximum tokens you requested exceeds the model limit|"
-        r"(?<!\+ )(?<!\+ [`'\"])max_(?:completion_|output_|new_)?tokens[`'\" ]{0,3}(?:\(\d[\d,]{0,14}\) )?(?:must be|exceeds)\b",
+        r"(?<!\+ )(?<!\+ [`'\"])max_(?:completion_|output_|new_)?tokens[`'\" ]{0,3}(?:\(\d[\d,]{0,14}\) )?"
+        r"(?:must be|exceeds)\b",
         "max_tokens: 300000 > 64000, which is the maximum allowed number of output tokens for m",
     ),
     _lookalike(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
@@ -302,7 +303,7 @@ def test_an_archive_is_a_proof_as_well(tmp_path: Path, archived: Any) -> None:
         {
             f"job/compact-{stamp}-1.json": archive,
             "job/tool-result-t1.md": "ours",
-            f"job/t1-{content_hash('ours')}.md": "ours",
+            f"job/t1-{hashlib.sha256(b'ours').hexdigest()[:8]}.md": "ours",
             "job/t1-0123abcd.md": "somebody's",
             "job/t1-2024.md": "somebody's",
             "job/tool-result-t1-input-1.md": "ours",
@@ -321,15 +322,8 @@ def test_an_archive_is_a_proof_as_well(tmp_path: Path, archived: Any) -> None:
     done = run(tmp_path, "--adopt", "--max-days", 1, "--records", "--yes")
 
     assert "files deleted: 5" in done.stdout
-    kept = {
-        "job/t1-0123abcd.md",
-        "job/t1-2024.md",
-        "job/t2.md",
-        "other/t1.md",
-        "third/t1.md",
-        "empty/compact-paths.txt",
-        f"empty/compact-{stamp}-1.json",
-    }
+    kept = {"job/t1-0123abcd.md", "job/t1-2024.md", "job/t2.md", "other/t1.md", "third/t1.md"}
+    kept |= {"empty/compact-paths.txt", f"empty/compact-{stamp}-1.json"}
     assert kept < set(contents(tmp_path))
 
 

@@ -179,7 +179,13 @@ def test_a_command_line_reads_in_the_folder_that_it_is_given(key: str) -> None:
     assert [file.path for file in used(answered(call, tool_result("t", "{}")))] == ["/elsewhere/prod.json"]
 
 
-@pytest.mark.parametrize("line", ["cd sub", "make; cd sub", "(cd sub)", "pushd sub", "true && builtin cd sub"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("cd sub", "make; cd sub", "(cd sub)", "pushd sub", "true && builtin cd sub", "A=1 cd sub", "ssh web1"),
+        *("if true; then cd sub; fi", "docker exec -it web bash", "su app", ". ./moves", "make\n" * 500),
+    ],
+)
 def test_a_relative_path_says_nothing_once_the_shell_may_be_elsewhere(line: str) -> None:
     moved = [user("Go."), *step("1", "bash", {"command": line}, "")]
     denied = [assistant(tool_use("2", "Read", {"file_path": "a"})), user(tool_result("2", DENIED, is_error=True))]
@@ -198,6 +204,84 @@ def test_a_command_line_that_is_denied_counts_also_where_none_is_a_view(line: st
 
     assert [file.denied for file in working_set([*seen, *denied, *granted], tools=COMMON_READING_TOOLS)] == [True]
     assert [file.denied for file in working_set([*seen, *granted], tools=COMMON_READING_TOOLS)] == [False]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        tool_use("2", "mcp__filesystem__read_file", {"path": "prod.json"}),
+        tool_use("2", "mcp__filesystem__read_multiple_files", {"paths": ["a.txt", "prod.json"]}),
+        tool_use("2", "read_many_files", {"paths": ["./prod.json"]}),
+        tool_use("2", "read", {"path": "other.json", "filePath": "prod.json"}),
+        tool_use("2", "read_file", {"path": "file:///w/prod.json"}),
+        tool_use("2", "bash", {"command": "cat a.txt prod.json | jq ."}),
+        tool_use("2", "bash", {"command": "jq . < prod.json || true"}),
+    ],
+    ids=name_of,
+)
+def test_a_call_that_was_denied_denies_every_file_that_it_names(call: dict[str, Any]) -> None:
+    seen = [user("Look."), *step("1", "read_file", {"path": "/w/prod.json"}, "{}")]
+    denied = [assistant(call), user(tool_result("2", DENIED, is_error=True))]
+    found = working_set([*seen, *denied], tools=COMMON_READING_TOOLS, shell=True, work_dir="/w")
+
+    assert [file.path for file in found if not file.denied] == []
+
+
+def test_a_program_that_fails_denies_no_file() -> None:
+    seen = [user("Look."), *step("1", "read_file", {"path": "app.py"}, "x = 1")]
+    for call in (tool_use("2", "bash", {"command": "python app.py"}), tool_use("2", "Edit", {"file_path": "app.py"})):
+        failed = [assistant(call), user(tool_result("2", "no: exit code 1", is_error=True))]
+
+        assert [file.path for file in used([*seen, *failed])] == ["app.py"]
+
+
+def test_one_reply_in_several_messages_is_one_reply() -> None:
+    seen = [user("Look."), *step("1", "read_file", {"path": "prod.json"}, "{}")]
+    calls = [assistant(tool_use("2", "read_file", {"path": "prod.json"})), assistant(tool_use("3", "ls", {}))]
+    results = user(tool_result("2", DENIED, is_error=True), tool_result("3", "prod.json"))
+
+    assert used([*seen, *calls, results]) == []
+
+
+def test_what_lies_in_a_file_may_have_been_a_denial() -> None:
+    moved = "[Tool result offloaded to file: /root/s/2.md]"
+
+    assert used([user("Look."), *step("2", "read_file", {"path": "prod.json"}, moved)]) == []
+
+
+async def test_of_two_results_of_a_call_the_one_that_failed_stays() -> None:
+    history = [
+        user("Look."),
+        assistant(tool_use("1", "read_file", {"path": "prod.json"})),
+        user(tool_result("1", "(running)"), tool_result("1", DENIED, is_error=True)),
+        assistant("Well."),
+    ]
+
+    result = await ContextPipeline([]).run(history, session_id="s")
+
+    assert used(result.messages) == []
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "The user chose to skip the tool call, they want to proceed without running it",
+        "The user has specified a rule which prevents you from using this specific tool call.\n" + "rules\n" * 20,
+        "The user denied this operation and provided the following feedback:\n" + "no, not that one\n" * 5,
+        "File path must be within one of the workspace directories: /w",
+        '{"status": "error", "reason": "policy"}',
+        "Zugriff verweigert",
+    ],
+)
+def test_denials_in_the_words_of_other_agents_are_known(told: str) -> None:
+    assert used(answered(READS[0], tool_result("t", told))) == []
+
+
+@pytest.mark.parametrize("key", ["cd", "Cwd", "working_dir", "host", "container", "project_path"])
+def test_a_command_line_that_runs_elsewhere_shows_no_file_of_this_folder(key: str) -> None:
+    call = tool_use("t", "exec_command", {"cmd": "cat prod.json", key: "elsewhere"})
+
+    assert "prod.json" not in [file.path for file in used(answered(call, tool_result("t", "{}")))]
 
 
 def used(messages: list[Message]) -> list[Any]:
