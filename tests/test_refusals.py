@@ -189,3 +189,10 @@ def test_errors_that_cannot_be_looked_at_are_no_refusal() -> None:
 def test_only_the_beginning_of_a_long_answer_is_searched() -> None:
     assert read_refusal(400, " " * MAX_TEXT + "prompt is too long") is None
     assert read_refusal(400, "prompt is too long" + " " * 10**7) is not None
+
+
+@pytest.mark.parametrize("number", [1261, 2013, 7])
+def test_a_number_of_the_providers_own_is_no_http_status(number: int) -> None:
+    error = type("Refused", (Exception,), {"code": number})("Prompt is too long")
+
+    assert as_refusal(error) is not None

@@ -428,6 +428,26 @@ async def test_a_smaller_window_lowers_the_budget_of_that_model_alone_and_is_tol
     assert budgets["large"] == Budget(500_000)
 
 
+async def test_what_the_budget_keeps_free_for_the_answer_is_not_counted_twice(tmp_path: Path) -> None:
+    budget = Budget(200_000, reserve_output=64_000)
+    session = ContextPipeline([SmartTruncate(LocalStorage(tmp_path))], budget=budget).session("s")
+    sent = await session.run(loop(20), request={"model": "m"})
+    refusal = Refusal("a test", tokens=143_653, window=200_000, answer_tokens=64_000)
+
+    shorter = await session.recover(refusal, loop(20), sent, request={"model": "m"})
+    later = await session.run(loop(20), request={"model": "m"})
+
+    assert not [notice for notice in (*(shorter.notices if shorter else ()), *later.notices) if "lowered" in notice]
+
+
+async def test_a_window_below_what_the_model_has_read_already_is_not_believed(tmp_path: Path) -> None:
+    session, history = truncating(tmp_path).session("s"), [*loop(20), user("x " * 30_000)]
+    sent = await session.run(history, request={"model": "m"})
+    session.observe({"input_tokens": sent.tokens_after}, sent.messages, model="m")
+
+    assert await session.recover(Refusal("a test", window=8192), history, sent, request={"model": "m"}) is None
+
+
 @pytest.mark.parametrize("failure", [rate_limited(), overloaded(), server_error(), Failure(400, "x", "no such model")])
 @every_way
 async def test_another_refusal_reaches_the_caller_and_shortens_nothing(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from histories import assistant, conversation, step, thinking, user
+from histories import assistant, conversation, step, thinking, tool_result, tool_use, user
 from processes import python
 
 from ctxpipe import (
@@ -30,9 +31,12 @@ from ctxpipe import (
     SummaryFailed,
     Turn,
 )
-from ctxpipe.messages import Message
+from ctxpipe.messages import Message, tool_calls, tool_results
 from ctxpipe.runner import Request
-from ctxpipe.summarizers import ExtractiveSummarizer, PromptSummarizer, Retry
+from ctxpipe.stages.compact import CompactResult
+from ctxpipe.stages.restore import RestoredFile, RestoredFiles
+from ctxpipe.storage import FileText, Page
+from ctxpipe.summarizers import ExtractiveSummarizer, PromptSummarizer, Retry, Summary
 
 CANARY = "canary-4711"
 SYSTEM = f"The system knows {CANARY}."
@@ -121,7 +125,8 @@ def shown_of(*values: object) -> str:
 
 
 def logged(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> str:
-    records = [record for record in caplog.records if record.levelno >= level]
+    ours = (record for record in caplog.records if record.name.startswith("ctxpipe"))
+    records = [record for record in ours if record.levelno >= level]
     assert all(len(record.getMessage()) < 300 for record in records)
     assert not any(record.exc_info for record in records)
     return "\n".join(record.getMessage() for record in records)
@@ -224,3 +229,35 @@ anyio.run(main)
     assert "raised" in told
     assert "ctxpipe.tokens_before" in told
     assert CANARY not in told
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        RestoredFile("a.txt", CANARY, 3),
+        RestoredFiles((RestoredFile("a.txt", CANARY, 3),)),
+        FileText("/w/a.txt", CANARY),
+        Page(CANARY, 0, 9),
+        Summary(CANARY),
+        CompactResult([user(CANARY)]),
+        *tool_calls([assistant(tool_use("t", "bash", {"command": CANARY}))]),
+        *tool_results([user(tool_result("t", CANARY))]),
+    ],
+    ids=lambda shown: type(shown).__name__,
+)
+def test_reprs_of_what_holds_texts_show_none(shown: object) -> None:
+    assert CANARY not in repr(shown)
+
+
+async def test_folders_of_a_storage_are_told_at_debug_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = tmp_path / "acme-merger"
+    root.mkdir()
+    (root / "s").write_text("no folder")
+    pipeline = ContextPipeline([DirectOffload(LocalStorage(root), min_chars=100)])
+
+    result = await pipeline.run([user("go"), *step("t", result="x " * 200)], session_id="s")
+
+    assert result.reports[0].outcome is Outcome.FAILED
+    told = [record.getMessage() for record in caplog.records if record.levelno > logging.DEBUG]
+    assert told
+    assert "acme-merger" not in "\n".join([*told, str(result), *map(str, result.reports)])

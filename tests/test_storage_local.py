@@ -23,7 +23,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import folder_of_another_user, python, python_killed_at, python_of_another_user, small_disk
 
-from ctxpipe import Archive, LocalStorage, Page, Preview, SettingsError, StorageError, TextReader, TextWriter
+from ctxpipe import (
+    Archive,
+    InvalidHistory,
+    LocalStorage,
+    Page,
+    Preview,
+    SettingsError,
+    StorageError,
+    TextReader,
+    TextWriter,
+)
 from ctxpipe.messages import Message
 from ctxpipe.names import content_hash, session_folder
 from ctxpipe.placeholders import BATCH, DIRECT, placeholder
@@ -868,3 +878,21 @@ async def test_a_text_can_be_json(storage: LocalStorage) -> None:
     [path] = await storage.write([("s/a.md", json.dumps([{"type": "text", "text": "漢"}], ensure_ascii=False))])
 
     assert json.loads(Path(path).read_text()) == [text("漢")]
+
+
+@pytest.mark.parametrize("live", [[user("hi")], ["a text"], [None], [{"messages": []}]])
+async def test_live_is_a_list_of_histories(storage: LocalStorage, live: Any) -> None:
+    with pytest.raises(InvalidHistory, match="a history is a list of messages"):
+        await storage.cleanup(max_age=1, live=live)
+
+
+@pytest.mark.parametrize("limits", [{"max_age": "30d"}, {"max_age": True}, {"max_bytes": "2GB"}, {"max_bytes": 1.5}])
+async def test_limits_of_the_wrong_type_are_refused_by_name(storage: LocalStorage, limits: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=f"{next(iter(limits))} is "):
+        await storage.cleanup(**limits)
+
+
+@pytest.mark.parametrize("session_id", [None, 5, "", object()])
+async def test_a_session_is_deleted_by_its_name_only(storage: LocalStorage, session_id: Any) -> None:
+    with pytest.raises(SettingsError, match="session_id is "):
+        await storage.delete(session_id)

@@ -501,3 +501,22 @@ async def test_another_summariser_may_take_over_what_is_too_long() -> None:
 def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, float]) -> None:
     with pytest.raises(SettingsError):
         Retry(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"code": 403},
+        {"status": 400},
+        {"response": type("Response", (), {"status_code": 400})()},
+        {"response": {"ResponseMetadata": {"HTTPStatusCode": 403}}},
+    ],
+    ids=["google-genai", "aiohttp", "httpx", "boto3"],
+)
+async def test_a_final_answer_is_known_in_the_form_of_every_sdk(shape: dict[str, Any]) -> None:
+    error = type("Refused", (Exception,), shape)("no")
+    scripted = Scripted([error])
+
+    await failure_of(scripted, Time().retry())
+
+    assert len(scripted.seen) == 1
