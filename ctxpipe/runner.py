@@ -23,6 +23,7 @@ from .messages import field as read
 from .messages.rules import MarksBeside, is_for_hour
 from .prices import Prices, RewriteCost, rewrite_cost
 from .reports import Offloaded, Outcome, Result, StageReport
+from .settings import FLAG, MAPPING, excerpt
 from .stage import Change, Intent, PlannedStage, Proposal, Skip, Stage, Turn
 from .threads import in_thread_if
 from .tokens import Budget, Ledger, TokenCounter
@@ -71,6 +72,12 @@ class Request:
     cold: bool = False
     client: AsyncAnthropic | None = field(default=None, repr=False)
     history: Sequence[Message] | None = field(default=None, repr=False)  # raw, where a session knows it
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tools, str | bytes | Mapping):
+            raise SettingsError(f"tools is {excerpt(self.tools)}; give the list of tools that the request is sent with")
+        MAPPING.check("request", self.options)
+        FLAG.check("force", self.force)
 
 
 class Overhead(NamedTuple):

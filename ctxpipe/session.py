@@ -148,8 +148,11 @@ class Session:
         arguments are those of `ContextPipeline.run`; nothing of *history* is modified. *client*, the one that the
         context is sent with, is lent to a summarizer that has none of its own, now and in later turns.
 
-        Raises InvalidHistory when *history* has not the shape of messages.
+        Raises InvalidHistory when *history* has not the shape of messages, SettingsError for other arguments that make
+        no sense.
         """
+        if client is not None:
+            check_client(client)
         async with self._lock:
             self._client = lendable(client) or self._client
             asked = Request(system, tools, request or {}, force, self._is_cold(), self._client)

@@ -745,3 +745,18 @@ async def test_a_session_that_grows_by_broken_messages_sends_none_of_them(
         assert [str(problem) for problem in check(result.messages)] == []
         assert check((await again.run(history[:length], session_id="s")).messages) == []
     assert bool(told) >= bool(check(history))
+
+
+@pytest.mark.parametrize("odd", [{"text": "hi"}, {"type": None, "text": "hi"}, {"type": 5, "text": "hi"}])
+def test_a_block_without_a_type_is_found_and_mended_wherever_it_stands(odd: Any) -> None:
+    history: Any = [
+        {"role": "user", "content": [odd]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "ls", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [odd, {"of": 1}]}]},
+    ]
+
+    mended: Any = repair(history)
+
+    assert [problem.rule for problem in check(history)] == ["block-type", "block-type"]
+    assert check(mended) == []
+    assert mended[0]["content"] == mended[2]["content"][0]["content"] == [{"type": "text", "text": "hi"}]

@@ -641,3 +641,20 @@ async def test_a_usage_and_the_reply_that_holds_it_teach_the_same(usage: Any) ->
     session.observe(usage)
 
     assert session._record.ledger.factor == pytest.approx(1.5, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"client": anthropic.Anthropic(api_key="k")}, "client is Anthropic, which would block"),
+        ({"client": anthropic.AsyncAnthropic}, "client is the class AsyncAnthropic"),
+        ({"client": "claude"}, "client is str"),
+        ({"tools": "bash"}, "tools is 'bash'; give the list"),
+        ({"tools": {"name": "bash"}}, "give the list of tools"),
+        ({"request": "claude"}, "request is 'claude'"),
+        ({"force": "no"}, "force is 'no'; give True or False"),
+    ],
+)
+async def test_arguments_of_a_turn_that_make_no_sense_are_refused_by_name(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        await ContextPipeline().session("s").run(HISTORY, **wrong)

@@ -160,9 +160,7 @@ def _valid_block(block: Block, role: str) -> Iterator[Block]:
     """*block* as the API takes it in a message of *role*; nothing when it must go."""
     name = kind(block)
     if not name:
-        text = field(block, "text")
-        if isinstance(text, str) and not is_blank(text):
-            yield {**as_dict(block), "type": "text"}
+        yield from _as_text(block)
     elif not is_said_by(role, name):
         return
     elif name == "text":
@@ -176,6 +174,12 @@ def _valid_block(block: Block, role: str) -> Iterator[Block]:
             block = _without(block, key)
         changes = dict(_changes(block, name))
         yield {**as_dict(block), **changes} if changes else block
+
+
+def _as_text(block: Block) -> list[Any]:
+    """*block*, which has no type, as a text block where it has a text."""
+    text = field(block, "text")
+    return [{**as_dict(block), "type": "text"}] if isinstance(text, str) and not is_blank(text) else []
 
 
 def _without(block: Block, key: str) -> dict[str, Any]:
@@ -204,6 +208,9 @@ def _changes(block: Block, name: str) -> Iterator[tuple[str, object]]:
 def _result_changes(block: Block) -> Iterator[tuple[str, object]]:
     """What of a tool_result must become another, so that it fails in words alone."""
     content = field(block, "content")
+    if isinstance(content, list | tuple) and not all(map(kind, content)):
+        content = [valid for held in content for valid in ([held] if kind(held) else _as_text(held))]
+        yield "content", content
     if not field(block, "is_error"):
         return
     if not content:

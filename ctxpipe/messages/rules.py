@@ -315,6 +315,8 @@ def _result_faults(name: str, block: Block) -> Iterator[tuple[str, str]]:
     if name != "tool_result":
         return
     content = field(block, "content")
+    if isinstance(content, list | tuple) and not all(map(kind, content)):
+        yield "block-type", "a tool_result that holds a block without a type"
     if field(block, "is_error"):
         if not content:
             yield "error-result", "an error that says nothing"

@@ -107,7 +107,7 @@ def field(block: Block, name: str, default: Any = None) -> Any:
 def kind(block: Block) -> str:
     """The block's type, such as "text" or "tool_use"; "" when it has none."""
     name = block.get("type", "") if isinstance(block, dict) else field(block, "type", "")
-    return name if isinstance(name, str) else str(name)
+    return name if isinstance(name, str) else ""
 
 
 def blocks(message: Message) -> Sequence[Block]:
