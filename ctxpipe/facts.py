@@ -43,7 +43,7 @@ _COMMAND_ARGUMENTS = ("command", "cmd", "call", "script")
 _EDITOR_COMMANDS = frozenset({"view", "create", "str_replace", "insert", "undo_edit"})  # of the editor tools
 _MAX_PATH_CHARS = 400
 _MAX_TARGET_CHARS = 10_000
-_MAX_COMMAND_CHARS = 100_000  # a longer one carries a document
+_MAX_COMMAND_CHARS = 100_000
 
 _PATCHED = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+)$", re.MULTILINE)
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?.*?(?:^\1$|\Z)", re.MULTILINE | re.DOTALL)
@@ -124,7 +124,7 @@ def named_to_read(call: ToolCall) -> list[str]:
     and every word of a command line that prints files."""
     command = _command(call)
     if command:
-        command = command[:_MAX_COMMAND_CHARS]
+        command = _ends(command)
         return _WORDS.findall(command) if _PRINTING.search(command) else []
     paths = (path for path, written in _paths(call) if not written)
     return [path.removeprefix("file://") for path in paths]
@@ -152,9 +152,15 @@ def _strings(value: object) -> Iterator[tuple[str, str]]:
             unread.pop()
 
 
+def _ends(command: str) -> str:
+    """*command* itself, or its head and tail: what is longer carries a document, and files are named around it."""
+    half = _MAX_COMMAND_CHARS // 2
+    return command if len(command) <= _MAX_COMMAND_CHARS else f"{command[:half]} {command[-half:]}"
+
+
 def _named_in(command: str) -> Iterator[tuple[str, bool]]:
     """The files that a shell command names, and whether it redirects into them."""
-    for arrow, word in _WORD.findall(_URL.sub(" ", _HEREDOC.sub(" ", command[:_MAX_COMMAND_CHARS]))):
+    for arrow, word in _WORD.findall(_URL.sub(" ", _HEREDOC.sub(" ", _ends(command)))):
         path = word.rstrip(".,:;")
         if len(path) > _MAX_PATH_CHARS or path.startswith(_NOWHERE):
             continue
