@@ -47,6 +47,7 @@ class VocabularyError(CtxpipeError, OSError):
 
 
 MAX_ERROR_CHARS = 160
+_READ = 2_000  # characters: a path may be of megabytes
 _FOLDERS = re.compile(r"(?<![\w…])(?:/[^/\s'\":]+)+/")  # of a path: their names may say whose conversation it is
 
 
@@ -66,6 +67,6 @@ def safe_text(error: BaseException) -> str:
         return name
     module = str(frame.tb_frame.f_globals.get("__name__"))
     if isinstance(error, CtxpipeError) and module.partition(".")[0] == __package__:
-        return one_line(_FOLDERS.sub("…/", str(error)), MAX_ERROR_CHARS)
+        return one_line(_FOLDERS.sub("…/", str(error)[:_READ]), MAX_ERROR_CHARS)
     file = os.path.basename(frame.tb_frame.f_code.co_filename)
     return f"{name} ({file}, line {frame.tb_lineno})"

@@ -149,7 +149,6 @@ FLAG = instance_of(bool, "True or False")
 TEXT = instance_of(str, "a text")
 PATH = Wanted(lambda value: isinstance(value, str | os.PathLike) and bool(os.fspath(value)), "a path such as '.'")
 FUNCTION = Wanted(_is_function, "a function that is not async")
-NAMES = Wanted(_is_names, "a set of names such as {'read_file'}")
 MAPPING = instance_of(Mapping, "a mapping such as {}")
 
 TOOLS = Wanted(
@@ -172,25 +171,6 @@ SESSION_ID = Wanted(
     lambda value: isinstance(value, str) and 0 < len(value) <= MAX_SESSION_ID,
     f"the conversation's name, a text of 1 to {MAX_SESSION_ID:,} characters",
 )
-
-
-def check_sizes(**sizes: object) -> None:
-    """Raise SettingsError, by name, unless all *sizes* are whole numbers, 0 or more."""
-    for name, size in sizes.items():
-        SIZE.check(name, size)
-
-
-def check_numbers(**numbers: object) -> None:
-    """Raise SettingsError, by name, unless all *numbers* are finite, 0 or more."""
-    for name, number in numbers.items():
-        NUMBER.check(name, number)
-
-
-def check_callables(**functions: object) -> None:
-    """Raise SettingsError, by name, unless each of *functions* can be called, or is None."""
-    for name, function in functions.items():
-        if function is not None and not callable(function):
-            raise SettingsError(f"{name} is {excerpt(function)}; give a function, or None")
 
 
 def setting(source: Setting[T]) -> Any:

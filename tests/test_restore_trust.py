@@ -244,7 +244,7 @@ def test_one_reply_in_several_messages_is_one_reply() -> None:
 
 
 def test_what_lies_in_a_file_may_have_been_a_denial() -> None:
-    moved = "[Tool result offloaded to file: /root/s/2.md]"
+    moved = "[Tool result offloaded to file: .ctxpipe/s/2.md]"
 
     assert used([user("Look."), *step("2", "read_file", {"path": "prod.json"}, moved)]) == []
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
+from ..placeholders import MAX_PATH
+
 if TYPE_CHECKING:
     from ..messages import ToolCall
 
@@ -71,7 +73,6 @@ FOLDER_KEYS = (
 _MOVES = re.compile(
     r"cwd|cd$|dir|folder|root|path|host|container|image|session|workspace|machine|remote", re.IGNORECASE
 )
-_LONGEST_PATH = 4096
 LONGEST_COMMAND = 2000  # a longer one writes a script, it does not look at a file
 
 
@@ -106,7 +107,7 @@ def _in_folder(call: ToolCall, path: str) -> str | None:
 def given_path(given: Mapping[str, object], keys: str | Sequence[str]) -> str | None:
     """The path under one of *keys*; None where several differ, since the tool takes only one of them."""
     named = (given.get(key) for key in ([keys] if isinstance(keys, str) else keys))
-    paths = {path for path in named if isinstance(path, str) and 0 < len(path) <= _LONGEST_PATH}
+    paths = {path for path in named if isinstance(path, str) and 0 < len(path) <= MAX_PATH}
     return paths.pop() if len(paths) == 1 else None
 
 
