@@ -7,12 +7,13 @@ if TYPE_CHECKING:
     from .edits.repair import repair
     from .edits.truncate import truncate_conversation
     from .errors import CtxpipeError, InvalidHistory, SettingsError, StorageError, SummaryFailed, VocabularyError
-    from .messages import Message, Problem, ToolCall, ToolResult, check, split_system
+    from .messages import Message, Problem, ToolCall, ToolResult, check, pending_calls, split_system
     from .pipeline import ContextPipeline
     from .placeholders import Preview
     from .prices import Prices, prices_of
     from .reports import Compacted, Detail, Offloaded, Outcome, Result, StageReport, Truncated
     from .session import Session
+    from .session.sessions import Sessions
     from .stage import Change, Intent, Skip, Stage, Turn
     from .stages.compact import Compact, CompactResult, Restore, compact_messages, load_archive, restore_files
     from .stages.fold import Folded, Folder, fold_files
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
         offload_tool_results,
     )
     from .stages.truncate import SmartTruncate, Truncation, smart_truncate
-    from .storage import Archive, LocalStorage, Page, TextReader, TextWriter, is_secret
+    from .storage import Archive, JournalStorage, LocalStorage, Page, TextReader, TextWriter, is_secret
     from .tokens import Budget, Ledger, TokenCounter, conservative, count_tokens, should_compact
     from .tools import Tool, ToolInputError, answer, as_beta_tools, offload_tools
 
@@ -49,6 +50,7 @@ __all__ = [
     "Gate",
     "Intent",
     "InvalidHistory",
+    "JournalStorage",
     "Ledger",
     "LocalStorage",
     "Message",
@@ -65,6 +67,7 @@ __all__ = [
     "Restore",
     "Result",
     "Session",
+    "Sessions",
     "SettingsError",
     "Skip",
     "SmartTruncate",
@@ -95,6 +98,7 @@ __all__ = [
     "offload_tool_result",
     "offload_tool_results",
     "offload_tools",
+    "pending_calls",
     "prices_of",
     "repair",
     "restore_files",
@@ -109,12 +113,13 @@ _NAMES = {
     ".edits.repair": "repair",
     ".edits.truncate": "truncate_conversation",
     ".errors": "CtxpipeError InvalidHistory SettingsError StorageError SummaryFailed VocabularyError",
-    ".messages": "Message Problem ToolCall ToolResult check split_system",
+    ".messages": "Message Problem ToolCall ToolResult check pending_calls split_system",
     ".pipeline": "ContextPipeline",
     ".placeholders": "Preview",
     ".prices": "Prices prices_of",
     ".reports": "Compacted Detail Offloaded Outcome Result StageReport Truncated",
     ".session": "Session",
+    ".session.sessions": "Sessions",
     ".stage": "Change Intent Skip Stage Turn",
     ".stages.compact": "Compact CompactResult Restore compact_messages load_archive restore_files",
     ".stages.fold": "Folded Folder fold_files",
@@ -122,7 +127,7 @@ _NAMES = {
     ".stages.offload": "BatchOffload DirectOffload OffloadResult OffloadedMessage "
     "offload_tool_result offload_tool_results",
     ".stages.truncate": "SmartTruncate Truncation smart_truncate",
-    ".storage": "Archive LocalStorage Page TextReader TextWriter is_secret",
+    ".storage": "Archive JournalStorage LocalStorage Page TextReader TextWriter is_secret",
     ".tokens": "Budget Ledger TokenCounter conservative count_tokens should_compact",
     ".tools": "Tool ToolInputError answer as_beta_tools offload_tools",
 }

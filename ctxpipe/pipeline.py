@@ -6,25 +6,26 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, Self
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from .callables import answers_at_once, takes_one
 from .errors import SettingsError
 from .messages import field
 from .prices import PRICES
-from .runner import Record, Request, Runner, Thinking, Veto, stage_name
-from .session import CACHE_SECONDS, Session, check_usage
+from .runner import Record, Request, Runner, Thinking, Veto, is_long, stage_name
+from .session.client import check_usage
+from .session.session import CACHE_SECONDS, Session
 from .settings import COUNT, FUNCTION, SESSION_ID, Wanted, excerpt, instance_of, one_of
+from .threads import in_thread_if
 from .tokens import Budget, TokenCounter, as_counter
 from .tokens.counter import COUNTING
 
 if TYPE_CHECKING:
-    from .journal import JournalStorage
     from .messages import Message
     from .prices import Prices
     from .reports import Result, StageReport
     from .stage import Stage
+    from .storage import JournalStorage
 
 __all__ = ["ContextPipeline"]
 
@@ -80,7 +81,7 @@ class ContextPipeline:
         )
         self._max_sessions = max_sessions
         self._records: OrderedDict[str, Record] = OrderedDict()
-        self._sessions: WeakValueDictionary[str, Session] = WeakValueDictionary()
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
         for stage in stages:
             self.use(stage)
 
@@ -138,7 +139,11 @@ class ContextPipeline:
         Raises InvalidHistory when *messages* has not the shape of messages, before anything is written.
         """
         with self._claimed(session_id) as record:
-            return await self._runner.run(messages, session_id, record, Request(system, tools, request or {}, force))
+            asked = Request(system, tools, request or {}, force)
+            step = await in_thread_if(is_long(messages, len(record.given)), record.begin, messages)
+            result = await self._runner.run(step, session_id, record, asked)
+            record.end(step, result.messages)
+            return result
 
     async def plan(
         self,
@@ -175,25 +180,53 @@ class ContextPipeline:
         verify: bool = False,
         cache_seconds: float = CACHE_SECONDS,
         clock: Callable[[], float] = time.time,
+        history: bool = True,
+        signing_key: bytes | Sequence[bytes] | None = None,
+        lease_seconds: float | None = None,
     ) -> Session:
         """The conversation *session_id*: it remembers which context a history has become. See `Session`.
 
-        The same object as long as one is in use. With *journal* what it knows survives the process; with *verify* edits
-        inside messages handed in before are noticed too. *cache_seconds* is how long the provider's prompt cache keeps.
+        The same object each time, as long as it is one of the *max_sessions* used last. With *journal* the history and
+        all that the session knows survive the process: entries hold the texts unless *history* is False, and are signed
+        with *signing_key* (16 bytes or more; of a list the first signs, all verify). With *lease_seconds* a turn waits
+        so long for another process to end its own, which saves a second summary where the journal's storage can do
+        that. With *verify* edits inside messages handed in before are noticed too. *cache_seconds* is how long the
+        provider's prompt cache keeps.
 
         Raises SettingsError for settings of the wrong type, and when the session is in use with another journal, or
         none.
         """
         SESSION_ID.check("session_id", session_id)
-        session = self._sessions.get(session_id)
+        session = self._sessions.pop(session_id, None)
         if session is not None and journal is not None and session.journal != journal:
+            self._sessions[session_id] = session
             raise SettingsError(f"session {excerpt(session_id)} is in use with another journal, or without one")
         if session is None:
-            session = Session(
-                self._runner, session_id, journal=journal, verify=verify, cache_seconds=cache_seconds, clock=clock
+            session = self.new_session(
+                session_id,
+                journal=journal,
+                verify=verify,
+                cache_seconds=cache_seconds,
+                clock=clock,
+                history=history,
+                signing_key=signing_key,
+                lease_seconds=lease_seconds,
             )
-            self._sessions[session_id] = session
+        self._sessions[session_id] = session
+        self._forget_sessions()
         return session
+
+    def new_session(self, session_id: str, **settings: Any) -> Session:
+        """As `session`, but a new object, which the pipeline does not hold. Raises SettingsError."""
+        return Session(self._runner, session_id, **settings)
+
+    def _forget_sessions(self) -> None:
+        """Let go of the longest unused sessions above the limit, but of none with a turn running."""
+        surplus = len(self._sessions) - self._max_sessions
+        for session_id in list(self._sessions)[:-1] if surplus > 0 else ():
+            if surplus > 0 and not self._sessions[session_id].is_running:
+                del self._sessions[session_id]
+                surplus -= 1
 
     @contextmanager
     def _claimed(self, session_id: str) -> Iterator[Record]:

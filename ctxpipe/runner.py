@@ -11,21 +11,35 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from inspect import isawaitable
 from itertools import accumulate, chain
+from operator import is_
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
+from .edits.diff import apply_edits
 from .edits.offload import rewritten_before
 from .edits.repair import repair
-from .edits.thinking import Place, changed_place, drop_block, follows, strip
+from .edits.thinking import Stale, drop_block, mark_stale, strip
 from .errors import InvalidHistory, SettingsError, safe_text
-from .messages import CacheMarks, check, common_prefix, ensure_messages, has_thinking, is_bulky, is_equal, same_at_end
+from .messages import (
+    THINKING,
+    CacheMarks,
+    blocks,
+    check,
+    common_prefix,
+    ensure_messages,
+    has_thinking,
+    is_bulky,
+    is_equal,
+)
 from .messages import field as read
+from .messages.identity import parse_from
 from .messages.rules import MarksBeside, is_for_hour
 from .prices import Prices, RewriteCost, rewrite_cost
-from .reports import Offloaded, Outcome, Result, StageReport
+from .reports import Compacted, Offloaded, Outcome, Result, StageReport
 from .settings import FLAG, MAPPING, excerpt
 from .stage import Change, Intent, PlannedStage, Proposal, Skip, Stage, Turn
 from .threads import in_thread_if
+from .timeline import Step
 from .tokens import Budget, Ledger, TokenCounter
 
 if TYPE_CHECKING:
@@ -35,9 +49,11 @@ if TYPE_CHECKING:
     from .messages import Message, Problem
     from .reports import Detail
 
-__all__ = ["Record", "Request", "Runner", "Step", "Thinking", "Veto", "model_of", "stage_name"]
+__all__ = ["Record", "Request", "Runner", "Thinking", "Veto", "is_long", "model_of", "stage_name"]
 
 logger = logging.getLogger("ctxpipe")
+
+_MANY_COMPARED = 5_000  # messages that are compared one by one in a few milliseconds
 
 
 Veto: TypeAlias = Callable[[Turn, Change], bool | str]
@@ -47,18 +63,7 @@ Thinking: TypeAlias = Literal["keep", "strip", "protect"]
 """What becomes of thinking blocks behind a rewritten message, which newer models refuse."""
 
 
-_MANY_COMPARED = 5_000  # messages that are compared one by one in a few milliseconds
-
 _LEVELS = {Outcome.FAILED: logging.WARNING, Outcome.REFUSED: logging.WARNING, Outcome.SKIPPED: logging.DEBUG}
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A change that counted: the context before and after it, and what the stage tells about it."""
-
-    before: Sequence[Message] = field(repr=False)
-    after: Sequence[Message] = field(repr=False)
-    detail: Detail | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,6 @@ class Request:
     force: bool = False
     cold: bool = False
     client: AsyncAnthropic | None = field(default=None, repr=False)
-    history: Sequence[Message] | None = field(default=None, repr=False)  # raw, where a session knows it
 
     def __post_init__(self) -> None:
         if isinstance(self.tools, str | bytes | Mapping):
@@ -93,39 +97,60 @@ class Overhead(NamedTuple):
 
 @dataclass(slots=True)
 class Record:
-    """What is remembered about one conversation, for speed and for breakers: never what decides an outcome."""
+    """What is remembered about one conversation, for speed and for breakers: never what decides an outcome.
+
+    The sums agree with the first *agreed* messages of what was kept last. *given* and *context* are
+    what the last run returned, as it was sent and in plain form, and *stale* its thinking with stale
+    signatures. A session knows these three better, and leaves them empty.
+    """
 
     ledger: Ledger
+    agreed: int = 0
     memories: dict[int, dict[object, object]] = field(default_factory=dict, repr=False)  # by the stage's place
-    context: list[Message] = field(default_factory=list, repr=False)  # as the last run returned it
+    given: list[Message] = field(default_factory=list, repr=False)
+    context: list[Message] = field(default_factory=list, repr=False)
+    stale: Stale = field(default_factory=dict)
     marks: CacheMarks = field(default_factory=CacheMarks)
     overhead: Overhead = Overhead()
-    unbound: tuple[Place, int] | None = None  # thinking from this place up to this message has lost its bond
-    steps: list[Step] = field(default_factory=list)  # of the last run
     windows: dict[str | None, int] = field(default_factory=dict)  # by model: what it has refused more than
     busy: bool = False
 
-    def rewind(self, known: int) -> None:
-        """Tell every record that the context has changed behind the first *known* messages."""
-        self.ledger.rewind(known)
-        self.marks.rewind(known)
-        del self.context[known:]
+    def cut(self, length: int) -> None:
+        """Tell every sum that the context has changed behind its first *length* messages."""
+        self.agreed = min(self.agreed, length)
+        self.ledger.rewind(length)
+        self.marks.rewind(length)
         for memory in self.memories.values():
             for record in memory.values():
                 rewind = getattr(record, "rewind", None)  # to ask whether it is Rewindable takes forty times as long
                 if rewind is not None:
-                    rewind(known)
+                    rewind(length)
 
-    def cut(self, length: int) -> None:
-        """Tell every record that all but the first *length* messages are gone, and what was wrong with them."""
-        self.rewind(length)
-        if self.unbound is not None:
-            place, end = self.unbound
-            self.unbound = (place, min(end, length)) if place[0] < length else None
+    def keep(self, length: int) -> None:
+        """What the sums say holds: the next turn goes on from this context of *length* messages."""
+        self.agreed = length
 
-    def unbind(self, place: Place, end: int) -> None:
-        """Thinking from *place* up to message *end* has lost its bond to the text before it."""
-        self.unbound = min(place, self.unbound[0]) if self.unbound else place, end
+    def begin(self, messages: list[Message]) -> Step:
+        """The step of a caller who goes on with what was returned to him. Raises InvalidHistory."""
+        handed_in: object = messages  # whatever its type says
+        if not isinstance(handed_in, list):
+            ensure_messages(handed_in)  # raises
+        # Agents add results to the last message in place.
+        same = max(0, min(common_prefix(self.given, messages), len(self.given) - 1))
+        ensure_messages(messages, same)
+        plain = parse_from(messages, same)
+        is_plain = all(map(is_, self.context[:same], self.given)) and all(map(is_, plain, messages[same:]))
+        context = messages if is_plain else [*self.context[:same], *plain]
+        stale = {place: block for place, block in self.stale.items() if place < same}
+        return Step(0, False, [], stale=stale, given=messages, context=context, kept=same, same=same)
+
+    def end(self, step: Step, sent: list[Message]) -> None:
+        """Remember what has become of *step*."""
+        self.given = list(sent)  # the caller may append to his
+        is_plain = step.given is step.context
+        self.context = self.given if is_plain else apply_edits(step.context, step.edits)
+        self.stale = step.stale
+        self.keep(len(sent))
 
 
 def model_of(record: Record, options: Mapping[str, object]) -> str | None:
@@ -160,23 +185,21 @@ class Runner:
 
     async def run(
         self,
-        given: list[Message],
+        step: Step,
         session_id: str,
         record: Record,
         request: Request,
-        known: int | None = None,
         stages: Mapping[int, Stage] | None = None,
     ) -> Result:
-        """Shape *given* with the memory of *record*, which must be in no other run.
+        """Shape the context of *step* with the memory of *record*, which must be in no other run.
 
-        The caller vouches that the first *known* messages are those of the last run; None: they are compared. Only
-        *stages*, by their places, take part where they are given.
+        What becomes of it is noted in *step*. Only *stages*, by their places, take part where they are given.
         """
         tracer = _tracer()
         if tracer is None:
-            return await self._shaped(given, session_id, record, request, known, stages, None)
+            return await self._shaped(step, session_id, record, request, stages, None)
         with _span(tracer, "run", session_id) as span:
-            result = await self._shaped(given, session_id, record, request, known, stages, tracer)
+            result = await self._shaped(step, session_id, record, request, stages, tracer)
             _describe(span, result)
             span.set_attribute("ctxpipe.messages", len(result.messages))
             span.set_attribute("ctxpipe.repaired", len(result.repaired))
@@ -184,69 +207,48 @@ class Runner:
 
     async def _shaped(
         self,
-        given: list[Message],
+        step: Step,
         session_id: str,
         record: Record,
         request: Request,
-        known: int | None,
         stages: Mapping[int, Stage] | None,
         tracer: Tracer | None,
     ) -> Result:
-        record.steps.clear()
-        is_long = _is_long(given, record, known)
-        messages, problems = await in_thread_if(is_long, self._valid, given, record, request, known)
-        turn = await self._turn(messages, session_id, record, request)
+        step.same = min(step.same, record.agreed)  # a turn that failed may have left less
+        record.cut(step.same)
+        is_bulk = is_bulky(step.context, max(0, step.same - 1))
+        messages, problems = await in_thread_if(is_bulk, self._valid, step, record, request)
+        repaired = step.forget_changes()  # the model has seen it repaired, or not at all
+        weighed = max(0, step.same - 1), is_bulk
+        turn = await self._turn(messages, session_id, record, request, step.raw, weighed)
         before = await self._tokens(turn)
-        turn, reports, after = await self._staged(turn, before, record, stages or dict(enumerate(self.stages)), tracer)
-        is_long = is_long or (bool(record.steps) and is_bulky(turn.messages))
+        turn, reports, after = await self._staged(
+            turn, before, step, record, stages or dict(enumerate(self.stages)), tracer
+        )
+        is_bulk = is_bulk or (step.changed is not None and is_bulky(turn.messages))
         shaped = _as_list(turn.messages)
-        end = await in_thread_if(is_long, self._end, given, messages, shaped, record, request, bool(problems))
-        context, options, (first, changed_end) = end
+        options, context = await in_thread_if(is_bulk, self._end, shaped, step, record, request, bool(problems))
         if context is not turn.messages:
             after = await self._tokens(replace(turn, messages=context))
+        step.changed = min(filter(None, (repaired, step.changed)), default=None)
         return Result(
-            context,
+            _sent(step, context),
             tuple(reports),
             problems,
             options,
-            first_changed_index=first,
-            changed_end=changed_end,
+            first_changed_index=step.changed[0] if step.changed else None,
+            changed_end=len(context) - step.tail if step.changed else None,
             tokens_before=before,
             tokens_after=after,
         )
 
-    def _end(
-        self,
-        given: list[Message],
-        valid: list[Message],
-        context: list[Message],
-        record: Record,
-        request: Request,
-        was_broken: bool,
-    ) -> tuple[list[Message], Mapping[str, object], tuple[int | None, int | None]]:
-        """What to send where *given*, repaired as *valid*, has become *context*; its options; and what has changed."""
-        options, context = self._bound(valid, context, record, request)
-        if was_broken:
-            context = _recorded(record, context, repair(context, beside=_marks_beside(request)))
-        record.context += context[len(record.context) :]
-        return context, options, _changed(given, context)
-
-    def _valid(
-        self, given: list[Message], record: Record, request: Request, known: int | None
-    ) -> tuple[list[Message], tuple[Problem, ...]]:
-        """*given* repaired, and what was broken. Only what is new since the last run is looked at."""
-        handed_in: object = given  # whatever its type says
-        if not isinstance(handed_in, list):
-            ensure_messages(handed_in)  # raises
-        if known is None:  # agents add results to the last message in place
-            known = max(0, min(common_prefix(record.context, given), len(record.context) - 1))
-        known = min(known, len(record.context))  # a run that failed may have left less than it was given
-        record.rewind(known)
-        ensure_messages(given, known)
-        if not record.context and _behind_thinking(given) and (place := rewritten_before(given)) is not None:
-            record.unbind(place, len(given))
+    def _valid(self, step: Step, record: Record, request: Request) -> tuple[list[Message], tuple[Problem, ...]]:
+        """The context of *step* repaired, and what was broken. Only what is new since the last run is looked at."""
+        given, same = step.context, step.same
+        if not step.kept and _behind_thinking(given) and (place := rewritten_before(given)) is not None:
+            mark_stale(step.stale, given, place)
         # A reply that was the last message may have called what is answered only now.
-        start = known - 1 if known and given[known - 1]["role"] == "assistant" else known
+        start = same - 1 if same and given[same - 1]["role"] == "assistant" else same
         beside = _marks_beside(request)
         problems = check(given, start, marks=record.marks, beside=beside)
         beyond_repair = next((problem for problem in problems if problem.rule == "value"), None)
@@ -254,10 +256,16 @@ class Runner:
             raise InvalidHistory(str(beyond_repair))
         # Lone surrogates stay for now: the stages store them as they are.
         repaired = repair(given, encoding=False, beside=beside) if problems else given
-        return _recorded(record, given, repaired), tuple(dict.fromkeys(problems))
+        return _edited(step, record, given, repaired), tuple(dict.fromkeys(problems))
 
     async def _staged(
-        self, turn: Turn, tokens: int, record: Record, stages: Mapping[int, Stage], tracer: Tracer | None
+        self,
+        turn: Turn,
+        tokens: int,
+        step: Step,
+        record: Record,
+        stages: Mapping[int, Stage],
+        tracer: Tracer | None,
     ) -> tuple[Turn, list[StageReport], int]:
         """The turn after all *stages*, their reports, and the tokens that *tokens* have become."""
         reports: list[StageReport] = []
@@ -270,10 +278,20 @@ class Runner:
             reports.append(report)
             tokens = report.tokens_after
             if change is not None:
-                record.steps.append(Step(turn.messages, change.messages, change.detail))
-                record.rewind(report.first_changed_index or 0)
+                is_summary = isinstance(change.detail, Compacted)
+                _edited(step, record, turn.messages, change.messages, paired=not is_summary)
+                step.stored += [change.stored] if change.stored else []
                 turn = replace(turn, messages=change.messages)
         return turn, reports, tokens
+
+    def _end(
+        self, context: list[Message], step: Step, record: Record, request: Request, was_broken: bool
+    ) -> tuple[Mapping[str, object], list[Message]]:
+        """What the request needs, and what to send where the stages have made *context*."""
+        options, context = self._with_thinking(context, step, record, request)
+        if was_broken:
+            context = _edited(step, record, context, repair(context, beside=_marks_beside(request)))
+        return options, context
 
     async def _tokens(self, turn: Turn) -> int:
         """The raw tokens of the context; the ledger counts what is new. 0 when the counter cannot count it."""
@@ -286,24 +304,22 @@ class Runner:
             logger.debug("the counter failed with", exc_info=error)
             return 0
 
-    def _bound(
-        self, before: Sequence[Message], context: list[Message], record: Record, request: Request
+    def _with_thinking(
+        self, context: list[Message], step: Step, record: Record, request: Request
     ) -> tuple[Mapping[str, object], list[Message]]:
-        """What the request needs because thinking has lost its bond to rewritten text, and the context to send."""
-        place = changed_place(before, context) if context is not before else None
-        if place is not None:
-            record.unbind(place, len(context))
-        if record.unbound is None:
-            return {}, context
-        if not follows(context[: record.unbound[1]], record.unbound[0]):
-            record.unbound = None  # no thinking stands there, and none will: what is sent does not change
+        """What the request needs because signatures of thinking are stale, and the context to send."""
+        if step.changed is not None:
+            mark_stale(step.stale, context, step.changed)
+        _drop_gone(step.stale, context)
+        if not step.stale:
             return {}, context
         if self.thinking == "strip":
-            stripped = strip(context, record.unbound[0])
-            if stripped is not context:  # what was thought behind a block that goes now was bound to it, too
-                record.unbind(record.unbound[0], len(context))
-            context = _recorded(record, context, stripped)
-            if not follows(context[: record.unbound[1]], record.unbound[0]):
+            if strip(context, step.stale) is not context:
+                # What was thought after a block that goes was signed over it, too, and goes with it.
+                mark_stale(step.stale, context, min(step.stale.items()))
+                context = _edited(step, record, context, strip(context, step.stale))
+                _drop_gone(step.stale, context)
+            if not step.stale:
                 return {}, context
         return drop_block(request.options), context
 
@@ -399,9 +415,10 @@ class Runner:
     async def plan(self, messages: list[Message], session_id: str, request: Request) -> Result:
         """What `run` would do, with no write and no model call."""
         record = self.new_record()
-        is_long = _is_long(messages, record, None)
-        repaired, problems = await in_thread_if(is_long, self._valid, messages, record, request, None)
-        turn = await self._turn(repaired, session_id, record, request)
+        step = await in_thread_if(is_long(messages), record.begin, messages)
+        valid, problems = await in_thread_if(is_bulky(messages), self._valid, step, record, request)
+        repaired = step.forget_changes()
+        turn = await self._turn(valid, session_id, record, request)
         before = tokens = await self._tokens(turn)
         reports = []
         for stage in self.stages:
@@ -409,19 +426,19 @@ class Runner:
             reports.append(report)
             tokens = report.tokens_after
             if change is not None:
+                step.edit(turn.messages, change.messages)
                 turn = replace(turn, messages=change.messages)
-        options, context = self._bound(repaired, _as_list(turn.messages), record, request)
-        context = repair(context, beside=_marks_beside(request)) if problems else context
+        options, context = self._end(_as_list(turn.messages), step, record, request, bool(problems))
         if context is not turn.messages:
             tokens = await self._tokens(replace(turn, messages=context, tracked=False))
-        first, end = _changed(messages, context)
+        first = min(filter(None, (repaired, step.changed)), default=None)
         return Result(
-            context,
+            _sent(step, context),
             tuple(reports),
             problems,
             options,
-            first_changed_index=first,
-            changed_end=end,
+            first_changed_index=first[0] if first else None,
+            changed_end=len(context) - step.tail if first else None,
             tokens_before=before,
             tokens_after=tokens,
         )
@@ -442,7 +459,15 @@ class Runner:
         outcome = Outcome.PLANNED if change is not None else report.outcome
         return change, replace(report, outcome=outcome, seconds=perf_counter() - started)
 
-    async def _turn(self, messages: list[Message], session_id: str, record: Record, request: Request) -> Turn:
+    async def _turn(
+        self,
+        messages: list[Message],
+        session_id: str,
+        record: Record,
+        request: Request,
+        raw: Sequence[Message] | None = None,
+        weighed: tuple[int, bool] | None = None,
+    ) -> Turn:
         return Turn(
             messages,
             session_id,
@@ -454,7 +479,8 @@ class Runner:
             protected=_behind_thinking(messages) if self.thinking == "protect" else 0,
             cold=request.cold,
             client=request.client,
-            history=request.history,
+            history=raw,
+            weighed=weighed,
         )
 
     async def _overhead(self, record: Record, system: object, tools: Iterable[object] | None) -> int:
@@ -492,17 +518,13 @@ def _remembering(turn: Turn, memory: dict[object, object]) -> Turn:
         turn.cold,
         turn.client,
         turn.history,
+        turn.weighed,
     )
 
 
-def _is_long(given: list[Message], record: Record, known: int | None) -> bool:
-    """Whether to look at what is new in *given*, or to find out what that is, would hold up the event loop."""
-    held: object = given  # whatever its type says
-    if not isinstance(held, list):
-        return False
-    if known is None:
-        return len(given) > _MANY_COMPARED or is_bulky(given, max(0, len(record.context) - 1))
-    return is_bulky(given, min(known, len(record.context)))
+def is_long(messages: object, known: int = 0) -> bool:
+    """Whether to compare *messages* with *known* ones would hold up the event loop; no, where it is no list."""
+    return isinstance(messages, list) and (len(messages) > _MANY_COMPARED or is_bulky(messages, max(0, known - 1)))
 
 
 def _new_problem(turn: Turn, change: Change, first: int) -> Problem | None:
@@ -523,24 +545,32 @@ def _first_difference(before: Sequence[Message], after: Sequence[Message]) -> in
     return next(different, min(len(before), len(after)))
 
 
-def _changed(before: Sequence[Message], after: Sequence[Message]) -> tuple[int | None, int | None]:
-    """The first message of *after* that differs, and the index behind the last one; None when none does."""
-    first = _first_difference(before, after)
-    if first == len(before) == len(after):
-        return None, None
-    return first, len(after) - same_at_end(before, after, min(len(before), len(after)) - first)
-
-
 def _as_list(messages: Sequence[Message]) -> list[Message]:
     return messages if isinstance(messages, list) else list(messages)
 
 
-def _recorded(record: Record, before: list[Message], after: list[Message]) -> list[Message]:
-    """*after*, once *record* knows from where on it differs."""
+def _edited(
+    step: Step, record: Record, before: Sequence[Message], after: list[Message], *, paired: bool = True
+) -> list[Message]:
+    """*after*, once *step* and *record* know from where on it differs."""
     if after is not before:
-        record.steps.append(Step(before, after, None))
-        record.rewind(_first_difference(before, after))
+        edits = step.edit(before, after, paired=paired)
+        record.cut(edits[-1].start if edits else len(before))
     return after
+
+
+def _sent(step: Step, context: list[Message]) -> list[Message]:
+    """What to send for *context*: the caller's own objects wherever no edit has touched them."""
+    if step.given is step.context:
+        return context
+    return apply_edits(step.given, step.edits) if step.edits else step.given
+
+
+def _drop_gone(stale: Stale, context: Sequence[Message]) -> None:
+    """Forget stale thinking that is no longer in *context*."""
+    for index, start in list(stale.items()):
+        if not any(read(block, "type") in THINKING for block in blocks(context[index])[start:]):
+            del stale[index]
 
 
 def _behind_thinking(messages: Sequence[Message]) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
+from .messages import is_bulky
 from .tokens import Budget, Ledger, TokenCounter
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from .messages import Message
     from .reports import Detail
 
-__all__ = ["Change", "Intent", "PlannedStage", "Proposal", "Rewindable", "Skip", "Stage", "Turn"]
+__all__ = ["Change", "Intent", "PlannedStage", "Proposal", "Rewindable", "Skip", "Stage", "Stored", "Turn"]
 
 
 T = TypeVar("T")
@@ -63,6 +64,13 @@ class Turn:
     cold: bool = False
     client: AsyncAnthropic | None = field(default=None, repr=False)
     history: Sequence[Message] | None = field(default=None, repr=False)
+    weighed: tuple[int, bool] | None = field(default=None, repr=False)
+
+    def is_bulky(self, start: int) -> bool:
+        """Whether to look at the messages from *start* on would hold up the event loop."""
+        if self.weighed is not None and start >= self.weighed[0]:
+            return self.weighed[1]  # of all that is new in this turn
+        return is_bulky(self.messages, start)
 
     @property
     def counter(self) -> TokenCounter:
@@ -94,16 +102,25 @@ class Turn:
         return cast("T", held)
 
 
+class Stored(NamedTuple):
+    """Texts that a stage has written to *storage*, each with its location."""
+
+    storage: object
+    locations: Mapping[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """A proposal for a new context; the pipeline checks it before it counts.
 
-    It must be valid and, unless the stage says *may_grow*, hold fewer tokens than the turn.
+    It must be valid and, unless the stage says *may_grow*, hold fewer tokens than the turn. *stored*
+    names the texts that lie in files now: a journal in the same storage refers to them.
     """
 
     messages: list[Message] = field(repr=False)
     detail: Detail | None = None
     may_grow: bool = False
+    stored: Stored | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import anyio.to_thread
 
 from ctxpipe import LocalStorage, StorageError
+from ctxpipe.names import session_folder
 from ctxpipe.storage import Page
-from ctxpipe.storage.records import Record, encode_line, encode_record
+from ctxpipe.storage.cleanup import JOURNAL
+from ctxpipe.storage.records import Record, encode_record
 
 __all__ = ["FailingDisk"]
 
@@ -56,16 +58,28 @@ class FailingDisk:
         self._take(sum(len(piece.encode("utf-8", "backslashreplace")) for piece in encode_record(record)))
         return await self.storage.save(session_id, stem, record)
 
-    async def append(self, session_id: str, name: str, entry: Mapping[str, object], /) -> str:
+    async def append(self, session_id: str, number: int, entry: str, /, *, branch: str = "") -> bool:
         self._permit()
-        line = encode_line(entry)
+        line = entry.encode()
         if self.room is not None and len(line) > self.room:
             room, self.room = self.room, 0
-            whole = await self.storage.append(session_id, name, entry)
-            await anyio.to_thread.run_sync(_shorten, whole, len(line) - room)
+            path = os.path.join(self.storage.root, session_folder(session_id), JOURNAL)
+            await anyio.to_thread.run_sync(_tear, path, line[:room])
             raise _error(errno.ENOSPC)
         self._take(len(line))
-        return await self.storage.append(session_id, name, entry)
+        return await self.storage.append(session_id, number, entry, branch=branch)
+
+    async def entries(self, session_id: str, start: int = 0, /, *, branch: str = "") -> list[str]:
+        self._look()
+        return await self.storage.entries(session_id, start, branch=branch)
+
+    async def branches(self, session_id: str, /) -> list[str]:
+        self._look()
+        return await self.storage.branches(session_id)
+
+    async def set_aside(self, session_id: str, /, *, branch: str = "") -> str:
+        self._permit()
+        return await self.storage.set_aside(session_id, branch=branch)
 
     async def records(self, session_id: str, /) -> list[str]:
         self._look()
@@ -89,8 +103,11 @@ class FailingDisk:
             raise _error(errno.EIO)
 
 
-def _shorten(path: str, surplus: int) -> None:
-    os.truncate(path, os.stat(path).st_size - surplus)
+def _tear(path: str, part: bytes) -> None:
+    """Leave what a process has written that was killed."""
+    if os.path.exists(path):
+        with open(path, "ab") as file:
+            file.write(part)
 
 
 def _error(number: int) -> StorageError:

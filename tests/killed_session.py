@@ -41,9 +41,8 @@ from ctxpipe import (
     SmartTruncate,
     StageReport,
 )
-from ctxpipe.edits.projection import as_json
-from ctxpipe.journal import NAME
-from ctxpipe.messages import Message
+from ctxpipe.messages import Message, as_json
+from ctxpipe.storage.cleanup import JOURNAL as NAME
 from ctxpipe.summarizers import Retry, Summary
 
 T = TypeVar("T")
@@ -106,6 +105,7 @@ async def played(root: Path, start: int) -> dict[str, Any]:
     pipeline = ContextPipeline(stages, budget=Budget(window=3000, trigger=1400), on_report=note)
     session = pipeline.session("s", journal=storage)
     given, found, contexts = history(), list[str](), dict[str, str]()
+    known = await pipeline.session("s", journal=storage).history()  # before anything is handed in
     for stop in range(start, len(given) + 1, 2):
         (root / "turn").write_text(str(stop))
         result = await session.run(given[:stop])
@@ -114,7 +114,9 @@ async def played(root: Path, start: int) -> dict[str, Any]:
     return {
         "contexts": contexts,
         "faults": found,
-        "whole": await session.restore_history() == given,
+        "whole": await session.history() == given,
+        "known before": len(known) if known == given[: len(known)] else None,
+        "begun at": start,
         "changed": changed,
     }
 

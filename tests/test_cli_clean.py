@@ -250,10 +250,17 @@ def test_a_session_is_deleted_without_limits_beside_it(tmp_path: Path) -> None:
 # What version 0.1 left ------------------------------------------------------------------------------
 
 
+def line_of_0_1(*messages: object) -> str:
+    """A line of the journal as version 0.1 wrote it: a check sum, and what became of the context."""
+    body = json.dumps({"form": 1, "id": "0" * 16, "tail": [[0, 2], *messages]}, separators=(",", ":"))
+    return f"\n{hashlib.sha256(body.encode()).hexdigest()[:16]} {body}"
+
+
 def left_by_0_1(root: Path) -> None:
-    sessions_below(root, "job", "docs", "idle")
+    sessions_below(root, "job", "docs", "idle", journal=False)
     strip_marks(root)
-    (root / "idle/journal.jsonl").unlink()
+    for session in ("job", "docs"):
+        (root / session / "journal.jsonl").write_text(line_of_0_1(*HISTORY[:3]), "utf-8")
     write_old(root, {"docs/guide.md": "mine", "docs/t1-notes.md": "mine", "src/main.md": "mine", "job/.env": "mine"})
 
 

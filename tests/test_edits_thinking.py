@@ -9,11 +9,20 @@ from typing import Any
 
 import anthropic
 import pytest
-from histories import assistant, chat, conversation, histories, step, text, thinking, tool_result, tool_use, user
+from histories import assistant, chat, conversation, histories, step, text, thinking, user
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.edits.thinking import BINDING_BETA, changed_place, drop_block, follows, open_loop, strip
+from ctxpipe.edits.diff import Edit, apply_edits, diff
+from ctxpipe.edits.thinking import (
+    BINDING_BETA,
+    Stale,
+    drop_block,
+    mark_stale,
+    open_loop,
+    shift_stale,
+    strip,
+)
 from ctxpipe.messages import THINKING, Message, blocks, check, kind
 from ctxpipe.testing import MessagesServer, answer
 from ctxpipe.testing import thinking as thought
@@ -28,55 +37,111 @@ def thoughts(messages: list[Message]) -> list[tuple[int, int]]:
     ]
 
 
-# Where a context begins to differ -----------------------------------------------------------------------------
+def stale_from(messages: list[Message], *place: int) -> Stale:
+    """What is stale in *messages* once the text at *place* has changed."""
+    stale: Stale = {}
+    mark_stale(stale, messages, (place[0], place[1]))
+    return stale
 
 
-def test_a_context_that_is_the_history_has_no_changed_place() -> None:
-    history = conversation(user("go"), step("t1"), assistant("done"))
-
-    assert changed_place(history, history) is None
-    assert changed_place(history, copy.deepcopy(history)) is None
-
-
-def test_the_changed_place_is_the_first_block_that_differs() -> None:
-    before = conversation(user("go"), assistant(thinking(), "look", tool_use("t1")), user(tool_result("t1", "long")))
-    after = conversation(user("go"), assistant(thinking(), "look", tool_use("t1")), user(tool_result("t1", "short")))
-    without_call = conversation(user("go"), assistant(thinking(), "look"), user("next"))
-
-    assert changed_place(before, after) == (2, 0)
-    assert changed_place(before, without_call) == (1, 2)
+def talk_of(turns: int) -> list[Message]:
+    """So many requests, each answered with a thought and a word."""
+    answers = [assistant(thinking(f"t{i}"), f"a{i}") for i in range(turns)]
+    return [message for i in range(turns) for message in (user(f"u{i}"), answers[i])]
 
 
-def test_bare_text_is_the_same_as_its_one_block() -> None:
-    assert changed_place([user("go")], [user(text("go"))]) is None
-    assert changed_place([user("go")], [user("go", "on")]) == (0, 1)
+# Marking ------------------------------------------------------------------------------------------
 
 
-def test_what_went_from_the_end_changes_nothing_before_it_and_what_was_added_does() -> None:
-    history = chat(6)
+def test_all_thinking_after_a_changed_place_is_stale():
+    history = talk_of(3)
 
-    assert changed_place(history, history[:4]) is None
-    assert changed_place(history[:4], history) == (4, 0)
-
-
-def test_another_role_at_the_same_place_is_a_change_of_the_whole_message() -> None:
-    assert changed_place(chat(5), [chat(5)[0], *chat(5)[2:]]) == (1, 0)
+    assert stale_from(history, 2, 0) == {3: 0, 5: 0}
 
 
-# Finding ------------------------------------------------------------------------------------------------------
+def test_thinking_at_the_changed_block_and_after_it_is_stale():
+    history = [user("go"), assistant(thinking("a"), "b", thinking("c"), "d")]
+
+    assert stale_from(history, 1, 1) == {1: 1}
+    assert stale_from(history, 1, 2) == {1: 2}
 
 
-def test_thinking_follows_a_place_only_at_it_or_behind_it() -> None:
-    history = conversation(user("go"), assistant(thinking(), "yes"), user("and?"), assistant("no"))
+def test_a_message_without_thinking_after_the_place_is_not_noted():
+    history = [user("go"), assistant(thinking(), "yes"), user("and?"), assistant("no")]
 
-    assert follows(history, (0, 0))
-    assert follows(history, (1, 0))
-    assert not follows(history, (1, 1))
-    assert not follows(history, (2, 0))
+    assert stale_from(history, 1, 1) == {}
+    assert stale_from(history, 2, 0) == {}
+    assert stale_from(history, 4, 0) == {}
+
+
+def test_redacted_thinking_goes_stale_too():
+    history = [user("go"), assistant({"type": "redacted_thinking", "data": "x"}, "yes")]
+
+    assert stale_from(history, 0, 0) == {1: 0}
+
+
+def test_a_second_change_marks_from_the_earlier_place_on():
+    history = [user("go"), assistant(thinking("a"), "b", thinking("c"), "d")]
+    stale = stale_from(history, 1, 1)
+
+    mark_stale(stale, history, (1, 2))
+    assert stale == {1: 1}
+
+    mark_stale(stale, history, (0, 0))
+    assert stale == {1: 0}
+
+
+# Shifting -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("edit", "shifted"),
+    [
+        pytest.param(Edit(6, 8, []), {1: 0, 3: 2, 5: 0}, id="after it"),
+        pytest.param(Edit(4, 4, chat(2)), {1: 0, 3: 2, 7: 0}, id="something came before it"),
+        pytest.param(Edit(2, 3, []), {1: 0, 2: 2, 4: 0}, id="something before it went"),
+        pytest.param(Edit(0, 4, chat(2)), {3: 0}, id="a summary took its place"),
+        pytest.param(Edit(3, 4, []), {1: 0, 4: 0}, id="it went itself"),
+        pytest.param(Edit(3, 4, [assistant("a")]), {1: 0, 3: 2, 5: 0}, id="it was rewritten"),
+        pytest.param(Edit(2, 4, chat(2)), {1: 0, 5: 0}, id="two were put for two"),
+    ],
+)
+def test_stale_thinking_goes_with_its_message(edit: Edit, shifted: Stale):
+    stale = {1: 0, 3: 2, 5: 0}
+
+    assert shift_stale(stale, edit) == shifted
+    assert stale == {1: 0, 3: 2, 5: 0}
+
+
+def test_where_nothing_is_stale_there_is_nothing_to_shift():
+    assert shift_stale({}, Edit(0, 1, chat(3))) == {}
+
+
+@given(st.data())
+def test_after_any_edits_the_same_messages_are_stale(data: st.DataObject):
+    history = talk_of(6)
+    stale = stale_from(history, data.draw(st.integers(0, 11)), 0)
+    marked = [id(history[index]) for index in stale]
+    start = data.draw(st.integers(0, 12))
+    stop = data.draw(st.integers(start, 12))
+    inserted = chat(data.draw(st.integers(0, 3)))
+    context = [*history[:start], *inserted, *history[stop:]]
+    edits = diff(history, context)
+
+    for edit in edits:
+        stale = shift_stale(stale, edit)
+
+    assert apply_edits(history, edits) == context
+    left = [id(context[index]) for index in stale if context[index] not in inserted]
+    assert left == [name for name in marked if name in set(map(id, context))]
+
+
+# Finding ------------------------------------------------------------------------------------------
 
 
 def test_a_loop_is_open_from_the_users_last_words_as_long_as_results_or_calls_are_last() -> None:
-    history = conversation(user("go"), step("t1"), assistant("done"), user("more"), step("t2"), step("t3"))
+    first = [user("go"), *step("t1"), assistant("done")]
+    history = [*first, user("more"), *step("t2"), *step("t3")]
 
     assert open_loop(history) == 5
     assert open_loop(history[:-1]) == 5
@@ -85,7 +150,7 @@ def test_a_loop_is_open_from_the_users_last_words_as_long_as_results_or_calls_ar
     assert open_loop([]) == 0
 
 
-# Stripping ----------------------------------------------------------------------------------------------------
+# Stripping ----------------------------------------------------------------------------------------
 
 
 def test_exactly_the_thinking_from_the_place_on_is_stripped() -> None:
@@ -98,7 +163,7 @@ def test_exactly_the_thinking_from_the_place_on_is_stripped() -> None:
         user("thanks"),
     )
 
-    stripped = strip(history, (2, 0))
+    stripped = strip(history, stale_from(history, 2, 0))
 
     assert stripped == conversation(
         user("go"),
@@ -112,24 +177,36 @@ def test_exactly_the_thinking_from_the_place_on_is_stripped() -> None:
 
 
 def test_thinking_before_the_changed_block_of_the_same_message_stays() -> None:
-    history = conversation(user("go"), assistant(thinking("kept"), "a", thinking("gone"), "b"), user("next"))
+    answer_in_two = assistant(thinking("kept"), "a", thinking("gone"), "b")
+    history = [user("go"), answer_in_two, user("next")]
 
-    assert thoughts(strip(history, (1, 1))) == [(1, 0)]
+    assert thoughts(strip(history, {1: 1})) == [(1, 0)]
 
 
 def test_the_thinking_of_an_open_tool_loop_is_never_stripped() -> None:
-    history = conversation(
-        user("go"), assistant(thinking(), "done"), user("more"), step("t1", think="a"), step("t2", think="b")
-    )
+    done = [user("go"), assistant(thinking(), "done"), user("more")]
+    history = [*done, *step("t1", think="a"), *step("t2", think="b")]
 
-    assert thoughts(strip(history, (0, 0))) == [(3, 0), (5, 0)]
+    assert thoughts(strip(history, stale_from(history, 0, 0))) == [(3, 0), (5, 0)]
 
 
 def test_nothing_to_strip_is_the_very_same_list() -> None:
     history = conversation(user("go"), assistant(thinking(), "done"), user("more"))
 
-    assert strip(history, (2, 0)) is history
-    assert strip(history[:1], (0, 0)) == history[:1]
+    assert strip(history, {}) is history
+    assert strip(history, {1: 1}) is history
+
+
+def test_only_what_is_stale_is_stripped_even_before_thinking_that_is_not() -> None:
+    history = [*talk_of(3), user("thanks")]
+
+    assert thoughts(strip(history, {1: 0})) == [(3, 0), (5, 0)]
+
+
+def test_a_message_of_nothing_but_thinking_is_not_emptied() -> None:
+    history = conversation(user("go"), assistant(thinking()), user("more"))
+
+    assert strip(history, {1: 0}) is history
 
 
 @given(histories(), st.data())
@@ -138,8 +215,9 @@ def test_stripping_leaves_a_valid_history_without_thinking_behind_the_place(
 ) -> None:
     place = (data.draw(st.integers(0, len(history))), data.draw(st.integers(0, 3)))
     before = copy.deepcopy(history)
+    stale = stale_from(history, *place)
 
-    stripped = strip(history, place)
+    stripped = strip(history, stale)
 
     assert history == before
     assert check(stripped) == []
@@ -149,10 +227,10 @@ def test_stripping_leaves_a_valid_history_without_thinking_behind_the_place(
     assert [kind(b) for m in stripped for b in blocks(m) if kind(b) not in THINKING] == [
         kind(b) for m in history for b in blocks(m) if kind(b) not in THINKING
     ]
-    assert strip(stripped, place) is stripped
+    assert strip(stripped, stale) is stripped
 
 
-# Having it dropped --------------------------------------------------------------------------------------------
+# Having it dropped --------------------------------------------------------------------------------
 
 CONTROL = {"prefix_mismatch_behavior": "drop_block"}
 
@@ -226,13 +304,19 @@ async def test_the_api_refuses_thinking_behind_a_rewritten_message() -> None:
 
 
 @pytest.mark.parametrize(
-    "own", [{}, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"thinking": {"type": "adaptive"}}]
+    "own",
+    [
+        {},
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"thinking": {"type": "adaptive"}},
+    ],
 )
 async def test_with_the_control_the_plain_method_goes_through(own: dict[str, Any]) -> None:
     async with talk() as (server, client):
         history = await rewritten_conversation(client)
 
-        await client.messages.create(model="m", max_tokens=100, messages=history, **own, **drop_block(own))
+        options = {**own, **drop_block(own)}
+        await client.messages.create(model="m", max_tokens=100, messages=history, **options)
 
         assert server.requests[-1].dropped == ("messages.1.content.0",)
         assert server.requests[-1].body["thinking"] == {
@@ -246,7 +330,8 @@ async def test_with_the_control_the_beta_method_goes_through_with_its_own_betas(
         history: Any = await rewritten_conversation(client)
         own: dict[str, Any] = {"betas": ["a-2025"], "thinking": {"type": "adaptive"}}
 
-        await client.beta.messages.create(model="m", max_tokens=100, messages=history, **{**own, **drop_block(own)})
+        options = {**own, **drop_block(own)}
+        await client.beta.messages.create(model="m", max_tokens=100, messages=history, **options)
 
         assert server.requests[-1].headers["anthropic-beta"] == f"a-2025,{BINDING_BETA}"
         assert server.requests[-1].dropped == ("messages.1.content.0",)
@@ -254,7 +339,8 @@ async def test_with_the_control_the_beta_method_goes_through_with_its_own_betas(
 
 async def test_stripped_thinking_needs_no_control() -> None:
     async with talk() as (server, client):
-        history = strip(await rewritten_conversation(client), (0, 0))
+        history = await rewritten_conversation(client)
+        history = strip(history, stale_from(history, 0, 0))
 
         await client.messages.create(model="m", max_tokens=100, messages=history)
 

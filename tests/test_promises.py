@@ -73,10 +73,10 @@ from ctxpipe import (
     Turn,
 )
 from ctxpipe.edits.repair import repair
-from ctxpipe.journal import NAME
 from ctxpipe.messages import Message
 from ctxpipe.names import session_folder
 from ctxpipe.session import Session
+from ctxpipe.storage.cleanup import JOURNAL as NAME
 from ctxpipe.storage.files import LocalFiles
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptTooLong, Retry, Summary
 from ctxpipe.testing.signatures import sign
@@ -268,7 +268,6 @@ class Caller(RuleBasedStateMachine):
         self.raced = False
         self.signed = True
         self.needs_run = self.edited = False
-        self.is_journal_behind = self.is_journal_ahead = self.is_session_ahead = False  # of what the model has seen
 
     @initialize(plan=seeds, hostile=st.booleans(), repeated=st.booleans(), sdk=st.booleans())
     def begin(self, plan: int, hostile: bool, repeated: bool, sdk: bool) -> None:
@@ -326,8 +325,8 @@ class Caller(RuleBasedStateMachine):
         if self.last is not None and self.seen_of == len(self.history) and self.sent is not None:
             if self.last.messages != self.history:
                 self.seen_of = len(self.last.messages)
-                if self.is_session_ahead:  # it has gone on to another context, and does not know this one any more
-                    self._forgotten()
+                if not self.setting.journalled:
+                    self.raw = None  # nobody writes down what the history was before
             self._replaced(list(self.last.messages))
 
     @rule(share=st.floats(0, 1), drop=st.booleans())
@@ -422,11 +421,8 @@ class Caller(RuleBasedStateMachine):
         self.setting.disk = FailingDisk(self.setting.disk.storage) if self.setting.disk.is_well else self.setting.disk
         self.watch = Watch(self.setting)
         self.session = self._session(self.watch)
-        if not self.setting.journalled or damage or not self.setting.disk.is_well or self.is_journal_behind:
+        if not self.setting.journalled or damage or not self.setting.disk.is_well:
             self._forgotten()
-        if self.is_journal_ahead:
-            self.sent = None
-        self.is_journal_ahead = self.is_journal_behind = self.is_session_ahead = False
 
     def _heard(self, result: Result) -> None:
         if any("anew" in notice for notice in result.notices):
@@ -505,11 +501,10 @@ class Caller(RuleBasedStateMachine):
 
     def _taken(self, result: Result) -> None:
         """The model has seen the context of *result*."""
-        self.is_journal_behind |= any("cannot be written" in notice for notice in result.notices)
         self.last = result
         self.sent = self.seen = list(result.messages)
         self.seen_of = len(self.history)
-        self.needs_run = self.edited = self.is_session_ahead = False
+        self.needs_run = self.edited = False
 
     def _turn(self, **options: Any) -> Result:
         with self._watched() as seen:
@@ -541,8 +536,6 @@ class Caller(RuleBasedStateMachine):
         self.raced = True  # a thread that was left alone goes on counting
         if result is None:
             figures["cancelled"] += 1
-            self.is_journal_ahead = True  # perhaps: nobody waits for the line that was being written
-            self.is_session_ahead = True  # perhaps: it was cancelled between remembering and answering
             assert snapshot(self.history) == seen["before"]
         else:
             self._heard(result)
@@ -692,14 +685,14 @@ class Caller(RuleBasedStateMachine):
             return
         self._turn()
         if self.raw is not None:
-            restored = self._run(lambda: self.session.restore_history(self.setting.disk))
+            restored = self._run(self.session.restore_history)
             figures["restored"] += 1
             assert list(map(plain_json, restored)) == list(map(plain_json, self.raw))
 
     @rule()
     def clean_up(self) -> None:
         """Files that the context names stay, whatever else is cleaned."""
-        if self.last is None or not self.setting.disk.is_well or self.is_session_ahead:
+        if self.last is None or not self.setting.disk.is_well:
             return
         storage, last = self.setting.disk.storage, self.last
         self._run(lambda: storage.cleanup(max_bytes=0, live=[self.history, last.messages]))

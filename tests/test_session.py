@@ -34,14 +34,13 @@ from ctxpipe import (
     SettingsError,
     Skip,
     SmartTruncate,
-    StorageError,
     TokenCounter,
     Turn,
 )
-from ctxpipe.edits.projection import digest, unmarked
 from ctxpipe.edits.thinking import drop_block
 from ctxpipe.errors import SummaryFailed
 from ctxpipe.messages import Message, blocks, cache_marks
+from ctxpipe.messages.identity import digest, unmarked
 from ctxpipe.session import Session
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptSummarizer, Retry, Summary
 
@@ -149,7 +148,7 @@ async def test_whatever_is_said_the_context_that_is_remembered_is_the_one_that_w
             sent.append(bytes_of((await session.run(history[:end])).messages))
             if bill:
                 session.observe(bill)
-        assert await session.restore_history(LocalStorage(root)) == history
+        assert await session.restore_history() == history
 
         shutil.rmtree(root, ignore_errors=True)
         adopting, context = small(root, asked[1], budget=tight), list[Message]()
@@ -276,7 +275,7 @@ async def test_a_turn_that_was_cancelled_is_made_up_for_by_the_next(tmp_path: Pa
     summarize.opened.set()
 
     result = await session.run(history)
-    assert await session.restore_history(LocalStorage(tmp_path)) == history
+    assert await session.restore_history() == history
     assert not faults(result.messages)
     assert summarize.calls == 2
 
@@ -298,7 +297,7 @@ async def test_thinking_behind_a_change_that_nobody_was_told_of_has_lost_its_bon
     for at in range(1, 40):
         session = compacting(tmp_path, Summaries()).session(f"s{at}", journal=LocalStorage(tmp_path))
         await session.run(history[:5])
-        if await cancelled(session.run(history), at, "task") is None and session._untold is not None:
+        if await cancelled(session.run(history), at, "task") is None:
             grown = [*history, *conversation(step("then", think="hm", result="short"))]
             options.append((await session.run(grown)).request_options)
 
@@ -324,7 +323,7 @@ async def test_a_turn_that_a_stage_has_failed_is_made_up_for_by_the_next(tmp_pat
         result = await session.run(history[:stop])
 
         assert result.reports[-1].reason == f"{await fresh_tokens(pipeline, result)} tokens"
-    assert await session.restore_history(LocalStorage(tmp_path)) == history
+    assert await session.restore_history() == history
 
 
 async def fresh_tokens(pipeline: ContextPipeline, result: Result) -> int:
@@ -395,15 +394,6 @@ def test_what_a_session_keeps_of_each_turn_is_small_however_often_the_context_is
     assert (held[1] - held[0]) / 100 <= 2048, held  # a call, a result in a file, and the way back to it
 
 
-async def test_a_session_that_nobody_holds_is_forgotten(tmp_path: Path) -> None:
-    pipeline = small(tmp_path)
-    for number in range(20):
-        await pipeline.session(f"s{number}").run(loop(4))
-    gc.collect()
-
-    assert len(pipeline._sessions) == 0
-
-
 # Shortened, branched, repaired ------------------------------------------------------------------------------------
 
 
@@ -439,7 +429,7 @@ async def test_a_mended_message_keeps_its_cache_mark_from_turn_to_turn(tmp_path:
 
     assert first[-1] == user({**half, "text": "half a pair \ufffd"})
     assert second[: len(first)] == first
-    assert await session.restore_history(LocalStorage(tmp_path)) == [*history, assistant("ok"), user("on")]
+    assert await session.restore_history() == [*history, assistant("ok"), user("on")]
 
 
 async def test_a_compaction_stays_when_the_last_message_grows_since_that_is_not_in_it(tmp_path: Path) -> None:
@@ -460,7 +450,7 @@ async def test_a_compaction_that_is_taken_back_because_the_history_was_cut_is_to
     result = await session.run(history[:-4])
 
     assert result.messages[0] != compacted.messages[0]
-    assert result.notices == ("the history differs from the known one; message 0 and those behind it are new",)
+    assert result.notices == ("the history differs from the known one; message 0 and those after it are new",)
 
 
 async def test_a_last_message_that_grows_in_place_is_nothing_to_tell(tmp_path: Path) -> None:
@@ -475,7 +465,7 @@ async def test_a_last_message_that_grows_in_place_is_nothing_to_tell(tmp_path: P
 async def test_a_caller_who_takes_over_the_context_and_cuts_it_at_once_is_recognised(tmp_path: Path) -> None:
     """What the session knows of its beginning stands: the way back, and thinking that has lost its bond."""
     storage = LocalStorage(tmp_path)
-    session = ContextPipeline([BatchOffload(storage)]).session("s")
+    session = ContextPipeline([BatchOffload(storage)]).session("s", journal=storage)
     history = conversation(user("go"), *(step(f"t{n}", think="hm", result=LONG) for n in range(6)))
     context = (await session.run(history)).messages
     assert context != history
@@ -483,9 +473,9 @@ async def test_a_caller_who_takes_over_the_context_and_cuts_it_at_once_is_recogn
     result = await session.run(context[:-2])
 
     assert result.messages == context[:-2]
-    assert result.notices == ("the history differs from the known one; message 11 and those behind it are new",)
+    assert result.notices == ("the history differs from the known one; message 11 and those after it are new",)
     assert result.request_options == drop_block()
-    assert await session.restore_history(storage) == history[:-2]
+    assert await session.restore_history() == history[:-2]
 
 
 async def test_a_branch_is_told_and_shaped_anew_from_there(tmp_path: Path) -> None:
@@ -494,7 +484,7 @@ async def test_a_branch_is_told_and_shaped_anew_from_there(tmp_path: Path) -> No
 
     result = await session.run([*history[:4], user("another way")])
 
-    assert result.notices == ("the history differs from the known one; message 4 and those behind it are new",)
+    assert result.notices == ("the history differs from the known one; message 4 and those after it are new",)
     assert result.messages == [*history[:4], user("another way")]
 
 
@@ -505,7 +495,7 @@ async def test_a_history_cut_into_its_summary_begins_anew(tmp_path: Path) -> Non
     result = await session.run(history[:6])
 
     assert result.notices
-    assert await session.restore_history(LocalStorage(tmp_path)) == history[:6]
+    assert await session.restore_history() == history[:6]
 
 
 async def test_a_broken_history_is_mended_once_and_stays_mended(tmp_path: Path) -> None:
@@ -518,7 +508,7 @@ async def test_a_broken_history_is_mended_once_and_stays_mended(tmp_path: Path) 
     assert first.repaired
     assert not second.repaired
     assert second.messages[: len(first.messages)] == first.messages
-    assert await session.restore_history(LocalStorage(tmp_path)) == [*history, assistant("yes")]
+    assert await session.restore_history() == [*history, assistant("yes")]
 
 
 async def test_results_appended_in_place_reach_the_context(tmp_path: Path) -> None:
@@ -532,7 +522,7 @@ async def test_results_appended_in_place_reach_the_context(tmp_path: Path) -> No
     assert len(blocks(result.messages[-1])) == 2
     assert LONG not in json.dumps(result.messages)
     assert not result.notices
-    assert await session.restore_history(LocalStorage(tmp_path)) == history
+    assert await session.restore_history() == history
 
 
 @pytest.mark.parametrize("verify", [True, False])
@@ -544,7 +534,7 @@ async def test_an_edit_inside_a_message_that_is_known_is_noticed_with_verify(ver
     cast("Any", history[1]["content"])[0]["text"] = "step 0, edited"
     result = await session.run(history)
 
-    noticed = "the history differs from the known one; message 1 and those behind it are new"
+    noticed = "the history differs from the known one; message 1 and those after it are new"
     assert result.notices == ((noticed,) if verify else ())
     assert json.dumps(result.messages) == json.dumps(before.messages).replace('"step 0"', '"step 0, edited"')
 
@@ -626,7 +616,7 @@ async def test_compacting_by_hand_summarises_whatever_the_budget_says(tmp_path: 
     assert [report.stage for report in result.reports] == ["Compact"]
     assert isinstance(result.reports[0].detail, Compacted)
     assert (await session.run([*history, *step("on")])).messages == [*result.messages, *step("on")]
-    assert await session.restore_history(LocalStorage(tmp_path)) == [*history, *step("on")]
+    assert await session.restore_history() == [*history, *step("on")]
 
 
 async def test_the_focus_reaches_the_summariser(tmp_path: Path) -> None:
@@ -711,16 +701,43 @@ async def test_force_opens_the_gates(tmp_path: Path) -> None:
     assert {type(report.detail) for report in result.reports if report.outcome is Outcome.CHANGED} >= {Compacted}
 
 
-async def test_the_pipeline_hands_out_one_session_as_long_as_it_is_in_use() -> None:
+async def test_the_pipeline_hands_out_one_session_whoever_holds_it() -> None:
     pipeline = ContextPipeline()
-    session = pipeline.session("s")
-    assert pipeline.session("s") is session
-
-    await session.run(chat(3))
-    del session
+    await pipeline.session("s").run(chat(3))
     gc.collect()
 
-    assert (await pipeline.session("s").run(chat(1))).notices == ()
+    assert (await pipeline.session("s").run(chat(5))).covered == 5
+    assert "3 messages known" not in repr(pipeline.session("s"))
+
+
+async def test_a_session_asked_for_anew_each_turn_keeps_its_context(tmp_path: Path) -> None:
+    pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path))])
+    history = conversation(user("go"), step("t1", result=LONG))
+    first = await pipeline.session("s").run(history)
+    gc.collect()
+
+    second = await pipeline.session("s").run([*history, assistant("a"), user("b")])
+
+    assert second.messages[: len(first.messages)] == first.messages
+
+
+async def test_beyond_the_limit_the_session_longest_unused_is_let_go_but_none_with_a_turn(tmp_path: Path) -> None:
+    summarize = Summaries(wait=True)
+    pipeline = ContextPipeline(
+        [Compact(summarize, LocalStorage(tmp_path))], budget=Budget(window=3000, trigger=2400), max_sessions=2
+    )
+    async with anyio.create_task_group() as group:
+        running = pipeline.session("running")
+        group.start_soon(running.run, loop(30))
+        with anyio.fail_after(30):
+            await summarize.asked.wait()
+        idle = pipeline.session("idle")
+        for name in ("a", "b", "c"):
+            pipeline.session(name)
+        assert pipeline.session("running") is running
+        summarize.opened.set()
+
+    assert pipeline.session("idle") is not idle
 
 
 async def test_a_session_is_its_own_context_manager() -> None:
@@ -728,20 +745,15 @@ async def test_a_session_is_its_own_context_manager() -> None:
         assert (await session.run(chat(3))).messages == chat(3)
 
 
-async def test_restoring_needs_a_storage(tmp_path: Path) -> None:
-    session = ContextPipeline().session("s")
-    await session.run(chat(3))
+async def test_without_a_journal_the_history_is_what_was_handed_in() -> None:
+    session, history = ContextPipeline().session("s"), chat(3)
+    await session.run(history)
 
-    with pytest.raises(SettingsError, match="needs the storage"):
-        await session.restore_history()
-    assert await session.restore_history(LocalStorage(tmp_path)) == chat(3)
+    assert await session.restore_history() == await session.history() == history
 
 
-async def test_restoring_before_anything_is_known_is_an_error(tmp_path: Path) -> None:
-    session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
-
-    with pytest.raises(StorageError, match="run the session first"):
-        await session.restore_history()
+async def test_of_a_session_that_nobody_has_run_the_history_is_empty(tmp_path: Path) -> None:
+    assert await ContextPipeline().session("s", journal=LocalStorage(tmp_path)).history() == []
 
 
 # Any caller -------------------------------------------------------------------------------------------------------
@@ -828,8 +840,7 @@ async def test_whatever_a_caller_does_the_context_is_sound_and_another_process_w
 def check_marks(session: Session, history: list[Message], context: list[Message]) -> None:
     """The marks of *context* are those of *history*, where there is still a message for them."""
     assert sum(sum(1 for _ in cache_marks(message)) for message in context) <= 4
-    match = session._projection.match
     for index, message in enumerate(history):
-        place = match.place(index)
+        place = session._timeline._place(index)
         if place is not None:
             assert list(cache_marks(context[place])) == list(cache_marks(message))

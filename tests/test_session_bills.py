@@ -13,7 +13,8 @@ from histories import assistant, text, user
 
 from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage
 from ctxpipe.messages import Message
-from ctxpipe.session import Session, observe_stream
+from ctxpipe.session import Session
+from ctxpipe.session.client import observe_stream
 from ctxpipe.summarizers import PromptTooLong, Retry, Summary, SummaryRefused
 
 

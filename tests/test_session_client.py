@@ -16,7 +16,7 @@ from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage, StageReport
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.messages import Message
 from ctxpipe.reports import Compacted
-from ctxpipe.session import lendable
+from ctxpipe.session.client import lendable
 from ctxpipe.summarizers import WITHOUT_MODEL, AnthropicSummarizer, ExtractiveSummarizer, Summarizer
 from ctxpipe.testing import MessagesServer, Reply, RequestBody, server_error
 

@@ -33,3 +33,5 @@ def test_a_session_killed_at_any_await_goes_on_with_nothing_lost_and_no_summary_
         # Every turn from the one that was killed on is what it would have been.
         assert one["contexts"].items() <= unharmed["contexts"].items(), one["point"]
         assert set(one["asked"]) <= set(unharmed["asked"]), one["point"]
+        # What was handed in last is known without the caller, or what was handed in a turn before.
+        assert one["known before"] in {one["begun at"], one["begun at"] - 2 if one["begun at"] > 1 else 0}, one["point"]

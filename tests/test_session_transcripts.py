@@ -27,8 +27,8 @@ from ctxpipe import (
     SmartTruncate,
     TokenCounter,
 )
-from ctxpipe.edits.projection import digest
 from ctxpipe.messages import Message, rewrite, tool_results
+from ctxpipe.messages.identity import digest
 from ctxpipe.summarizers import ExtractiveSummarizer, Retry, Summary
 
 pytestmark = pytest.mark.shared

@@ -157,7 +157,7 @@ async def test_a_session_that_cannot_use_its_journal_tells_nothing_of_the_conver
     asked: list[object] = []
 
     class LoudJournal(LocalStorage):
-        async def append(self, *given: Any) -> Any:
+        async def append(self, *given: Any, **_: Any) -> bool:
             asked.append(given)
             raise StorageError(f"cannot append {CANARY}")
 

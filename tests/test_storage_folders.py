@@ -42,7 +42,9 @@ ACTS: dict[str, Act] = {
     "read": lambda storage: storage.read("s/id_rsa"),
     "read a path": lambda storage: storage.read(os.path.join(storage.root, "s/id_rsa")),
     "save": lambda storage: storage.save("s", "compact", [MESSAGE]),
-    "append": lambda storage: storage.append("s", "journal.jsonl", {"a": 1}),
+    "append": lambda storage: storage.append("s", 0, "x"),
+    "entries": lambda storage: storage.entries("s"),
+    "set aside": lambda storage: storage.set_aside("s"),
     "records": lambda storage: storage.records("s"),
     "cleanup": lambda storage: storage.cleanup(max_bytes=0, max_age=0, records=True),
     "delete": lambda storage: storage.delete("s"),
@@ -244,7 +246,7 @@ async def test_a_journal_that_is_no_file_is_an_error_at_once(tmp_path: Path, mak
     make(tmp_path / "s/journal.jsonl")
 
     with anyio.fail_after(10), pytest.raises(StorageError, match=r"cannot append to .*journal\.jsonl"):
-        await storage.append("s", "journal.jsonl", {"a": 1})
+        await storage.append("s", 0, "x")
 
 
 @pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
@@ -278,7 +280,7 @@ async def test_nothing_is_appended_to_a_file_that_has_a_name_elsewhere(tmp_path:
     os.link(tmp_path / ".profile", root / "s/journal.jsonl")
 
     with pytest.raises(StorageError, match="a second name"):
-        await LocalStorage(root).append("s", "journal.jsonl", {"a": 1})
+        await LocalStorage(root).append("s", 0, "x")
 
     assert (tmp_path / ".profile").read_text() == "mine"
 
@@ -310,11 +312,13 @@ async def test_a_file_system_without_that_call_keeps_texts_and_records(
 
     written = [path for words in ("one", "two", "one") for path in await storage.write([("s/a.md", words)])]
     saved = [await storage.save("s", "compact", [MESSAGE]) for _ in range(2)]
-    grown = await storage.append("s", "journal.jsonl", {"a": 1})
+    grown = [await storage.append("s", number, str(number)) for number in range(2)]
 
     assert [Path(path).read_text() for path in written] == ["one", "two", "one"]
     assert [await load_archive(path) for path in saved] == [[MESSAGE], [MESSAGE]]
-    assert len({*saved, grown}) == 3
+    assert len(set(saved)) == 2
+    assert grown == [True, True]
+    assert await storage.entries("s") == ["0", "1"]
     assert (tmp_path / "root/s/.ctxpipe-session").read_text().startswith('{"form": 1')
     assert (await storage.delete("s")).files
 
@@ -440,10 +444,11 @@ async def test_sessions_that_differ_in_case_share_nothing_on_such_a_disk(folding
     storage = LocalStorage(folding_disk)
     for name in ("Alice", "alice"):
         await storage.write([(f"{session_folder(name)}/t1.md", f"secret of {name}")])
-        await storage.append(name, "journal.jsonl", {"of": name})
+        await storage.append(name, 0, f"entry of {name}")
 
     assert not set(await storage.records("Alice")) & set(await storage.records("alice"))
     await storage.delete("Alice")
+    assert await storage.entries("alice") == ["entry of alice"]
     assert (await storage.read("alice/t1.md")).text == "secret of alice"
 
 

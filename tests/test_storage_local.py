@@ -37,7 +37,6 @@ from ctxpipe import (
 from ctxpipe.messages import Message
 from ctxpipe.names import content_hash, session_folder
 from ctxpipe.placeholders import BATCH, DIRECT, placeholder
-from ctxpipe.storage.records import parse_line
 
 AWKWARD = {
     "nul": "a\0b",
@@ -156,10 +155,10 @@ async def test_files_and_folders_are_private_whatever_the_umask(tmp_path: Path, 
         storage = LocalStorage(root)
         [written] = await storage.write([("s/a.md", "x")])
         saved = await storage.save("s", "compact", ["{}"])
-        journal = await storage.append("s", "journal", {"text": "x"})
+        await storage.append("s", 0, "x")
         os.umask(0o022)
 
-        assert [mode(path) for path in (written, saved, journal)] == [0o600] * 3
+        assert [mode(path) for path in (written, saved, root / "s/journal.jsonl")] == [0o600] * 3
         assert [mode(path) for path in (root.parent, root, root / "s")] == [0o700] * 3
 
 
@@ -233,11 +232,9 @@ async def test_what_goes_to_disk_is_redacted(root: Path) -> None:
 
     [written] = await storage.write([("s/a.md", "a secret")])
     saved = await storage.save("s", "compact", [user("a secret"), "another secret"])
-    journal = await storage.append("s", "journal", {"of": user("a secret")})
 
     assert Path(written).read_text() == "a ******"
     assert json.loads(Path(saved).read_text()) == [user("a ******"), "another ******"]
-    assert parse_line(Path(journal).read_text().strip()) == {"of": user("a ******")}
     assert await storage.write([("s/a.md", "a secret")]) == [written]
 
 
@@ -246,10 +243,10 @@ async def test_a_synced_storage_writes_the_same(root: Path) -> None:
         storage = LocalStorage(root / taken, fsync=True, taken=cast("Literal['hash']", taken))
 
         [path] = await storage.write([("s/a.md", "x")])
-        await storage.append("s", "journal", {"text": "x"})
+        await storage.append("s", 0, "x")
 
         assert Path(path).read_text() == "x"
-        assert files_below(root / taken) == ["s/a.md", "s/journal"]
+        assert files_below(root / taken) == ["s/a.md", "s/journal.jsonl"]
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["x", "a", "a-1"]), st.text(max_size=3)), max_size=12))
@@ -280,7 +277,8 @@ async def test_a_link_in_place_of_a_file_is_never_followed(storage: LocalStorage
     outside = tmp_path / "outside.md"
     outside.write_text("x")
     (root / "s").mkdir(parents=True)
-    (root / "s/a.md").symlink_to(outside)
+    for name in ("a.md", "journal.jsonl"):
+        (root / "s" / name).symlink_to(outside)
 
     for taken in ("hash", "number"):
         with pytest.raises(StorageError) as failed:
@@ -289,7 +287,9 @@ async def test_a_link_in_place_of_a_file_is_never_followed(storage: LocalStorage
     with pytest.raises(StorageError):
         await storage.read("s/a.md")
     with pytest.raises(StorageError):
-        await storage.append("s", "a.md", {"text": "y"})
+        await storage.append("s", 0, "y")
+    with pytest.raises(StorageError):
+        await storage.entries("s")
     assert outside.read_text() == "x"
 
 
@@ -317,7 +317,9 @@ async def test_a_link_in_place_of_a_session_folder_is_never_followed(
         storage.write([("s/b.md", "x")]),
         storage.read("s/a.md"),
         storage.save("s", "compact", ["{}"]),
-        storage.append("s", "journal", {"text": "x"}),
+        storage.append("s", 0, "x"),
+        storage.entries("s"),
+        storage.set_aside("s"),
         storage.records("s"),
     ):
         with pytest.raises(StorageError):
@@ -397,7 +399,7 @@ async def main():
     await storage.write([("s/a.md", "x")])
     os.chmod(root + "/s", 0o500)
     await tried(storage.write([("s/b.md", "x")]))
-    await tried(storage.append("s", "journal", {"text": "x"}))
+    await tried(storage.append("s", 0, "x"))
     print(await storage.write([("s/a.md", "x")]) == [root + "/s/a.md"])
     os.chmod(root, 0o500)
     await tried(storage.write([("t/b.md", "x")]))
@@ -557,7 +559,7 @@ async def at_once(act):
 async def main(root):
     storage = LocalStorage(root)
     await at_once(lambda session: storage.write([(f"{session}/a.md", "x" * 5000)]))
-    await at_once(lambda session: storage.append(session, "journal", {"text": "x" * 100}))
+    await at_once(lambda session: storage.append(session, 0, "x" * 100))
     await at_once(lambda session: storage.read(f"{session}/a.md"))
 anyio.run(main, *sys.argv[1:])
 """
@@ -699,19 +701,11 @@ async def test_many_records_saved_at_once_all_have_their_own_number(storage: Loc
     assert sorted(int(number) for [number] in held) == list(range(30))
 
 
-async def test_a_record_grows_at_its_end(storage: LocalStorage) -> None:
-    entries = [{"text": text} for text in ("one\n", "two \ud83d\n", "漢\r\n")]
-
-    paths = {await storage.append("s", "journal.jsonl", entry) for entry in entries}
-
-    [path] = paths
-    assert list(map(parse_line, Path(path).read_text().split("\n")[1:])) == entries
-
-
-async def test_records_are_listed_by_session_oldest_first_without_the_texts(storage: LocalStorage) -> None:
+async def test_records_are_listed_by_session_oldest_first_without_the_texts(storage: LocalStorage, root: Path) -> None:
     await storage.write([("s/a.md", "x")])
     saved = [await storage.save("s", "z", ["1"]), await storage.save("s", "a", ["2"])]
-    saved.append(await storage.append("s", "journal.jsonl", {"text": "x"}))
+    await storage.append("s", 0, "x")
+    saved.append(str(root / "s/journal.jsonl"))
     await storage.save("t", "a", ["3"])
     for age, path in enumerate(saved):
         os.utime(path, (1000 + age, 1000 + age))
@@ -723,10 +717,8 @@ async def test_records_are_listed_by_session_oldest_first_without_the_texts(stor
 async def test_hostile_names_of_sessions_and_records_stay_inside(storage: LocalStorage, root: Path) -> None:
     for hostile in ("../../x", "/etc", "", "a/b"):
         saved = await storage.save(hostile, hostile, ["{}"])
-        grown = await storage.append(hostile, hostile, {"text": "x"})
-
-        assert Path(saved).parent == Path(grown).parent == root / session_folder(hostile)
-        assert await storage.records(hostile) == sorted([saved, grown], key=lambda path: os.stat(path).st_mtime_ns)
+        assert Path(saved).parent == root / session_folder(hostile)
+        assert await storage.records(hostile) == [saved]
 
 
 # Cleaning up --------------------------------------------------------------------------------------------------
@@ -820,8 +812,8 @@ async def test_a_file_that_a_living_history_names_is_never_deleted(
 async def test_records_go_only_when_asked(dated: LocalStorage, root: Path) -> None:
     await aged(dated, {"s/a.md": 100})
     record = await dated.save("s", "compact", ["{}"])
-    journal = await dated.append("s", "journal.jsonl", {"text": "{}"})
-    for path in (record, journal):
+    await dated.append("s", 0, "{}")
+    for path in (record, root / "s/journal.jsonl"):
         os.utime(path, (0, 0))
 
     assert [Path(path).name for path in (await dated.cleanup(max_age=50)).files] == ["a.md"]

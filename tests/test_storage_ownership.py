@@ -183,12 +183,14 @@ NEWER = json.dumps({"form": 2, "folders": "elsewhere"})
         lambda storage: storage.write([("s/b.md", "x")]),
         lambda storage: storage.read("s/a.md"),
         lambda storage: storage.save("s", "compact", [MESSAGE]),
-        lambda storage: storage.append("s", "journal.jsonl", {"a": 1}),
+        lambda storage: storage.append("s", 0, "x"),
+        lambda storage: storage.entries("s"),
+        lambda storage: storage.set_aside("s"),
         lambda storage: storage.records("s"),
         lambda storage: storage.cleanup(max_age=0),
         lambda storage: storage.delete("s"),
     ],
-    ids=["write", "read", "save", "append", "records", "cleanup", "delete"],
+    ids=["write", "read", "save", "append", "entries", "set aside", "records", "cleanup", "delete"],
 )
 async def test_a_root_of_a_newer_form_is_refused_and_left_alone(tmp_path: Path, act: Callable[[Any], Any]) -> None:
     await LocalStorage(tmp_path).write([("s/a.md", "x")])
@@ -213,7 +215,7 @@ async def test_a_session_of_a_newer_form_is_neither_written_nor_deleted(tmp_path
     storage = LocalStorage(tmp_path)
 
     for _ in range(2):
-        for act in (storage.write([("s/b.md", "x")]), storage.append("s", "journal.jsonl", {}), storage.delete("s")):
+        for act in (storage.write([("s/b.md", "x")]), storage.append("s", 0, "x"), storage.delete("s")):
             with pytest.raises(StorageError, match="newer ctxpipe"):
                 await act
         with pytest.raises(StorageError, match="newer ctxpipe"):
@@ -301,7 +303,7 @@ async def test_files_of_others_in_our_folders_stay_with_the_folder(tmp_path: Pat
 async def test_files_that_others_put_into_a_folder_that_we_made_stay(tmp_path: Path, session: str) -> None:
     storage = LocalStorage(tmp_path)
     await storage.write([(f"{session}/t1.md", "ours"), ("tool-result-1.md", "ours")])
-    await storage.append(session, "journal.jsonl", {"a": 1})
+    await storage.append(session, 0, "x")
     theirs = ["docs/guide.md", *OURS_BY_NAME, "s/a.md", "docs/truncate-20260101T000000Z-1.json"]
     write_old(tmp_path, theirs)
     age(tmp_path)
@@ -360,9 +362,8 @@ async def test_a_torn_line_of_the_mark_costs_one_name(tmp_path: Path) -> None:
 async def test_a_file_of_any_name_that_was_written_here_is_known(tmp_path: Path, name: str) -> None:
     storage = LocalStorage(tmp_path)
     [text] = await storage.write([(f"s/{name.replace(chr(0xD83D), '')}", "x")])
-    record = await storage.append("s", name, {"a": 1})
 
-    assert set((await storage.delete("s")).files) == {text, record}
+    assert (await storage.delete("s")).files == (text,)
 
 
 def test_a_folder_that_nobody_may_look_into_is_left_out() -> None:
@@ -406,7 +407,7 @@ async def test_whatever_is_done_the_files_that_were_there_stay(tree: list[str], 
                     case "save":
                         await storage.save(session, "compact", [MESSAGE])
                     case "append" if f"{session}/journal.jsonl" not in tree:
-                        await storage.append(session, "journal.jsonl", {"a": 1})
+                        await storage.append(session, 0, "x")
                     case "clean":
                         age(root)
                         await clean_up_everything(storage)
@@ -454,9 +455,9 @@ async def test_a_journal_protects_its_session_as_long_as_it_is_young(tmp_path: P
     storage = LocalStorage(tmp_path, clock=lambda: now)
     for session, days in (("young", 1), ("old", 40)):
         await storage.write([(f"{session}/a.md", "x" * 100)])
-        journal = await storage.append(session, "journal.jsonl", {"a": 1})
+        await storage.append(session, 0, "x")
         age(tmp_path / session)
-        os.utime(journal, (now - days * 86_400, now - days * 86_400))
+        os.utime(tmp_path / session / "journal.jsonl", (now - days * 86_400, now - days * 86_400))
 
     assert (await storage.cleanup(max_bytes=0, records=True)).files == ()
     cleaned = await storage.cleanup(max_age=30 * 86_400, max_bytes=0, records=True)

@@ -27,6 +27,7 @@ from ctxpipe import (
     TokenCounter,
 )
 from ctxpipe.summarizers import ExtractiveSummarizer
+from ctxpipe.timeline import SLICES, WATCHED
 
 LENGTHS = [200, 2_000]
 
@@ -174,8 +175,11 @@ async def test_how_often_messages_are_looked_into_does_not_grow_with_the_history
         looks["new"].append(work.looks)
 
     for kind, counts in looks.items():
-        assert max(counts) - min(counts) <= 4, (kind, counts)
-        assert max(counts) <= {"idle": 100, "new": 300}[kind], (kind, counts)
+        # A part of the older messages is looked at for a content that was exchanged.
+        slices = [max(0, length - WATCHED) // SLICES for length in (*LENGTHS, 4_000)]
+        own = [count - slice_ for count, slice_ in zip(counts, slices, strict=True)]
+        assert max(own) - min(own) <= 8, (kind, counts)
+        assert max(own) <= {"idle": 100 + WATCHED, "new": 300 + WATCHED}[kind], (kind, counts)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -211,13 +215,19 @@ async def test_an_offloaded_result_costs_as_many_files_and_hops_at_any_length(wo
     assert costs[0] <= (6, 8)
 
 
-async def test_a_session_with_a_journal_opens_it_once_for_each_turn_that_changed(work: Work, tmp_path: Path) -> None:
+@pytest.mark.parametrize("length", LENGTHS)
+async def test_with_a_journal_a_turn_looks_at_it_once_and_writes_one_entry(
+    work: Work, tmp_path: Path, length: int
+) -> None:
     storage = LocalStorage(tmp_path)
     session = ContextPipeline([DirectOffload(storage)], counter=work.counter).session("s", journal=storage)
-    messages = history(200)
+    messages = history(length)
     await session.run(messages)
 
     with work.counted():
         await session.run(messages)
+    assert (len(work.files), work.hops, work.encoded) == (3, 1, 0)
 
-    assert (work.files, work.hops, work.encoded) == ([], 0, 0)
+    with work.counted():
+        await session.run([*messages, *step(length + 1)])
+    assert (len(work.files), work.hops) == (6, 2)

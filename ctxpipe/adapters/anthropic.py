@@ -15,22 +15,23 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 from ..edits.breakpoints import with_breakpoints
-from ..edits.projection import digest
 from ..edits.thinking import drop_block
 from ..errors import SettingsError, safe_text
-from ..journal import JOURNAL_STORAGE
-from ..messages import MAX_CACHE_MARKS, kind
+from ..messages import MAX_CACHE_MARKS, kind, pending_calls
 from ..messages import field as read
+from ..messages.identity import digest
 from ..pipeline import ContextPipeline
 from ..refusals import MAX_TEXT, REFUSING, read_refusal
-from ..session import BETA, Session, is_asked_by_a_stage, learn, observe_stream
+from ..session.client import BETA, is_asked_by_a_stage, observe_stream
+from ..session.session import Session, learn
 from ..settings import FUNCTION, SESSION_ID, excerpt, instance_of, is_size, one_of
+from ..storage.protocol import JOURNAL_STORAGE
 
 if TYPE_CHECKING:
     from anthropic import APIRequest, AsyncAPIResponse
 
-    from ..journal import JournalStorage
     from ..reports import Result
+    from ..storage import JournalStorage
 
     AsyncCallNext: TypeAlias = Callable[[APIRequest], Awaitable[AsyncAPIResponse[Any]]]
 
@@ -106,6 +107,9 @@ class _Middleware:
             if self.threads == "decline":
                 raise _cannot_be_threaded(request)
             return await call_next(request)
+        if _has_open_calls(body["messages"]):
+            self.sessions.warn_once("a request ends with calls that have no result; it is sent as it came")
+            return await call_next(request)
         try:
             session = self.sessions.of(body)
             client: Any = _client_behind(call_next)
@@ -167,6 +171,7 @@ class _Sessions:
     session_id: SessionId
     journal: JournalStorage | None
     _named: OrderedDict[str, _Conversations] = field(default_factory=OrderedDict)
+    _warned: set[str] = field(default_factory=set)
     _rewritings: WeakKeyDictionary[Session, tuple[int, int, int]] = field(default_factory=WeakKeyDictionary)
 
     def of(self, body: Mapping[str, Any]) -> Session:
@@ -177,6 +182,12 @@ class _Sessions:
             conversations = _Conversations(beginning, self.pipeline.session(name, journal=self.journal))
         _keep(self._named, name, conversations, self.pipeline.max_sessions)
         return conversations.of(beginning)
+
+    def warn_once(self, text: str) -> None:
+        """Log *text*, but not a second time."""
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning("%s", text)
 
     def rewritten(self, session: Session, context: Result) -> tuple[int, int] | None:
         """From where to where this turn has rewritten the context, also when the SDK sends it a second time."""
@@ -209,6 +220,12 @@ def _is_a_turn(request: APIRequest, body: Any) -> bool:
         return False
     content = read(messages[0], "content")
     return not isinstance(content, list) or not any(kind(block) == "compaction" for block in content)
+
+
+def _has_open_calls(messages: list[Any]) -> bool:
+    """Whether *messages* end with calls that have no result; no, where they are no messages."""
+    last: object = messages[-1]
+    return isinstance(last, Mapping) and {"role", "content"} <= last.keys() and bool(pending_calls(messages))
 
 
 def _arguments(body: Mapping[str, Any]) -> dict[str, Any]:

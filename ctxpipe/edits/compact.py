@@ -35,8 +35,8 @@ from ..compacted import (
 from ..facts import commands, identifiers, is_cut, is_one_line, one_line, shortened, touched_paths
 from ..messages import MEDIA, blocks, kind, pending_calls, split_system, tool_calls, tool_results
 from ..messages import field as read
+from ..messages.identity import digest
 from .offload import newest
-from .projection import digest
 
 if TYPE_CHECKING:
     from ..messages import Message

@@ -40,6 +40,7 @@ __all__ = [
     "Scan",
     "Selection",
     "characters",
+    "is_batch",
     "is_placeholder",
     "newest",
     "passes",
@@ -318,12 +319,13 @@ def rewritten_before(messages: Sequence[Message]) -> tuple[int, int] | None:
 
     Direct offloading leaves no such trace: it acts before the model has seen anything.
     """
-    results = (r.place for r in tool_results(messages) if _is_batch(_only_text(r.content)))
-    inputs = (c.place for c in tool_calls(messages) if any(map(_is_batch, strings(c.input))))
+    results = (r.place for r in tool_results(messages) if is_batch(_only_text(r.content)))
+    inputs = (c.place for c in tool_calls(messages) if any(map(is_batch, strings(c.input))))
     return min((place for place in (next(results, None), next(inputs, None)) if place), default=None)
 
 
-def _is_batch(text: str) -> bool:
+def is_batch(text: str) -> bool:
+    """Whether *text* is a placeholder of batch offloading."""
     return text.startswith(BATCH.split("{}")[0]) and any_reference(text, MAX_SHOWN) is not None
 
 

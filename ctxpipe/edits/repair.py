@@ -64,7 +64,7 @@ from ..messages.values import encoding_fault
 if TYPE_CHECKING:
     from ..messages import Block, Message
 
-__all__ = ["INTERRUPTED", "repair"]
+__all__ = ["INTERRUPTED", "interrupted", "repair"]
 
 INTERRUPTED = "[No result: this tool call was interrupted. It may or may not have taken effect.]"
 OPENING = "[The conversation begins here.]"
@@ -428,6 +428,11 @@ def _answer(call: str, name: str, results: Mapping[str, list[Block]], *, is_last
         failed = (place for place, result in enumerate(results[call]) if is_last and field(result, "is_error"))
         result = results[call].pop(next(failed, 0))
         return result if name == call else {**as_dict(result), "tool_use_id": name}
+    return interrupted(name)
+
+
+def interrupted(name: str) -> dict[str, object]:
+    """The result that stands for one that never came, of the call *name*."""
     return {"type": "tool_result", "tool_use_id": name, "content": INTERRUPTED, "is_error": True}
 
 

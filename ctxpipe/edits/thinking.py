@@ -1,4 +1,4 @@
-"""Thinking blocks behind a rewritten message, which newer models refuse: find them, strip them, or have them dropped.
+"""Thinking blocks after a rewritten message, which newer models refuse: find them, strip them, or have them dropped.
 
 The models of late 2026 bind each thinking block to everything before it: system prompt, tools, messages, and the
 thinking blocks before it. Rewriting an older message breaks that bond for all thinking behind it (R8).
@@ -6,15 +6,16 @@ thinking blocks before it. Rewriting an older message breaks that bond for all t
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from ..messages import THINKING, as_blocks, blocks, has_calls, has_results, is_equal, kind
+from ..messages import THINKING, blocks, has_calls, has_results, kind
 
 if TYPE_CHECKING:
     from ..messages import Block, Message
+    from .diff import Edit
 
-__all__ = ["BINDING_BETA", "Place", "changed_place", "drop_block", "follows", "open_loop", "strip"]
+__all__ = ["BINDING_BETA", "Place", "Stale", "drop_block", "mark_stale", "open_loop", "shift_stale", "strip"]
 
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
 BLOCK_BINDING = {"prefix_mismatch_behavior": "drop_block"}
@@ -23,46 +24,53 @@ BINDABLE = frozenset({"adaptive", "enabled"})
 Place: TypeAlias = tuple[int, int]
 """Message and block index."""
 
-
-def changed_place(before: Sequence[Message], after: Sequence[Message]) -> Place | None:
-    """The first block of *after* that is not what *before* has there; None when *after* has nothing new.
-
-    Messages that only went from the end change nothing that is left. Bare text equals its one text block.
-    """
-    for index, (old, new) in enumerate(zip(before, after, strict=False)):
-        if old is new or is_equal(old, new):
-            continue
-        if old["role"] != new["role"]:
-            return index, 0
-        ours, theirs = as_blocks(old), as_blocks(new)
-        block = _agreeing(ours, theirs)
-        if block < max(len(ours), len(theirs)):
-            return index, block
-    return (len(before), 0) if len(after) > len(before) else None
+Stale: TypeAlias = dict[int, int]
+"""By message, the first block from which on the signatures of its thinking are stale."""
 
 
-def follows(messages: Sequence[Message], place: Place) -> bool:
-    """Whether a thinking block stands in *messages* at *place* or behind it: one whose bond a change there breaks."""
-    return next(_thinking(messages, place), None) is not None
+def mark_stale(stale: Stale, messages: Sequence[Message], place: Place) -> None:
+    """Note in *stale* that the text before all thinking in *messages* at *place* and behind it has changed."""
+    first, block = place
+    for index in range(first, len(messages)):
+        start = block if index == first else 0
+        if any(kind(held) in THINKING for held in blocks(messages[index])[start:]):
+            stale[index] = min(start, stale.get(index, start))
 
 
-def strip(messages: list[Message], place: Place) -> list[Message]:
-    """*messages* without the thinking blocks at *place* and behind it; the very same list when there are none.
+def shift_stale(stale: Stale, edit: Edit) -> Stale:
+    """*stale* where *edit* has taken messages out and put others in, of which the first may keep its thinking."""
+    if not stale:
+        return stale
+    start, stop, messages = edit
+    moved = len(messages) - (stop - start)
+    last = start if messages and start < stop else start - 1
+    kept = {index: block for index, block in stale.items() if index <= last}
+    return kept | {index + moved: block for index, block in stale.items() if index >= stop}
+
+
+def strip(messages: list[Message], stale: Stale) -> list[Message]:
+    """*messages* without the thinking blocks that are *stale*; the very same list when there are none.
 
     Whole blocks go, nothing else changes. The thinking of a tool loop that is still open stays, because the API asks
-    for it; its bond is broken all the same, so a request with it needs `drop_block`.
+    for it; its signature is stale all the same, so a request with it needs `drop_block`.
     """
     end = open_loop(messages)
-    leaving = {found for found in _thinking(messages, place) if found[0] < end}
-    kept = {index: _others(messages, index, leaving) for index in {index for index, _ in leaving}}
+    kept = {index: _others(messages[index], start) for index, start in stale.items() if index < end}
     # A message of nothing but thinking is broken already, and not ours to empty.
-    stripped = {index: content for index, content in kept.items() if content}
+    stripped = {
+        index: content for index, content in kept.items() if content and len(content) < len(blocks(messages[index]))
+    }
     if not stripped:
         return messages
     return [
         cast("Message", {**message, "content": stripped[index]}) if index in stripped else message
         for index, message in enumerate(messages)
     ]
+
+
+def _others(message: Message, start: int) -> list[Block]:
+    """The blocks of *message* but for the thinking from block *start* on."""
+    return [block for place, block in enumerate(blocks(message)) if place < start or kind(block) not in THINKING]
 
 
 def open_loop(messages: Sequence[Message]) -> int:
@@ -111,20 +119,3 @@ def _with_beta(request: Mapping[str, object]) -> dict[str, object]:
 
 def _mapping(value: object) -> dict[str, object]:
     return dict(value) if isinstance(value, Mapping) else {}
-
-
-def _thinking(messages: Sequence[Message], place: Place) -> Iterator[Place]:
-    for index in range(place[0], len(messages)):
-        for block_index, block in enumerate(blocks(messages[index])):
-            if kind(block) in THINKING and (index, block_index) >= place:
-                yield index, block_index
-
-
-def _others(messages: Sequence[Message], index: int, places: Container[Place]) -> list[Block]:
-    return [block for place, block in enumerate(blocks(messages[index])) if (index, place) not in places]
-
-
-def _agreeing(old: Sequence[Block], new: Sequence[Block]) -> int:
-    pairs = enumerate(zip(old, new, strict=False))
-    different = (index for index, (one, other) in pairs if one is not other and not is_equal(one, other))
-    return next(different, min(len(old), len(new)))

@@ -31,6 +31,7 @@ ROLES = frozenset({"user", "assistant", "system"})
 SPOKEN = frozenset({"text", "thinking"})  # blocks that hold their text under the name of their type
 
 _MESSAGE_KEYS = frozenset({"role", "content"})
+_SPEAKERS = ("user", "assistant")
 _SYSTEM_KEYS = _MESSAGE_KEYS | {"clear_at", "output_config"}
 _ASSISTANT_ONLY = CALLS | THINKING
 _NOT_IN_SYSTEM = frozenset({"image", "document", "search_result", "container_upload", "compaction"})
@@ -112,7 +113,29 @@ def ensure_messages(messages: object, start: int = 0) -> None:
         hint = history_hint(messages)
         raise InvalidHistory(f"a history is a list of messages, not {type(messages).__name__}{hint}")
     for index in range(start, len(messages)):
-        _ensure_message(index, messages[index])
+        if not _is_common(messages[index]):
+            _ensure_message(index, messages[index])
+
+
+def _is_common(message: object) -> bool:
+    """Whether *message* is of the form that nearly all have, so that nothing is left to look at."""
+    if type(message) is not dict or len(message) != len(_MESSAGE_KEYS) or message.get("role") not in _SPEAKERS:
+        return False
+    content = message.get("content")
+    if type(content) is str:
+        return True
+    return type(content) is list and all(map(_is_common_block, content))
+
+
+def _is_common_block(block: object) -> bool:
+    if type(block) is not dict:
+        return False
+    name = block.get("type")
+    if name == "tool_use":
+        return True
+    if name == "tool_result":
+        return type(block.get("content")) is str
+    return name == "text" and type(block.get("text")) is str
 
 
 def _ensure_message(index: int, message: object) -> None:
@@ -601,7 +624,7 @@ class CacheMarks:
     __slots__ = ("_sums",)
 
     def __init__(self) -> None:
-        self._sums = array("L", [0])  # marks in the first n messages
+        self._sums = array("I", [0])  # marks in the first n messages
 
     def rewind(self, known: int) -> None:
         """Forget all but the first *known* messages."""

@@ -33,6 +33,7 @@ __all__ = [
     "is_equal",
     "rebuilt",
     "sent_as",
+    "sorted_json",
     "strings",
     "without_surrogates",
 ]
@@ -83,6 +84,7 @@ def sent_as(value: object) -> object:
 
 _COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=sent_as, allow_nan=False)
 _ASCII = json.JSONEncoder(separators=(",", ":"), default=sent_as, allow_nan=False)
+_SORTED = json.JSONEncoder(separators=(",", ":"), default=sent_as, allow_nan=False, sort_keys=True)
 
 
 def compact_json(value: object) -> str:
@@ -102,6 +104,17 @@ def as_json(value: object, *, indent: int | None = None, ensure_ascii: bool = Tr
         return _encode(_ASCII if ensure_ascii else _COMPACT, value)
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, default=sent_as, allow_nan=False)
     return _encode(encoder, value)
+
+
+def sorted_json(value: object) -> str:
+    """*value* as compact ASCII JSON in which the order of keys makes no difference.
+
+    Raises InvalidHistory for a value that the client could not send either.
+    """
+    try:
+        return _encode(_SORTED, value)
+    except InvalidHistory:  # keys of several types cannot be sorted
+        return _encode(_ASCII, value)
 
 
 def _encode(encoder: json.JSONEncoder, value: object) -> str:

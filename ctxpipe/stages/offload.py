@@ -19,7 +19,6 @@ from ..messages import (
     ToolResult,
     blocks,
     ensure_messages,
-    is_bulky,
     rebuilt,
     rewrite,
     tool_results,
@@ -44,7 +43,7 @@ from ..settings import (
     is_size,
     setting,
 )
-from ..stage import Change, Skip, Turn
+from ..stage import Change, Skip, Stored, Turn
 from ..storage import LocalStorage, TextReader, TextWriter
 from ..threads import in_thread, in_thread_if
 from .gates import Gate, RatioGate
@@ -360,7 +359,9 @@ async def _moved_singly(storage: TextWriter, turn: Turn, moves: Sequence[_Move])
 
 
 def _moved_to(turn: Turn, moves: Sequence[_Move], files: Sequence[str]) -> Change:
-    return _change(turn, moves, [move.replacement(file) for move, file in zip(moves, files, strict=True)], files)
+    change = _change(turn, moves, [move.replacement(file) for move, file in zip(moves, files, strict=True)], files)
+    locations = {move.text: file for move, file in zip(moves, files, strict=True)}
+    return replace(change, stored=Stored(moves[0].pointers.storage, locations))
 
 
 def _planned(turn: Turn, moves: Sequence[_Move]) -> Change:
@@ -433,7 +434,7 @@ class DirectOffload:
             selection.least_chars if self.read_back_chars is None else min(selection.least_chars, self.read_back_chars)
         )
         start = offload.newest(turn.messages)
-        is_long = is_bulky(turn.messages, max(0, start - 1))
+        is_long = turn.is_bulky(max(0, start - 1))
         pairs, chosen = await in_thread_if(is_long, _long_enough, turn.messages, start, least, selection)
         moves = await _moves(self._pointers, turn, chosen, selection)
         cut: dict[tuple[int, int], str] = {}
@@ -551,7 +552,7 @@ class BatchOffload:
     async def _decide(self, turn: Turn) -> list[_Move] | Skip:
         selection = _remembered(turn, self.reference, self._selection)
         running = turn.recall(offload.Running)
-        await in_thread_if(is_bulky(turn.messages, running.known), running.extend, turn.messages, selection)
+        await in_thread_if(turn.is_bulky(running.known), running.extend, turn.messages, selection)
         if not turn.force and self.min_context_tokens and await turn.tokens() < self.min_context_tokens:
             return Skip(f"the context is below {self.min_context_tokens} tokens")
         end = offload.protected_from(turn.messages, self.keep_recent)

@@ -2,7 +2,7 @@
 
 from .files import FileReader, FileText, LocalFiles
 from .local import Cleaned, LocalStorage
-from .protocol import Archive, Page, TextReader, TextWriter
+from .protocol import Archive, JournalStorage, Page, TextReader, TextWriter
 from .secrets import is_secret
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Cleaned",
     "FileReader",
     "FileText",
+    "JournalStorage",
     "LocalFiles",
     "LocalStorage",
     "Page",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -31,6 +32,10 @@ __all__ = [
 ]
 
 JOURNAL = "journal.jsonl"
+LIVE_SECONDS = 3600.0
+"""A session whose journal was written to this late is in use, whatever age was asked for."""
+
+_JOURNALS = re.compile(r"journal(?:-\d{1,9})?\.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,7 @@ class Limits:
         # The journal tells that the conversation may go on, whoever else remembers it.
         if file.journal_time is None:
             return False
-        return self.max_age is None or now - file.journal_time <= self.max_age
+        return self.max_age is None or now - file.journal_time <= max(self.max_age, LIVE_SECONDS)
 
 
 # Finding ------------------------------------------------------------------------------------------
@@ -103,8 +108,8 @@ def find_files(root: StorageRoot, adopted: Mapping[str, Mark] | None = None) -> 
 
 def _own_files(descriptor: int, folder: str, mark: Mark) -> Iterator[OwnFile]:
     files = dict(regular_files(descriptor))
-    journal = files.get(JOURNAL) if folder else None
-    journal_time = journal.st_mtime if journal else None
+    written = [info.st_mtime for name, info in files.items() if folder and _JOURNALS.fullmatch(name)]
+    journal_time = max(written, default=None)
     for name, info in files.items():
         if mark.owns(name):
             yield OwnFile(folder, name, file_kind(name), info.st_size, info.st_mtime_ns, journal_time)

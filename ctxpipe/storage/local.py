@@ -8,15 +8,15 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
-from pathlib import PurePosixPath
+from pathlib import PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter, sleep, to_thread
 from anyio.lowlevel import RunVar
 
 from ..errors import SettingsError, StorageError
@@ -27,6 +27,7 @@ from ..placeholders import named_files
 from ..settings import FLAG, FUNCTION, NUMBER, PATH, SESSION_ID, SIZE, check_settings, excerpt, one_of
 from .atomic import STALE_SECONDS, claim, exists, read_bytes, sync, temporary_file
 from .cleanup import (
+    JOURNAL,
     Cleaned,
     Limits,
     choose_files,
@@ -41,13 +42,13 @@ from .folders import (
     RootError,
     is_file,
     open_file,
-    open_to_append,
     regular_files,
     translate_errors,
 )
+from .journals import JournalFile, Position, SessionLock
 from .ownership import StorageRoot
 from .protocol import Page
-from .records import Record, Redact, encode_line, encode_record, leave_alone, redact_text
+from .records import Record, Redact, encode_record, leave_alone, redact_text
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -55,6 +56,9 @@ if TYPE_CHECKING:
 __all__ = ["Cleaned", "LocalStorage"]
 
 _CHUNK = 1 << 16
+_BRANCH = re.compile(r"journal-(\d{1,9})\.jsonl")
+_MOST_SEEN = 10_000  # journals whose length is remembered
+_LEASE_POLL = 0.05  # seconds
 _PLAIN_KEY = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*")  # nothing to normalise in it
 
 # Eight batches at a time for all storages of an event loop: a thousand sessions must not exhaust the
@@ -87,6 +91,7 @@ class LocalStorage:
     taken: Literal["hash", "number", "overwrite"] = "hash"
     clock: Callable[[], float] = time.time
     _folders: StorageRoot = field(init=False, repr=False, compare=False)
+    _seen: dict[str, Position] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not PATH.accepts(self.root):
@@ -102,6 +107,7 @@ class LocalStorage:
         path = os.path.abspath(self.root)
         object.__setattr__(self, "root", path)
         object.__setattr__(self, "_folders", StorageRoot(path, marked=self.taken == "hash"))
+        object.__setattr__(self, "_seen", {})
 
     # Writing whole texts --------------------------------------------------------------------------
 
@@ -257,31 +263,6 @@ class LocalStorage:
         self._folders.list_file(folder, fd, name)
         return claim(fd, temporary, name)
 
-    async def append(self, session_id: str, name: str, entry: Mapping[str, object], /) -> str:
-        """Add *entry* as a line to the session's record *name*; return its absolute path. Raises StorageError."""
-        return await finished(self._append(f"{session_folder(session_id)}/{safe_name(name)}", entry))
-
-    async def _append(self, key: str, entry: Mapping[str, object]) -> str:
-        import aiofiles
-
-        path = self.location(key)
-        with translate_errors("cannot append to", path):
-            redact = self._redact_for(os.path.dirname(key))
-            line = await to_thread.run_sync(encode_line, entry, redact, limiter=_limiter())
-            async with _limiter(), aiofiles.open(key, "ab", opener=self._open_record) as file:
-                await file.write(_encode(line))
-                await file.flush()
-                if self.fsync:
-                    await to_thread.run_sync(sync, file.fileno())
-        return path
-
-    def _open_record(self, key: str, flags: int) -> int:
-        folder, name = os.path.split(key)
-        with self._folders.folder(folder, create=True) as fd:
-            if not exists(fd, name):
-                self._folders.list_file(folder, fd, name)
-            return open_to_append(name, flags, folder=fd)
-
     def _redact_for(self, folder: str) -> Redact | None:
         return leave_alone(folder, self.redact) if self.redact else None
 
@@ -300,6 +281,68 @@ class LocalStorage:
         records = [name for _, name in sorted(files) if file_kind(name) == "record" and name[0] != "."]
         return [os.path.join(self.root, folder, name) for name in records]
 
+    # Journals ------------------------------------------------------------------------------------
+
+    async def append(self, session_id: str, number: int, entry: str, /, *, branch: str = "") -> bool:
+        """Write *entry* as number *number* of the session's journal; False when there is one. Raises StorageError."""
+        return await to_thread.run_sync(self._append, session_id, number, entry, branch, limiter=_limiter())
+
+    def _append(self, session_id: str, number: int, entry: str, branch: str) -> bool:
+        if "\n" in entry:
+            raise StorageError(errno.EINVAL, "an entry of a journal is one line")
+        journal = self._journal(session_id, branch)
+        seen = self._seen.get(journal.where, Position())
+        written, now = journal.append(number, entry.encode(), seen, synced=self.fsync)
+        self._remember(journal.where, now)
+        return written
+
+    async def entries(self, session_id: str, start: int = 0, /, *, branch: str = "") -> list[str]:
+        """The entries of the session's journal from number *start* on. Raises StorageError."""
+        return await to_thread.run_sync(self._entries, session_id, start, branch, limiter=_limiter())
+
+    def _entries(self, session_id: str, start: int, branch: str) -> list[str]:
+        journal = self._journal(session_id, branch)
+        lines, now = journal.lines(start, self._seen.get(journal.where, Position()))
+        self._remember(journal.where, now)
+        return [line.decode("utf-8", "replace") for line in lines]
+
+    async def branches(self, session_id: str, /) -> list[str]:
+        """The names of the session's branches, in order. Raises StorageError."""
+        names = [PurePath(record).name for record in await self.records(session_id)]
+        return sorted((match[1] for name in names if (match := _BRANCH.fullmatch(name))), key=int)
+
+    async def set_aside(self, session_id: str, /, *, branch: str = "") -> str:
+        """Give the session's journal another name, under which nothing reads it; that name. Raises StorageError."""
+        journal = self._journal(session_id, branch)
+        stem = f"journal-{branch}" if branch else "journal"
+        seen = self._seen.get(journal.where, Position())
+        return await to_thread.run_sync(journal.set_aside, stem, seen, limiter=_limiter())
+
+    def _journal(self, session_id: str, branch: str) -> JournalFile:
+        name = f"journal-{safe_name(branch)}.jsonl" if branch else JOURNAL
+        return JournalFile(self._folders, session_folder(session_id), name)
+
+    def _remember(self, where: str, now: Position) -> None:
+        self._seen.pop(where, None)
+        self._seen[where] = now
+        while len(self._seen) > _MOST_SEEN:
+            with suppress(StopIteration, KeyError, RuntimeError):  # another thread was faster
+                del self._seen[next(iter(self._seen))]
+
+    @asynccontextmanager
+    async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
+        """Hold the session for yourself; False when somebody else has held it for *seconds*. Raises StorageError."""
+        lock = SessionLock(self._folders, session_folder(session_id))
+        deadline = time.monotonic() + seconds
+        held = await to_thread.run_sync(lock.acquire, limiter=_limiter())
+        while not held and time.monotonic() < deadline:
+            await sleep(_LEASE_POLL)
+            held = await to_thread.run_sync(lock.acquire, limiter=_limiter())
+        try:
+            yield held
+        finally:
+            lock.release()
+
     # Cleaning up ----------------------------------------------------------------------------------
 
     async def cleanup(
@@ -313,9 +356,9 @@ class LocalStorage:
         """Delete the oldest texts until none is older than *max_age* seconds and all hold at most *max_bytes*.
 
         Only files of ctxpipe's in folders that carry its mark are deleted. A session whose journal is younger than
-        *max_age* stays whole; without *max_age* every session with a journal does. So does a file that a placeholder
-        in one of the *live* histories names, but no list of histories protects what only a session remembers: keep a
-        journal. Archives and journals go only with *records*. None switches a limit off.
+        *max_age*, or than an hour, stays whole; without *max_age* every session with a journal does. So does a file
+        that a placeholder in one of the *live* histories names, but no list of histories protects what only a session
+        remembers: keep a journal. Archives and journals go only with *records*. None switches a limit off.
 
         Raises StorageError, and SettingsError for a negative limit.
         """

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from ..settings import instance_of
 from .records import Record
 
-__all__ = ["Archive", "Page", "TextReader", "TextWriter"]
+__all__ = ["JOURNAL_STORAGE", "Archive", "JournalStorage", "Page", "TextReader", "TextWriter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +72,45 @@ class Archive(Protocol):
         """
         ...
 
-    async def append(self, session_id: str, name: str, entry: Mapping[str, object], /) -> str:
-        """Add the line that `encode_line` makes of *entry* to the session's record *name*; return where it is.
-
-        Raises StorageError.
-        """
-        ...
-
     async def records(self, session_id: str, /) -> Sequence[str]:
         """Where the session's records lie, oldest first. Raises StorageError."""
         ...
 
+
+@runtime_checkable
+class JournalStorage(TextReader, Protocol):
+    """Keeps the journals of sessions: numbered entries, each one line of text.
+
+    Entry *number* is written once, whoever tries: that alone lets several processes share a
+    session. A journal has branches, named "1", "2" and so on; the trunk's name is "". An entry is whole or
+    absent, also after a kill. `TextReader.read` gives the texts back that entries refer to.
+
+    A storage may also have ``lease(session_id, seconds)``, an async context manager that holds the
+    session for one process, and gives False when somebody else does; it saves money, nothing else.
+    """
+
+    async def append(self, session_id: str, number: int, entry: str, /, *, branch: str = "") -> bool:
+        """Write *entry* as number *number*, counted from 0; False when there is one. Raises StorageError."""
+        ...
+
+    async def entries(self, session_id: str, start: int = 0, /, *, branch: str = "") -> Sequence[str]:
+        """The entries from number *start* on, none where there is no journal. Raises StorageError."""
+        ...
+
+    async def branches(self, session_id: str, /) -> Sequence[str]:
+        """The names of the session's branches. Raises StorageError."""
+        ...
+
+    async def set_aside(self, session_id: str, /, *, branch: str = "") -> str:
+        """Keep a journal that cannot be trusted under another name, so that a new one can begin; that name.
+
+        The one that was read last: "" where somebody else has put another in its place. Raises StorageError.
+        """
+        ...
+
+
+JOURNAL_STORAGE = instance_of(JournalStorage, "a storage such as LocalStorage('.ctxpipe')")
+"""What may be given as a journal, for those who check it."""
 
 ARCHIVE = instance_of(Archive, "an Archive such as LocalStorage('.ctxpipe')")
 """What may be given as an archive, for those who check it."""

@@ -21,6 +21,7 @@ __all__ = [
     "leave_alone",
     "message_redactor_of",
     "parse_line",
+    "redact_message",
     "redact_text",
     "redactor_of",
 ]
@@ -137,6 +138,11 @@ def message_redactor_of(storage: object) -> Callable[[Any], Any]:
 
 def _as_it_is(message: object) -> object:
     return message
+
+
+def redact_message(message: object, redact: Redact) -> object:
+    """*message*, or a block, with *redact* applied to its texts; role, type and ids stay. Raises StorageError."""
+    return _redact_item(message, redact)
 
 
 def redact_text(text: str, redact: Redact) -> str:

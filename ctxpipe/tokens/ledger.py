@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeAlias
 
-from ..messages import Message, is_bulky, is_equal
+from ..messages import Message, is_equal
 from ..messages import field as read
 from ..threads import in_thread_if
 from .billed import billed_part, context_tokens, server_summary
@@ -21,6 +21,7 @@ FIRST_FACTOR = Fraction(3, 2)
 LEAST_FACTOR = Fraction(1)
 MOST_FACTOR = Fraction(9, 4)  # what text of any language was seen to cost at most
 MOST_FIXED = 32_000  # billed tokens that nobody has counted, such as a system prompt not told of
+_MANY = 1_000  # messages whose blocks are looked at in a millisecond
 ENOUGH_GROWTH = 1_000  # raw tokens between two bills that tell the price of text from a fixed part
 
 SavedBill: TypeAlias = tuple[str | None, int, int, int, int]
@@ -130,12 +131,15 @@ class Ledger:
 
     async def _count(self, messages: list[Message], start: int) -> tuple[list[int], list[int]]:
         """The tokens of each of *messages*, and which of them, counted from *start*, hold a summary by the server."""
-        summaries = await in_thread_if(is_bulky(messages), _summaries, messages, start)
+        summaries = await in_thread_if(len(messages) > _MANY, _summaries, messages, start)
         if not summaries:  # most conversations have none
             return await self.counter.counts(messages), []
         return await self.counter.counts(map(billed_part, messages)), summaries
 
     async def _read(self, messages: Sequence[Message], known: int | None) -> None:
+        if known is not None and known == len(messages) == len(self._seen):
+            self._sure = known
+            return
         now = messages if isinstance(messages, list) else list(messages)
         same = self._agreeing(now, known)
         if same < len(self._seen):

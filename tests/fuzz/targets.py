@@ -6,19 +6,21 @@ is a find. `test_fuzz.py` replays seeds and earlier finds without a fuzzer; `sea
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
+import hmac
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from histories import chat, conversation, python_source, step, text, thinking, tool_result, tool_use, user
 
+from ctxpipe import ContextPipeline
 from ctxpipe.compacted import SUMMARY, own_words, restored_path, safe_summary, summary_body, summary_extras
 from ctxpipe.edits.compact import assemble, extract_commands, named_archives, reminder
 from ctxpipe.edits.fold import fold_files
 from ctxpipe.errors import InvalidHistory, StorageError, TranscriptError
-from ctxpipe.journal import _found as found_in
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.messages import Message, check
 from ctxpipe.placeholders import (
@@ -30,7 +32,9 @@ from ctxpipe.placeholders import (
     previewed_reference,
     reference,
 )
+from ctxpipe.session import Session
 from ctxpipe.stages.archive import archive_record, parse_archive
+from ctxpipe.storage import Page
 from ctxpipe.storage.records import encode_record
 
 __all__ = ["SEEDS", "TARGETS", "variations"]
@@ -110,20 +114,63 @@ def archives(data: bytes) -> None:
 HISTORY: list[Message] = conversation(user("go"), step("t1", result="one"), step("t2", result="two"), chat(2))
 
 
+class WrittenByOthers:
+    """A storage for journals whose *entries* somebody else has been at."""
+
+    def __init__(self, entries: Sequence[str]) -> None:
+        self.held = {"": list(entries)}
+
+    async def append(self, _: str, number: int, entry: str, /, *, branch: str = "") -> bool:
+        held = self.held.setdefault(branch, [])
+        if number != len(held):
+            return False
+        held.append(entry)
+        return True
+
+    async def entries(self, _: str, start: int = 0, /, *, branch: str = "") -> list[str]:
+        return self.held.get(branch, [])[start:]
+
+    async def branches(self, _: str, /) -> list[str]:
+        return [name for name in self.held if name]
+
+    async def set_aside(self, _: str, /, *, branch: str = "") -> str:
+        self.held.pop(branch, None)
+        return "journal-set-aside-1.jsonl"
+
+    async def read(self, location: str, /, *_: object) -> Page:
+        raise StorageError(f"there is no text {location!r}")
+
+    def session(self) -> Session:
+        return ContextPipeline().session("s", journal=self)
+
+
 def journals(data: bytes) -> None:
-    """A journal after somebody has been at it: as it is, and with check sums that fit what he wrote."""
-    said = data.decode("utf-8", "replace")
-    for journal in (said, "\n".join(map(_sealed, said.split("\n")))):
-        found = found_in(journal, HISTORY)
-        if found.state is not None:
-            covered = len(found.state.history)
-            assert list(found.state.history) == HISTORY[:covered]
-            assert check(found.state.context) is not None
+    """A journal after somebody has been at it: as it is, and with seals that fit what he wrote."""
+    lines = data.decode("utf-8", "replace").split("\n")[:-1]
+    asyncio.run(_go_on_from(WrittenByOthers(lines), is_forged=False))
+    forged = _sealed([line.partition(" ")[2] for line in lines])
+    asyncio.run(_go_on_from(WrittenByOthers(forged), is_forged=True))
 
 
-def _sealed(line: str) -> str:
-    body = line.partition(" ")[2]
-    return f"{hashlib.sha256(body.encode()).hexdigest()[:16]} {body}" if body else line
+async def _go_on_from(storage: WrittenByOthers, *, is_forged: bool) -> None:
+    with suppress(StorageError):
+        await storage.session().history()
+    session = storage.session()
+    result = await session.run(HISTORY)
+    assert result.covered == len(HISTORY)
+    with suppress(StorageError):  # a text may be said to lie in a file
+        known = await session.history()
+        assert is_forged or known == HISTORY
+
+
+def _sealed(bodies: Sequence[str]) -> list[str]:
+    """*bodies* as the entries of a journal without keys, which others can write as well."""
+    entries, before = list[str](), ""
+    for number, body in enumerate(bodies):
+        text = "\0".join(("s", "", str(number), before, body))
+        before = hmac.new(b"ctxpipe", text.encode("utf-8", "surrogatepass"), "sha256").hexdigest()[:32]
+        entries.append(f"{before} {body}")
+    return entries
 
 
 def folding(data: bytes) -> None:
@@ -148,24 +195,22 @@ def _lines(*values: object) -> bytes:
 
 
 def _journal() -> bytes:
-    digest = "0" * 64
-    entry = {
-        "covered": 3,
-        "digest": digest,
-        "size": 2,
-        "sent": digest,
-        "match": [1, 3, 2],
-        "previous": "",
-        "kept": 0,
-        "tail": [[0, 1], {"role": "assistant", "content": "short"}],
-        "undos": [{"start": 1, "before": 3, "after": 2, "items": [[1, 2]], "archive": None, "needs": 2}],
-        "unbound": [[1, 0], 2],
-        "bills": [[None, 10, 15, 10, 15]],
-    }
-    line = json.dumps(entry, separators=(",", ":"))
-    sealed = _sealed(f"x {line}")
-    following = json.dumps({**entry, "previous": sealed[:16], "kept": 2, "tail": []}, separators=(",", ":"))
-    return f"\n{sealed}\n{_sealed(f'x {following}')}".encode()
+    """Three entries: a turn, one that has shortened it, and one that went back."""
+    storage = WrittenByOthers([])
+
+    async def write() -> None:
+        session = storage.session()
+        await session.run(HISTORY[:3])
+        await session.run([user("short"), *HISTORY[1:]])
+        await session.run([*HISTORY[:3], *chat(2)])
+
+    asyncio.run(write())
+    entry = json.loads(storage.held[""][1].partition(" ")[2])
+    entry["turns"][0] |= {"edits": [[0, 1, [user("shorter")], ["0" * 32]]], "stale": [[0, 0]]}
+    entry |= {"bills": [[None, 10, 15, 10, 15]], "windows": [["m", 1000]]}
+    bodies = [line.partition(" ")[2] for line in storage.held[""]]
+    bodies[1] = json.dumps(entry, separators=(",", ":"))
+    return "".join(f"{line}\n" for line in _sealed(bodies)).encode()
 
 
 def _claude_code() -> bytes:
@@ -241,7 +286,7 @@ SEEDS: Mapping[str, list[bytes]] = {
         "".join(encode_record([user(text("a"), tool_result("t", [text("b")]))])).encode(),
         b'[{"role": "user", "content": [{"type": "tool_result", "tool_use_id": 1, "content": 5}]}]',
     ],
-    "journals": [_journal(), _journal()[:-40], b"0123456789abcdef {}\nx", b"x " + DEEP],
+    "journals": [_journal(), _journal()[:-40], b"0123456789abcdef {}\nx\n", b"x " + DEEP + b"\n"],
     "folding": [bytes([number]) + source.encode() for source in SOURCES for number in range(0, len(EXTENSIONS), 3)],
 }
 

@@ -1,0 +1,101 @@
+"""The edge to Anthropic's SDK: what a request says, what a reply and its stream tell."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, cast
+
+from ..errors import SettingsError
+from ..messages import field
+
+if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic, AsyncStream
+
+__all__ = [
+    "BETA",
+    "check_usage",
+    "has_usage",
+    "is_asked_by_a_stage",
+    "lendable",
+    "observe_stream",
+    "request_arguments",
+    "stages_are_asking",
+]
+
+BETA = "anthropic-beta"
+
+_MISSING = object()
+_asked_by_a_stage: ContextVar[bool] = ContextVar("ctxpipe_asked_by_a_stage", default=False)
+
+
+def request_arguments(client: AsyncAnthropic, request: dict[str, Any]) -> dict[str, Any]:
+    """What `Session.run` is to know of a *request*; what the SDK calls "not given" is falsy, and None here."""
+    tools = request.get("tools") or None
+    if tools is not None and not isinstance(tools, Sequence):
+        tools = request["tools"] = list(tools)  # an iterator can be read once only
+    headers = dict(request.get("extra_headers") or {})
+    default = getattr(client, "default_headers", {}).get(BETA)
+    if isinstance(default, str) and not any(name.lower() == BETA for name in headers):
+        headers[BETA] = default  # what is added to it must not replace it
+    return {"system": request.get("system") or None, "tools": tools, "request": {**request, "extra_headers": headers}}
+
+
+def lendable(client: object) -> AsyncAnthropic | None:
+    """The client of the API that *client* is, or is a part of, such as ``client.beta``; None for any other.
+
+    A synchronous one would hold the loop, and those of other clouds know the model under another name.
+    """
+    sdk = sys.modules.get("anthropic")  # who has a client has imported it
+    for found in (client, getattr(client, "_client", None)):
+        if sdk is not None and isinstance(found, sdk.AsyncAnthropic):
+            return cast("AsyncAnthropic", found)
+    return None
+
+
+def is_asked_by_a_stage() -> bool:
+    """Whether a request is made by a stage, for a summary: its session would wait for itself."""
+    return _asked_by_a_stage.get()
+
+
+@contextmanager
+def stages_are_asking() -> Iterator[None]:
+    """Meanwhile `is_asked_by_a_stage`."""
+    token = _asked_by_a_stage.set(True)
+    try:
+        yield
+    finally:
+        _asked_by_a_stage.reset(token)
+
+
+def observe_stream(stream: AsyncStream[Any], tell: Callable[[Any], None]) -> None:
+    """Have *stream* tell of the message that it begins with, and of what the server has cleared, once that is read."""
+
+    async def observed(events: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        begun: Any = None
+        async for event in events:
+            if field(event, "type") == "message_start":
+                begun = field(event, "message")
+                tell(begun)
+            elif cleared := field(event, "context_management"):
+                told = {name: field(begun, name) for name in ("usage", "model")}
+                tell({**told, "context_management": cleared})
+            yield event
+
+    vars(stream)["_iterator"] = observed(stream._iterator)  # noqa: SLF001  it offers no hook of its own
+
+
+def has_usage(given: object) -> bool:
+    """Whether *given* is the usage of a reply, or a whole reply with one. Gateways leave it out."""
+    held = field(given, "usage")
+    return field(given if held is None else held, "input_tokens", _MISSING) is not _MISSING
+
+
+def check_usage(given: object) -> None:
+    """Raise SettingsError unless *given* is the usage of a reply, or a whole reply."""
+    if not has_usage(given):
+        raise SettingsError(
+            f"usage is {type(given).__name__} without input_tokens; give the usage of a reply: observe(reply.usage)"
+        )

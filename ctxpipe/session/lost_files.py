@@ -1,0 +1,75 @@
+"""Files that a context points to and somebody has deleted: written again from the history."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from ..edits.offload import is_batch, stored_text
+from ..errors import StorageError
+from ..placeholders import MAX_SHOWN, any_reference
+from ..storage import TextWriter
+
+if TYPE_CHECKING:
+    from ..storage import TextReader
+    from ..timeline import Timeline
+
+__all__ = ["write_lost_files"]
+
+
+async def write_lost_files(timeline: Timeline, storage: TextReader) -> int:
+    """Write each file again that the context of *timeline* points to, that is gone, and that its history holds.
+
+    How many there were. Raises StorageError.
+    """
+    if not isinstance(storage, TextWriter):
+        return 0
+    lost: dict[str, str] = {}
+    for where, text in _pointers(timeline):
+        if where not in lost and await _is_gone(where, storage):
+            lost[where] = text
+    keys = ["/".join(PurePosixPath(where.replace("\\", "/")).parts[-2:]) for where in lost]
+    await storage.write(list(zip(keys, lost.values(), strict=True)))
+    return len(lost)
+
+
+async def _is_gone(where: str, storage: TextReader) -> bool:
+    try:
+        await storage.read(where, 0, 1)
+    except StorageError as error:
+        return error.errno == errno.ENOENT
+    return False
+
+
+def _pointers(timeline: Timeline) -> Iterator[tuple[str, str]]:
+    """Each path in a placeholder of ours, with the text for which it stands."""
+    for place, message in enumerate(timeline.context):
+        start, end = timeline.starts[place], timeline.ends[place]
+        if end - start == 1 and timeline.sent[place] is not timeline.history[start]:
+            yield from _replaced(timeline.history[start]["content"], message["content"])
+
+
+def _replaced(raw: Any, shown: Any) -> Iterator[tuple[str, str]]:
+    """Where *shown* has a placeholder and *raw* a text."""
+    pending = [(raw, shown)]
+    while pending:
+        raw, shown = pending.pop()
+        if raw is shown:
+            continue
+        where = any_reference(shown, MAX_SHOWN) if isinstance(shown, str) else None
+        if where is not None and shown != raw:
+            text = raw if isinstance(raw, str) else stored_text(raw, indent=2 if is_batch(shown) else None)
+            yield where, text
+        elif isinstance(raw, Mapping) and isinstance(shown, Mapping):
+            pending += [(raw[key], held) for key, held in shown.items() if key in raw]
+        elif isinstance(raw, list | tuple) and isinstance(shown, list | tuple):
+            pending += _paired(raw, shown)
+
+
+def _paired(raw: Any, shown: Any) -> list[tuple[Any, Any]]:
+    if len(raw) == len(shown):
+        return list(zip(raw, shown, strict=True))
+    # A result of several blocks, of which the first now stands for all its texts.
+    return [(raw, shown[0].get("text"))] if shown and isinstance(shown[0], Mapping) else []

@@ -1,0 +1,201 @@
+"""Sessions for synchronous code, from any thread: one event loop in a thread of its own does the work."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from .errors import SettingsError
+from .session import Session as AsyncSession
+
+if TYPE_CHECKING:
+    from .messages import Message
+    from .pipeline import ContextPipeline
+    from .refusals import Refusal
+    from .reports import Result
+
+__all__ = ["Session"]
+
+T = TypeVar("T")
+
+_LOOK_SECONDS = 0.5  # between two looks at whether the loop still runs
+
+
+class _Portal:
+    """The one event loop of this process for synchronous callers."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def reset(self) -> None:
+        """Forget a loop whose thread is not in this process: it was left behind by a fork."""
+        self.__init__()  # type: ignore[misc]
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """What *work* gives. Who is interrupted while he waits cancels it. Raises RuntimeError when nobody can work."""
+        try:
+            loop, thread = self._started()
+            _ensure_other_thread(thread)
+            future = asyncio.run_coroutine_threadsafe(work, loop)
+        except BaseException:
+            work.close()
+            raise
+        return _awaited(future, thread)
+
+    def _started(self) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+        if sys.is_finalizing():
+            raise RuntimeError("the interpreter is shutting down; nothing can be run any more")
+        with self._lock:
+            if self._loop is None or self._thread is None or not self._thread.is_alive():
+                loop = asyncio.new_event_loop()
+                # A daemon: a program that ends must not wait for it.
+                thread = threading.Thread(target=loop.run_forever, name="ctxpipe-sync", daemon=True)
+                thread.start()
+                self._loop, self._thread = loop, thread
+            return self._loop, self._thread
+
+
+def _ensure_other_thread(thread: threading.Thread) -> None:
+    if threading.current_thread() is thread:
+        raise RuntimeError("a ctxpipe.sync.Session was called by its own event loop; there use ctxpipe.Session")
+
+
+def _awaited(future: Future[T], thread: threading.Thread) -> T:
+    while True:
+        try:
+            return future.result(_LOOK_SECONDS)
+        except NotYet:
+            if future.done():
+                return future.result()
+            if sys.is_finalizing() or not thread.is_alive():
+                raise RuntimeError("the interpreter is shutting down; the turn was not finished") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+
+_PORTAL = _Portal()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_PORTAL.reset)
+
+
+class Session:
+    """A `ctxpipe.Session` for synchronous code: the same calls, without ``await``.
+
+    It may be used from several threads, whose turns wait for each other. After a fork it raises:
+    make a new one in the child. *client* of `create` is an ``AsyncAnthropic`` all the same.
+    """
+
+    def __init__(self, pipeline: ContextPipeline, session_id: str, **settings: Any) -> None:
+        if not callable(getattr(pipeline, "new_session", None)):
+            raise SettingsError("pipeline of a Session is none; give a ContextPipeline such as ContextPipeline(stages)")
+        self._session: AsyncSession = pipeline.new_session(session_id, **settings)
+
+    def __repr__(self) -> str:
+        return repr(self._session)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is held open."""
+
+    @property
+    def session_id(self) -> str:
+        """The conversation's name."""
+        return self._session.session_id
+
+    def run(
+        self,
+        history: list[Message],
+        *,
+        system: object = None,
+        tools: Sequence[object] | None = None,
+        force: bool = False,
+        request: Mapping[str, object] | None = None,
+    ) -> Result:
+        """As `ctxpipe.Session.run`."""
+        return _PORTAL.call(self._session.run(history, system=system, tools=tools, force=force, request=request))
+
+    def compact(self, history: list[Message] | None = None, *, focus: str = "") -> Result:
+        """As `ctxpipe.Session.compact`."""
+        return _PORTAL.call(self._session.compact(history, focus=focus))
+
+    def recover(self, refusal: Refusal | str, history: list[Message], sent: Result, **arguments: Any) -> Result | None:
+        """As `ctxpipe.Session.recover`."""
+        return _PORTAL.call(self._session.recover(refusal, history, sent, **arguments))
+
+    def create(self, client: Any, **request: Any) -> Any:
+        """As `ctxpipe.Session.create`; a stream is an async one, for `stream` use the method of that name."""
+        return _PORTAL.call(self._session.create(client, **request))
+
+    @contextmanager
+    def stream(self, client: Any, **request: Any) -> Iterator[_Stream]:
+        """As `ctxpipe.Session.stream`: ``with session.stream(client, …) as stream``, to be iterated over."""
+        opened = self._session.stream(client, **request)
+        stream = _Stream(_PORTAL.call(opened.__aenter__()))
+        try:
+            yield stream
+        except BaseException as error:
+            if not _PORTAL.call(opened.__aexit__(type(error), error, error.__traceback__)):
+                raise
+        else:
+            _PORTAL.call(opened.__aexit__(None, None, None))
+
+    def history(self, *, branch: str | None = None) -> list[Message]:
+        """As `ctxpipe.Session.history`."""
+        return _PORTAL.call(self._session.history(branch=branch))
+
+    def restore_history(self) -> list[Message]:
+        """As `ctxpipe.Session.restore_history`."""
+        return _PORTAL.call(self._session.restore_history())
+
+    def append(self, *messages: Message) -> None:
+        """As `ctxpipe.Session.append`."""
+        self._session.append(*messages)
+
+    def observe(self, usage: object, sent: Sequence[Message] | None = None, *, model: str | None = None) -> None:
+        """As `ctxpipe.Session.observe`."""
+
+        async def observed() -> None:
+            self._session.observe(usage, sent, model=model)
+
+        _PORTAL.call(observed())
+
+
+class _Stream:
+    """The events of a stream, and its texts, one by one."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._each(self._stream)
+
+    @property
+    def text_stream(self) -> Iterator[str]:
+        """The texts as they come."""
+        return self._each(self._stream.text_stream)
+
+    def get_final_message(self) -> Any:
+        """The whole reply, once it is there."""
+        return _PORTAL.call(self._stream.get_final_message())
+
+    def _each(self, source: Any) -> Iterator[Any]:
+        items = aiter(source)
+        end = object()
+
+        async def following() -> Any:
+            return await anext(items, end)
+
+        while (item := _PORTAL.call(following())) is not end:
+            yield item

@@ -1,0 +1,832 @@
+"""Numbered entries in a file that grows: each once and whole, whoever writes or dies."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import chdir, closing
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from processes import python, small_disk
+
+from ctxpipe import LocalStorage, StorageError
+from ctxpipe.names import session_folder
+from ctxpipe.storage import JournalStorage, journals
+from ctxpipe.storage.cleanup import JOURNAL
+from ctxpipe.storage.journals import JournalFile, Position, SessionLock
+from ctxpipe.storage.ownership import StorageRoot
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> LocalStorage:
+    return LocalStorage(tmp_path)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the journal of the session "s" is."""
+    return tmp_path / "s" / JOURNAL
+
+
+def journal_file(root: Path) -> JournalFile:
+    return JournalFile(StorageRoot(str(root)), "s", JOURNAL)
+
+
+async def filled(storage: LocalStorage, count: int, session_id: str = "s") -> list[str]:
+    entries = [f"entry {number}" for number in range(count)]
+    for number, entry in enumerate(entries):
+        assert await storage.append(session_id, number, entry)
+    return entries
+
+
+# Numbers ----------------------------------------------------------------------------------------
+
+
+def test_a_local_storage_is_a_storage_for_journals(storage: LocalStorage) -> None:
+    assert isinstance(storage, JournalStorage)
+
+
+async def test_entries_come_back_in_their_order(storage: LocalStorage) -> None:
+    entries = await filled(storage, 5)
+
+    assert await storage.entries("s") == entries
+    assert await LocalStorage(storage.root).entries("s") == entries
+
+
+async def test_entries_are_given_from_a_number_on(storage: LocalStorage) -> None:
+    entries = await filled(storage, 5)
+
+    for reader in (storage, LocalStorage(storage.root)):
+        assert [await reader.entries("s", start) for start in (3, 0, 5, 9)] == [
+            entries[3:],
+            entries,
+            [],
+            [],
+        ]
+
+
+async def test_a_session_without_a_journal_has_no_entries(
+    storage: LocalStorage,
+    tmp_path: Path,
+) -> None:
+    assert await storage.entries("s") == []
+    assert await storage.branches("s") == []
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_an_entry_that_is_there_is_not_written_again(storage: LocalStorage) -> None:
+    assert await storage.append("s", 0, "the first")
+
+    for writer in (storage, LocalStorage(storage.root)):
+        assert not await writer.append("s", 0, "another")
+    assert await storage.entries("s") == ["the first"]
+
+
+@pytest.mark.parametrize("number", [2, 9])
+async def test_an_entry_that_would_leave_a_gap_is_not_written(
+    storage: LocalStorage,
+    number: int,
+) -> None:
+    await storage.append("s", 0, "the first")
+
+    assert not await storage.append("s", number, "later")
+    assert await storage.entries("s") == ["the first"]
+
+
+async def test_what_another_storage_wrote_is_seen_at_once(storage: LocalStorage) -> None:
+    other = LocalStorage(storage.root)
+    for number in range(6):
+        assert await (storage, other)[number % 2].append("s", number, str(number))
+        assert await storage.entries("s", number) == await other.entries("s", number) != []
+
+    assert await storage.entries("s") == list("012345")
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=20))
+async def test_whoever_writes_each_number_is_written_once_in_order(
+    attempts: list[tuple[int, bool]],
+) -> None:
+    async with anyio.TemporaryDirectory() as root:
+        storages, expected = (LocalStorage(root), LocalStorage(root)), list[str]()
+        for turn, (number, is_first) in enumerate(attempts):
+            written = await storages[is_first].append("s", number, f"turn {turn}")
+            assert written is (number == len(expected))
+            expected += [f"turn {turn}"] * written
+        assert [await storage.entries("s") for storage in storages] == [expected, expected]
+
+
+ODD = ["", "ä 漢 🔑", "x" * 3_000_000, "\u2028\x0b\x0c\x1c\x85", "a\rb"]
+
+
+@pytest.mark.parametrize("entry", ODD, ids=["empty", "not ASCII", "long", "breaks", "return"])
+async def test_any_line_of_text_comes_back_as_it_was(storage: LocalStorage, entry: str) -> None:
+    for number in range(3):
+        assert await storage.append("s", number, entry)
+
+    assert await LocalStorage(storage.root).entries("s") == [entry] * 3
+
+
+# At the same time -------------------------------------------------------------------------------
+
+
+def append_all(root: Path, name: str, count: int, *, spread: int = 400) -> int:
+    """Try to write each number up to *count*; how many of them were ours."""
+    journal, seen, ours = journal_file(root), Position(), 0
+    while seen.number < count:
+        line = f"{seen.number} {name} ".encode() + b"x" * (seen.number * 37 % spread)
+        written, seen = journal.append(seen.number, line, seen, synced=False)
+        ours += written
+    return ours
+
+
+def check_numbers(path: Path, count: int) -> None:
+    written = path.read_bytes()
+    lines = written.split(b"\n")
+    assert lines.pop() == b""
+    assert [int(line.split(b" ")[0]) for line in lines] == list(range(count))
+    assert all(line.count(b"x") == number * 37 % 400 for number, line in enumerate(lines))
+
+
+def test_eight_threads_write_every_number_once(tmp_path: Path, path: Path) -> None:
+    with ThreadPoolExecutor(8) as workers:
+        written = list(workers.map(lambda name: append_all(tmp_path, name, 400), "abcdefgh"))
+
+    assert sum(written) == 400
+    check_numbers(path, 400)
+
+
+def test_eight_threads_of_one_storage_write_every_number_once(tmp_path: Path) -> None:
+    storage, wins = LocalStorage(tmp_path), list[int]()
+
+    async def fill() -> None:
+        for number in range(100):
+            if await storage.append("s", number, str(number)):
+                wins.append(number)
+
+    threads = [threading.Thread(target=anyio.run, args=[fill]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert sorted(wins) == list(range(100))
+    assert anyio.run(storage.entries, "s") == list(map(str, range(100)))
+
+
+def test_four_processes_write_every_number_once(tmp_path: Path, path: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(4) as workers:
+        written = workers.starmap(append_all, [(tmp_path, name, 400) for name in "abcd"])
+
+    assert sum(written) == 400
+    check_numbers(path, 400)
+
+
+def test_readers_beside_a_writer_see_whole_entries_only(tmp_path: Path) -> None:
+    seen, count = list[int](), 300
+
+    def read() -> None:
+        journal, position = journal_file(tmp_path), Position()
+        while position.number < count:
+            lines, position = journal.lines(0, position)
+            seen.append(len(lines))
+            assert [int(line.split(b" ")[0]) for line in lines] == list(range(len(lines)))
+
+    with ThreadPoolExecutor(3) as workers:
+        readers = [workers.submit(read) for _ in range(2)]
+        workers.submit(append_all, tmp_path, "writer", count, spread=40_000).result(60)
+        for reader in readers:
+            reader.result(60)
+
+    assert seen[-1] == count
+
+
+# Torn and failed writes -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("torn", [b"half", b"half an entry with \xff\x00", b"x" * 3_000_000])
+async def test_a_torn_tail_is_no_entry_and_the_next_append_removes_it(
+    storage: LocalStorage, path: Path, torn: bytes
+) -> None:
+    entries = await filled(storage, 3)
+    path.write_bytes(path.read_bytes() + torn)
+
+    for reader in (storage, LocalStorage(storage.root)):
+        assert await reader.entries("s") == entries
+    assert await LocalStorage(storage.root).append("s", 3, "the next")
+
+    assert path.read_text() == "entry 0\nentry 1\nentry 2\nthe next\n"
+
+
+async def test_a_torn_first_entry_is_none(storage: LocalStorage, path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"half an en")
+
+    assert await storage.entries("s") == []
+    assert await storage.append("s", 0, "the first")
+    assert path.read_text() == "the first\n"
+
+
+@pytest.mark.parametrize("cut", range(1, 17))
+async def test_cut_at_any_byte_the_whole_entries_are_left(
+    storage: LocalStorage,
+    path: Path,
+    cut: int,
+) -> None:
+    await filled(storage, 2)
+    os.truncate(path, 16 - cut)
+
+    kept = (16 - cut) // 8
+    for reader in (storage, LocalStorage(storage.root)):
+        assert await reader.entries("s") == ["entry 0", "entry 1"][:kept]
+    assert await storage.append("s", kept, "the next")
+    assert await storage.entries("s", kept) == ["the next"]
+
+
+async def test_a_full_disk_leaves_whole_entries_only(tmp_path: Path) -> None:
+    with small_disk(tmp_path, 64) as disk:
+        storage = LocalStorage(disk / "root")
+        entries = await filled(storage, 3)
+        for _ in range(2):
+            with pytest.raises(StorageError) as failed:
+                await storage.append("s", 3, "x" * 200_000)
+            assert failed.value.errno == errno.ENOSPC
+
+        assert (disk / "root/s" / JOURNAL).read_text() == "entry 0\nentry 1\nentry 2\n"
+        assert await storage.append("s", 3, "a short one")
+        assert await LocalStorage(disk / "root").entries("s") == [*entries, "a short one"]
+
+
+def test_a_write_that_stops_in_the_middle_leaves_whole_entries_only(tmp_path: Path) -> None:
+    script = """
+import anyio, errno, resource, sys
+from ctxpipe import LocalStorage, StorageError
+async def main(root):
+    storage = LocalStorage(root)
+    assert await storage.append("s", 0, "the first")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    try:
+        await storage.append("s", 1, "x" * 5000)
+    except StorageError as error:
+        print(errno.errorcode[error.errno])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    print(await storage.entries("s"))
+    print(await storage.append("s", 1, "x" * 5000))
+anyio.run(main, *sys.argv[1:])
+"""
+    assert python(script, tmp_path).splitlines() == ["EFBIG", "['the first']", "True"]
+    assert (tmp_path / "s" / JOURNAL).read_text() == "the first\n" + "x" * 5000 + "\n"
+
+
+def append_for_ever(root: Path) -> None:
+    append_all(root, "killed", 10**9, spread=100_000)
+
+
+def test_killed_while_it_writes_a_process_leaves_whole_entries_and_no_lock(
+    tmp_path: Path,
+    path: Path,
+) -> None:
+    for delay in (0.01, 0.05, 0.1):
+        size = path.stat().st_size if path.exists() else 0
+        process = multiprocessing.get_context("spawn").Process(
+            target=append_for_ever,
+            args=[tmp_path],
+        )
+        process.start()
+        while not path.exists() or path.stat().st_size == size:
+            time.sleep(0.001)
+        time.sleep(delay)
+        process.kill()
+        process.join()
+
+        before, now = journal_file(tmp_path).lines(0, Position())
+        written, _ = journal_file(tmp_path).append(now.number, b"-1 after", now, synced=False)
+        after, _ = journal_file(tmp_path).lines(0, Position())
+
+        assert written
+        assert after == [*before, b"-1 after"]
+
+
+@pytest.mark.parametrize("fsync", [True, False])
+async def test_each_entry_is_synced_where_that_is_wanted(
+    tmp_path: Path, fsync: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, fsync_of = list[int](), os.fsync
+
+    def counted(file: int) -> None:
+        synced.append(os.fstat(file).st_ino)
+        fsync_of(file)
+
+    monkeypatch.setattr(os, "fsync", counted)
+    storage = LocalStorage(tmp_path, fsync=fsync)
+    await filled(storage, 5)
+
+    journal = (tmp_path / "s" / JOURNAL).stat().st_ino
+    assert synced.count(journal) == (5 if fsync else 0)
+
+
+async def test_an_entry_that_was_not_written_is_not_synced(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    storage = LocalStorage(tmp_path, fsync=True)
+    await filled(storage, 2)
+    synced = list[int]()
+    monkeypatch.setattr(os, "fsync", synced.append)
+
+    assert not await storage.append("s", 0, "another")
+    assert synced == []
+
+
+async def test_a_sync_that_fails_is_an_error_and_the_entry_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    storage = LocalStorage(tmp_path, fsync=True)
+    await filled(storage, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        with pytest.raises(StorageError) as failed:
+            await storage.append("s", 1, "not synced")
+
+    assert failed.value.errno == errno.EIO
+    assert await LocalStorage(tmp_path).entries("s") == ["entry 0"]
+    assert await storage.append("s", 1, "again")
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o277, 0o777])
+async def test_journals_branches_and_locks_are_private(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        storage = LocalStorage(tmp_path / "root")
+        await storage.append("s", 0, "x")
+        await storage.append("s", 0, "x", branch="1")
+        async with storage.lease("s", 0):
+            pass
+    finally:
+        os.umask(before)
+
+    files = [path for path in (tmp_path / "root/s").iterdir() if path.name[0] != "."]
+    assert {path.name for path in files} == {JOURNAL, "journal-1.jsonl", SessionLock.NAME}
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
+async def test_a_journal_that_others_could_read_is_made_private(
+    storage: LocalStorage,
+    path: Path,
+) -> None:
+    await filled(storage, 1)
+    path.chmod(0o644)
+
+    await storage.append("s", 1, "x")
+
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+# The lock ---------------------------------------------------------------------------------------
+
+HOLDING = """
+import fcntl, sys, time
+file = open(sys.argv[1], "rb+")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def holder(path: Path) -> subprocess.Popen[str]:
+    """A process that holds the lock of *path*."""
+    command = [sys.executable, "-c", HOLDING, str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_the_lock_of_a_stopped_process_is_an_error_after_a_while(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "LOCK_SECONDS", 0.3)
+    anyio.run(filled, LocalStorage(tmp_path), 2)
+    with holder(path) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        began = time.monotonic()
+
+        with pytest.raises(StorageError, match="another process holds its lock") as failed:
+            anyio.run(LocalStorage(tmp_path).append, "s", 2, "x")
+
+        assert 0.3 <= time.monotonic() - began < 5
+        assert str(path) in str(failed.value)
+        assert anyio.run(LocalStorage(tmp_path).entries, "s") == ["entry 0", "entry 1"]
+        process.kill()
+    assert anyio.run(LocalStorage(tmp_path).append, "s", 2, "x")
+
+
+def test_a_lock_that_is_let_go_in_time_is_waited_for(tmp_path: Path, path: Path) -> None:
+    anyio.run(filled, LocalStorage(tmp_path), 2)
+    with holder(path) as process:
+        threading.Timer(0.3, process.kill).start()
+
+        assert anyio.run(LocalStorage(tmp_path).append, "s", 2, "x")
+
+
+async def test_while_one_session_is_locked_the_loop_and_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "LOCK_SECONDS", 5.0)
+    storage = LocalStorage(tmp_path)
+    await filled(storage, 1)
+    process = await anyio.to_thread.run_sync(holder, tmp_path / "s" / JOURNAL)
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(storage.append, "s", 1, "waits")
+            with anyio.fail_after(2):
+                await filled(storage, 3, "other")
+            process.kill()
+    finally:
+        process.kill()
+        await anyio.to_thread.run_sync(process.communicate)
+
+    assert await storage.entries("s") == ["entry 0", "waits"]
+
+
+# Setting aside ----------------------------------------------------------------------------------
+
+
+async def test_a_journal_that_is_set_aside_is_kept_and_a_new_one_begins(
+    storage: LocalStorage,
+    tmp_path: Path,
+) -> None:
+    await filled(storage, 3)
+
+    names = [await storage.set_aside("s")]
+    assert await storage.entries("s") == []
+    await storage.append("s", 0, "new")
+    names.append(await storage.set_aside("s"))
+
+    assert names == ["journal-set-aside-1.jsonl", "journal-set-aside-2.jsonl"]
+    held = [(tmp_path / "s" / name).read_text() for name in names]
+    assert held == ["entry 0\nentry 1\nentry 2\n", "new\n"]
+
+
+async def test_while_another_has_it_open_a_journal_can_be_set_aside(
+    storage: LocalStorage,
+    tmp_path: Path,
+) -> None:
+    other = LocalStorage(tmp_path)
+    await filled(storage, 3)
+    assert len(await other.entries("s")) == 3
+    name = await storage.set_aside("s")
+
+    assert await other.entries("s") == await other.entries("s", 3) == []
+    assert not await other.append("s", 3, "of the old one")
+    assert await other.append("s", 0, "of the new one")
+
+    assert (tmp_path / "s" / name).read_text().count("\n") == 3
+    assert await storage.entries("s") == ["of the new one"]
+
+
+def test_whoever_waited_for_the_lock_of_a_journal_that_was_set_aside_writes_to_the_new_one(
+    tmp_path: Path, path: Path
+) -> None:
+    anyio.run(filled, LocalStorage(tmp_path), 2)
+    with holder(path) as process, ThreadPoolExecutor(1) as worker:
+        waiting = worker.submit(lambda: anyio.run(LocalStorage(tmp_path).append, "s", 0, "new"))
+        time.sleep(0.2)
+        another = LocalStorage(tmp_path)
+        anyio.run(another.entries, "s")
+        name = anyio.run(another.set_aside, "s")
+        process.kill()
+
+        assert waiting.result(20)
+    assert path.read_text() == "new\n"
+    assert path.with_name(name).read_text() == "entry 0\nentry 1\n"
+
+
+async def test_no_journal_cannot_be_set_aside(storage: LocalStorage) -> None:
+    await filled(storage, 1)
+    await storage.set_aside("s")
+
+    assert await storage.set_aside("s") == ""
+
+
+async def test_what_was_set_aside_goes_with_the_session(
+    storage: LocalStorage,
+    tmp_path: Path,
+) -> None:
+    await filled(storage, 1)
+    await storage.set_aside("s")
+    await filled(storage, 1)
+    await storage.append("s", 0, "x", branch="1")
+    async with storage.lease("s", 0):
+        pass
+
+    deleted = await storage.delete("s")
+
+    names = {Path(name).name for name in deleted.files}
+    assert names == {JOURNAL, "journal-1.jsonl", "journal-set-aside-1.jsonl", SessionLock.NAME}
+    assert not (tmp_path / "s").exists()
+
+
+async def test_behind_a_deleted_journal_a_new_one_of_any_length_is_read_whole(
+    storage: LocalStorage, tmp_path: Path
+) -> None:
+    other = LocalStorage(tmp_path)
+    for length in (3, 5, 2, 9):
+        for number in range(length):
+            assert await storage.append("s", number, f"{length}: {number} " + "x" * length * 40)
+        assert len(await other.entries("s")) == length
+        assert await other.entries("s", length - 1) == (await storage.entries("s"))[-1:]
+        await storage.delete("s")
+
+
+# Branches ---------------------------------------------------------------------------------------
+
+
+async def test_branches_are_journals_of_their_own(storage: LocalStorage) -> None:
+    for branch in ("", "1", "2"):
+        for number in range(2):
+            assert await storage.append("s", number, f"{branch}: {number}", branch=branch)
+
+    assert await storage.branches("s") == ["1", "2"]
+    found = [await storage.entries("s", branch=branch) for branch in ("", "1", "2")]
+    assert found == [[": 0", ": 1"], ["1: 0", "1: 1"], ["2: 0", "2: 1"]]
+    assert await storage.branches("other") == []
+
+
+async def test_branches_are_in_the_order_in_which_they_were_begun(storage: LocalStorage) -> None:
+    names = [str(number) for number in range(1, 13)]
+    for name in names:
+        await storage.append("s", 0, "x", branch=name)
+
+    assert await storage.branches("s") == names
+
+
+async def test_a_branch_is_set_aside_alone(storage: LocalStorage) -> None:
+    for branch in ("", "1"):
+        await storage.append("s", 0, "x", branch=branch)
+
+    assert await storage.set_aside("s", branch="1") == "journal-1-set-aside-1.jsonl"
+    assert await storage.branches("s") == []
+    assert await storage.entries("s") == ["x"]
+
+
+@pytest.mark.parametrize("hostile", ["../../x", "/etc/passwd", "a/b", "..", "x" * 300, "a\0b"])
+async def test_the_name_of_a_branch_leads_nowhere_else(
+    storage: LocalStorage,
+    tmp_path: Path,
+    hostile: str,
+) -> None:
+    assert await storage.append("s", 0, "x", branch=hostile)
+
+    assert await storage.entries("s", branch=hostile) == ["x"]
+    assert {path.parent for path in tmp_path.rglob("*.jsonl")} == {tmp_path / "s"}
+
+
+# Hostile sessions -------------------------------------------------------------------------------
+
+HOSTILE = ["../../x", "/etc", "", "a/b", ".", "..", "con", "x" * 300]
+HOSTILE += ["漢字", "a\0b", "half \ud83d"]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=ascii)
+async def test_hostile_names_of_sessions_stay_inside(tmp_path: Path, hostile: str) -> None:
+    root = tmp_path / "root"
+    storage = LocalStorage(root)
+    assert await storage.append(hostile, 0, "x")
+    assert await storage.append(hostile, 0, "y", branch="1")
+    async with storage.lease(hostile, 0) as held:
+        assert held
+
+    assert await storage.entries(hostile) == ["x"]
+    assert await storage.branches(hostile) == ["1"]
+    folders = {path.parent for path in tmp_path.rglob("*") if path.suffix in {".jsonl", ".lock"}}
+    assert folders == {root / session_folder(hostile)}
+
+
+async def test_sessions_whose_names_are_alike_share_no_journal(storage: LocalStorage) -> None:
+    names = ["a/b", "a-b", "a_b", "A-b", "a b", "a/B"]
+    for name in names:
+        assert await storage.append(name, 0, name)
+
+    assert [await storage.entries(name) for name in names] == [[name] for name in names]
+
+
+# Only regular files, and no waiting -------------------------------------------------------------
+
+
+def _socket(path: Path) -> None:
+    with chdir(path.parent), closing(socket.socket(socket.AF_UNIX)) as listening:
+        listening.bind(path.name)
+
+
+def _link_to_a_pipe(path: Path) -> None:
+    os.mkfifo(path.with_name("pipe"))
+    path.symlink_to("pipe")
+
+
+def _link_to_a_file(path: Path) -> None:
+    path.with_name("mine.txt").write_text("mine\n")
+    path.symlink_to("mine.txt")
+
+
+def _second_name(path: Path) -> None:
+    path.with_name("mine.txt").write_text("mine\n")
+    os.link(path.with_name("mine.txt"), path)
+
+
+SPECIAL: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "socket": _socket,
+    "folder": Path.mkdir,
+    "link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "link to a pipe": _link_to_a_pipe,
+    "link to a file": _link_to_a_file,
+    "link to nothing": lambda path: path.symlink_to("nothing"),
+    "hard link": _second_name,
+}
+special = pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
+
+
+@special
+async def test_nothing_is_appended_to_what_is_no_file_of_its_own(
+    storage: LocalStorage, path: Path, make: Callable[[Path], object]
+) -> None:
+    path.parent.mkdir()
+    make(path)
+
+    with anyio.fail_after(10), pytest.raises(StorageError, match="cannot append to the journal"):
+        await storage.append("s", 0, "x")
+
+    mine = path.with_name("mine.txt")
+    assert not mine.exists() or mine.read_text() == "mine\n"
+    assert not path.with_name("nothing").exists()
+
+
+@pytest.mark.parametrize("make", list(SPECIAL.values())[:-1], ids=list(SPECIAL)[:-1])
+async def test_nothing_is_read_from_what_is_no_file(
+    storage: LocalStorage, path: Path, make: Callable[[Path], object]
+) -> None:
+    path.parent.mkdir()
+    make(path)
+
+    with anyio.fail_after(10), pytest.raises(StorageError, match="cannot read the journal"):
+        await storage.entries("s")
+
+
+@special
+async def test_no_lease_is_taken_on_what_is_no_file_of_its_own(
+    storage: LocalStorage, path: Path, make: Callable[[Path], object]
+) -> None:
+    path.parent.mkdir()
+    make(path.with_name(SessionLock.NAME))
+
+    with anyio.fail_after(10), pytest.raises(StorageError, match="cannot lock"):
+        async with storage.lease("s", 1):
+            pass
+
+
+async def test_no_descriptor_is_left_open(storage: LocalStorage, path: Path) -> None:
+    await filled(storage, 2)
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    for number in range(2, 30):
+        await storage.append("s", number, "x")
+        await storage.append("s", 0, "x")
+        await storage.entries("s")
+        async with storage.lease("s", 0):
+            pass
+    path.unlink()
+    path.mkdir()
+    for _ in range(30):
+        with pytest.raises(StorageError):
+            await storage.append("s", 0, "x")
+
+    after = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    assert after <= before + 2
+
+
+# The lease --------------------------------------------------------------------------------------
+
+LEASING = """
+import anyio, sys
+from ctxpipe import LocalStorage
+async def main(root):
+    async with LocalStorage(root).lease("s", 5) as held:
+        print(held, flush=True)
+        await anyio.sleep(600)
+anyio.run(main, *sys.argv[1:])
+"""
+
+
+def leasing(root: Path) -> subprocess.Popen[str]:
+    """A process that holds the lease on the session "s"."""
+    command = [sys.executable, "-c", LEASING, str(root)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "True\n"
+    return process
+
+
+async def is_free(root: Path, seconds: float = 0) -> bool:
+    async with LocalStorage(root).lease("s", seconds) as held:
+        return held
+
+
+async def test_a_lease_is_held_by_one_at_a_time(storage: LocalStorage, tmp_path: Path) -> None:
+    async with storage.lease("s", 0) as held:
+        assert held
+        assert not await is_free(tmp_path)
+        async with storage.lease("another session", 0) as another:
+            assert another
+    assert await is_free(tmp_path)
+
+
+def test_a_lease_excludes_other_processes_and_ends_with_kill_9(tmp_path: Path) -> None:
+    with leasing(tmp_path) as process:
+        assert not anyio.run(is_free, tmp_path)
+        process.kill()
+        process.wait()
+
+        assert anyio.run(is_free, tmp_path)
+
+
+async def test_a_lease_is_waited_for(storage: LocalStorage, tmp_path: Path) -> None:
+    async def let_go() -> None:
+        async with storage.lease("s", 0):
+            began.set()
+            await anyio.sleep(0.3)
+
+    began = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(let_go)
+        await began.wait()
+        assert await is_free(tmp_path, seconds=20)
+
+
+async def test_a_lease_that_somebody_keeps_is_given_up_after_a_while(
+    storage: LocalStorage,
+    tmp_path: Path,
+) -> None:
+    async with storage.lease("s", 0):
+        began = time.monotonic()
+        assert not await is_free(tmp_path, seconds=0.3)
+        assert 0.3 <= time.monotonic() - began < 5
+
+
+async def test_a_lease_is_let_go_after_an_error_or_a_cancellation(
+    storage: LocalStorage,
+    tmp_path: Path,
+) -> None:
+    async def fail() -> None:
+        async with storage.lease("s", 0):
+            raise ValueError
+
+    with pytest.raises(ValueError):
+        await fail()
+    assert await is_free(tmp_path)
+
+    with anyio.move_on_after(0.2):
+        async with storage.lease("s", 0):
+            await anyio.sleep(60)
+    assert await is_free(tmp_path)
+
+
+async def test_a_lease_does_not_hinder_a_write(storage: LocalStorage, tmp_path: Path) -> None:
+    async with storage.lease("s", 0):
+        assert await LocalStorage(tmp_path).append("s", 0, "x")
+        assert await LocalStorage(tmp_path).entries("s") == ["x"]
+
+
+def test_many_processes_hold_the_lease_one_after_the_other(tmp_path: Path) -> None:
+    script = """
+import anyio, os, sys
+from ctxpipe import LocalStorage
+async def main(root):
+    storage, mark = LocalStorage(root), os.path.join(root, "held")
+    for _ in range(5):
+        async with storage.lease("s", 60) as held:
+            assert held
+            os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+            await anyio.sleep(0.01)
+            os.unlink(mark)
+anyio.run(main, *sys.argv[1:])
+"""
+    commands = [[sys.executable, "-c", script, str(tmp_path)] for _ in range(3)]
+    running: list[Any] = [subprocess.Popen(command) for command in commands]
+
+    assert [process.wait(60) for process in running] == [0, 0, 0]

@@ -1,0 +1,281 @@
+"""Synchronous sessions: from threads, after a fork, at exit, when interrupted: right, or an error; never a hang."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import pytest
+from histories import assistant, chat, conversation, step, tool_use, user
+
+from ctxpipe import (
+    Budget,
+    Compact,
+    ContextPipeline,
+    DirectOffload,
+    InvalidHistory,
+    LocalStorage,
+    SettingsError,
+    Turn,
+    sync,
+)
+from ctxpipe.messages import Message
+from ctxpipe.summarizers import Summary
+
+ROOT = Path(__file__).resolve().parents[1]
+LONG = "a long line of output\n" * 200
+SECONDS = 60
+
+
+def ran(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A program of its own; it fails the test when it does not end."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+        env=environment,
+    )
+
+
+def test_a_turn_gives_what_the_asynchronous_one_gives(tmp_path: Path) -> None:
+    history = conversation(user("go"), step("t1", result=LONG))
+    pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path))])
+
+    with sync.Session(pipeline, "s") as session:
+        blocking = session.run(history)
+
+    assert blocking.messages == asyncio.run(pipeline.session("s").run(history)).messages != history
+
+
+def test_eight_threads_on_one_session_wait_for_each_other_and_pay_for_one_summary(tmp_path: Path) -> None:
+    asked = 0
+
+    async def summarize(_messages: Sequence[Message], /) -> Summary:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0.05)
+        return Summary("so far")
+
+    storage = LocalStorage(tmp_path)
+    pipeline = ContextPipeline([Compact(summarize, storage)], budget=Budget(window=3000, trigger=2400))
+    session = sync.Session(pipeline, "s", journal=storage)
+    history = conversation(user("go"), *(step(f"t{i}", result=f"line {i} " * 60) for i in range(30)))
+
+    with ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(lambda _: session.run(history), range(32)))
+
+    assert asked == 1
+    assert all(result.messages == results[0].messages for result in results)
+    assert session.history() == history
+
+
+def test_sessions_of_eight_threads_know_nothing_of_each_other(tmp_path: Path) -> None:
+    pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path))])
+
+    def played(number: int) -> list[Message]:
+        session = sync.Session(pipeline, f"s{number}")
+        return [session.run([user(f"go {number}"), *chat(stop)[1:]]).messages for stop in range(1, 30)][-1]
+
+    with ThreadPoolExecutor(8) as threads:
+        contexts = list(threads.map(played, range(40)))
+
+    assert [context[0] for context in contexts] == [user(f"go {number}") for number in range(40)]
+
+
+def test_an_error_reaches_the_caller() -> None:
+    with pytest.raises(InvalidHistory, match="not a mapping"):
+        sync.Session(ContextPipeline(), "s").run([3])  # type: ignore[list-item]
+
+
+def test_what_is_no_pipeline_is_refused() -> None:
+    with pytest.raises(SettingsError, match="give a ContextPipeline"):
+        sync.Session(None, "s")  # type: ignore[arg-type]
+
+
+def test_a_stage_that_calls_a_synchronous_session_gets_an_error_and_no_deadlock() -> None:
+    async def calls(_turn: Turn) -> None:
+        inner.run(chat(1))
+
+    inner = sync.Session(ContextPipeline(), "inner")
+    outer = sync.Session(ContextPipeline([calls], on_error="raise"), "outer")
+
+    with pytest.raises(RuntimeError, match="its own event loop"):
+        outer.run(chat(1))
+
+
+def test_whoever_waits_in_an_event_loop_of_his_own_is_served_too() -> None:
+    code = """
+import asyncio
+from ctxpipe import ContextPipeline, sync
+async def blocked():
+    return sync.Session(ContextPipeline(), "s").run([{"role": "user", "content": "go"}]).covered
+print(asyncio.run(blocked()))
+"""
+    assert ran(code).stdout.strip() == "1"
+
+
+def test_a_session_that_was_made_before_a_fork_raises_in_the_child_and_a_new_one_works(tmp_path: Path) -> None:
+    code = """
+import os, sys
+from ctxpipe import ContextPipeline, LocalStorage, sync
+storage = LocalStorage(sys.argv[1])
+history = [{"role": "user", "content": "go"}]
+session = sync.Session(ContextPipeline(), "s", journal=storage)
+session.run(history)
+child = os.fork()
+if child == 0:
+    try:
+        session.run(history)
+    except Exception as error:
+        print(type(error).__name__, error, flush=True)
+    again = sync.Session(ContextPipeline(), "s", journal=storage)
+    print(again.history() == history, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(session.run(history).covered)
+"""
+    done = ran(code, str(tmp_path))
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "SettingsError session 's' is of another process: make a new one after a fork",
+        "True",
+        "1",
+    ]
+
+
+@pytest.mark.parametrize("where", ["atexit", "__del__", "thread"])
+def test_at_the_end_of_the_interpreter_nothing_hangs(where: str) -> None:
+    code = f"""
+import atexit, threading, time
+from ctxpipe import ContextPipeline, sync
+session = sync.Session(ContextPipeline(), "s")
+history = [{{"role": "user", "content": "go"}}]
+session.run(history)
+def late():
+    try:
+        print(session.run(history).covered, flush=True)
+    except RuntimeError as error:
+        print(error, flush=True)
+class Late:
+    def __del__(self):
+        late()
+if {where!r} == "atexit":
+    atexit.register(late)
+elif {where!r} == "__del__":
+    kept = Late()
+    kept.itself = kept
+else:
+    threading.Thread(target=lambda: (time.sleep(0.2), late())).start()
+"""
+    done = ran(code)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in ("1", "the interpreter is shutting down; nothing can be run any more", "")
+
+
+def test_an_interrupt_ends_the_turn_and_the_session_goes_on() -> None:
+    code = """
+import asyncio, threading, os, signal, time
+from ctxpipe import ContextPipeline, sync
+slow = [True]
+async def stage(turn):
+    if slow[0]:
+        await asyncio.sleep(50)
+session = sync.Session(ContextPipeline([stage]), "s")
+history = [{"role": "user", "content": "go"}]
+threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+try:
+    session.run(history)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+slow[0] = False
+print(session.run(history).covered)
+"""
+    begun = time.monotonic()
+    done = ran(code)
+
+    assert done.stdout.split() == ["interrupted", "1"], done.stderr
+    assert time.monotonic() - begun < SECONDS / 2
+
+
+async def test_a_session_in_use_by_another_event_loop_raises_instead_of_waiting_for_ever() -> None:
+    entered, left = threading.Event(), threading.Event()
+
+    async def slow(_turn: Turn) -> None:
+        entered.set()
+        await asyncio.to_thread(left.wait)
+
+    session = ContextPipeline([slow]).session("s")
+    thread = threading.Thread(target=lambda: asyncio.run(session.run(chat(1))))
+    thread.start()
+    await asyncio.to_thread(entered.wait)
+    try:
+        with pytest.raises(SettingsError, match=r"another event loop.*ctxpipe\.sync"):
+            await session.run(chat(1))
+    finally:
+        left.set()
+        await asyncio.to_thread(thread.join)
+
+    assert (await session.run(chat(1))).covered == 1
+
+
+def test_one_event_loop_after_another_may_use_a_session() -> None:
+    session = ContextPipeline().session("s")
+
+    covered = [asyncio.run(session.run(chat(stop))).covered for stop in (1, 3, 5)]
+
+    assert covered == [1, 3, 5]
+
+
+def test_the_model_is_called_and_streamed_without_await() -> None:
+    from contextlib import suppress
+
+    from ctxpipe.testing import MessagesServer, answer
+
+    stop, ready = threading.Event(), threading.Event()
+    url: list[str] = []
+
+    async def serve() -> None:
+        async with MessagesServer([answer("first"), answer("second")]) as server:
+            url.append(server.url)
+            ready.set()
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    ready.wait(SECONDS)
+    try:
+        client = anthropic.AsyncAnthropic(base_url=url[0], api_key="test", max_retries=0)
+        session = sync.Session(ContextPipeline(), "s")
+        asked: dict[str, Any] = {"model": "claude-opus-5", "max_tokens": 100}
+        reply = session.create(client, messages=chat(1), **asked)
+        with session.stream(client, messages=chat(1), **asked) as stream:
+            streamed = "".join(stream.text_stream)
+    finally:
+        stop.set()
+        thread.join()
+        with suppress(Exception):
+            sync._PORTAL.call(client.close())
+
+    assert (reply.content[0].text, streamed) == ("first", "second")
+
+
+def test_calls_without_results_are_named_here_too() -> None:
+    client = anthropic.AsyncAnthropic(base_url="http://127.0.0.1:9", api_key="test", max_retries=0)
+    history = [user("go"), assistant(tool_use("t1", "bash"))]
+
+    with pytest.raises(InvalidHistory, match=r"bash \(t1\)"):
+        sync.Session(ContextPipeline(), "s").create(client, messages=history, model="m", max_tokens=5)
