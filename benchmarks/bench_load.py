@@ -345,7 +345,7 @@ def modules(root: Path) -> None:
         (root / "work" / "src" / f"module_{number}.py").write_text(body)
 
 
-async def restored(sessions: Sequence[Session], histories: Sequence[list[Message]], storage: LocalStorage) -> list[str]:
+async def restored(sessions: Sequence[Session], histories: Sequence[list[Message]]) -> list[str]:
     """Which histories cannot be rebuilt from context and disk, and why."""
     lost = []
     for session, history in zip(sessions, histories, strict=True):
@@ -387,7 +387,6 @@ async def measured(arguments: argparse.Namespace, url: str, root: Path) -> tuple
 
         shaped = pipeline(root, sdk[-1], clock, told)
         await shaped.counter.warm()
-        storage = LocalStorage(root / "store")
         sessions = [shaped.session(f"s{i}", clock=clock) for i in range(number)]
         print(f"\nwith ctxpipe: {number:,} sessions x {arguments.turns} turns")
         load = Load(number, arguments.turns, arguments.latency, clock, arguments.step_seconds)
@@ -406,7 +405,7 @@ async def measured(arguments: argparse.Namespace, url: str, root: Path) -> tuple
         )
         print(f"  simulated time: {(clock.now - Clock().now) / HOUR_SECONDS:.2f} h")
         print(f"  outcomes: {dict(sorted(told.outcomes.items()))}; {told.files:,} files named")
-        lost = await restored(sessions, histories, storage)
+        lost = await restored(sessions, histories)
         print(f"  histories not rebuilt from disk: {len(lost)} of {len(sessions):,} {lost[:3]}")
     return load.lag, lost, told.errors
 

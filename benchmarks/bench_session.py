@@ -1,17 +1,25 @@
-"""What a session costs: a turn with nothing to do at any length, a thousand sessions at once, an idle session's memory.
+"""What a session costs: a turn with nothing to do at any length, its journal, a thousand sessions at once, its memory.
 
     python benchmarks/bench_session.py
+    python benchmarks/bench_session.py --beside FOLDER
 
-Each line ends with its limit and a ratio to a baseline measured in the same run.
+Each line ends with its limit and a ratio to a baseline measured in the same run. With --beside the
+baseline is another version of ctxpipe, whose files are in FOLDER: both run three times by turns.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import os
+import subprocess
+import sys
 import tempfile
+import time
 import tracemalloc
 from collections.abc import Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -25,8 +33,23 @@ Row: TypeAlias = tuple[str, float, str, float, str]
 LIMITS = {200: 100.0, 2_000: 150.0, 20_000: 400.0}
 
 
+JOURNAL_MICROSECONDS = 500.0
+LOOP_MICROSECONDS = 100.0
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["--beside"]:
+        beside(Path(sys.argv[2]).resolve())
+    elif sys.argv[1:] == ["--json"]:
+        print(json.dumps(asyncio.run(figures())))
+    else:
+        tables()
+
+
+def tables() -> None:
     table("one turn of all four stages with nothing to do (two new messages, best of 200)", asyncio.run(turns()))
+    table("the same turn with a journal, beyond one without (median of 100)", asyncio.run(journalled()))
+    table("the history of 50 sessions of 100 turns, in a new process", asyncio.run(restored()))
     table("1,000 sessions of 40 turns, interleaved", asyncio.run(interleaved()))
     table("an idle session of 200 messages", asyncio.run(idle()))
 
@@ -82,6 +105,94 @@ async def turn(messages: int, limit: float) -> Row:
     recount = perf_counter() - begun
     best = min(times)
     return f"{messages:,} messages", best * 1e6, "µs", limit, f"recounting takes {recount / best:,.0f} times as long"
+
+
+async def timed(messages: int, journal: LocalStorage | None) -> tuple[float, float]:
+    """Seconds of a turn, and seconds of it on the event loop's thread: the medians of 100."""
+    session, known = pipeline().session("s", journal=journal), history(messages)
+    await session.run(known)
+    taken: list[float] = []
+    on_loop: list[float] = []
+    for number in range(100):
+        known += exchange(messages + number)
+        begun, worked = perf_counter(), time.thread_time()
+        await session.run(known)
+        taken.append(perf_counter() - begun)
+        on_loop.append(time.thread_time() - worked)
+    return sorted(taken)[50], sorted(on_loop)[50]
+
+
+async def journalled() -> list[Row]:
+    rows: list[Row] = []
+    for messages in LIMITS:
+        without = await timed(messages, None)
+        whole, loop = await timed(messages, LocalStorage(tempfile.mkdtemp()))
+        share = f"{whole / without[0]:.1f} x a turn without"
+        rows.append((f"{messages:,} messages", (whole - without[0]) * 1e6, "µs", JOURNAL_MICROSECONDS, share))
+        named = f"{messages:,}, on the event loop"
+        rows.append((named, (loop - without[1]) * 1e6, "µs", LOOP_MICROSECONDS, f"{loop / without[1]:.1f} x"))
+    return rows
+
+
+async def restored() -> list[Row]:
+    """What a new process takes for it, and the bytes of the journals beside those of the histories."""
+    root = tempfile.mkdtemp()
+    storage = LocalStorage(root)
+    results = ["a line of a result\n" * 150 if turn % 10 == 0 else f"{turn}.py " * 40 for turn in range(100)]
+    whole = 0
+    for number in range(50):
+        known: list[Any] = [{"role": "user", "content": "Go."}]
+        session = pipeline_in(storage).session(f"s{number}", journal=storage)
+        for turn in range(100):
+            call, result = exchange(turn)
+            result["content"][0]["content"] = results[turn]  # type: ignore[index]
+            known += [call, result]
+            await session.run(known)
+        whole += len(json.dumps(known, ensure_ascii=False).encode())
+    begun = perf_counter()
+    for number in range(50):
+        session = pipeline_in(storage).session(f"s{number}", journal=storage)
+        await session.history()
+    taken = perf_counter() - begun
+    held = sum(path.stat().st_size for path in Path(root).rglob("journal.jsonl"))
+    texts = sum(path.stat().st_size for path in Path(root).rglob("*.md"))
+    return [
+        ("all of them", taken * 1e3, "ms", 5_000.0, f"{taken / 50 * 1e3:.1f} ms each"),
+        (
+            "journals, of the histories",
+            100 * held / whole,
+            "%",
+            120.0,
+            f"files beside them {100 * texts / whole:.0f} %",
+        ),
+    ]
+
+
+def pipeline_in(storage: LocalStorage) -> ContextPipeline:
+    return ContextPipeline([DirectOffload(storage), BatchOffload(storage)])
+
+
+async def figures() -> dict[str, float]:
+    """What any version can be asked: microseconds of an idle turn, kilobytes of an idle session."""
+    found = {f"{messages:,} messages, µs": (await turn(messages, 0))[1] for messages in LIMITS}
+    return found | {"idle session of 200 messages, kB": (await idle())[0][1]}
+
+
+def beside(folder: Path) -> None:
+    """The figures of this version and of the one in *folder*, the least of three runs each, by turns."""
+    here = Path(__file__).resolve()
+    runs: dict[Path, list[dict[str, float]]] = {here.parents[1]: [], folder: []}
+    for _ in range(3):
+        for root, found in runs.items():
+            environment = {**os.environ, "PYTHONPATH": str(root)}
+            told = subprocess.run(
+                [sys.executable, str(here), "--json"], env=environment, capture_output=True, text=True, check=True
+            )
+            found.append(json.loads(told.stdout))
+    ours, theirs = runs.values()
+    for name in ours[0]:
+        now, then = (min(run[name] for run in found) for found in (ours, theirs))
+        print(f"  {name:<34} {now:>8,.1f} beside {then:>8,.1f}: {now / then:.2f} x")
 
 
 async def interleaved() -> list[Row]:

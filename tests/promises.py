@@ -34,6 +34,7 @@ THINKING = ("thinking", "redacted_thinking")
 FOLDED = "<system-reminder>\n## File Context: "
 SURROGATE = "a lone surrogate"
 SAID_BY_REPAIR = frozenset({INTERRUPTED, SILENT_ERROR})
+SENT_ID = re.compile(r"[a-zA-Z0-9_-]+")
 RENAMED = re.compile(r"_[0-9a-f]{16}$")
 MODEL = Model(prefill=True)  # a context may end in the assistant's words
 
@@ -130,7 +131,9 @@ def the_input_is_never_modified(run: Run) -> Iterator[str]:
         yield "nothing was done, and another list came back"
     if idle and not run.asked:
         written = {name for name, info in run.files[1].items() if run.files[0].get(name) != info}
-        if written - {run.journal}:
+        stem = run.journal.removesuffix(".jsonl") or "no journal"
+        written = {name for name in written if not name.startswith(stem)}  # one that was damaged is set aside
+        if written:
             yield f"nothing was done, and {sorted(written)} was written"
 
 
@@ -161,7 +164,9 @@ def the_context_is_accepted(run: Run) -> Iterator[str]:
         yield f"what was broken and what is told differ: {faults(run.given)} and {told}"
     if sound and run.given and parts(run.given[-1])[-1]["type"] == "tool_use":
         last = run.result.messages[-1]
-        if last is not run.given[-1] and plain_json(last) != plain_json(run.given[-1]):
+        calls = [part for part in parts(run.given[-1]) if part["type"] == "tool_use"]
+        is_sendable = all(SENT_ID.fullmatch(part["id"]) for part in calls)  # else they are renamed, in the first turn
+        if is_sendable and last is not run.given[-1] and plain_json(last) != plain_json(run.given[-1]):
             yield "the calls that wait for their results were touched"
 
 

@@ -265,6 +265,7 @@ class Caller(RuleBasedStateMachine):
         self.seen_of = 0
         self.raw: list[Message] | None = []  # the history before any context was adopted as one; None: nobody knows
         self.last: Result | None = None
+        self.asked: Session | None = None  # whose result that is
         self.raced = False
         self.signed = True
         self.needs_run = self.edited = False
@@ -501,7 +502,7 @@ class Caller(RuleBasedStateMachine):
 
     def _taken(self, result: Result) -> None:
         """The model has seen the context of *result*."""
-        self.last = result
+        self.last, self.asked = result, self.session
         self.sent = self.seen = list(result.messages)
         self.seen_of = len(self.history)
         self.needs_run = self.edited = False
@@ -603,6 +604,8 @@ class Caller(RuleBasedStateMachine):
     def recover(self) -> None:
         """The model has refused the last context as too long."""
         if self.last is None or self.seen_of != len(self.history) or self.sent is None:
+            return
+        if self.asked is not self.session:  # another process has counted what was sent
             return
         refusal = "prompt is too long: 2000 tokens > 1900 maximum"
         last = self.last

@@ -27,7 +27,7 @@ from ctxpipe import (
     TokenCounter,
 )
 from ctxpipe.summarizers import ExtractiveSummarizer
-from ctxpipe.timeline import SLICES, WATCHED
+from ctxpipe.timeline import LEAST_SLICE, SLICES, WATCHED
 
 LENGTHS = [200, 2_000]
 
@@ -163,6 +163,12 @@ async def test_a_new_message_costs_its_own_text_and_nothing_else(work: Work, tmp
     assert 0 < work.encoded <= 60
 
 
+def looked_at(length: int) -> int:
+    """Older messages that a turn looks at."""
+    older = max(0, length - WATCHED)
+    return min(older, max(LEAST_SLICE, older // (SLICES - 2)))
+
+
 async def test_how_often_messages_are_looked_into_does_not_grow_with_the_history(work: Work, tmp_path: Path) -> None:
     looks: dict[str, list[int]] = {"idle": [], "new": []}
     for length in (*LENGTHS, 4_000):
@@ -176,7 +182,7 @@ async def test_how_often_messages_are_looked_into_does_not_grow_with_the_history
 
     for kind, counts in looks.items():
         # A part of the older messages is looked at for a content that was exchanged.
-        slices = [max(0, length - WATCHED) // SLICES for length in (*LENGTHS, 4_000)]
+        slices = [looked_at(length) for length in (*LENGTHS, 4_000)]
         own = [count - slice_ for count, slice_ in zip(counts, slices, strict=True)]
         assert max(own) - min(own) <= 8, (kind, counts)
         assert max(own) <= {"idle": 100 + WATCHED, "new": 300 + WATCHED}[kind], (kind, counts)
