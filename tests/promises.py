@@ -164,8 +164,8 @@ def the_context_is_accepted(run: Run) -> Iterator[str]:
         yield f"what was broken and what is told differ: {faults(run.given)} and {told}"
     if sound and run.given and parts(run.given[-1])[-1]["type"] == "tool_use":
         last = run.result.messages[-1]
-        calls = [part for part in parts(run.given[-1]) if part["type"] == "tool_use"]
-        is_sendable = all(SENT_ID.fullmatch(part["id"]) for part in calls)  # else they are renamed, in the first turn
+        waiting = [part for part in parts(run.given[-1]) if part["type"] == "tool_use"]
+        is_sendable = all(SENT_ID.fullmatch(part["id"]) for part in waiting)  # else they are renamed, in the first turn
         if is_sendable and last is not run.given[-1] and plain_json(last) != plain_json(run.given[-1]):
             yield "the calls that wait for their results were touched"
 
