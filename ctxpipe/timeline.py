@@ -28,6 +28,7 @@ WATCHED = 200
 SLICES = 16
 """Turns after which all older messages have been looked at, too."""
 LEAST_SLICE = 16
+"""Of the older messages so many are looked at in a turn, or all."""
 
 Marked: TypeAlias = "tuple[Message, Message]"
 """A message of the context with other cache marks: in plain form, and as it is sent."""
@@ -250,14 +251,10 @@ class Timeline:
         """The caller goes on with the context as his history."""
         is_plain = self.sent is self.context
         self.history = list(self.sent)
+        count = 0 if is_plain else len(self.history)  # the columns are empty while nothing was touched
+        self._starts, self._ends = array("q", range(count)), array("q", range(1, count + 1))
         if is_plain:
             self.context = self.sent = self.history
-            self._starts, self._ends = array("q"), array("q")
-            self._contents, self._sizes = [], array("I")
-            self._digests = self._digests[1], self._digests[1]
-            return
-        self._starts = array("q", range(len(self.history)))
-        self._ends = array("q", range(1, len(self.history) + 1))
         self._contents, self._sizes = [], array("I")
         self._digests = self._digests[1], self._digests[1]
 
@@ -331,11 +328,6 @@ class Timeline:
         if _size(held) != self._sizes[index]:
             return True  # what was there is known no more
         return not says_the_same(message, cast("Message", {**message, "content": held}))
-
-    @property
-    def reads_all(self) -> bool:
-        """Whether each turn reads every message, however old."""
-        return self._verify
 
     def look(self, step: Step) -> None:
         """Work out the digests that `apply` keeps of *step*: ahead of it, since that takes long."""

@@ -58,7 +58,6 @@ NOT_RESTORABLE = (
     "the context is adopted as the history and there is no journal: give the session journal=, or hand in the full "
     "history, else restore_history cannot give the raw messages back"
 )
-MOST_RACES = 100  # for one entry, lost one after another; then the turn goes on unwritten
 NOTABLE_DRIFT = 0.01  # of the factor that bills have shown: then the journal is told
 FAR_BELOW = 0.5  # of the trigger: a context this short is not what an API finds too long
 NOTABLE_CHANGE = 0.1  # of the trigger: after that another attempt to shorten may help
@@ -104,8 +103,7 @@ class Session:
         self._base = 0  # entries of the journal that the timeline rests on
         self._seal = ""  # of the last of them
         self._must_read = False
-        self._is_unreadable = False
-        self._lost_races = 0
+        self._lost_at: int | None = None  # the entry that somebody else was faster with
         self._unwritten: list[dict[str, Any]] = []  # turns that could not be written
         self._writer = secrets.token_hex(8)
         self._has_company = False  # whether anybody else writes to the journal
@@ -331,19 +329,16 @@ class Session:
         try:
             is_behind = self._must_read or self._base < journal.offset + journal.count
             if self._is_taken_up and not is_behind and not await journal.news():
-                self._is_unreadable = False
                 return []
             self._must_read = False
             ensure_messages(history)
-            notices = await self._read(journal, history)
+            return await self._read(journal, history)
         except StorageError as error:
-            self._is_unreadable = self._must_read = True
+            self._must_read = True
             is_new, self._is_taken_up = not self._is_taken_up, True
             self._journal = None if is_new else journal
             told = "; the session begins anew, and without a journal" if is_new else ""
             return [self._warned(f"the journal cannot be read{told}: {safe_text(error)}")]
-        self._is_unreadable = False
-        return notices
 
     async def _read(self, journal: Journal, history: list[Message]) -> list[str]:
         """Take in what *journal* holds, and its branches when this session is new."""
@@ -454,20 +449,21 @@ class Session:
                 told = f"another process goes on with another history; this one is branch {journal.branch!r}"
                 notices.append(self._warned(told))
             elif not await journal.write(entry):
-                self._lost_races += 1
-                self._must_read = True
-                if not self._is_unreadable and self._lost_races < MOST_RACES:
+                count = journal.offset + journal.count
+                self._must_read, lost_before, self._lost_at = True, self._lost_at, count
+                if lost_before != count:
                     return False
-                raise StorageError(errno.EAGAIN, "others are always faster, or it cannot be read")  # noqa: TRY301
+                told = f"entry {count} is refused, though nobody is seen to have written it"
+                raise StorageError(errno.EAGAIN, told)  # noqa: TRY301
         except StorageError as error:
-            self._lost_races = 0
+            self._lost_at = None
             if not step.is_idle:
                 with suppress(StorageError):
                     self._unwritten.append(await journal.pack(step))
             notices.append(self._warned(f"the journal cannot be written: {safe_text(error)}"))
             return True
         self._unwritten, self._base, self._seal = [], journal.offset + journal.count, journal.seal
-        self._lost_races = 0
+        self._lost_at = None
         self._saved_factor, self._saved_windows = factor, windows
         return True
 
