@@ -1096,8 +1096,8 @@ async def test_a_session_in_use_with_another_journal_is_refused(tmp_path: Path) 
 
 # Redaction --------------------------------------------------------------------------------------
 
-SECRET = 'S3"CR\\3T\nén 漢🔑'  # noqa: S105 -- it is a text
-PARTS = ("S3", "CR", "3T", "漢", "🔑")
+SECRET = 'S3"CR\\$T\nén 漢🔑'  # noqa: S105 -- it is a text
+PARTS = ("S3", "CR", "$T", "漢", "🔑")
 
 
 def hiding(text: str) -> str:
