@@ -216,7 +216,9 @@ class Runner:
     ) -> Result:
         step.same = min(step.same, record.agreed)  # a turn that failed may have left less
         record.cut(step.same)
-        is_bulk = is_bulky(step.context, max(0, step.same - 1))
+        is_bulk = step.is_bulk
+        if is_bulk is None or step.same < step.kept:
+            is_bulk = is_bulky(step.context, max(0, step.same - 1))
         messages, problems = await in_thread_if(is_bulk, self._valid, step, record, request)
         repaired = step.forget_changes()  # the model has seen it repaired, or not at all
         weighed = max(0, step.same - 1), is_bulk

@@ -51,7 +51,7 @@ class Step:
     *raw* is the history where the caller keeps it himself, None once he goes on with the context.
     *moved* are messages of the history that changed in form alone, *marked* those of the context
     with other cache marks. *changed* is the first place that an edit has changed, *tail* how many
-    messages at the end none has.
+    messages at the end none has. *is_bulk* says whether to look at the new messages takes long.
     """
 
     known: int
@@ -73,6 +73,7 @@ class Step:
     digests: tuple[list[bytes], list[bytes]] | None = None
     is_cut: bool = False
     has_diverged: bool = False
+    is_bulk: bool | None = None
     changed: tuple[int, int] | None = None
     tail: int = sys.maxsize
 
@@ -172,45 +173,49 @@ class Timeline:
         known, cursor = self._unedited(now, agreed, adopted=adopted, thorough=thorough)
         ensure_messages(now, known)
         step = Step(known, adopted, now[known:], history=now, moved=[i for i in moved if i < known], cursor=cursor)
-        step.kept, step.fresh = (known, known) if adopted else self._standing(known)
+        self._open(step)
         whole = len(self.sent if adopted else self.history)
         step.is_cut = known < whole
         # One message may grow in place; of anything more the caller is told.
         grew = agreed == whole and known >= whole - 1 and step.kept >= len(self.context) - 1
         step.has_diverged = not grew or step.fresh < known
-        step.marked = dict(self._new_marks(step)) if step.moved or self.context is not self.history else {}
-        step.same = min(step.marked, default=step.kept)
-        self._open(step)
+        if self.stale:
+            step.stale = {place: block for place, block in self.stale.items() if place < step.kept}
+        if step.fresh < known:  # a change is taken back, and the model has answered behind it
+            mark_stale(step.stale, step.context, (step.kept, 0))
         return step
 
-    def _standing(self, known: int) -> tuple[int, int]:
-        """How much of the context stands while *known* messages do, and where the history goes on behind it."""
-        if self._is_untouched:
+    def _standing(self, step: Step) -> tuple[int, int]:
+        """How much of the context stands in *step*, and where the history goes on behind it."""
+        known = step.known
+        if step.adopted or self._is_untouched:
             return known, known
         kept = bisect_right(self._ends, known)
         fresh = self._ends[kept - 1] if kept else 0
         behind = self._starts[kept] if kept < len(self._starts) else len(self.history)
-        return kept, behind if fresh < behind <= known else fresh  # what was taken out stays out
+        # What was taken out stays out, unless the caller has gone back to the last of it.
+        is_newest = behind == known < len(self.history) and not step.messages
+        return kept, behind if fresh < behind <= known and not is_newest else fresh
 
     def _open(self, step: Step) -> None:
-        """The context of *step* before any stage, and its stale thinking."""
-        new, plain = step.messages, parse_from(step.history, step.known)
-        if step.fresh < step.known:
-            new, plain = step.history[step.fresh :], parse_from(step.history, step.fresh)
-        if self.context is self.history and not _are_apart(step, plain, new):
+        """The context of *step* before any stage."""
+        step.kept, step.fresh = self._standing(step)
+        step.marked = dict(self._new_marks(step)) if step.moved or not self._is_untouched else {}
+        step.same = min(step.marked, default=step.kept)
+        new = step.messages if step.fresh == step.known else step.history[step.fresh :]
+        plain = parse_from(step.history, step.fresh)
+        pairs = [*zip(plain, new, strict=True), *step.marked.values()]
+        are_apart = any(one is not other for one, other in pairs)
+        if not are_apart and (self._is_untouched or (step.adopted and self.sent is self.context)):
             step.given = step.context = step.history
-        else:
-            step.given = step.context = [*self.context[: step.kept], *plain]
-            for place, (message, _) in step.marked.items():
-                step.context[place] = message
-            if self.sent is not self.context or _are_apart(step, plain, new):
-                step.given = [*self.sent[: step.kept], *new]
-                for place, (_, message) in step.marked.items():
-                    step.given[place] = message
-        if self.stale:
-            step.stale = {place: block for place, block in self.stale.items() if place < step.kept}
-        if step.fresh < step.known:  # a change is taken back, and the model has answered behind it
-            mark_stale(step.stale, step.context, (step.kept, 0))
+            return
+        step.given = step.context = [*self.context[: step.kept], *plain]
+        for place, (message, _) in step.marked.items():
+            step.context[place] = message
+        if are_apart or self.sent is not self.context:
+            step.given = [*self.sent[: step.kept], *new]
+            for place, (_, message) in step.marked.items():
+                step.given[place] = message
 
     def snapshot(self) -> Step:
         """One step from nothing to this timeline, as it is."""
@@ -220,68 +225,45 @@ class Timeline:
 
     def apply(self, step: Step) -> None:
         """Take *step* in, with its edits."""
+        if not step.history:  # it is repeated from a journal
+            ours = self.sent if step.adopted else self.history
+            step.history = [*ours[: step.known], *step.messages]
+            self._open(step)
+        if self._verify and step.digests is None:
+            self.look(step)
         if step.adopted:
-            self._adopt()
-        kept, fresh = self._standing(step.known)
-        is_plain = self.context is self.history
+            self.history = self.context = self.sent = list(self.sent)
+            self._contents, self._sizes = [], array("I")
         del self.history[step.known :]
         self.history += step.messages
         for index in step.moved:
             self.history[index] = step.history[index]
-        if step.history:  # else it is repeated from a journal
-            new, plain = step.given[kept:], step.context[kept:]
+        if step.context is step.history and not step.edits:
+            self.context = self.sent = self.history
+            self._starts, self._ends = array("q"), array("q")
         else:
-            new, plain = self.history[fresh:], parse_from(self.history, fresh)
-        is_apart = _are_apart(step, plain, new)
-        if is_plain and (step.edits or is_apart):
-            self.context = self.sent = self.history[:kept]
-            self._starts, self._ends = array("q", range(kept)), array("q", range(1, kept + 1))
-            is_plain = False
-        if not is_plain:
-            self._grow(step, kept, new, plain, is_apart=is_apart)
-            del self._starts[kept:], self._ends[kept:]
-            self._starts.extend(range(fresh, len(self.history)))
-            self._ends.extend(range(fresh + 1, len(self.history) + 1))
-        for edit in step.edits:
-            self._edit(edit)
+            self._starts = self.starts[: step.kept] + array("q", range(step.fresh, len(self.history)))
+            self._ends = self.ends[: step.kept] + array("q", range(step.fresh + 1, len(self.history) + 1))
+            edits = list(map(self._aligned, step.edits))
+            self.context = self.sent = apply_edits(step.context, edits)
+            if step.given is not step.context:
+                self.sent = apply_edits(step.given, edits)
         self.stale, self._cursor = step.stale, step.cursor
         self._watch(step)
 
-    def _adopt(self) -> None:
-        """The caller goes on with the context as his history."""
-        is_plain = self.sent is self.context
-        self.history = list(self.sent)
-        count = 0 if is_plain else len(self.history)  # the columns are empty while nothing was touched
-        self._starts, self._ends = array("q", range(count)), array("q", range(1, count + 1))
-        if is_plain:
-            self.context = self.sent = self.history
-        self._contents, self._sizes = [], array("I")
-        self._digests = self._digests[1], self._digests[1]
+    def _aligned(self, edit: Edit) -> Edit:
+        """*edit* as the context takes it in, once the columns say what its messages stand for.
 
-    def _grow(self, step: Step, kept: int, new: Sequence[Message], plain: Sequence[Message], *, is_apart: bool) -> None:
-        """Put *new* after the first *kept* messages of the context, where *plain* says the same."""
-        if self.sent is self.context and is_apart:
-            self.sent = list(self.context)
-        self.context[kept:] = plain
-        for place, (message, _) in step.marked.items():
-            self.context[place] = message
-        if self.sent is not self.context:
-            self.sent[kept:] = new
-            for place, (_, message) in step.marked.items():
-                self.sent[place] = message
-
-    def _edit(self, edit: Edit) -> None:
-        """The first message that came in stands for all that went out, the others for nothing."""
+        The first stands for all that went out, the others for nothing.
+        """
         start, stop, messages = edit
         first = self._starts[start] if start < stop else self._ends[start - 1] if start else 0
         last = self._ends[stop - 1] if start < stop else first
-        if stop - start != 1 or len(messages) != 1:  # nothing is left to take cache marks from
-            messages = list(map(unmarked, messages))
-        self.context[start:stop] = messages
-        if self.sent is not self.context:
-            self.sent[start:stop] = messages
         self._starts[start:stop] = array("q", [first, *[last] * (len(messages) - 1)][: len(messages)])
         self._ends[start:stop] = array("q", [last] * len(messages))
+        if stop - start != 1 or len(messages) != 1:  # nothing is left to take cache marks from
+            messages = list(map(unmarked, messages))
+        return Edit(start, stop, messages)
 
     # Edits in place ---------------------------------------------------------------------------------
 
@@ -296,7 +278,7 @@ class Timeline:
             pairs = zip(self._digests[adopted], map(digest, now[:agreed]), strict=False)
             return next((index for index, (old, new) in enumerate(pairs) if old != new), agreed), 0
         if adopted:
-            return agreed, 0
+            return next((place for place in range(agreed) if self._has_grown(place)), agreed), 0
         cursor = self._cursor
         newest = 0 if thorough else max(0, agreed - WATCHED)
         found = self._first_edited(now, newest, agreed)
@@ -321,6 +303,13 @@ class Timeline:
         numbered = enumerate(contents, start)
         return next((index for index, content in numbered if self._differs(now[index], index, content)), None)
 
+    def _has_grown(self, place: int) -> bool:
+        """Whether message *place* of what is sent, an object of the caller's, is not as it was in the history."""
+        index = self._starts[place]
+        if index == len(self.history) or self.sent[place] is not self.history[index]:
+            return False
+        return _size(self.sent[place]["content"]) != self._sizes[index]
+
     def _differs(self, message: Message, index: int, content: object) -> bool:
         held = self._contents[index]
         if content is held:
@@ -333,8 +322,7 @@ class Timeline:
         """Work out the digests that `apply` keeps of *step*: ahead of it, since that takes long."""
         context = apply_edits(step.context, step.edits)
         same = min([step.kept, *(edit.start for edit in step.edits)])
-        ours = self._digests[step.adopted]
-        history = [*ours[: step.known], *map(digest, step.messages)]
+        history = [*self._digests[step.adopted][: step.known], *map(digest, step.messages)]
         step.digests = history, [*self._digests[1][:same], *map(digest, context[same:])]
 
     def _watch(self, step: Step) -> None:
@@ -346,14 +334,14 @@ class Timeline:
         for index in step.moved:
             self._contents[index] = self.history[index]["content"]
             self._sizes[index] = _size(self._contents[index])
-        if self._verify:
-            self._digests = step.digests or (list(map(digest, self.history)), list(map(digest, self.context)))
+        if step.digests is not None:
+            self._digests = step.digests
 
     # Cache marks ------------------------------------------------------------------------------------
 
     def _new_marks(self, step: Step) -> Iterator[tuple[int, Marked]]:
         """The messages of the context whose cache marks are no longer those of the history, as they are to be."""
-        if step.adopted or self.context is self.history:
+        if step.adopted or self._is_untouched:
             yield from ((index, (parse(step.history[index]), step.history[index])) for index in step.moved)
             return
         known = min(len(step.history), len(self.history))
@@ -389,11 +377,6 @@ def _sizes(contents: list[object]) -> array[int]:
 
 def _size(content: object) -> int:
     return 0 if content is None else len(content)  # type: ignore[arg-type]
-
-
-def _are_apart(step: Step, plain: Sequence[Message], new: Sequence[Message]) -> bool:
-    """Whether any message that is new in the context is not the caller's own object."""
-    return any(one is not other for one, other in [*zip(plain, new, strict=True), *step.marked.values()])
 
 
 def _agreement(ours: Sequence[Message], now: list[Message]) -> tuple[int, list[int]]:

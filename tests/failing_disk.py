@@ -58,7 +58,7 @@ class FailingDisk:
         self._take(sum(len(piece.encode("utf-8", "backslashreplace")) for piece in encode_record(record)))
         return await self.storage.save(session_id, stem, record)
 
-    async def append(self, session_id: str, number: int, entry: str, /, *, branch: str = "") -> bool:
+    async def append(self, session_id: str, number: int, entry: str, /) -> bool:
         self._permit()
         line = entry.encode()
         if self.room is not None and len(line) > self.room:
@@ -67,19 +67,15 @@ class FailingDisk:
             await anyio.to_thread.run_sync(_tear, path, line[:room])
             raise _error(errno.ENOSPC)
         self._take(len(line))
-        return await self.storage.append(session_id, number, entry, branch=branch)
+        return await self.storage.append(session_id, number, entry)
 
-    async def entries(self, session_id: str, start: int = 0, /, *, branch: str = "") -> list[str]:
+    async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
         self._look()
-        return await self.storage.entries(session_id, start, branch=branch)
+        return await self.storage.entries(session_id, start)
 
-    async def branches(self, session_id: str, /) -> list[str]:
-        self._look()
-        return await self.storage.branches(session_id)
-
-    async def set_aside(self, session_id: str, /, *, branch: str = "") -> str:
+    async def set_aside(self, session_id: str, /) -> str:
         self._permit()
-        return await self.storage.set_aside(session_id, branch=branch)
+        return await self.storage.set_aside(session_id)
 
     async def records(self, session_id: str, /) -> list[str]:
         self._look()

@@ -6,6 +6,7 @@ yields a sentence for every breach; none for a promise that was kept.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import FrozenInstanceError, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,6 @@ FOLDED = "<system-reminder>\n## File Context: "
 SURROGATE = "a lone surrogate"
 SAID_BY_REPAIR = frozenset({INTERRUPTED, SILENT_ERROR})
 SENT_ID = re.compile(r"[a-zA-Z0-9_-]+")
-RENAMED = re.compile(r"_[0-9a-f]{16}$")
 MODEL = Model(prefill=True)  # a context may end in the assistant's words
 
 
@@ -56,11 +57,11 @@ class Originals:
         for message in messages:
             for part in parts(message):
                 if part["type"] == "tool_result":
-                    self.results.setdefault(mended(part["tool_use_id"]), set()).update(
-                        _also_mended(_forms(part.get("content")))
-                    )
+                    for name in _names(part["tool_use_id"]):
+                        self.results.setdefault(name, set()).update(_also_mended(_forms(part.get("content"))))
                 elif part["type"] == "tool_use":
-                    self.inputs.setdefault(mended(part["id"]), set()).update(_also_mended(_strings(part["input"])))
+                    for name in _names(part["id"]):
+                        self.inputs.setdefault(name, set()).update(_also_mended(_strings(part["input"])))
 
     def learn_folds(self, messages: Iterable[Mapping[str, Any]]) -> None:
         """What a truncation has made of file views: whoever adopts it, or goes on with it, may offload it."""
@@ -147,8 +148,9 @@ def the_context_is_accepted(run: Run) -> Iterator[str]:
     for turn, change in run.proposals:
         rewritten = isinstance(change.detail, Compacted)
         ends = bool(turn.messages) and turn.messages[-1]["role"] == "user"
-        found = faults(change.messages, alternate=rewritten, end_user=ends)
+        found = faults(change.messages, end_user=ends)
         yield from (f"a proposal: {fault}" for fault in found if SURROGATE not in fault)
+        yield from _new_neighbours(turn.messages, change.messages) if rewritten else ()
     body = _body(run)
     calls = {part["type"] for part in parts(messages[-1])} if messages else set()
     if body["messages"] and "tool_use" not in calls:  # who hands in a waiting call gets it back, and sends it to nobody
@@ -168,6 +170,14 @@ def the_context_is_accepted(run: Run) -> Iterator[str]:
         is_sendable = all(SENT_ID.fullmatch(part["id"]) for part in waiting)  # else they are renamed, in the first turn
         if is_sendable and last is not run.given[-1] and plain_json(last) != plain_json(run.given[-1]):
             yield "the calls that wait for their results were touched"
+
+
+def _new_neighbours(before: Sequence[Message], after: Sequence[Message]) -> Iterator[str]:
+    """What is rewritten alternates; neighbours of one role that stood so in what was handed in stay as they are."""
+    stood = {(id(one), id(other)) for one, other in pairwise(before)}
+    for index, (one, other) in enumerate(pairwise(after), 1):
+        if one["role"] == other["role"] != "system" and (id(one), id(other)) not in stood:
+            yield f"a proposal: message {index} has the role of the one before"
 
 
 def _body(run: Run) -> dict[str, Any]:
@@ -226,9 +236,15 @@ def _folds(messages: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
 def _known(originals: Originals, name: str) -> set[str]:
     if name not in originals.results and name not in originals.inputs:
         name = re.sub(r"-\d+$", "", name)  # one that came twice in a message was told apart
-    if RENAMED.search(name) and name not in originals.results:  # whose id the API does not take
-        return set(SAID_BY_REPAIR).union(*originals.results.values(), *originals.inputs.values())
     return set(SAID_BY_REPAIR) | originals.results.get(name, set()) | originals.inputs.get(name, set())
+
+
+def _names(given: str) -> tuple[str, ...]:
+    """What a call is known by: its id as it can be sent, and another where the API does not take it."""
+    if SENT_ID.fullmatch(given):
+        return (given,)
+    digest = hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return mended(given), f"{re.sub('[^a-zA-Z0-9_-]', '_', given)[:40]}_{digest}"
 
 
 def _pointers(messages: Iterable[Mapping[str, Any]], originals: Originals) -> Iterator[tuple[str, str, str]]:

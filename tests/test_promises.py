@@ -263,6 +263,7 @@ class Caller(RuleBasedStateMachine):
         self.sent: list[Message] | None = None  # what the session sent last; None: it begins anew
         self.seen: list[Message] = []  # what the model saw last, and how much of the history that was
         self.seen_of = 0
+        self.adopted = 0  # so many messages are of a context that was adopted, and not those of *raw* one by one
         self.raw: list[Message] | None = []  # the history before any context was adopted as one; None: nobody knows
         self.last: Result | None = None
         self.asked: Session | None = None  # whose result that is
@@ -323,12 +324,19 @@ class Caller(RuleBasedStateMachine):
     @rule()
     def adopt(self) -> None:
         """Go on with the context as the history."""
+        if self.edited:  # the context does not know of it
+            return
         if self.last is not None and self.seen_of == len(self.history) and self.sent is not None:
             if self.last.messages != self.history:
                 self.seen_of = len(self.last.messages)
                 if not self.setting.journalled:
                     self.raw = None  # nobody writes down what the history was before
+                self.adopted = 0 if self._says_the_same(self.last.messages) else self.seen_of
             self._replaced(list(self.last.messages))
+
+    def _says_the_same(self, context: Sequence[Message]) -> bool:
+        """Whether each message of *context* stands for one of the raw history, whatever lies in files now."""
+        return self.raw is not None and list(map(_shape, context)) == list(map(_shape, self.raw))
 
     @rule(share=st.floats(0, 1), drop=st.booleans())
     def shorten(self, share: float, drop: bool) -> None:
@@ -343,8 +351,8 @@ class Caller(RuleBasedStateMachine):
     def _cut(self, at: int) -> None:
         if at == len(self.history):
             return
-        in_raw = self.raw is not None and len(self.raw) == len(self.history)
-        self.raw = self.raw[:at] if in_raw and self.raw is not None else None
+        if self.raw is not None:  # in an adopted context, nobody can tell which message stands for which
+            self.raw = self.raw[: at - len(self.history)] if at >= self.adopted else None
         self._replaced(self.history[:at])
         self.sent, self.needs_run = None, True
 
@@ -729,6 +737,12 @@ def _signed(seen: Sequence[Message], blocks: Sequence[Mapping[str, Any]]) -> lis
 def _sendable(message: Message) -> dict[str, Any]:
     text = json.dumps(plain(message), ensure_ascii=False)
     return cast("dict[str, Any]", json.loads(mended(text)))
+
+
+def _shape(message: Message) -> list[object]:
+    """What stays of *message* when texts of calls and results go to files, and ids are made as the API takes them."""
+    held = parts(message)
+    return [message["role"], *((part["type"], mended(part["text"]) if part["type"] == "text" else "") for part in held)]
 
 
 def _calls_of(messages: Sequence[Message]) -> list[dict[str, Any]]:

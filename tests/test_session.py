@@ -478,6 +478,21 @@ async def test_a_caller_who_takes_over_the_context_and_cuts_it_at_once_is_recogn
     assert await session.restore_history() == history[:-2]
 
 
+async def test_a_history_that_is_cut_right_behind_what_was_taken_out_ends_with_its_newest_message(
+    tmp_path: Path,
+) -> None:
+    stage = SmartTruncate(LocalStorage(tmp_path), max_tokens=300)
+    session = ContextPipeline([stage], budget=Budget(window=2000, trigger=1000, target=300)).session("s")
+    history = [said for n in range(8) for said in (user(f"ask {n} " * 40), assistant(f"say {n} " * 40))]
+    whole = await session.run([*history, user("last")], force=True)
+    assert history[12] not in whole.messages
+    assert history[13] in whole.messages
+
+    result = await session.run(history[:13])
+
+    assert result.messages[-1] == history[12]
+
+
 async def test_a_branch_is_told_and_shaped_anew_from_there(tmp_path: Path) -> None:
     session, history = small(tmp_path).session("s"), chat(9)
     await session.run(history)
@@ -841,6 +856,6 @@ def check_marks(session: Session, history: list[Message], context: list[Message]
     """The marks of *context* are those of *history*, where there is still a message for them."""
     assert sum(sum(1 for _ in cache_marks(message)) for message in context) <= 4
     for index, message in enumerate(history):
-        place = session._timeline._place(index)
+        place = session._memory.timeline._place(index)
         if place is not None:
             assert list(cache_marks(context[place])) == list(cache_marks(message))

@@ -499,3 +499,13 @@ async def test_a_call_that_is_cancelled_is_made_up_for_by_the_next(ask: Ask, tmp
 
     assert messages_of(later.requests[0])[:-2] == messages_of(server.requests[0])
     assert await session.restore_history() == [*history, *step("t9", result="short")]
+
+
+async def test_recover_gives_nothing_where_only_the_system_prompt_is_shorter(tmp_path: Path) -> None:
+    budget = Budget(window=2000, trigger=1000, target=300)
+    session = ContextPipeline([DirectOffload(LocalStorage(tmp_path))], budget=budget).session("s")
+    history = [user("hello")]
+    sent = await session.run(history, system="Be brief. " * 50)
+    await session.run(history)  # as a turn that was cancelled, or one that only counts
+
+    assert await session.recover("prompt is too long: 2000 tokens > 1900 maximum", history, sent) is None

@@ -474,6 +474,29 @@ async def test_whatever_the_caller_does_the_raw_history_comes_back(data: st.Data
         assert await session_of(storage).history() == raw
 
 
+async def test_a_history_that_was_empty_once_comes_back(tmp_path: Path):
+    storage = LocalStorage(tmp_path)
+    session = session_of(storage)
+    for history in ([user("one")], [], [user("two")]):
+        await session.run(history)
+
+    assert await session.history() == await session_of(storage).history() == [user("two")]
+
+
+async def test_what_is_added_in_place_to_an_adopted_context_is_written_down(tmp_path: Path):
+    storage = LocalStorage(tmp_path)
+    session = session_of(storage, DirectOffload(storage, min_chars=2000))
+    raw = conversation(user("go"), step("t1", result=LONG), assistant("ok"), user(text("next")))
+    await session.run(raw[:3])
+    history = (await session.run(raw)).messages
+    cast("list[Any]", history[-1]["content"]).append(text("added"))
+
+    await session.run(history)
+
+    assert (await session.history())[-1] == user(text("next"), text("added"))
+    assert await session_of(storage).branches() == []
+
+
 # Without a journal ------------------------------------------------------------------------------
 
 

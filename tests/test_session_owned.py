@@ -63,6 +63,22 @@ async def test_what_was_appended_is_sent_and_the_reply_is_added(tmp_path: Path) 
     assert plain(await session.history()) == plain([*expected, assistant(text("second"))])
 
 
+async def test_what_another_process_has_added_is_gone_on_from(tmp_path: Path) -> None:
+    both = [ContextPipeline().session("s", journal=LocalStorage(tmp_path)) for _ in range(2)]
+    expected: list[Any] = []
+    async with talk([f"answer {turn}" for turn in range(6)]) as (server, client):
+        for turn in range(6):
+            session = both[turn % 2]
+            session.append(user(f"question {turn}"))
+            await session.create(client, **ASKED)
+            expected += [user(f"question {turn}"), assistant(text(f"answer {turn}"))]
+            assert plain(sent(server)[turn]) == plain(expected[:-1])
+
+    assert plain(await both[0].history()) == plain(expected[:-2])
+    assert plain(await both[1].history()) == plain(expected)
+    assert await both[0].branches() == []
+
+
 async def test_a_stream_that_was_read_to_its_end_is_added(tmp_path: Path) -> None:
     session = ContextPipeline().session("s", journal=LocalStorage(tmp_path))
     async with talk(["first"]) as (_, client):

@@ -84,7 +84,6 @@ async def test_a_session_without_a_journal_has_no_entries(
     tmp_path: Path,
 ) -> None:
     assert await storage.entries("s") == []
-    assert await storage.branches("s") == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -370,19 +369,18 @@ async def test_a_sync_that_fails_is_an_error_and_the_entry_is_not_there(
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o277, 0o777])
-async def test_journals_branches_and_locks_are_private(tmp_path: Path, umask: int) -> None:
+async def test_journals_and_locks_are_private(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         storage = LocalStorage(tmp_path / "root")
         await storage.append("s", 0, "x")
-        await storage.append("s", 0, "x", branch="1")
         async with storage.lease("s", 0):
             pass
     finally:
         os.umask(before)
 
     files = [path for path in (tmp_path / "root/s").iterdir() if path.name[0] != "."]
-    assert {path.name for path in files} == {JOURNAL, "journal-1.jsonl", SessionLock.NAME}
+    assert {path.name for path in files} == {JOURNAL, SessionLock.NAME}
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
 
 
@@ -532,14 +530,13 @@ async def test_what_was_set_aside_goes_with_the_session(
     await filled(storage, 1)
     await storage.set_aside("s")
     await filled(storage, 1)
-    await storage.append("s", 0, "x", branch="1")
     async with storage.lease("s", 0):
         pass
 
     deleted = await storage.delete("s")
 
     names = {Path(name).name for name in deleted.files}
-    assert names == {JOURNAL, "journal-1.jsonl", "journal-set-aside-1.jsonl", SessionLock.NAME}
+    assert names == {JOURNAL, "journal-set-aside-1.jsonl", SessionLock.NAME}
     assert not (tmp_path / "s").exists()
 
 
@@ -555,49 +552,6 @@ async def test_behind_a_deleted_journal_a_new_one_of_any_length_is_read_whole(
         await storage.delete("s")
 
 
-# Branches ---------------------------------------------------------------------------------------
-
-
-async def test_branches_are_journals_of_their_own(storage: LocalStorage) -> None:
-    for branch in ("", "1", "2"):
-        for number in range(2):
-            assert await storage.append("s", number, f"{branch}: {number}", branch=branch)
-
-    assert await storage.branches("s") == ["1", "2"]
-    found = [await storage.entries("s", branch=branch) for branch in ("", "1", "2")]
-    assert found == [[": 0", ": 1"], ["1: 0", "1: 1"], ["2: 0", "2: 1"]]
-    assert await storage.branches("other") == []
-
-
-async def test_branches_are_in_the_order_in_which_they_were_begun(storage: LocalStorage) -> None:
-    names = [str(number) for number in range(1, 13)]
-    for name in names:
-        await storage.append("s", 0, "x", branch=name)
-
-    assert await storage.branches("s") == names
-
-
-async def test_a_branch_is_set_aside_alone(storage: LocalStorage) -> None:
-    for branch in ("", "1"):
-        await storage.append("s", 0, "x", branch=branch)
-
-    assert await storage.set_aside("s", branch="1") == "journal-1-set-aside-1.jsonl"
-    assert await storage.branches("s") == []
-    assert await storage.entries("s") == ["x"]
-
-
-@pytest.mark.parametrize("hostile", ["../../x", "/etc/passwd", "a/b", "..", "x" * 300, "a\0b"])
-async def test_the_name_of_a_branch_leads_nowhere_else(
-    storage: LocalStorage,
-    tmp_path: Path,
-    hostile: str,
-) -> None:
-    assert await storage.append("s", 0, "x", branch=hostile)
-
-    assert await storage.entries("s", branch=hostile) == ["x"]
-    assert {path.parent for path in tmp_path.rglob("*.jsonl")} == {tmp_path / "s"}
-
-
 # Hostile sessions -------------------------------------------------------------------------------
 
 HOSTILE = ["../../x", "/etc", "", "a/b", ".", "..", "con", "x" * 300]
@@ -609,12 +563,10 @@ async def test_hostile_names_of_sessions_stay_inside(tmp_path: Path, hostile: st
     root = tmp_path / "root"
     storage = LocalStorage(root)
     assert await storage.append(hostile, 0, "x")
-    assert await storage.append(hostile, 0, "y", branch="1")
     async with storage.lease(hostile, 0) as held:
         assert held
 
     assert await storage.entries(hostile) == ["x"]
-    assert await storage.branches(hostile) == ["1"]
     folders = {path.parent for path in tmp_path.rglob("*") if path.suffix in {".jsonl", ".lock"}}
     assert folders == {root / session_folder(hostile)}
 

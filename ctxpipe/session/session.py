@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import logging
 import os
-import secrets
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from ..clients import check_client
 from ..edits.thinking import mark_stale
-from ..errors import SettingsError, StorageError, safe_text
-from ..messages import common_prefix, ensure_messages, field, is_bulky
+from ..errors import SettingsError
+from ..messages import ensure_messages, field, is_bulky
 from ..messages.identity import says_the_same
 from ..refusals import LEAST_SHARE, Refusal, as_refusal, read_refusal
 from ..reports import Result
@@ -26,15 +23,13 @@ from ..runner import Request, Runner, model_of
 from ..settings import FLAG, FUNCTION, NUMBER, SESSION_ID, excerpt
 from ..stages.compact import Compact
 from ..storage.protocol import JOURNAL_STORAGE
-from ..threads import in_thread, in_thread_if
-from ..timeline import Step, Timeline
+from ..threads import in_thread_if
 from ..tokens.billed import cached_tokens
 from ..tokens.ledger import is_possible
 from ..words import counted
 from .client import check_usage, has_usage, lendable, observe_stream, request_arguments, stages_are_asking
-from .journal import DAMAGED, Entry, Journal, Replay, chain
 from .keys import KEYS, as_keys
-from .lost_files import write_lost_files
+from .memory import Memory
 from .open_calls import OPEN_CALLS, OpenCalls, answered, ensure_answered
 
 if TYPE_CHECKING:
@@ -45,20 +40,13 @@ if TYPE_CHECKING:
     from ..messages import Message
     from ..stage import Stage
     from ..storage import JournalStorage
+    from ..timeline import Step
 
 __all__ = ["Session"]
-
-logger = logging.getLogger("ctxpipe")
 
 T = TypeVar("T")
 
 CACHE_SECONDS = 300.0  # how long the provider keeps a prompt that nobody reads
-REDACTED = "messages in the journal are redacted, so a context that was sent is not known again word for word"
-NOT_RESTORABLE = (
-    "the context is adopted as the history and there is no journal: give the session journal=, or hand in the full "
-    "history, else restore_history cannot give the raw messages back"
-)
-NOTABLE_DRIFT = 0.01  # of the factor that bills have shown: then the journal is told
 FAR_BELOW = 0.5  # of the trigger: a context this short is not what an API finds too long
 NOTABLE_CHANGE = 0.1  # of the trigger: after that another attempt to shorten may help
 
@@ -96,20 +84,8 @@ class Session:
         self._runner = runner
         self._record = runner.new_record()
         self._verify = verify
-        self._timeline = self._new_timeline()
-        self._is_adopted = False  # whether the caller has ever gone on with our context as his history
-        self._journal = Journal(journal, session_id, as_keys(signing_key), texts=history) if journal else None
-        self._is_taken_up = journal is None
-        self._base = 0  # entries of the journal that the timeline rests on
-        self._seal = ""  # of the last of them
-        self._must_read = False
-        self._lost_at: int | None = None  # the entry that somebody else was faster with
-        self._unwritten: list[dict[str, Any]] = []  # turns that could not be written
-        self._writer = secrets.token_hex(8)
-        self._has_company = False  # whether anybody else writes to the journal
+        self._memory = Memory(session_id, self._record, journal, as_keys(signing_key), texts=history, verify=verify)
         self._lease_seconds = lease_seconds
-        self._saved_factor = self._record.ledger.factor
-        self._saved_windows: dict[str | None, int] = {}
         self._lock = asyncio.Lock()  # anyio's costs four times as much, on every turn
         self._entered = self._lock
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -120,12 +96,10 @@ class Session:
         self._cached_at: float | None = None
         self._client: AsyncAnthropic | None = None  # what a summarizer without a client asks with
         self._recovered_at: int | None = None  # tokens of the context refused last, while no answer has come since
-        self._notices: list[str] = []  # for the next result
         self._appended: list[Message] = []  # by `append`, since the last turn
-        self._unreported: int | None = None  # from where on another's turns have changed the context
 
     def __repr__(self) -> str:
-        known = counted(len(self._timeline.history), "message")
+        known = counted(len(self._memory.timeline.history), "message")
         return f"<Session {excerpt(self.session_id)}: {known} known>"
 
     async def __aenter__(self) -> Self:
@@ -139,7 +113,7 @@ class Session:
     @property
     def journal(self) -> JournalStorage | None:
         """Where the session writes down what it knows, None when it does not."""
-        return self._journal.storage if self._journal else None
+        return self._memory.storage
 
     def sibling(self) -> Session:
         """Another conversation under the same id and into the same files, which knows nothing of this one.
@@ -154,13 +128,10 @@ class Session:
             clock=self._clock,
         )
 
-    def _new_timeline(self) -> Timeline:
-        return Timeline(verify=self._verify)
-
     @property
     def known(self) -> Sequence[Message]:
         """The history as far as it was handed in; read it only."""
-        return self._timeline.history
+        return self._memory.timeline.history
 
     @property
     def is_running(self) -> bool:
@@ -242,246 +213,79 @@ class Session:
         found = [(place, stage) for place, stage in enumerate(self._runner.stages) if isinstance(stage, Compact)]
         if not found:
             raise SettingsError("there is nothing to compact with: the pipeline has no Compact stage")
-        if history is None and not self._timeline.history:
+        if history is None and not self._memory.timeline.history:
             raise SettingsError("there is nothing to compact yet: run the session first, or give the history")
         stages = {place: stage.focused(focus) if focus else stage for place, stage in found}
         async with self._alone():
             last = self._record.overhead
             asked = Request(last.system, last.tools, force=True, cold=self._is_cold(), client=self._client)
-            return await self._run(self._timeline.history if history is None else history, asked, stages)
+            return await self._run(self._memory.timeline.history if history is None else history, asked, stages)
 
     async def _run(self, history: list[Message], asked: Request, stages: Mapping[int, Stage] | None = None) -> Result:
-        ensure_messages(history, sys.maxsize)  # that it is a list; each message is looked at once, later
-        notices, self._notices = self._notices, []
-        lease = self._lease()
-        if lease is None:
-            return await self._settled(history, asked, stages, notices)
-        async with lease:
-            return await self._settled(history, asked, stages, notices)
-
-    async def _settled(
-        self, history: list[Message], asked: Request, stages: Mapping[int, Stage] | None, notices: list[str]
-    ) -> Result:
         """The turn, once nobody else has been faster and nothing was edited meanwhile."""
+        ensure_messages(history, sys.maxsize)  # that it is a list; each message is looked at once, later
+        memory = self._memory
         thorough = False
-        while True:
-            notices += await self._catch_up(history)
-            step = await self._begun(history, thorough=thorough)
-            step.raw = None if self._is_adopted or step.adopted else step.history
-            with stages_are_asking():
-                result = await self._runner.run(step, self.session_id, self._record, asked, stages)
-            if step.edits and not thorough and self._timeline.is_edited(step):
-                thorough = True  # what was rewritten is no longer what the caller has
-                continue
-            if self._verify:
-                await in_thread_if(is_bulky(step.history), self._timeline.look, step)
-            if await self._write(step, notices):
-                return self._taken(step, result, notices)
+        async with self._lease():
+            while True:
+                await memory.catch_up(history)
+                step = await self._begun(history, thorough=thorough)
+                step.raw = None if memory.is_adopted or step.adopted else step.history
+                with stages_are_asking():
+                    result = await self._runner.run(step, self.session_id, self._record, asked, stages)
+                if step.edits and not thorough and memory.timeline.is_edited(step):
+                    thorough = True  # what was rewritten is no longer what the caller has
+                    continue
+                if self._verify:
+                    await in_thread_if(is_bulky(step.history), memory.timeline.look, step)
+                if await memory.write(step):
+                    return self._taken(step, result)
+
+    def _lease(self) -> AbstractAsyncContextManager[object]:
+        """What holds the session for this process alone, where that was asked for and the storage can."""
+        lease = getattr(self.journal, "lease", None)
+        if self._lease_seconds is None or lease is None:
+            return nullcontext()
+        return cast("AbstractAsyncContextManager[object]", lease(self.session_id, self._lease_seconds))
 
     async def _begun(self, history: list[Message], *, thorough: bool) -> Step:
-        known = 0 if self._verify or thorough else len(self._timeline.history)
-        begin = self._timeline.begin
-        step = await in_thread_if(is_bulky(history, max(0, known - 1)), lambda: begin(history, thorough=thorough))
-        if self._unreported is not None:
+        memory = self._memory
+        known = 0 if self._verify or thorough else len(memory.timeline.history)
+        is_bulk = is_bulky(history, max(0, known - 1))
+        step = await in_thread_if(is_bulk, lambda: memory.timeline.begin(history, thorough=thorough))
+        if not step.is_cut and step.same == step.kept:
+            step.is_bulk = is_bulk
+        if memory.unreported is not None:
             # Whoever was not told of a change may have asked the model with what was there before.
-            mark_stale(step.stale, step.context, (max(self._unreported, step.kept), 0))
+            mark_stale(step.stale, step.context, (max(memory.unreported, step.kept), 0))
         return step
 
-    def _taken(self, step: Step, result: Result, notices: list[str]) -> Result:
+    def _taken(self, step: Step, result: Result) -> Result:
         """The *result* for the caller, once *step* is remembered."""
         first = result.first_changed_index
-        if self._unreported is not None:
-            first = min(self._unreported, len(result.messages) if first is None else first)
-        notices += _divergence(step)
-        if step.adopted and not self._is_adopted and self._journal is None:
-            notices.append(self._warned(NOT_RESTORABLE))
-        self._is_adopted = self._is_adopted or step.adopted
-        self._timeline.apply(step)
-        self._record.keep(len(self._timeline.context))
-        self._unreported = None
+        if self._memory.unreported is not None:
+            first = min(self._memory.unreported, len(result.messages) if first is None else first)
+        self._take(step)
+        self._record.keep(len(self._memory.timeline.context))
+        notices, self._memory.notices = tuple(self._memory.notices), []
         return Result(  # dataclasses.replace takes four times as long, on every turn
             result.messages,
             result.reports,
             result.repaired,
             result.request_options,
             len(step.history),
-            tuple(notices),
+            notices,
             first,
             result.changed_end,
             result.tokens_before,
             result.tokens_after,
         )
 
-    # The journal --------------------------------------------------------------------------------------------------
-
-    def _lease(self) -> AbstractAsyncContextManager[bool] | None:
-        """What holds the session for this process alone, where that was asked for and the storage can."""
-        lease = getattr(self.journal, "lease", None)
-        if self._lease_seconds is None or lease is None:
-            return None
-        return cast("AbstractAsyncContextManager[bool]", lease(self.session_id, self._lease_seconds))
-
-    async def _catch_up(self, history: list[Message]) -> list[str]:
-        """Take in what the journal knows and this session does not; what a user should know about it."""
-        journal = self._journal
-        if journal is None:
-            return []
-        try:
-            is_behind = self._must_read or self._base < journal.offset + journal.count
-            if self._is_taken_up and not is_behind and not await journal.news():
-                return []
-            self._must_read = False
-            ensure_messages(history)
-            return await self._read(journal, history)
-        except StorageError as error:
-            self._must_read = True
-            is_new, self._is_taken_up = not self._is_taken_up, True
-            self._journal = None if is_new else journal
-            told = "; the session begins anew, and without a journal" if is_new else ""
-            return [self._warned(f"the journal cannot be read{told}: {safe_text(error)}")]
-
-    async def _read(self, journal: Journal, history: list[Message]) -> list[str]:
-        """Take in what *journal* holds, and its branches when this session is new."""
-        seen = journal.offset + journal.count
-        entries, found, is_damaged = await self._replayed(journal, history)
-        notices = []
-        if self._is_taken_up:
-            self._has_company = self._has_company or any(entry.writer != self._writer for entry in entries[seen:])
-            if self._base and (len(entries) < self._base or entries[self._base - 1].seal != self._seal):
-                # It was deleted, or set aside by somebody else: what this session knows is no longer in it.
-                self._base, self._unwritten = 0, [await journal.pack(self._timeline.snapshot())]
-                notices.append(self._warned("the journal was replaced; this session goes on from what it knows"))
-        else:
-            for name in await journal.storage.branches(self.session_id):
-                branch = journal.sibling(name)
-                line, other, is_torn = await self._replayed(branch, history)
-                if other.agreed > found.agreed:
-                    journal, entries, found, is_damaged = branch, line, other, is_torn
-            self._journal = journal
-        if is_damaged:
-            notices += await self._set_aside(journal, entries, found)
-        if self._take_up(found, len(entries), notices) and not is_damaged:
-            self._base, self._seal = found.base, entries[found.base - 1].seal if found.base else ""
-            self._unwritten = []
-        if not self._is_taken_up and found.base:
-            notices += await self._write_lost_files(journal)
-        self._is_taken_up = True
-        return notices
-
-    async def _replayed(self, journal: Journal, history: list[Message]) -> tuple[list[Entry], Replay, bool]:
-        """The entries of *journal*, what they come to for *history*, and whether there are others."""
-        entries, is_damaged = await journal.read()
-        try:
-            return entries, await in_thread(journal.replay, entries, history, self._new_timeline), is_damaged
-        except DAMAGED:  # they were sealed by somebody who has written nonsense
-            return [], Replay(self._new_timeline()), True
-
-    async def _set_aside(self, journal: Journal, entries: list[Entry], found: Replay) -> list[str]:
-        """Begin *journal* anew, with the turns of the state that was *found*."""
-        name = await journal.set_aside()
-        self._base, self._seal = 0, ""
-        if not self._is_taken_up:
-            self._unwritten = [turn for number in chain(entries, found.base) for turn in entries[number].turns]
-        else:
-            self._unwritten = [await journal.pack(self._timeline.snapshot())]
-        kept = f"it is kept as {name}, and a new one begins" if name else "somebody else has set it aside"
-        told = f"the journal was damaged from entry {len(entries)} on, or is of another version; {kept}"
-        return [self._warned(told)]
-
-    async def _write_lost_files(self, journal: Journal) -> list[str]:
-        """Write files again that the context points to and somebody has deleted; what to say about it."""
-        try:
-            count = await write_lost_files(self._timeline, journal.storage)
-        except StorageError as error:
-            return [self._warned(f"files that the context points to cannot be looked after: {safe_text(error)}")]
-        were = "was" if count == 1 else "were"
-        told = f"{counted(count, 'file')} that the context points to {were} gone, and written again from the history"
-        return [self._warned(told)] if count else []
-
-    def _take_up(self, found: Replay, count: int, notices: list[str]) -> bool:
-        """Go on from *found*, unless this session knows better; whether it does."""
-        is_new = not self._is_taken_up
-        wanted = max(len(self._timeline.history), len(found.timeline.history))
-        if not is_new and not found.is_shared and found.agreed < wanted:
-            return False
-        if is_new and count and not found.is_shared and not found.agreed:
-            notices.append(self._warned("the journal tells of another history; the session begins anew"))
-            self._unwritten = []
-            return False
-        if not is_new:
-            self._note_unreported(found.timeline)
-        elif found.redacted:
-            notices.append(self._warned(REDACTED))
-        self._timeline, self._is_adopted = found.timeline, found.is_adopted
-        self._record.keep(0)
-        if found.last is not None:
-            self._record.ledger.learn(found.last.bills)
-            self._record.windows |= dict(found.last.windows)
-            self._saved_windows = dict(self._record.windows)
-            self._saved_factor = self._record.ledger.factor
-        return True
-
-    def _note_unreported(self, other: Timeline) -> None:
-        """The first message of the context that is no longer the one this session has sent."""
-        ours, theirs = self._timeline.sent, other.sent
-        same = common_prefix(ours, theirs)
-        while same < min(len(ours), len(theirs)) and says_the_same(ours[same], theirs[same]):
-            same += 1
-        if same < len(ours):
-            self._unreported = same
-
-    async def _write(self, step: Step, notices: list[str]) -> bool:
-        """Write *step* down; False when somebody else was faster. What goes wrong becomes a notice."""
-        journal = self._journal
-        drifted = abs(self._record.ledger.factor - self._saved_factor) > NOTABLE_DRIFT * self._saved_factor
-        if journal is None or not (
-            drifted or self._unwritten or not step.is_idle or self._record.windows != self._saved_windows
-        ):
-            return True
-        factor, windows = self._record.ledger.factor, dict(self._record.windows)
-        try:
-            turns = [*self._unwritten, *([] if step.is_idle else [await journal.pack(step)])]
-            entry = Entry(self._base, turns, self._record.ledger.bills, list(windows.items()), self._writer)
-            if self._has_company and self._base < journal.offset + journal.count:
-                if not turns:
-                    return True
-                journal = await self._branched(entry)
-                told = f"another process goes on with another history; this one is branch {journal.branch!r}"
-                notices.append(self._warned(told))
-            elif not await journal.write(entry):
-                count = journal.offset + journal.count
-                self._must_read, lost_before, self._lost_at = True, self._lost_at, count
-                if lost_before != count:
-                    return False
-                told = f"entry {count} is refused, though nobody is seen to have written it"
-                raise StorageError(errno.EAGAIN, told)  # noqa: TRY301
-        except StorageError as error:
-            self._lost_at = None
-            if not step.is_idle:
-                with suppress(StorageError):
-                    self._unwritten.append(await journal.pack(step))
-            notices.append(self._warned(f"the journal cannot be written: {safe_text(error)}"))
-            return True
-        self._unwritten, self._base, self._seal = [], journal.offset + journal.count, journal.seal
-        self._lost_at = None
-        self._saved_factor, self._saved_windows = factor, windows
-        return True
-
-    async def _branched(self, entry: Entry) -> Journal:
-        """The branch with the first free name, *entry* written. Raises StorageError."""
-        assert self._journal is not None  # noqa: S101  who writes has one
-        number = 1
-        while True:
-            branch = self._journal.sibling(str(number))
-            branch.begin(self._base, self._seal)
-            if await branch.write(entry._replace(parent=self._journal.branch)):
-                self._journal, self._has_company = branch, False
-                return branch
-            number += 1
-
-    def _warned(self, text: str) -> str:
-        logger.warning("session %s: %s", self.session_id, text)
-        return text
+    def _take(self, step: Step) -> None:
+        if step.has_diverged:
+            told = f"the history differs from the known one; message {step.fresh} and those after it are new"
+            self._memory.notices.append(told)
+        self._memory.apply(step)
 
     # The history --------------------------------------------------------------------------------------------------
 
@@ -494,40 +298,11 @@ class Session:
         the journal holds no texts.
         """
         async with self._alone():
-            return await self._history(branch)
-
-    async def _history(self, branch: str | None) -> list[Message]:
-        journal = self._journal
-        if journal is None:
-            if self._is_adopted:
-                raise StorageError(NOT_RESTORABLE)
-            return list(self._timeline.history)
-        if not journal.texts:
-            raise SettingsError("the journal holds no texts: it was kept with history=False")
-        lines = [journal if branch is None else journal.sibling(branch)]
-        if branch is None and not self._is_taken_up:
-            lines += [journal.sibling(name) for name in await journal.storage.branches(self.session_id)]
-        found: list[tuple[Journal, Replay]] = []
-        for seen in lines:
-            line = seen.sibling(seen.branch)  # what is read here is not what this session has taken up
-            entries, _ = await line.read()
-            if self._is_taken_up and branch is None:
-                last = Entry(self._base, self._unwritten, [], [])
-                entries = [*entries[: self._base], *([last] if self._unwritten else [])]
-            if branch and not entries:
-                raise SettingsError(f"there is no branch {excerpt(branch)} of session {excerpt(self.session_id)}")
-            try:
-                found.append((line, await in_thread(line.replay, entries, [], Timeline)))
-            except DAMAGED as error:
-                raise StorageError(errno.EILSEQ, "the journal holds entries that make no sense") from error
-        line, longest = max(found, key=lambda pair: len(pair[1].raw))
-        if line.redacts and longest.raw:
-            self._notices.append(self._warned("the history was redacted when it was written down"))
-        return await line.restored(longest)
+            return await self._memory.history(branch)
 
     async def branches(self) -> list[str]:
         """The names of the lines that other processes have begun, for `history`. Raises StorageError."""
-        return list(await self.journal.branches(self.session_id)) if self.journal else []
+        return await self._memory.branches()
 
     async def restore_history(self) -> list[Message]:
         """The raw history: from the journal, or as it was handed in.
@@ -544,14 +319,14 @@ class Session:
         """
         ensure_messages(list(messages))
         for message in messages:
-            last = [*self._timeline.history[-1:], *self._appended][-1:]
+            last = [*self._memory.timeline.history[-1:], *self._appended][-1:]
             if message["role"] != "assistant" or not last or not says_the_same(last[0], message):
                 self._appended.append(message)
 
     async def _owned(self) -> list[Message]:
-        """The history that this session owns."""
-        known = self._timeline.history if self._is_taken_up else await self.history()
-        return [*known, *self._appended]
+        """The history that this session owns, with what other processes have added."""
+        async with self._alone():
+            return [*await self._memory.newest_history(), *self._appended]
 
     async def _keep_reply(self, reply: object) -> None:
         """Add *reply* to the history that this session owns, and write it down."""
@@ -559,14 +334,12 @@ class Session:
             return
         message = cast("Message", {"role": "assistant", "content": field(reply, "content")})
         async with self._alone():
-            step = self._timeline.begin([*self._timeline.history, message])
-            notices: list[str] = []
-            if await self._write(step, notices):
-                self._timeline.apply(step)
+            step = self._memory.timeline.begin([*self._memory.timeline.history, message])
+            if await self._memory.write(step):
+                self._take(step)
                 self._record.keep(min(self._record.agreed, step.same))
             else:
                 self._appended.append(message)
-            self._notices += [*notices, *_divergence(step)]
 
     # Reading the bill ---------------------------------------------------------------------------------------------
 
@@ -581,7 +354,7 @@ class Session:
         model = field(usage, "model") if model is None else model
         model = model if isinstance(model, str) else None
         self._recovered_at = None
-        billed = self._timeline.sent if sent is None else sent
+        billed = self._memory.timeline.sent if sent is None else sent
         self._record.ledger.observe(usage, billed, overhead=self._record.overhead.tokens, model=model)
         self._cached_at = self._clock() if cached_tokens(usage) else None
 
@@ -718,9 +491,9 @@ class Session:
             told = {"input_tokens": refusal.tokens}
             self._record.ledger.observe(told, sent.messages, overhead=overhead, model=model)
         result = await self.run(history, system=system, tools=tools, force=True, request=request)
-        # Compare the messages alone: the caller may have named the system prompt and tools only once.
-        shorter = result.tokens_after - self._record.overhead.tokens < sent.tokens_after - overhead
-        return result if shorter else None
+        # The messages alone: the caller may have named the system prompt and tools only once.
+        count = self._runner.counter.count
+        return result if await count(result.messages) < await count(sent.messages) else None
 
     def _can_be_about(self, refusal: Refusal, raw: int, model: str | None) -> bool:
         """Whether the prompt that *refusal* speaks of can be one of *raw* tokens, and its window that of *model*.
@@ -747,13 +520,7 @@ class Session:
             return
         self._record.windows[model] = window
         named = f"the window of {model or 'the model'} is {window} tokens, not {known}"
-        self._notices.append(self._warned(f"{named}: the budget of this session is lowered"))
-
-
-def _divergence(step: Step) -> list[str]:
-    """What the caller should know about a history that is not the known one, and more."""
-    told = f"the history differs from the known one; message {step.fresh} and those after it are new"
-    return [told] if step.has_diverged else []
+        self._memory.tell(f"{named}: the budget of this session is lowered")
 
 
 def learn(session: Session, reply: object, sent: Result) -> None:

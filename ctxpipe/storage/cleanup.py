@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -34,8 +33,6 @@ __all__ = [
 JOURNAL = "journal.jsonl"
 LIVE_SECONDS = 3600.0
 """A session whose journal was written to this late is in use, whatever age was asked for."""
-
-_JOURNALS = re.compile(r"journal(?:-\d{1,9})?\.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +105,7 @@ def find_files(root: StorageRoot, adopted: Mapping[str, Mark] | None = None) -> 
 
 def _own_files(descriptor: int, folder: str, mark: Mark) -> Iterator[OwnFile]:
     files = dict(regular_files(descriptor))
-    written = [info.st_mtime for name, info in files.items() if folder and _JOURNALS.fullmatch(name)]
+    written = [info.st_mtime for name, info in files.items() if folder and name == JOURNAL]
     journal_time = max(written, default=None)
     for name, info in files.items():
         if mark.owns(name):

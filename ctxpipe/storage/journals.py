@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import PurePath
 from typing import NamedTuple
 
 from .atomic import exists, sync
@@ -83,8 +84,8 @@ class JournalFile:
         now, lines = _read(file, begin, wanted=True)
         return lines[max(0, start - begin.number) :], now
 
-    def set_aside(self, stem: str, seen: Position) -> str:
-        """Give the file that was *seen* the next free name ``<stem>-set-aside-<n>.jsonl``; that name.
+    def set_aside(self, seen: Position) -> str:
+        """Give the file that was *seen* the next free name such as ``journal-set-aside-1.jsonl``; that name.
 
         It is "" where somebody else was faster.
         """
@@ -92,7 +93,7 @@ class JournalFile:
             with suppress(FileNotFoundError):
                 if os.stat(self._name, dir_fd=folder, follow_symlinks=False).st_ino != seen.inode:
                     return ""
-            number = 1
+            stem, number = PurePath(self._name).stem, 1
             while True:
                 name = f"{stem}-set-aside-{number}.jsonl"
                 if not exists(folder, name):

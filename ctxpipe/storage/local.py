@@ -13,7 +13,7 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
-from pathlib import PurePath, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from anyio import CapacityLimiter, sleep, to_thread
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 __all__ = ["Cleaned", "LocalStorage"]
 
 _CHUNK = 1 << 16
-_BRANCH = re.compile(r"journal-(\d{1,9})\.jsonl")
 _MOST_SEEN = 10_000  # journals whose length is remembered
 _LEASE_POLL = 0.05  # seconds
 _PLAIN_KEY = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*")  # nothing to normalise in it
@@ -283,44 +282,37 @@ class LocalStorage:
 
     # Journals ------------------------------------------------------------------------------------
 
-    async def append(self, session_id: str, number: int, entry: str, /, *, branch: str = "") -> bool:
+    async def append(self, session_id: str, number: int, entry: str, /) -> bool:
         """Write *entry* as number *number* of the session's journal; False when there is one. Raises StorageError."""
-        return await to_thread.run_sync(self._append, session_id, number, entry, branch, limiter=_limiter())
+        return await to_thread.run_sync(self._append, session_id, number, entry, limiter=_limiter())
 
-    def _append(self, session_id: str, number: int, entry: str, branch: str) -> bool:
+    def _append(self, session_id: str, number: int, entry: str) -> bool:
         if "\n" in entry:
             raise StorageError(errno.EINVAL, "an entry of a journal is one line")
-        journal = self._journal(session_id, branch)
+        journal = self._journal(session_id)
         seen = self._seen.get(journal.where, Position())
         written, now = journal.append(number, entry.encode(), seen, synced=self.fsync)
         self._remember(journal.where, now)
         return written
 
-    async def entries(self, session_id: str, start: int = 0, /, *, branch: str = "") -> list[str]:
+    async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
         """The entries of the session's journal from number *start* on. Raises StorageError."""
-        return await to_thread.run_sync(self._entries, session_id, start, branch, limiter=_limiter())
+        return await to_thread.run_sync(self._entries, session_id, start, limiter=_limiter())
 
-    def _entries(self, session_id: str, start: int, branch: str) -> list[str]:
-        journal = self._journal(session_id, branch)
+    def _entries(self, session_id: str, start: int) -> list[str]:
+        journal = self._journal(session_id)
         lines, now = journal.lines(start, self._seen.get(journal.where, Position()))
         self._remember(journal.where, now)
         return [line.decode("utf-8", "replace") for line in lines]
 
-    async def branches(self, session_id: str, /) -> list[str]:
-        """The names of the session's branches, in order. Raises StorageError."""
-        names = [PurePath(record).name for record in await self.records(session_id)]
-        return sorted((match[1] for name in names if (match := _BRANCH.fullmatch(name))), key=int)
-
-    async def set_aside(self, session_id: str, /, *, branch: str = "") -> str:
+    async def set_aside(self, session_id: str, /) -> str:
         """Give the session's journal another name, under which nothing reads it; that name. Raises StorageError."""
-        journal = self._journal(session_id, branch)
-        stem = f"journal-{branch}" if branch else "journal"
+        journal = self._journal(session_id)
         seen = self._seen.get(journal.where, Position())
-        return await to_thread.run_sync(journal.set_aside, stem, seen, limiter=_limiter())
+        return await to_thread.run_sync(journal.set_aside, seen, limiter=_limiter())
 
-    def _journal(self, session_id: str, branch: str) -> JournalFile:
-        name = f"journal-{safe_name(branch)}.jsonl" if branch else JOURNAL
-        return JournalFile(self._folders, session_folder(session_id), name)
+    def _journal(self, session_id: str) -> JournalFile:
+        return JournalFile(self._folders, session_folder(session_id), JOURNAL)
 
     def _remember(self, where: str, now: Position) -> None:
         self._seen.pop(where, None)

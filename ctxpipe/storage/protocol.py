@@ -82,26 +82,22 @@ class JournalStorage(TextReader, Protocol):
     """Keeps the journals of sessions: numbered entries, each one line of text.
 
     Entry *number* is written once, whoever tries: that alone lets several processes share a
-    session. A journal has branches, named "1", "2" and so on; the trunk's name is "". An entry is whole or
-    absent, also after a kill. `TextReader.read` gives the texts back that entries refer to.
+    session. An entry is whole or absent, also after a kill. `TextReader.read` gives the texts back
+    that entries refer to.
 
     A storage may also have ``lease(session_id, seconds)``, an async context manager that holds the
     session for one process, and gives False when somebody else does; it saves money, nothing else.
     """
 
-    async def append(self, session_id: str, number: int, entry: str, /, *, branch: str = "") -> bool:
+    async def append(self, session_id: str, number: int, entry: str, /) -> bool:
         """Write *entry* as number *number*, counted from 0; False when there is one. Raises StorageError."""
         ...
 
-    async def entries(self, session_id: str, start: int = 0, /, *, branch: str = "") -> Sequence[str]:
+    async def entries(self, session_id: str, start: int = 0, /) -> Sequence[str]:
         """The entries from number *start* on, none where there is no journal. Raises StorageError."""
         ...
 
-    async def branches(self, session_id: str, /) -> Sequence[str]:
-        """The names of the session's branches. Raises StorageError."""
-        ...
-
-    async def set_aside(self, session_id: str, /, *, branch: str = "") -> str:
+    async def set_aside(self, session_id: str, /) -> str:
         """Keep a journal that cannot be trusted under another name, so that a new one can begin; that name.
 
         The one that was read last: "" where somebody else has put another in its place. Raises StorageError.
