@@ -1,9 +1,10 @@
-"""What compaction costs beside the model call: the gate, the files, the whole, the memory; and one slow answer.
+"""What compaction costs beside the model call: the gate, the files, the whole, the memory; and one
+slow answer.
 
     python benchmarks/bench_compact.py
 
-Histories come from the transcripts beside the project, or from the standard library's sources where they are missing.
-Each line ends with its limit and a ratio to a baseline measured in the same run.
+Histories come from the transcripts beside the project, or from the standard library's sources where
+they are missing. Each line ends with its limit and a ratio to a baseline measured in the same run.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ def main() -> None:
         return
     table("the gate: 2,000 messages, ledger warm (best of 300)", asyncio.run(gate()))
     table("five files of 20 kB restored (best of 20)", asyncio.run(files()))
-    table(f"a compaction of {SESSION_TOKENS:,} tokens without the model call (best of 5)", asyncio.run(whole()))
+    table(
+        f"a compaction of {SESSION_TOKENS:,} tokens without the model call (best of 5)",
+        asyncio.run(whole()),
+    )
     table(f"the memory of a compaction of {SESSION_TOKENS:,} tokens", memory())
     table("one attempt with an answer that takes 5 s", asyncio.run(slow_answer()))
 
@@ -68,7 +72,7 @@ def ratio(mine: float, baseline: float, what: str) -> str:
     return f"{mine / baseline:.2f} x {what} ({baseline * 1e3:,.2f} ms)"
 
 
-# Histories -----------------------------------------------------------------------------------------------------------
+# Histories ----------------------------------------------------------------------------------------
 
 
 def transcript(path: Path) -> list[Message]:
@@ -81,7 +85,9 @@ def sources() -> Iterator[tuple[str, str]]:
 
 
 def steps() -> Iterator[list[Message]]:
-    """Pieces of conversation without end: of the longest transcripts, or file views of the standard library."""
+    """Pieces of conversation without end: of the longest transcripts, or file views of the standard
+    library.
+    """
     while True:
         for path in sorted(TRANSCRIPTS.glob("*.jsonl"), key=lambda path: -path.stat().st_size)[:8]:
             yield from pairs(transcript(path))
@@ -114,7 +120,7 @@ def history(counter: TokenCounter, *, tokens: int = 0, messages: int = 0) -> lis
     return built
 
 
-# The gate ------------------------------------------------------------------------------------------------------------
+# The gate -----------------------------------------------------------------------------------------
 
 
 async def gate() -> list[Row]:
@@ -130,11 +136,17 @@ async def gate() -> list[Row]:
         return sum(len(str(message["content"])) for message in messages) // 4
 
     return [
-        ("Compact below its trigger", mine * 1e6, "µs", 50, ratio(mine, await best(by_length, 5), "counting chars/4"))
+        (
+            "Compact below its trigger",
+            mine * 1e6,
+            "µs",
+            50,
+            ratio(mine, await best(by_length, 5), "counting chars/4"),
+        )
     ]
 
 
-# Files ---------------------------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
 
 
 async def files() -> list[Row]:
@@ -156,7 +168,9 @@ async def files() -> list[Row]:
 
             async def restored(counter: TokenCounter = counter, known: bool = known) -> None:
                 fresh = counter if known else TokenCounter(loaded())
-                found = await restore_files(calls, work_dir=folder, max_restore_tokens_per_file=9000, counter=fresh)
+                found = await restore_files(
+                    calls, work_dir=folder, max_restore_tokens_per_file=9000, counter=fresh
+                )
                 assert len(found.files) == 5  # noqa: S101
 
             mine = await best(restored, 20)
@@ -171,7 +185,7 @@ def loaded() -> Any:
     return vocabulary.load("cl100k_base")
 
 
-# The whole -----------------------------------------------------------------------------------------------------------
+# The whole ----------------------------------------------------------------------------------------
 
 
 async def instant(_messages: Sequence[Message], /) -> Summary:
@@ -197,17 +211,21 @@ async def whole() -> list[Row]:
             stage = Compact(writer, archive=LocalStorage(folder), restore=Restore(work_dir=folder))
 
             async def compacted(stage: Compact = stage, known: bool = known) -> None:
-                pipeline = ContextPipeline([stage], counter=counter if known else TokenCounter(loaded()))
+                pipeline = ContextPipeline(
+                    [stage], counter=counter if known else TokenCounter(loaded())
+                )
                 result = await pipeline.run(messages, session_id="s", force=True)
                 assert result.changed, result  # noqa: S101
 
             await compacted()
             mine = await best(compacted, 5)
-            rows.append((name, mine * 1e3, "ms", 500.0, ratio(mine, baseline, "json.dumps and write")))
+            rows.append(
+                (name, mine * 1e3, "ms", 500.0, ratio(mine, baseline, "json.dumps and write"))
+            )
     return rows
 
 
-# Memory --------------------------------------------------------------------------------------------------------------
+# Memory -------------------------------------------------------------------------------------------
 
 
 def size(value: object) -> int:
@@ -222,7 +240,9 @@ def size(value: object) -> int:
 async def prepared(folder: str) -> tuple[ContextPipeline, list[Message]]:
     """A pipeline that has done everything once, on a small history, and a large history."""
     counter = TokenCounter()
-    stage = Compact(ExtractiveSummarizer(), archive=LocalStorage(folder), restore=Restore(work_dir=folder))
+    stage = Compact(
+        ExtractiveSummarizer(), archive=LocalStorage(folder), restore=Restore(work_dir=folder)
+    )
     pipeline = ContextPipeline([stage], counter=counter)
     await pipeline.run(history(counter, tokens=5000), session_id="warm", force=True)
     return pipeline, history(TokenCounter(loaded()), tokens=SESSION_TOKENS)
@@ -265,12 +285,18 @@ def memory() -> list[Row]:
     _, grown = json.loads(measured.stdout)
     messages = f"the messages hold {held / 1e6:.1f} MB"
     return [
-        ("allocated at the peak (tracemalloc)", peak / held, "x", 1.0, f"{peak / 1e6:.1f} MB, {messages}"),
+        (
+            "allocated at the peak (tracemalloc)",
+            peak / held,
+            "x",
+            1.0,
+            f"{peak / 1e6:.1f} MB, {messages}",
+        ),
         ("resident at the peak (RSS)", grown / held, "x", 1.0, f"{grown / 1e6:.1f} MB, {messages}"),
     ]
 
 
-# A slow answer -------------------------------------------------------------------------------------------------------
+# A slow answer ------------------------------------------------------------------------------------
 
 
 async def slow_answer() -> list[Row]:
@@ -281,15 +307,23 @@ async def slow_answer() -> list[Row]:
     messages = history(TokenCounter(), tokens=SESSION_TOKENS)
     with tempfile.TemporaryDirectory() as folder:
         async with (
-            MessagesServer([answer("It went well. " * 200, seconds=5)], counter=lambda text: len(text) // 4) as server,
+            MessagesServer(
+                [answer("It went well. " * 200, seconds=5)], counter=lambda text: len(text) // 4
+            ) as server,
             anthropic.AsyncAnthropic(base_url=server.url, api_key="bench") as client,
         ):
-            stage = Compact(AnthropicSummarizer(client), archive=LocalStorage(folder), restore=Restore(work_dir=folder))
+            stage = Compact(
+                AnthropicSummarizer(client),
+                archive=LocalStorage(folder),
+                restore=Restore(work_dir=folder),
+            )
             begun = perf_counter()
             result = await ContextPipeline([stage]).run(messages, session_id="s", force=True)
             mine = perf_counter() - begun
     assert result.changed  # noqa: S101
-    return [("compaction, archive to context", mine, "s", 30.0, f"{mine / 5:.2f} x the answer (5 s)")]
+    return [
+        ("compaction, archive to context", mine, "s", 30.0, f"{mine / 5:.2f} x the answer (5 s)")
+    ]
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""Simulated dollars of context policies on recorded sessions, beside those of no management in the same run.
+"""Simulated dollars of context policies on recorded sessions, beside those of no management in the
+same run.
 
     python benchmarks/bench_costs.py FOLDER [--rest 33] [--all] [--ablate] [--recall] [--quick]
 
-FOLDER holds transcripts of any kind that `ctxpipe.lab.transcripts` reads. Prices are in input tokens: writing to the
-cache costs 1.25, reading 0.1 or 0.05, output 5. Each policy runs twice: what a reply uses and the context no longer
-shows is fetched and paid for ("refetch"), or not ("free"), which is the lower bound. The transcripts that are compared
-tell no times, so the cache never lapses, or with --rest before each so-manieth call. With --quick only the read price
+FOLDER holds transcripts of any kind that `ctxpipe.lab.transcripts` reads. Prices are in input
+tokens: writing to the cache costs 1.25, reading 0.1 or 0.05, output 5. Each policy runs twice: what
+a reply uses and the context no longer shows is fetched and paid for ("refetch"), or not ("free"),
+which is the lower bound. The transcripts that are compared tell no times, so the cache never
+lapses, or with --rest before each so-manieth call. With --quick only the read price
 0.1 is tried, and no free refetches: a quarter of the time.
 """
 
@@ -41,7 +43,12 @@ READ_PRICES = (0.1, 0.05)
 MAIN = ("none", "fixed-ratio", "rent-or-buy", "coding")
 OTHERS = ("chat", "compact", "clear-old", "keep-last", "drop-middle", "mask")
 SHARES = (0.1, 0.25, 0.5)
-TARGETS = {("rent-or-buy", 0.1): 0.95, ("rent-or-buy", 0.05): 0.92, ("coding", 0.1): 0.82, ("coding", 0.05): 0.80}
+TARGETS = {
+    ("rent-or-buy", 0.1): 0.95,
+    ("rent-or-buy", 0.05): 0.92,
+    ("coding", 0.1): 0.82,
+    ("coding", 0.05): 0.80,
+}
 """What a policy may cost of the fixed ratio."""
 
 
@@ -68,9 +75,13 @@ class Coding:
         direct, batch, *rest = stages
         assert isinstance(direct, DirectOffload)  # noqa: S101
         assert isinstance(batch, BatchOffload)  # noqa: S101
-        batch = replace(batch, gate=RentOrBuyGate(prices, **(self.gate or {})), **(self.batch or {}))  # type: ignore[arg-type]
+        batch = replace(
+            batch, gate=RentOrBuyGate(prices, **(self.gate or {})), **(self.batch or {})
+        )  # type: ignore[arg-type]
         direct = replace(direct, **(self.direct or {}))  # type: ignore[arg-type]
-        return ContextPipeline([*([] if self.without_direct else [direct]), batch, *rest], budget=Policy("none").budget)
+        return ContextPipeline(
+            [*([] if self.without_direct else [direct]), batch, *rest], budget=Policy("none").budget
+        )
 
 
 ABLATIONS: Mapping[str, Callable[[float], PipelineMaker]] = {
@@ -91,7 +102,7 @@ ABLATIONS: Mapping[str, Callable[[float], PipelineMaker]] = {
 """The coding preset, one number changed at a time."""
 
 
-# Dollars ------------------------------------------------------------------------------------------------------
+# Dollars ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +136,15 @@ def makers(
     names: Sequence[str], ablate: bool, reads: Sequence[float] = READ_PRICES
 ) -> dict[tuple[str, float], PipelineMaker]:
     if ablate:
-        chosen: dict[tuple[str, float], PipelineMaker] = {("none", read): Policy("none") for read in reads}
-        return chosen | {(name, read): make(read) for name, make in ABLATIONS.items() for read in reads}
-    return {(name, read): Policy(name, Prices.relative(read=read)) for name in names for read in reads}
+        chosen: dict[tuple[str, float], PipelineMaker] = {
+            ("none", read): Policy("none") for read in reads
+        }
+        return chosen | {
+            (name, read): make(read) for name, make in ABLATIONS.items() for read in reads
+        }
+    return {
+        (name, read): Policy(name, Prices.relative(read=read)) for name in names for read in reads
+    }
 
 
 def measured(
@@ -137,16 +154,24 @@ def measured(
     processes: int | None,
     kinds: Sequence[str] = ("paid", "free"),
 ) -> list[Row]:
-    jobs = {f"{name}|{read}|{kind}": make for (name, read), make in chosen.items() for kind in kinds}
+    jobs = {
+        f"{name}|{read}|{kind}": make for (name, read), make in chosen.items() for kind in kinds
+    }
     settings = {job: Settings(refetch=job.endswith("paid"), rest_every=rest) for job in jobs}
-    done = replay_files(paths, jobs, settings, processes=processes, progress=partial(told, len(paths), [0]))
+    done = replay_files(
+        paths, jobs, settings, processes=processes, progress=partial(told, len(paths), [0])
+    )
     known = [file for file in done if not file.error]
     return [row(known, name, read) for name, read in chosen]
 
 
 def told(files: int, count: list[int], file: FileReplay) -> None:
     count[0] += 1
-    print(f"\r{count[0]} of {files} files", end="" if not file.error else f": {file.error}\n", flush=True)
+    print(
+        f"\r{count[0]} of {files} files",
+        end="" if not file.error else f": {file.error}\n",
+        flush=True,
+    )
 
 
 def row(files: Sequence[FileReplay], name: str, read: float) -> Row:
@@ -168,10 +193,16 @@ def print_costs(rows: Sequence[Row], calls: int) -> None:
         here = {row.name: row for row in rows if row.read == read}
         none, fixed = here["none"], here.get("fixed-ratio", here["none"])
         print(f"\nread price {read}: cost in that of no management, refetches paid and free")
-        print(f"{'':20} paid  free | of {fixed.name:11} | hit rate | refetch/100 | visible | dearer paid, free")
+        print(
+            f"{'':20} paid  free | of {fixed.name:11} | hit rate | refetch/100 | visible | dearer paid, free"
+        )
         for row in here.values():
             target = TARGETS.get((row.name, read)) if fixed is not none else None
-            verdict = "" if target is None else f"{'ok' if row.of(fixed) <= target else 'MISSED'} {target}"
+            verdict = (
+                ""
+                if target is None
+                else f"{'ok' if row.of(fixed) <= target else 'MISSED'} {target}"
+            )
             worse, free = row.dearer(none), row.dearer(none, paid=False)
             print(
                 f"{row.name:20} {row.of(none):.3f} {row.free_of(none):.3f} | {row.of(fixed):.3f} {verdict:10} | "
@@ -179,13 +210,17 @@ def print_costs(rows: Sequence[Row], calls: int) -> None:
                 f"{len(worse)}, {len(free)}  {', '.join(f'{name} {times:.2f}' for times, name in worse[:3])}"
             )
     means = mean(found.hit_rate for found in rows[0].paid.values())
-    print(f"\nhit rate of no management: {rows[0].total.hit_rate:.3f} of all tokens, {means:.3f} as a mean of sessions")
+    print(
+        f"\nhit rate of no management: {rows[0].total.hit_rate:.3f} of all tokens, {means:.3f} as a mean of sessions"
+    )
 
 
-# Recall -------------------------------------------------------------------------------------------------------
+# Recall -------------------------------------------------------------------------------------------
 
 
-async def recalled(paths: Sequence[str]) -> tuple[dict[tuple[str, float], list[Scored]], list[Scored]]:
+async def recalled(
+    paths: Sequence[str],
+) -> tuple[dict[tuple[str, float], list[Scored]], list[Scored]]:
     found: dict[tuple[str, float], list[Scored]] = {}
     full: list[Scored] = []
     for number, path in enumerate(paths, 1):
@@ -194,16 +229,22 @@ async def recalled(paths: Sequence[str]) -> tuple[dict[tuple[str, float], list[S
             for share in SHARES:
                 budget = int(share * cut.tokens)
                 for name in BUDGETED:
-                    found.setdefault((name, share), []).append(await shaped(cut, BudgetedPolicy(name, budget)))
+                    found.setdefault((name, share), []).append(
+                        await shaped(cut, BudgetedPolicy(name, budget))
+                    )
                 for name, oracle in ORACLES.items():
                     found.setdefault((name, share), []).append(oracle(cut, budget))
         print(f"\r{number} of {len(paths)} files", end="", flush=True)
     return found, full
 
 
-def print_recall(found: Mapping[tuple[str, float], Sequence[Scored]], full: Sequence[Scored]) -> None:
+def print_recall(
+    found: Mapping[tuple[str, float], Sequence[Scored]], full: Sequence[Scored]
+) -> None:
     print(f"\n{len(full)} cuts; full context: recall {mean_recall(full).visible:.3f}")
-    print("visible / one reading call away / with views repeated, and tokens kept, by share of the history kept")
+    print(
+        "visible / one reading call away / with views repeated, and tokens kept, by share of the history kept"
+    )
     for name in dict.fromkeys(name for name, _ in found):
         cells = []
         for share in SHARES:
@@ -215,13 +256,23 @@ def print_recall(found: Mapping[tuple[str, float], Sequence[Scored]], full: Sequ
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--rest", type=int, default=0, help="the cache lapses before each so-manieth call")
+    parser.add_argument(
+        "--rest", type=int, default=0, help="the cache lapses before each so-manieth call"
+    )
     parser.add_argument("--all", action="store_true", help="the baselines as well")
-    parser.add_argument("--ablate", action="store_true", help="the coding preset, one number changed at a time")
-    parser.add_argument("--recall", action="store_true", help="future-reference recall instead of dollars")
-    parser.add_argument("--quick", action="store_true", help="one read price, and every refetch paid")
+    parser.add_argument(
+        "--ablate", action="store_true", help="the coding preset, one number changed at a time"
+    )
+    parser.add_argument(
+        "--recall", action="store_true", help="future-reference recall instead of dollars"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="one read price, and every refetch paid"
+    )
     parser.add_argument("--processes", type=int)
     given = parser.parse_args()
     paths = [str(path) for path in sorted(given.folder.glob("*.jsonl"))]
@@ -231,7 +282,9 @@ def main() -> None:
     if given.recall:
         print_recall(*anyio.run(recalled, paths))
     else:
-        reads, kinds = (READ_PRICES[:1], ("paid",)) if given.quick else (READ_PRICES, ("paid", "free"))
+        reads, kinds = (
+            (READ_PRICES[:1], ("paid",)) if given.quick else (READ_PRICES, ("paid", "free"))
+        )
         chosen = makers((*MAIN, *(OTHERS if given.all else ())), given.ablate, reads)
         calls = sum(read_transcript(path).calls for path in paths)
         print_costs(measured(paths, chosen, given.rest, given.processes, kinds), calls)

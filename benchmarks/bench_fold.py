@@ -1,11 +1,13 @@
-"""What folding finds and what it costs: names per language, size, speed beside parsing alone, stalls of the event loop.
+"""What folding finds and what it costs: names per language, size, speed beside parsing alone,
+stalls of the event loop.
 
     python benchmarks/bench_fold.py [FOLDER] [--misses]
 
-FOLDER holds source files and an INDEX.json with the names each one defines: [{"file", "language", "symbols": [{"name",
-"line"}]}]. Without it the sources of the tests are taken. A name counts as found where it stands in the folded text as
-a whole, and its line where unmerged it stands on that line. Names that an index made up for nameless functions
-("AnonymousFunction…") are left out. Speed is processor time on one core; the ratio is to parsing alone.
+FOLDER holds source files and an INDEX.json with the names each one defines: [{"file", "language",
+"symbols": [{"name", "line"}]}]. Without it the sources of the tests are taken. A name counts as
+found where it stands in the folded text as a whole, and its line where unmerged it stands on that
+line. Names that an index made up for nameless functions ("AnonymousFunction…") are left out. Speed
+is processor time on one core; the ratio is to parsing alone.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class Score:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("folder", type=Path, nargs="?")
     options.add_argument("--misses", action="store_true", help="tell each name that was not found")
     given = options.parse_args()
@@ -67,12 +71,16 @@ def main() -> None:
     scores = scored(sources)
     table(scores)
     if given.misses:
-        print(*(f"not found: {miss}" for score in scores.values() for miss in score.misses), sep="\n")
+        print(
+            *(f"not found: {miss}" for score in scores.values() for miss in score.misses), sep="\n"
+        )
     anyio.run(loop, [(source.path, source.text) for source in sources])
 
 
 def indexed(folder: Path) -> Iterator[Source]:
-    entries = {entry["file"]: entry for entry in json.loads((folder / "INDEX.json").read_text("utf-8"))}
+    entries = {
+        entry["file"]: entry for entry in json.loads((folder / "INDEX.json").read_text("utf-8"))
+    }
     for path, entry in entries.items():  # of files with the same name the last one is there
         names = [(symbol["name"], symbol["line"]) for symbol in entry["symbols"]]
         known = [(name, line) for name, line in names if not name.startswith("AnonymousFunction")]
@@ -116,7 +124,9 @@ def found(source: Source, score: Score) -> None:
         if not is_placed:
             score.misses.append(f"{source.path}:{line} {full}{' (elsewhere)' if is_found else ''}")
     body = {line.strip() for line in source.text.splitlines() if "(" in line or "=" in line}
-    score.body_lines += sum(1 for line in merged.splitlines()[2:-1] if {line, line.partition(" | ")[2]} & body)
+    score.body_lines += sum(
+        1 for line in merged.splitlines()[2:-1] if {line, line.partition(" | ")[2]} & body
+    )
     count = as_counter(None).text
     score.sizes.append(len(merged) / len(source.text))
     score.tokens.append(count(merged) / count(source.text))
@@ -133,7 +143,10 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def table(scores: dict[str, Score]) -> None:
-    print(f"{'language':<12}{'files':>6}{'names':>7}{'found':>9}{'+line':>9}{'size':>8}{'max':>8}", end="")
+    print(
+        f"{'language':<12}{'files':>6}{'names':>7}{'found':>9}{'+line':>9}{'size':>8}{'max':>8}",
+        end="",
+    )
     print(f"{'tokens':>8}{'body':>6}{'MB/s':>7}{'/ parsing':>11}")
     for language, score in sorted(scores.items()):
         row(language, score)
@@ -155,7 +168,7 @@ def row(language: str, score: Score) -> None:
     print(f"{score.chars / score.seconds / 1e6:>7.1f}{score.seconds / score.parsing:>10.2f}x")
 
 
-# The event loop ---------------------------------------------------------------------------------------------------
+# The event loop -----------------------------------------------------------------------------------
 
 
 async def loop(files: Sequence[tuple[str, str]]) -> None:
@@ -172,10 +185,17 @@ async def loop(files: Sequence[tuple[str, str]]) -> None:
     print(f"{'without a loop':<28}{1000 * at_once:>15.1f} ms{1000 * at_once:>15.1f} ms{1:>19.2f}x")
     await timed(f"{len(files)} files, {kilobytes:.0f} kB, new", Folder().fold, files, at_once)
     await timed("the same, known", Folder().fold, files, at_once)
-    await timed(f"one of {len(small[1]) / 1000:.0f} kB, new", Folder().fold, [(small[0], small[1] + "\n")], at_once)
+    await timed(
+        f"one of {len(small[1]) / 1000:.0f} kB, new",
+        Folder().fold,
+        [(small[0], small[1] + "\n")],
+        at_once,
+    )
 
 
-async def timed(what: str, work: Callable[..., object], argument: object, against: float = 0.0) -> None:
+async def timed(
+    what: str, work: Callable[..., object], argument: object, against: float = 0.0
+) -> None:
     stalls = [0.0]
 
     async def beat() -> None:

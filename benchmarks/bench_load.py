@@ -1,15 +1,18 @@
-"""Load: a thousand agents at once over the real SDK and a loopback Messages API, with offloads and compactions.
+"""Load: a thousand agents at once over the real SDK and a loopback Messages API, with offloads and
+compactions.
 
     python benchmarks/bench_load.py                      # 1,000 sessions x 100 turns: about half an hour
     python benchmarks/bench_load.py --sessions 50 --turns 20
     python benchmarks/bench_load.py --hour               # 30 sessions, each an hour's turns, one every five seconds
 
-The API is a process of its own. Each agent calls the model, runs a tool, and adds the result to its history, as often
-as *turns* says; the model takes *latency* seconds to answer, so that all sessions are under way all the time. A ticker
-on the agents' event loop measures how late it wakes. First the same loop runs without ctxpipe: its lag is the SDK's.
+The API is a process of its own. Each agent calls the model, runs a tool, and adds the result to its
+history, as often as *turns* says; the model takes *latency* seconds to answer, so that all sessions
+are under way all the time. A ticker on the agents' event loop measures how late it wakes. First the
+same loop runs without ctxpipe: its lag is the SDK's.
 
-At the end every session's raw history is rebuilt from what lies on disk and compared with the one that the agent kept.
-The exit code is 1 when a request was refused, a file is missing, or the lag is above its limit.
+At the end every session's raw history is rebuilt from what lies on disk and compared with the one
+that the agent kept. The exit code is 1 when a request was refused, a file is missing, or the lag is
+above its limit.
 """
 
 from __future__ import annotations
@@ -58,14 +61,13 @@ TICK_SECONDS = 0.005
 WINDOW = 16_000  # tokens: with the results below a session is compacted every thirty turns or so
 HOUR_SECONDS = 3600.0
 SELDOM = (50_000, 20, 100)
-"""Thresholds of the garbage collector, for a process with millions of objects that live long: by default it stops
-everything to look through them all whenever a quarter has come in addition."""
-SESSIONS_PER_CLIENT = (
-    25  # the SDK's pool looks at all its connections twice per request: with 1,000 it is busy with that
-)
+"""Thresholds of the garbage collector, for a process with millions of objects that live long: by
+default it stops everything to look through them all whenever a quarter has come in addition."""
+# the SDK's pool looks at all its connections twice per request: with 1,000 it is busy with that
+SESSIONS_PER_CLIENT = 25
 
 
-# The API, in its own process ------------------------------------------------------------------------------------------
+# The API, in its own process ----------------------------------------------------------------------
 
 
 async def serve(latency: float) -> None:
@@ -78,7 +80,10 @@ async def serve(latency: float) -> None:
     def reply(body: RequestBody) -> Answer:
         number = next(numbers)
         if body["model"] == SUMMARY:
-            return answer(f"Summary {number}: the agent has read modules, and goes on reading them.", seconds=latency)
+            return answer(
+                f"Summary {number}: the agent has read modules, and goes on reading them.",
+                seconds=latency,
+            )
         call = tool_use("read_file", {"path": f"src/module_{number % 40}.py"})
         return answer(f"Step {number}: the next module.", call, seconds=latency)
 
@@ -108,7 +113,9 @@ async def serve(latency: float) -> None:
 def api(latency: float) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """The API's address, and what ends it and tells what it saw."""
     command = [sys.executable, __file__, "--serve", str(latency)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         url = process.stdout.readline().strip() if process.stdout else ""
 
         def end() -> dict[str, Any]:
@@ -121,15 +128,20 @@ def api(latency: float) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
             process.kill()
 
 
-# What is measured -----------------------------------------------------------------------------------------------------
+# What is measured ---------------------------------------------------------------------------------
 
 
 class Waiting:
-    """How long this thread has waited for a processor that others had, in milliseconds; Linux tells."""
+    """How long this thread has waited for a processor that others had, in milliseconds.
+
+    Linux tells.
+    """
 
     def __init__(self) -> None:
         try:
-            self._file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+            self._file = os.open(
+                f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY
+            )
         except OSError:
             self._file = -1
 
@@ -176,9 +188,7 @@ class Collections:
 
     def __str__(self) -> str:
         longest = max(self.pauses, default=0.0)
-        return (
-            f"{len(self.pauses):,} collections of {sum(self.pauses) / 1000:.1f} s in all, the longest {longest:.0f} ms"
-        )
+        return f"{len(self.pauses):,} collections of {sum(self.pauses) / 1000:.1f} s in all, the longest {longest:.0f} ms"
 
 
 def share(values: Sequence[float], part: float) -> float:
@@ -187,7 +197,10 @@ def share(values: Sequence[float], part: float) -> float:
 
 
 def _spread(values: Sequence[float]) -> str:
-    figures = (f"{name} {share(values, part):.1f}" for name, part in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)))
+    figures = (
+        f"{name} {share(values, part):.1f}"
+        for name, part in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999))
+    )
     return f"{', '.join(figures)}, longest {max(values):.0f} ms"
 
 
@@ -207,7 +220,7 @@ class Clock:
         return self.now
 
 
-# The agents -----------------------------------------------------------------------------------------------------------
+# The agents ---------------------------------------------------------------------------------------
 
 
 class Caller(Protocol):
@@ -219,7 +232,9 @@ class Caller(Protocol):
 def result_text(source: random.Random) -> str:
     """A tool's result: mostly short, every fourth long, every thirtieth very long."""
     lines = source.choices((source.randint(4, 15), source.randint(40, 120), 400), (22, 7, 1))[0]
-    return "\n".join(f"{source.randrange(16**8):08x} measured at {source.randrange(100)}" for _ in range(lines))
+    return "\n".join(
+        f"{source.randrange(16**8):08x} measured at {source.randrange(100)}" for _ in range(lines)
+    )
 
 
 @dataclass
@@ -241,7 +256,9 @@ class Load:
         teller = asyncio.create_task(self._tell())
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._agent(i, caller)) for i, caller in enumerate(callers)]
+                tasks = [
+                    group.create_task(self._agent(i, caller)) for i, caller in enumerate(callers)
+                ]
         finally:
             ticker.cancel()
             teller.cancel()
@@ -249,11 +266,17 @@ class Load:
 
     async def _agent(self, number: int, caller: Caller) -> list[Message]:
         source = random.Random(number)
-        history: list[Message] = [{"role": "user", "content": f"Session {number}: read every module, change none."}]
-        await asyncio.sleep(self.latency * number / self.sessions)  # nobody's agents all begin at one moment
+        history: list[Message] = [
+            {"role": "user", "content": f"Session {number}: read every module, change none."}
+        ]
+        await asyncio.sleep(
+            self.latency * number / self.sessions
+        )  # nobody's agents all begin at one moment
         for _ in range(self.turns):
             reply = await caller(history)
-            history.append({"role": "assistant", "content": [block.to_dict() for block in reply.content]})
+            history.append(
+                {"role": "assistant", "content": [block.to_dict() for block in reply.content]}
+            )
             results: list[Any] = [
                 {"type": "tool_result", "tool_use_id": block.id, "content": result_text(source)}
                 for block in reply.content
@@ -278,7 +301,9 @@ def plain(client: anthropic.AsyncAnthropic) -> Caller:
     """Calls of *client* without ctxpipe."""
 
     async def call(history: list[Message], /) -> Any:
-        return await client.messages.create(model=AGENT, max_tokens=1000, tools=TOOLS, messages=history)
+        return await client.messages.create(
+            model=AGENT, max_tokens=1000, tools=TOOLS, messages=history
+        )
 
     return call
 
@@ -287,7 +312,9 @@ def through(session: Session, client: anthropic.AsyncAnthropic) -> Caller:
     """Calls of *client* through *session*."""
 
     async def call(history: list[Message], /) -> Any:
-        return await session.create(client, model=AGENT, max_tokens=1000, tools=TOOLS, messages=history)
+        return await session.create(
+            client, model=AGENT, max_tokens=1000, tools=TOOLS, messages=history
+        )
 
     return call
 
@@ -301,7 +328,7 @@ TOOLS: Any = [
 ]
 
 
-# The run --------------------------------------------------------------------------------------------------------------
+# The run ------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -319,7 +346,9 @@ class Told:
             self.errors.append(str(report))
 
 
-def pipeline(root: Path, client: anthropic.AsyncAnthropic, clock: Clock, told: Told) -> ContextPipeline:
+def pipeline(
+    root: Path, client: anthropic.AsyncAnthropic, clock: Clock, told: Told
+) -> ContextPipeline:
     storage = LocalStorage(root / "store", clock=clock)
     summarize = AnthropicSummarizer(client, model=SUMMARY)
     stages = (
@@ -334,14 +363,18 @@ def pipeline(root: Path, client: anthropic.AsyncAnthropic, clock: Clock, told: T
         ),
         SmartTruncate(storage),
     )
-    return ContextPipeline(stages, budget=Budget(WINDOW, trigger=6_000, target=3_500), on_report=told)
+    return ContextPipeline(
+        stages, budget=Budget(WINDOW, trigger=6_000, target=3_500), on_report=told
+    )
 
 
 def modules(root: Path) -> None:
     """The files that the agents read, for compactions to bring back."""
     (root / "work" / "src").mkdir(parents=True)
     for number in range(40):
-        body = "\n".join(f"def step_{number}_{line}(value):\n    return value + {line}\n" for line in range(12))
+        body = "\n".join(
+            f"def step_{number}_{line}(value):\n    return value + {line}\n" for line in range(12)
+        )
         (root / "work" / "src" / f"module_{number}.py").write_text(body)
 
 
@@ -364,12 +397,15 @@ async def clients(number: int, url: str) -> AsyncIterator[list[anthropic.AsyncAn
 
     async with contextlib.AsyncExitStack() as opened:
         made = [
-            anthropic.AsyncAnthropic(base_url=url, api_key="local", max_retries=2, timeout=600) for _ in range(number)
+            anthropic.AsyncAnthropic(base_url=url, api_key="local", max_retries=2, timeout=600)
+            for _ in range(number)
         ]
         yield [await opened.enter_async_context(client) for client in made]
 
 
-async def measured(arguments: argparse.Namespace, url: str, root: Path) -> tuple[Lag, list[str], list[str]]:
+async def measured(
+    arguments: argparse.Namespace, url: str, root: Path
+) -> tuple[Lag, list[str], list[str]]:
     clock, told, number = Clock(), Told(), arguments.sessions
     modules(root)
     async with clients(-(-number // SESSIONS_PER_CLIENT), url) as sdk:
@@ -392,7 +428,9 @@ async def measured(arguments: argparse.Namespace, url: str, root: Path) -> tuple
         load = Load(number, arguments.turns, arguments.latency, clock, arguments.step_seconds)
         collected = Collections()
         begun, cpu, before = time.perf_counter(), time.process_time(), resident()
-        histories = await load.run([through(session, client) for session, client in zip(sessions, of, strict=True)])
+        histories = await load.run(
+            [through(session, client) for session, client in zip(sessions, of, strict=True)]
+        )
         seconds, cpu, after = time.perf_counter() - begun, time.process_time() - cpu, resident()
         print(f"  lag of the loop: {load.lag}\n  without ctxpipe: {bare.lag}")
         print(f"  garbage: {collected}")
@@ -411,21 +449,36 @@ async def measured(arguments: argparse.Namespace, url: str, root: Path) -> tuple
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sessions", type=int, default=1_000)
     parser.add_argument("--turns", type=int, default=100)
     parser.add_argument("--baseline-turns", type=int, default=5)
-    parser.add_argument("--latency", type=float, default=12.0, help="seconds that the model takes to answer")
-    parser.add_argument("--step-seconds", type=float, default=36.0, help="what a turn takes on the injected clock")
-    parser.add_argument("--often", action="store_true", help="collect garbage as often as CPython does by default")
-    parser.add_argument("--hour", action="store_true", help="30 sessions x 720 turns of five seconds")
+    parser.add_argument(
+        "--latency", type=float, default=12.0, help="seconds that the model takes to answer"
+    )
+    parser.add_argument(
+        "--step-seconds", type=float, default=36.0, help="what a turn takes on the injected clock"
+    )
+    parser.add_argument(
+        "--often", action="store_true", help="collect garbage as often as CPython does by default"
+    )
+    parser.add_argument(
+        "--hour", action="store_true", help="30 sessions x 720 turns of five seconds"
+    )
     parser.add_argument("--serve", type=float, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve is not None:
         asyncio.run(serve(arguments.serve))
         return 0
     if arguments.hour:
-        arguments.sessions, arguments.turns, arguments.step_seconds, arguments.latency = 30, 720, 5.0, 0.5
+        arguments.sessions, arguments.turns, arguments.step_seconds, arguments.latency = (
+            30,
+            720,
+            5.0,
+            0.5,
+        )
     with tempfile.TemporaryDirectory() as folder, api(arguments.latency) as (url, end):
         lag, lost, errors = asyncio.run(measured(arguments, url, Path(folder)))
         stock = end()

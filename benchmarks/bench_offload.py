@@ -20,7 +20,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
 
-from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, Turn, offload_tool_results
+from ctxpipe import (
+    BatchOffload,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    Turn,
+    offload_tool_results,
+)
 from ctxpipe.lab.workbench import MemoryStorage
 from ctxpipe.messages import Message
 
@@ -33,7 +40,8 @@ MESSAGES = 2_000
 def main() -> None:
     table(f"a closed gate over {MESSAGES:,} messages", asyncio.run(gate()))
     table(
-        "100 results of 10 kB offloaded, against draft and move of the same bytes from one thread", asyncio.run(files())
+        "100 results of 10 kB offloaded, against draft and move of the same bytes from one thread",
+        asyncio.run(files()),
     )
     table("one new result of 10 kB, into memory instead of a file", asyncio.run(direct()))
     table("import ctxpipe in a fresh process (best of 7)", imports())
@@ -70,15 +78,23 @@ def history(messages: int, result: str) -> list[Message]:
             "name": "bash",
             "input": {"command": f"ls {number}", "cwd": "/"},
         }
-        says = {"type": "text", "text": f"Step {number}: look at what is there before anything is changed. " * 6}
+        says = {
+            "type": "text",
+            "text": f"Step {number}: look at what is there before anything is changed. " * 6,
+        }
         steps.append({"role": "assistant", "content": [says, call]})
         steps.append(
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": f"t{number}", "content": result}]}
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": f"t{number}", "content": result}
+                ],
+            }
         )
     return steps
 
 
-# The closed gate ------------------------------------------------------------------------------------------------
+# The closed gate ----------------------------------------------------------------------------------
 
 
 async def gate() -> list[Row]:
@@ -97,9 +113,27 @@ async def gate() -> list[Row]:
     if (await pipeline.run(messages, session_id="s")).messages is not messages:
         raise SystemExit("the gate was not closed: there is nothing to measure")
     return [
-        ("the stage, for the first time", first * 1e3, "ms", 10, ratio(first, copied, "deep copy of the messages")),
-        ("the stage, its records warm", warm * 1e6, "µs", 300, ratio(warm, walked, "json.dumps of the messages")),
-        ("a whole run of the pipeline, warm", whole * 1e6, "µs", 300, ratio(whole, walked, "json.dumps")),
+        (
+            "the stage, for the first time",
+            first * 1e3,
+            "ms",
+            10,
+            ratio(first, copied, "deep copy of the messages"),
+        ),
+        (
+            "the stage, its records warm",
+            warm * 1e6,
+            "µs",
+            300,
+            ratio(warm, walked, "json.dumps of the messages"),
+        ),
+        (
+            "a whole run of the pipeline, warm",
+            whole * 1e6,
+            "µs",
+            300,
+            ratio(whole, walked, "json.dumps"),
+        ),
         (
             "memory of a warm run",
             await peak(pipeline, messages),
@@ -122,14 +156,17 @@ async def peak(pipeline: ContextPipeline, messages: list[Message]) -> float:
     return (highest - before) / 1024
 
 
-# Files ------------------------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
 
 
 async def files() -> list[Row]:
     texts = [f"{number} " * 5_000 for number in range(100)]
     texts = [text[:10_000] for text in texts]
     messages: list[Any] = [
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": f"t{number}", "content": text}]}
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": f"t{number}", "content": text}],
+        }
         for number, text in enumerate(texts)
     ]
 
@@ -180,7 +217,13 @@ async def direct() -> list[Row]:
     copied = await best(lambda: asyncio.sleep(0, copy.deepcopy(messages)), 10)
     return [
         ("the stage", mine * 1e3, "ms", 1, ratio(mine, copied, "deep copy of the messages")),
-        ("a whole run of the pipeline", whole * 1e3, "ms", 1, ratio(whole, copied, "deep copy of the messages")),
+        (
+            "a whole run of the pipeline",
+            whole * 1e3,
+            "ms",
+            1,
+            ratio(whole, copied, "deep copy of the messages"),
+        ),
     ]
 
 
@@ -189,19 +232,33 @@ def imports() -> list[Row]:
     used = imported("ctxpipe; ctxpipe.ContextPipeline; ctxpipe.Compact")
     return [
         ("import ctxpipe", ours * 1e3, "ms", 100, ratio(ours, anthropic, "import anthropic")),
-        ("and the pipeline with all stages", used * 1e3, "ms", 400, ratio(used, anthropic, "import anthropic")),
+        (
+            "and the pipeline with all stages",
+            used * 1e3,
+            "ms",
+            400,
+            ratio(used, anthropic, "import anthropic"),
+        ),
     ]
 
 
 def imported(what: str) -> float:
     """Seconds of the import in a process of its own, bytecode cached."""
-    script = f"from time import perf_counter as now; begun = now(); import {what}; print(now() - begun)"
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    script = (
+        f"from time import perf_counter as now; begun = now(); import {what}; print(now() - begun)"
+    )
+    environment = {
+        key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"
+    }
     root = str(Path(__file__).resolve().parents[1])
     times = [
         float(
             subprocess.run(
-                [sys.executable, "-c", script], capture_output=True, check=True, env=environment, cwd=root
+                [sys.executable, "-c", script],
+                capture_output=True,
+                check=True,
+                env=environment,
+                cwd=root,
             ).stdout
         )
         for _ in range(7)

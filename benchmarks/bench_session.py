@@ -1,4 +1,5 @@
-"""What a session costs: a turn with nothing to do at any length, its journal, a thousand sessions at once, its memory.
+"""What a session costs: a turn with nothing to do at any length, its journal, a thousand sessions
+at once, its memory.
 
     python benchmarks/bench_session.py
     python benchmarks/bench_session.py --beside FOLDER
@@ -23,7 +24,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
 
-from ctxpipe import BatchOffload, Compact, ContextPipeline, DirectOffload, LocalStorage, SmartTruncate, TokenCounter
+from ctxpipe import (
+    BatchOffload,
+    Compact,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    SmartTruncate,
+    TokenCounter,
+)
 from ctxpipe.messages import Message
 from ctxpipe.summarizers import ExtractiveSummarizer
 
@@ -47,8 +56,14 @@ def main() -> None:
 
 
 def tables() -> None:
-    table("one turn of all four stages with nothing to do (two new messages, best of 200)", asyncio.run(turns()))
-    table("the same turn with a journal, beyond one without (median of 100)", asyncio.run(journalled()))
+    table(
+        "one turn of all four stages with nothing to do (two new messages, best of 200)",
+        asyncio.run(turns()),
+    )
+    table(
+        "the same turn with a journal, beyond one without (median of 100)",
+        asyncio.run(journalled()),
+    )
     table("the history of 50 sessions of 100 turns, in a new process", asyncio.run(restored()))
     table("1,000 sessions of 40 turns, interleaved", asyncio.run(interleaved()))
     table("an idle session of 200 messages", asyncio.run(idle()))
@@ -74,9 +89,17 @@ def pipeline() -> ContextPipeline:
 
 def exchange(number: int) -> list[Message]:
     """A call and its short result."""
-    call = {"type": "tool_use", "id": f"t{number}", "name": "bash", "input": {"command": f"ls {number}"}}
+    call = {
+        "type": "tool_use",
+        "id": f"t{number}",
+        "name": "bash",
+        "input": {"command": f"ls {number}"},
+    }
     result = {"type": "tool_result", "tool_use_id": f"t{number}", "content": f"a{number}.py"}
-    steps: list[Any] = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    steps: list[Any] = [
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
     return steps
 
 
@@ -90,7 +113,9 @@ async def turns() -> list[Row]:
 
 
 async def turn(messages: int, limit: float) -> Row:
-    """The shortest turn at about this length, of four sessions one after another, against counting all afresh."""
+    """The shortest turn at about this length, of four sessions one after another, against counting
+    all afresh.
+    """
     times: list[float] = []
     for _ in range(4):
         session, known = pipeline().session("s"), history(messages)
@@ -104,7 +129,13 @@ async def turn(messages: int, limit: float) -> Row:
     TokenCounter().total(known)
     recount = perf_counter() - begun
     best = min(times)
-    return f"{messages:,} messages", best * 1e6, "µs", limit, f"recounting takes {recount / best:,.0f} times as long"
+    return (
+        f"{messages:,} messages",
+        best * 1e6,
+        "µs",
+        limit,
+        f"recounting takes {recount / best:,.0f} times as long",
+    )
 
 
 async def timed(messages: int, journal: LocalStorage | None) -> tuple[float, float]:
@@ -128,9 +159,25 @@ async def journalled() -> list[Row]:
         without = await timed(messages, None)
         whole, loop = await timed(messages, LocalStorage(tempfile.mkdtemp()))
         share = f"{whole / without[0]:.1f} x a turn without"
-        rows.append((f"{messages:,} messages", (whole - without[0]) * 1e6, "µs", JOURNAL_MICROSECONDS, share))
+        rows.append(
+            (
+                f"{messages:,} messages",
+                (whole - without[0]) * 1e6,
+                "µs",
+                JOURNAL_MICROSECONDS,
+                share,
+            )
+        )
         named = f"{messages:,}, on the event loop"
-        rows.append((named, (loop - without[1]) * 1e6, "µs", LOOP_MICROSECONDS, f"{loop / without[1]:.1f} x"))
+        rows.append(
+            (
+                named,
+                (loop - without[1]) * 1e6,
+                "µs",
+                LOOP_MICROSECONDS,
+                f"{loop / without[1]:.1f} x",
+            )
+        )
     return rows
 
 
@@ -138,7 +185,10 @@ async def restored() -> list[Row]:
     """What a new process takes for it, and the bytes of the journals beside those of the histories."""
     root = tempfile.mkdtemp()
     storage = LocalStorage(root)
-    results = ["a line of a result\n" * 150 if turn % 10 == 0 else f"{turn}.py " * 40 for turn in range(100)]
+    results = [
+        "a line of a result\n" * 150 if turn % 10 == 0 else f"{turn}.py " * 40
+        for turn in range(100)
+    ]
     whole = 0
     for number in range(50):
         known: list[Any] = [{"role": "user", "content": "Go."}]
@@ -179,14 +229,20 @@ async def figures() -> dict[str, float]:
 
 
 def beside(folder: Path) -> None:
-    """The figures of this version and of the one in *folder*, the least of three runs each, by turns."""
+    """The figures of this version and of the one in *folder*, the least of three runs each, by
+    turns.
+    """
     here = Path(__file__).resolve()
     runs: dict[Path, list[dict[str, float]]] = {here.parents[1]: [], folder: []}
     for _ in range(3):
         for root, found in runs.items():
             environment = {**os.environ, "PYTHONPATH": str(root)}
             told = subprocess.run(
-                [sys.executable, str(here), "--json"], env=environment, capture_output=True, text=True, check=True
+                [sys.executable, str(here), "--json"],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=True,
             )
             found.append(json.loads(told.stdout))
     ours, theirs = runs.values()
@@ -207,7 +263,15 @@ async def interleaved() -> list[Row]:
             times.append(perf_counter() - begun)
     times.sort()
     middle, late = times[len(times) // 2], times[len(times) * 99 // 100]
-    return [("p99 of a turn", late * 1e3, "ms", 5, f"{late / middle:.1f} x the median ({middle * 1e3:.3f} ms)")]
+    return [
+        (
+            "p99 of a turn",
+            late * 1e3,
+            "ms",
+            5,
+            f"{late / middle:.1f} x the median ({middle * 1e3:.3f} ms)",
+        )
+    ]
 
 
 async def idle() -> list[Row]:
@@ -224,7 +288,9 @@ async def idle() -> list[Row]:
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     held = (after - before) / len(sessions) / 1024
-    return [("memory beyond the history", held, "kB", 64, f"{held * 1024 / 200:.0f} bytes a message")]
+    return [
+        ("memory beyond the history", held, "kB", 64, f"{held * 1024 / 200:.0f} bytes a message")
+    ]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""How long the event loop stands still for ugly inputs: huge texts, long histories, hostile patterns and sources.
+"""How long the event loop stands still for ugly inputs: huge texts, long histories, hostile
+patterns and sources.
 
     python benchmarks/bench_stalls.py [--runs 3] [--only WORD] [--large] [--trace SECONDS]
 
-The longest time between two turns of the loop, less the pause between them; the best of some runs, because other
-programs on the machine stall it, too. Beside it stands what the same input costs at once, on the loop: to encode its
-texts as JSON and count their tokens, or to search or parse them. *--large* adds inputs beyond what the limit is for.
+The longest time between two turns of the loop, less the pause between them; the best of some runs,
+because other programs on the machine stall it, too. Beside it stands what the same input costs at
+once, on the loop: to encode its texts as JSON and count their tokens, or to search or parse them.
+*--large* adds inputs beyond what the limit is for.
 """
 
 from __future__ import annotations
@@ -57,11 +59,14 @@ class Case:
     is_large: bool = False
 
 
-# Inputs ---------------------------------------------------------------------------------------------------------
+# Inputs -------------------------------------------------------------------------------------------
 
 
 def ascii_lines(size: int) -> str:
-    lines = (f"{number} INFO request {number * 7919 % 10007} took {number % 331} ms\n" for number in range(size // 30))
+    lines = (
+        f"{number} INFO request {number * 7919 % 10007} took {number % 331} ms\n"
+        for number in range(size // 30)
+    )
     return "".join(lines)[:size]
 
 
@@ -75,7 +80,9 @@ TEXTS: dict[str, Callable[[int], str]] = {
     "one letter": lambda size: "a" * size,
     "blanks": lambda size: " " * size,
     "line breaks": lambda size: "\n" * size,
-    "one line of JSON": lambda size: json.dumps([{"id": n, "name": f"n{n}"} for n in range(size // 30)])[:size],
+    "one line of JSON": lambda size: json.dumps(
+        [{"id": n, "name": f"n{n}"} for n in range(size // 30)]
+    )[:size],
     "backslashes": lambda size: "\\" * size,
     "brackets": lambda size: "[Tool result offloaded to file: " * (size // 32),
     "surrogates": lambda size: "\ud800x" * (size // 2),
@@ -108,7 +115,10 @@ def chat(messages: int) -> list[Message]:
 def work_day(messages: int, chars: int = 60) -> list[Message]:
     history = [user("go")]
     for number in range(messages // 2):
-        history += [call(number, command=f"ls {number}"), result(number, f"{number} " * (chars // 5))]
+        history += [
+            call(number, command=f"ls {number}"),
+            result(number, f"{number} " * (chars // 5)),
+        ]
     return history
 
 
@@ -117,7 +127,7 @@ def broken(messages: int) -> list[Message]:
     return [each for place, each in enumerate(work_day(messages)) if place % 4 != 2] + [user("")]
 
 
-# Work -----------------------------------------------------------------------------------------------------------
+# Work ---------------------------------------------------------------------------------------------
 
 
 def storage() -> LocalStorage:
@@ -140,7 +150,11 @@ def four(place: LocalStorage, window: int = 200_000) -> ContextPipeline:
 
 
 def turn(
-    make: Callable[[], list[Message]], *, journal: bool = False, window: int = 200_000, stages: Any = four
+    make: Callable[[], list[Message]],
+    *,
+    journal: bool = False,
+    window: int = 200_000,
+    stages: Any = four,
 ) -> Make:
     def prepare() -> tuple[Work, Callable[[], object]]:
         history, place = make(), storage()
@@ -178,11 +192,20 @@ def search(size: int, make: Callable[[int], str], **given: Any) -> Make:
         text, place = make(size), storage()
         asyncio.run(place.write([("s/t1.md", text)]))
         tool = offload_tools(place, session_id="s")[1]
-        block = {"type": "tool_use", "id": "t", "name": tool.name, "input": {"path": "s/t1.md", **given}}
+        block = {
+            "type": "tool_use",
+            "id": "t",
+            "name": tool.name,
+            "input": {"path": "s/t1.md", **given},
+        }
         is_bomb = "{" in given["pattern"]
 
         def at_once() -> object:
-            return None if is_bomb else [line for line in text.split("\n") if re.search(given["pattern"], line)]
+            return (
+                None
+                if is_bomb
+                else [line for line in text.split("\n") if re.search(given["pattern"], line)]
+            )
 
         return lambda: answer(block, [tool]), at_once
 
@@ -193,7 +216,9 @@ def folding(extension: str, source: str, *, at_once: bool = True) -> Make:
     def prepare() -> tuple[Work, Callable[[], object]]:
         fold._memo.cache_clear()  # noqa: SLF001 - nothing has been folded yet
         path = f"a.{extension}"
-        return lambda: Folder().fold([(path, source)]), lambda: definitions(path, source) if at_once else None
+        return lambda: Folder().fold(
+            [(path, source)]
+        ), lambda: definitions(path, source) if at_once else None
 
     return prepare
 
@@ -210,7 +235,9 @@ def cases() -> Iterator[Case]:
     yield from blocks(8 * MB)
     yield from tools(8 * MB)
     yield Case("200,000 messages of chat, first turn", turn(lambda: chat(200_000)), is_large=True)
-    yield Case("200,000 messages of tools, first turn", turn(lambda: work_day(200_000)), is_large=True)
+    yield Case(
+        "200,000 messages of tools, first turn", turn(lambda: work_day(200_000)), is_large=True
+    )
     for name in ("ASCII lines", "other scripts"):
         for case in texts(name, TEXTS[name], 50 * MB):
             yield Case(case.name, case.make, is_large=True)
@@ -218,10 +245,18 @@ def cases() -> Iterator[Case]:
 
 def histories(messages: int) -> Iterator[Case]:
     yield Case("20,000 messages of chat, first turn", turn(lambda: chat(messages)))
-    yield Case("20,000 messages of tools, first turn", turn(lambda: work_day(messages), stages=offloading))
+    yield Case(
+        "20,000 messages of tools, first turn", turn(lambda: work_day(messages), stages=offloading)
+    )
     yield Case("20,000 messages, with a journal", turn(lambda: chat(messages), journal=True))
-    yield Case("20,000 messages, truncated", turn(lambda: work_day(messages), window=100_000, stages=truncating))
-    yield Case("20,000 messages, offloaded in one go", turn(lambda: work_day(messages, 400), stages=offloading))
+    yield Case(
+        "20,000 messages, truncated",
+        turn(lambda: work_day(messages), window=100_000, stages=truncating),
+    )
+    yield Case(
+        "20,000 messages, offloaded in one go",
+        turn(lambda: work_day(messages, 400), stages=offloading),
+    )
     yield Case("20,000 messages, all broken", turn(lambda: broken(messages), stages=offloading))
     yield Case("20,000 results in one message", turn(lambda: parallel(messages), stages=offloading))
 
@@ -243,8 +278,12 @@ def truncating(place: LocalStorage, window: int) -> ContextPipeline:
 
 def texts(name: str, make: Callable[[int], str], size: int) -> Iterator[Case]:
     megabytes = f"{size // MB} MB of {name}"
-    yield Case(f"{megabytes}, a new result", turn(lambda: [user("go"), call(1), result(1, make(size))]))
-    yield Case(f"{megabytes}, the user's", turn(lambda: [user(make(size)), call(1), result(1, "ok")]))
+    yield Case(
+        f"{megabytes}, a new result", turn(lambda: [user("go"), call(1), result(1, make(size))])
+    )
+    yield Case(
+        f"{megabytes}, the user's", turn(lambda: [user(make(size)), call(1), result(1, "ok")])
+    )
     if name in ("ASCII lines", "other scripts"):
         journal = turn(lambda: [user("go"), call(1), result(1, make(size))], journal=True)
         yield Case(f"{megabytes}, with a journal", journal)
@@ -253,14 +292,24 @@ def texts(name: str, make: Callable[[int], str], size: int) -> Iterator[Case]:
 
 def blocks(size: int) -> Iterator[Case]:
     text = ascii_lines(size)
-    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBOR" * (size // 5)}}
+    image = {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": "iVBOR" * (size // 5)},
+    }
     unknown = {"type": "future_block", "data": "QUJDabc1" * (size // 8), "more": [{"text": text}]}
     many: Any = {f"key {number}": [number, str(number)] for number in range(200_000)}
     parts = [{"type": "text", "text": line} for line in text[: size // 4].split("\n")]
-    yield Case("8 MB in a tool's input", turn(lambda: [user("go"), call(1, text=text), result(1, "ok")]))
-    yield Case("200,000 keys in a tool's input", turn(lambda: [user("go"), call(1, **many), result(1, "ok")]))
+    yield Case(
+        "8 MB in a tool's input", turn(lambda: [user("go"), call(1, text=text), result(1, "ok")])
+    )
+    yield Case(
+        "200,000 keys in a tool's input",
+        turn(lambda: [user("go"), call(1, **many), result(1, "ok")]),
+    )
     yield Case("8 MB picture", turn(lambda: [user("go"), call(1), result(1, [image])]))
-    yield Case("8 MB in an unknown block", turn(lambda: [user([unknown, {"type": "text", "text": "go"}])]))
+    yield Case(
+        "8 MB in an unknown block", turn(lambda: [user([unknown, {"type": "text", "text": "go"}])])
+    )
     yield Case("68,000 blocks in one result", turn(lambda: [user("go"), call(1), result(1, parts)]))
 
 
@@ -268,15 +317,26 @@ def tools(size: int) -> Iterator[Case]:
     yield Case("8 MB read back as they are", read_back(lambda text: text, size))
     yield Case("8 MB read back with numbers", read_back(numbered, size))
     yield Case("8 MB read back, unlike the file", read_back(lambda text: text[::-1], size))
-    yield Case("search in 8 MB, literal", search(size, ascii_lines, pattern="took 330 ms", limit=1000))
-    yield Case("search in 8 MB, expression", search(size, ascii_lines, pattern="took 33. ms", regex=True, limit=1000))
-    yield Case("search, bomb of counts", search(1000, ascii_lines, pattern="((a{500}){300}){10}", regex=True))
+    yield Case(
+        "search in 8 MB, literal", search(size, ascii_lines, pattern="took 330 ms", limit=1000)
+    )
+    yield Case(
+        "search in 8 MB, expression",
+        search(size, ascii_lines, pattern="took 33. ms", regex=True, limit=1000),
+    )
+    yield Case(
+        "search, bomb of counts",
+        search(1000, ascii_lines, pattern="((a{500}){300}){10}", regex=True),
+    )
     yield Case("fold 29,900 characters of Lua", folding("lua", ("#if 1\n" * 5000)[:29_900]))
     yield Case("fold 4,000 characters of Swift", folding("swift", "/*" * 2000, at_once=False))
-    yield Case("fold 8 MB of Python", folding("py", "def f(x):\n    return x\n" * (size // 23), at_once=False))
+    yield Case(
+        "fold 8 MB of Python",
+        folding("py", "def f(x):\n    return x\n" * (size // 23), at_once=False),
+    )
 
 
-# Measuring ------------------------------------------------------------------------------------------------------
+# Measuring ----------------------------------------------------------------------------------------
 
 
 async def longest_stall(work: Work, trace: float) -> tuple[float, float]:
@@ -325,18 +385,27 @@ def measure(case: Case, runs: int, trace: float) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The longest stall of the event loop for ugly inputs.")
+    parser = argparse.ArgumentParser(
+        description="The longest stall of the event loop for ugly inputs."
+    )
     parser.add_argument("--runs", type=int, default=3, help="the best of so many (3)")
     parser.add_argument("--only", default="", help="cases with this word in their name")
-    parser.add_argument("--large", action="store_true", help="also inputs beyond 8 MB and 20,000 messages")
-    parser.add_argument("--trace", type=float, default=0.0, help="print all stacks when the loop stalls for so long")
+    parser.add_argument(
+        "--large", action="store_true", help="also inputs beyond 8 MB and 20,000 messages"
+    )
+    parser.add_argument(
+        "--trace", type=float, default=0.0, help="print all stacks when the loop stalls for so long"
+    )
     given = parser.parse_args()
     print(f"{'input':<44}{'longest stall':>16}{'waits':>12}{'at once':>12}")
     for case in cases():
         if given.only in case.name and (given.large or not case.is_large):
             worst, took, baseline = measure(case, given.runs, given.trace)
             held = "" if worst <= LIMIT_MS else "  OVER"
-            print(f"{case.name:<44}{worst:>13,.0f} ms{took:>9,.0f} ms{baseline:>9,.0f} ms{held}", flush=True)
+            print(
+                f"{case.name:<44}{worst:>13,.0f} ms{took:>9,.0f} ms{baseline:>9,.0f} ms{held}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""What counting costs: loading, the first count, a turn, a session, the event loop, the memory; and how good it is.
+"""What counting costs: loading, the first count, a turn, a session, the event loop, the memory; and
+how good it is.
 
     python benchmarks/bench_tokens.py
 
-Texts come from the transcripts beside the project, or from the standard library's sources where they are missing. Each
-line ends with a ratio to a baseline measured in the same run; stock tiktoken reads the same ranks from its own cache.
+Texts come from the transcripts beside the project, or from the standard library's sources where
+they are missing. Each line ends with a ratio to a baseline measured in the same run; stock tiktoken
+reads the same ranks from its own cache.
 """
 
 from __future__ import annotations
@@ -48,7 +50,10 @@ def main() -> None:
         table("loading an encoding, in a process of its own (best of 5)", loading())
         table(f"the first count of {SESSION_TOKENS:,} tokens, loading included (best of 5)", cold())
     table("a turn on 2,000 known messages (best of 300)", asyncio.run(turns()))
-    table(f"{TURNS} turns, {SESSION_TOKENS:,} tokens, {STAGES} stages asking each turn", asyncio.run(session()))
+    table(
+        f"{TURNS} turns, {SESSION_TOKENS:,} tokens, {STAGES} stages asking each turn",
+        asyncio.run(session()),
+    )
     table("questions that need no full count, on 1 MB of text (best of 5)", questions())
     table("the event loop's longest stall", asyncio.run(stalls()))
     table("the estimate of the next bill, on all conversations", asyncio.run(calibrations()))
@@ -62,7 +67,11 @@ def table(title: str, rows: list[Row]) -> None:
 
 
 def row(what: str, mine: float, baseline: float, unit: str = "ms", scale: float = 1e3) -> Row:
-    return what, f"{mine * scale:,.1f} {unit}", f"{baseline / mine:,.1f} x faster than {baseline * scale:,.1f} {unit}"
+    return (
+        what,
+        f"{mine * scale:,.1f} {unit}",
+        f"{baseline / mine:,.1f} x faster than {baseline * scale:,.1f} {unit}",
+    )
 
 
 def best(work: Callable[[], object], runs: int) -> float:
@@ -74,7 +83,7 @@ def best(work: Callable[[], object], runs: int) -> float:
     return min(timed() for _ in range(runs))
 
 
-# In processes of their own -----------------------------------------------------------------------------------
+# In processes of their own ------------------------------------------------------------------------
 
 CHILD = """
 import json, sys
@@ -107,7 +116,9 @@ NOTHING = "count = len"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The best of several processes, in seconds and megabytes; *counted* includes loading, not the imports."""
+    """The best of several processes, in seconds and megabytes; *counted* includes loading, not the
+    imports.
+    """
 
     imported: float
     loaded: float
@@ -120,11 +131,20 @@ def child(imports: str, load: str, texts: Sequence[str] = (), runs: int = 5) -> 
     script = CHILD.format(imports=imports, load=load)
     outputs = [
         subprocess.run(
-            [sys.executable, "-c", script], input=json.dumps(texts), capture_output=True, text=True, check=True
+            [sys.executable, "-c", script],
+            input=json.dumps(texts),
+            capture_output=True,
+            text=True,
+            check=True,
         )
         for _ in range(runs)
     ]
-    return Measured(*(min(column) for column in zip(*(json.loads(done.stdout) for done in outputs), strict=True)))
+    return Measured(
+        *(
+            min(column)
+            for column in zip(*(json.loads(done.stdout) for done in outputs), strict=True)
+        )
+    )
 
 
 def fill_cache(folder: Path, name: str) -> None:
@@ -138,12 +158,19 @@ def fill_cache(folder: Path, name: str) -> None:
 def loading() -> list[Row]:
     bare, rows = child("", NOTHING), list[Row]()
     for name in NAMES:
-        ours, stock = child(OURS_IMPORTS, OURS.format(name=name)), child(STOCK_IMPORTS, STOCK.format(name=name))
+        ours, stock = (
+            child(OURS_IMPORTS, OURS.format(name=name)),
+            child(STOCK_IMPORTS, STOCK.format(name=name)),
+        )
         sizes = f"stock tiktoken {stock.megabytes:.0f} MB, bare Python {bare.megabytes:.0f} MB"
         rows.append(row(f"{name}: load", ours.loaded, stock.loaded))
         rows.append((f"{name}: resident memory", f"{ours.megabytes:.0f} MB", sizes))
         rows.append(
-            (f"{name}: imports before", f"{ours.imported * 1e3:,.1f} ms", f"tiktoken {stock.imported * 1e3:,.1f} ms")
+            (
+                f"{name}: imports before",
+                f"{ours.imported * 1e3:,.1f} ms",
+                f"tiktoken {stock.imported * 1e3:,.1f} ms",
+            )
         )
     return rows
 
@@ -158,11 +185,17 @@ def cold() -> list[Row]:
         )
         if ours.tokens != stock.tokens:
             raise SystemExit(f"{name}: {ours.tokens} tokens, stock tiktoken {stock.tokens}")
-        rows.append(row(f"{name}: {ours.tokens:,} tokens in {len(texts):,} texts", ours.counted, stock.counted))
+        rows.append(
+            row(
+                f"{name}: {ours.tokens:,} tokens in {len(texts):,} texts",
+                ours.counted,
+                stock.counted,
+            )
+        )
     return rows
 
 
-# Texts and conversations -------------------------------------------------------------------------------------
+# Texts and conversations --------------------------------------------------------------------------
 
 
 def conversations() -> Iterator[list[Message]]:
@@ -177,10 +210,18 @@ def conversations() -> Iterator[list[Message]]:
 
 
 def view(number: int, source: Path) -> list[Message]:
-    call = {"type": "tool_use", "id": f"t{number}", "name": "read_file", "input": {"path": source.name}}
+    call = {
+        "type": "tool_use",
+        "id": f"t{number}",
+        "name": "read_file",
+        "input": {"path": source.name},
+    }
     text = source.read_text(encoding="utf-8", errors="replace")
     result = {"type": "tool_result", "tool_use_id": f"t{number}", "content": text[:8_000]}
-    messages: list[Any] = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    messages: list[Any] = [
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
     return messages
 
 
@@ -217,7 +258,7 @@ def one_session() -> list[Message]:
     raise SystemExit("no conversation is long enough")
 
 
-# In this process ---------------------------------------------------------------------------------------------
+# In this process ----------------------------------------------------------------------------------
 
 
 def recount(messages: list[Message]) -> int:
@@ -236,7 +277,9 @@ async def best_turn(turn: Callable[[], Awaitable[object]], runs: int = 300) -> f
 
 
 async def turns() -> list[Row]:
-    history = list(itertools.islice(itertools.cycle(itertools.chain.from_iterable(conversations())), 2_000))
+    history = list(
+        itertools.islice(itertools.cycle(itertools.chain.from_iterable(conversations())), 2_000)
+    )
     counter = TokenCounter()
     ledger = Ledger(counter)
     await ledger.total(history)
@@ -259,7 +302,10 @@ async def turns() -> list[Row]:
     return [
         us("nothing new", await best_turn(lambda: ledger.total(history))),
         us("nothing new, the list copied", await best_turn(lambda: ledger.total(list(history)))),
-        us("nothing new, the caller vouches", await best_turn(lambda: ledger.total(history, known=2_000))),
+        us(
+            "nothing new, the caller vouches",
+            await best_turn(lambda: ledger.total(history, known=2_000)),
+        ),
         us("one message appended", await best_turn(appended)),
         us("a message in the middle replaced", await best_turn(replaced)),
         us("rebuilt from JSON, equal", await best_turn(lambda: ledger.total(next(rebuilt)), 20)),
@@ -291,7 +337,11 @@ async def session() -> list[Row]:
     tokens = await ledger.total(history)
     return [
         row(f"{tokens:,} tokens, {len(history)} messages, loaded (best of 9)", shortest, again),
-        ("recounting for each stage, from every tenth turn", f"{again * 1e3:,.0f} ms", "the baseline"),
+        (
+            "recounting for each stage, from every tenth turn",
+            f"{again * 1e3:,.0f} ms",
+            "the baseline",
+        ),
         (
             "characters encoded",
             f"{counter.encoded_chars:,}",
@@ -306,7 +356,11 @@ def questions() -> list[Row]:
     full = best(lambda: counter.text(text), 5)
     return [
         row("over(text, 5,000)", best(lambda: counter.over(text, 5_000), 5), full),
-        row("over(text, 4,000,000): by its length", best(lambda: counter.over(text, 4_000_000), 5), full),
+        row(
+            "over(text, 4,000,000): by its length",
+            best(lambda: counter.over(text, 4_000_000), 5),
+            full,
+        ),
         row("head(text, 5,000)", best(lambda: counter.head(text, 5_000), 5), full),
         ("the full count", f"{full * 1e3:,.1f} ms", "the baseline"),
     ]
@@ -338,7 +392,9 @@ async def stalls() -> list[Row]:
     texts = {
         "10 MB of blanks": " " * 10_000_000,
         "10 MB of transcript text": lines[:10_000_000],
-        "10 MB of base64 on one line": base64.b64encode(random.Random(0).randbytes(7_500_000)).decode(),
+        "10 MB of base64 on one line": base64.b64encode(
+            random.Random(0).randbytes(7_500_000)
+        ).decode(),
         "2 MB of the letter a": "a" * 2_000_000,
     }
     for what, text in texts.items():
@@ -352,9 +408,15 @@ def loading_stall(name: str) -> Row:
         f"import asyncio, bench_tokens as b; from ctxpipe.tokens import TokenCounter;"
         f"print(asyncio.run(b.stall(TokenCounter({name!r}).warm)))"
     )
-    run = functools.partial(subprocess.run, [sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    run = functools.partial(
+        subprocess.run, [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     longest = min(float(run(cwd=Path(__file__).parent).stdout) for _ in range(5))
-    return f"warm() of {name} (best of 5)", f"{longest * 1e3:,.1f} ms", "once, before the first turn"
+    return (
+        f"warm() of {name} (best of 5)",
+        f"{longest * 1e3:,.1f} ms",
+        "once, before the first turn",
+    )
 
 
 async def counting_stall(what: str, text: str) -> Row:
@@ -365,19 +427,30 @@ async def counting_stall(what: str, text: str) -> Row:
     seconds = perf_counter() - begun
     inline = best(lambda: TokenCounter().text(text), 1)
     figure = f"{longest * 1e3:,.1f} ms"
-    return f"{what}, counted in {seconds:.2f} s", figure, f"{inline / longest:,.0f} x shorter than on the loop itself"
+    return (
+        f"{what}, counted in {seconds:.2f} s",
+        figure,
+        f"{inline / longest:,.0f} x shorter than on the loop itself",
+    )
 
 
 async def calibration(price: float, hidden: int) -> Row:
-    """The error of the estimate of each request, the one before it having been billed; and of raw x 1.5."""
+    """The error of the estimate of each request, the one before it having been billed.
+
+    And of raw x 1.5.
+    """
     counter, errors, guesses = TokenCounter(), list[float](), list[float]()
     for history in conversations():
         ledger = Ledger(counter)
         sums = await ledger.prefix_sums(history)
         bills = [
-            (n, sums[n], round(price * sums[n]) + hidden) for n, m in enumerate(history) if m["role"] == "assistant"
+            (n, sums[n], round(price * sums[n]) + hidden)
+            for n, m in enumerate(history)
+            if m["role"] == "assistant"
         ]
-        for (last, _, billed), (_, raw, due) in itertools.pairwise(bill for bill in bills if bill[1] >= 50):
+        for (last, _, billed), (_, raw, due) in itertools.pairwise(
+            bill for bill in bills if bill[1] >= 50
+        ):
             ledger.observe({"input_tokens": billed}, history[:last])
             errors.append(ledger.estimate(raw, history) / due - 1)
             guesses.append(1.5 * raw / due - 1)

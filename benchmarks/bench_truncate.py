@@ -2,7 +2,8 @@
 
     python benchmarks/bench_truncate.py [--tokens 500000]
 
-Every time is the best of several runs, as a ratio to writing the same history as JSON, measured in the same run.
+Every time is the best of several runs, as a ratio to writing the same history as JSON, measured in
+the same run.
 """
 
 from __future__ import annotations
@@ -20,14 +21,31 @@ from ctxpipe import Message, SmartTruncate, TokenCounter, Truncation, Turn, chec
 from ctxpipe.edits.truncate import file_views
 from ctxpipe.tokens import Budget, Ledger
 
-WORDS = ["of", "time", "error", "value", "table", "request", "index", "session", "reader", "writer", "parser", "state"]
+WORDS = [
+    "of",
+    "time",
+    "error",
+    "value",
+    "table",
+    "request",
+    "index",
+    "session",
+    "reader",
+    "writer",
+    "parser",
+    "state",
+]
 BUDGET_SHARE = 10  # the limit is a tenth of the history
 
 
 def history(tokens: int, seed: int) -> list[Message]:
-    """An agent's work of about *tokens* tokens: shell output, file views and remarks, no two texts the same."""
+    """An agent's work of about *tokens* tokens: shell output, file views and remarks, no two texts
+    the same.
+    """
     rng = random.Random(seed)
-    messages: list[Any] = [{"role": "user", "content": "Find out why the index is slow, and mend it."}]
+    messages: list[Any] = [
+        {"role": "user", "content": "Find out why the index is slow, and mend it."}
+    ]
     written = 0
     for number in range(10**6):
         if written >= tokens * 4.15:  # characters of such text per token, about
@@ -35,19 +53,34 @@ def history(tokens: int, seed: int) -> list[Message]:
         is_view = number % 4 == 0
         result = source(rng, number) if is_view else log(rng)
         written += len(result)
-        call = {"type": "tool_use", "id": f"t{seed}_{number}", "name": "bash", "input": {"command": f"make {number}"}}
+        call = {
+            "type": "tool_use",
+            "id": f"t{seed}_{number}",
+            "name": "bash",
+            "input": {"command": f"make {number}"},
+        }
         if is_view:
             call |= {"name": "read_file", "input": {"path": f"src/part{number}.py"}}
         remark = {"type": "text", "text": f"Step {number}: {' '.join(rng.choices(WORDS, k=30))}."}
         messages.append({"role": "assistant", "content": [remark, call]})
         messages.append(
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call["id"], "content": result}]}
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": call["id"], "content": result}],
+            }
         )
-    return [*messages, {"role": "assistant", "content": "Done."}, {"role": "user", "content": "And the tests?"}]
+    return [
+        *messages,
+        {"role": "assistant", "content": "Done."},
+        {"role": "user", "content": "And the tests?"},
+    ]
 
 
 def log(rng: random.Random) -> str:
-    lines = (f"{rng.randrange(10**6):06d} {rng.choice(WORDS)}: {' '.join(rng.choices(WORDS, k=9))}" for _ in range(60))
+    lines = (
+        f"{rng.randrange(10**6):06d} {rng.choice(WORDS)}: {' '.join(rng.choices(WORDS, k=9))}"
+        for _ in range(60)
+    )
     return "\n".join(lines)
 
 
@@ -56,8 +89,12 @@ def source(rng: random.Random, number: int) -> str:
 
 
 def function(rng: random.Random, name: str) -> str:
-    body = "\n".join(f"    {rng.choice(WORDS)} = {rng.choice(WORDS)}({rng.randrange(999)})" for _ in range(8))
-    return f"def {name}({', '.join(rng.sample(WORDS, 3))}):\n{body}\n    return {rng.choice(WORDS)}\n"
+    body = "\n".join(
+        f"    {rng.choice(WORDS)} = {rng.choice(WORDS)}({rng.randrange(999)})" for _ in range(8)
+    )
+    return (
+        f"def {name}({', '.join(rng.sample(WORDS, 3))}):\n{body}\n    return {rng.choice(WORDS)}\n"
+    )
 
 
 async def timed(work: Callable[[], Awaitable[object]]) -> float:
@@ -72,7 +109,10 @@ async def best(runs: int, work: Callable[[], Awaitable[object]]) -> float:
 
 
 class Bench:
-    """One history, and the ways to truncate it. No two seeds share a text, so that nothing of a new one is known."""
+    """One history, and the ways to truncate it.
+
+    No two seeds share a text, so that nothing of a new one is known.
+    """
 
     def __init__(self, tokens: int, seed: int) -> None:
         self.messages = history(tokens, seed)
@@ -82,7 +122,10 @@ class Bench:
 
     async def function(self) -> Truncation:
         return await smart_truncate(
-            self.messages, max_tokens=self.tokens // BUDGET_SHARE, window="covering", counter=self.counter
+            self.messages,
+            max_tokens=self.tokens // BUDGET_SHARE,
+            window="covering",
+            counter=self.counter,
         )
 
     async def stage(self) -> object:
@@ -93,7 +136,9 @@ class Bench:
 
     async def count(self) -> object:
         ledger = Ledger(self.counter)
-        self.turn = Turn(self.messages, ledger=ledger, budget=Budget(self.tokens), force=True, tracked=True)
+        self.turn = Turn(
+            self.messages, ledger=ledger, budget=Budget(self.tokens), force=True, tracked=True
+        )
         return await self.turn.prefix_sums()
 
 
@@ -123,8 +168,12 @@ async def counted(bench: Bench) -> None:
     await bench.function()
     again = bench.counter.encoded_chars - loaded - first
     texts = sum(map(len, {*strings(bench.messages)}))
-    print(f"\nencoded by a cold run: {first:,} characters, of {texts:,} in distinct texts of the history;")
-    print(f"the rest are the folded views, once each and once for their joint budget. By a second run: {again:,}")
+    print(
+        f"\nencoded by a cold run: {first:,} characters, of {texts:,} in distinct texts of the history;"
+    )
+    print(
+        f"the rest are the folded views, once each and once for their joint budget. By a second run: {again:,}"
+    )
     print(f"\n{result.detail}")
 
 
@@ -133,7 +182,10 @@ def strings(messages: list[Message]) -> Iterator[str]:
         content: Any = message["content"]
         for block in [{"text": content}] if isinstance(content, str) else content:
             said = block.get("text") or block.get("content")
-            yield said or f"{block['id']}{block['name']}{json.dumps(block['input'], separators=(',', ':'))}"
+            yield (
+                said
+                or f"{block['id']}{block['name']}{json.dumps(block['input'], separators=(',', ':'))}"
+            )
 
 
 async def run(tokens: int) -> None:
@@ -147,7 +199,9 @@ async def run(tokens: int) -> None:
     print(f"\n{'':40}{'ms':>10}{'x JSON':>10}{'twice the text':>17}")
     once, twice = await times(tokens, seeds), await times(2 * tokens, seeds)
     for (name, seconds), (_, doubled) in zip(once, twice, strict=True):
-        print(f"{name:40}{seconds * 1e3:>10.1f}{seconds / once[0][1]:>10.2f}{doubled / seconds:>16.2f}x")
+        print(
+            f"{name:40}{seconds * 1e3:>10.1f}{seconds / once[0][1]:>10.2f}{doubled / seconds:>16.2f}x"
+        )
     await counted(Bench(tokens, next(seeds)))
 
 

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .edits.repair import repair
     from .edits.truncate import truncate_conversation
-    from .errors import CtxpipeError, InvalidHistory, SettingsError, StorageError, SummaryFailed, VocabularyError
+    from .errors import (
+        CtxpipeError,
+        InvalidHistory,
+        SettingsError,
+        StorageError,
+        SummaryFailed,
+        VocabularyError,
+    )
     from .messages import Message, Problem, ToolCall, ToolResult, check, pending_calls, split_system
     from .pipeline import ContextPipeline
     from .placeholders import Preview
@@ -15,7 +22,14 @@ if TYPE_CHECKING:
     from .session import Session
     from .session.sessions import Sessions
     from .stage import Change, Intent, Skip, Stage, Turn
-    from .stages.compact import Compact, CompactResult, Restore, compact_messages, load_archive, restore_files
+    from .stages.compact import (
+        Compact,
+        CompactResult,
+        Restore,
+        compact_messages,
+        load_archive,
+        restore_files,
+    )
     from .stages.fold import Folded, Folder, fold_files
     from .stages.gates import Gate, RatioGate, RentOrBuyGate
     from .stages.offload import (
@@ -27,7 +41,15 @@ if TYPE_CHECKING:
         offload_tool_results,
     )
     from .stages.truncate import SmartTruncate, Truncation, smart_truncate
-    from .storage import Archive, JournalStorage, LocalStorage, Page, TextReader, TextWriter, is_secret
+    from .storage import (
+        Archive,
+        JournalStorage,
+        LocalStorage,
+        Page,
+        TextReader,
+        TextWriter,
+        is_secret,
+    )
     from .tokens import Budget, Ledger, TokenCounter, conservative, count_tokens, should_compact
     from .tools import Tool, ToolInputError, answer, as_beta_tools, offload_tools
 

@@ -12,15 +12,18 @@ __all__ = ["answers_at_once", "is_async", "takes_one"]
 
 
 def is_async(function: object) -> bool:
-    """Whether *function* is an ``async def``: itself, behind `partial` and decorators, or called as an object."""
+    """Whether *function* is an ``async def``: itself, behind `partial` and decorators, or called as
+    an object.
+    """
     return inspect.iscoroutinefunction(_innermost(function))
 
 
 def answers_at_once(given: object, *types: str) -> bool:
     """Whether *given* is a function that certainly returns its answer itself, and nothing to await.
 
-    That a plain function returns something to await can only be seen by calling it. So only this is certain: a
-    generator, a function that returns nothing but constants, and one that builds an answer, an object of *types*.
+    That a plain function returns something to await can only be seen by calling it. So only this is
+    certain: a generator, a function that returns nothing but constants, and one that builds an
+    answer, an object of *types*.
     """
     function = _innermost(given)
     if not isinstance(function, FunctionType) or inspect.iscoroutinefunction(function):
@@ -33,7 +36,10 @@ def answers_at_once(given: object, *types: str) -> bool:
 
 
 def takes_one(function: object) -> bool:
-    """Whether *function* can be called with one argument; True when its signature cannot be read."""
+    """Whether *function* can be called with one argument.
+
+    True when its signature cannot be read.
+    """
     try:
         inspect.signature(function).bind(None)  # type: ignore[arg-type]
     except TypeError as error:
@@ -44,7 +50,9 @@ def takes_one(function: object) -> bool:
 
 
 def _innermost(function: object) -> object:
-    """The function that *function* calls in the end, as `partial`, decorators and ``__call__`` tell."""
+    """The function that *function* calls in the end, as `partial`, decorators and ``__call__``
+    tell.
+    """
     while True:
         called = inspect.getattr_static(type(function), "__call__", None)
         if isinstance(function, partial):

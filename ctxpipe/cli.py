@@ -1,4 +1,6 @@
-"""The laboratory's commands: see what a context costs and forgets, on recorded conversations of your own."""
+"""The laboratory's commands: see what a context costs and forgets, on recorded conversations of
+your own.
+"""
 
 from __future__ import annotations
 
@@ -82,12 +84,23 @@ FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 # What a stage warns an agent's keeper of is no news about a recording.
 logging.getLogger("ctxpipe").addHandler(logging.NullHandler())
 
-Files = Annotated[list[str], typer.Argument(help="Transcripts (JSON, JSONL); - is standard input.", show_default=False)]
-File = Annotated[str, typer.Argument(help="A transcript (JSON or JSONL); - is standard input.", show_default=False)]
+Files = Annotated[
+    list[str],
+    typer.Argument(help="Transcripts (JSON, JSONL); - is standard input.", show_default=False),
+]
+File = Annotated[
+    str,
+    typer.Argument(help="A transcript (JSON or JSONL); - is standard input.", show_default=False),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Preset = Annotated[str, typer.Option(help=f"What to try: {', '.join(POLICIES)}.")]
-Config = Annotated[Path | None, typer.Option(help="A pipeline of your own, in TOML, instead of a preset.")]
-Model = Annotated[str, typer.Option(help="Whose prices to take, such as claude-opus-4-5; default: in input tokens.")]
+Config = Annotated[
+    Path | None, typer.Option(help="A pipeline of your own, in TOML, instead of a preset.")
+]
+Model = Annotated[
+    str,
+    typer.Option(help="Whose prices to take, such as claude-opus-4-5; default: in input tokens."),
+]
 ReadPrice = Annotated[
     float | None,
     typer.Option(
@@ -104,9 +117,14 @@ Rest = Annotated[
         min=0,
     ),
 ]
-Processes = Annotated[int | None, typer.Option(help="How many; default: one for each processor.", min=1)]
+Processes = Annotated[
+    int | None, typer.Option(help="How many; default: one for each processor.", min=1)
+]
 Scheduler = Annotated[
-    str, typer.Option(help="The address of a Dask cluster that is to do the work, such as tcp://host:8786.")
+    str,
+    typer.Option(
+        help="The address of a Dask cluster that is to do the work, such as tcp://host:8786."
+    ),
 ]
 
 
@@ -131,7 +149,8 @@ def replay(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replay conversations through a pipeline, turn by turn as in life: what they cost, what the agent still sees.
+    """Replay conversations through a pipeline, turn by turn as in life: what they cost, what the
+    agent still sees.
 
     The first policy (none, unless --compare begins otherwise) is what the others are measured by.
     """
@@ -142,14 +161,21 @@ def replay(
         first, *_, last = *makers, *makers
         pages = Pages(last, first, prices if model else None) if html else None
         with _hands(scheduler, processes, len(files)) as hands:
-            done = _replayed(files, makers, Settings(refetch=refetch, rest_every=rest), hands, pages)
+            done = _replayed(
+                files, makers, Settings(refetch=refetch, rest_every=rest), hands, pages
+            )
         _print_replays(done, prices, model, first, as_json=as_json)
         _write_pages(pages_go, done)
     raise typer.Exit(FAILED if any(file.error for file in done) else 0)
 
 
-def _makers(compare: str, preset: str, config: Path | None, prices: Prices) -> dict[str, PipelineMaker]:
-    """What to replay through, by name; each is tried once, so that nonsense is told before the work begins."""
+def _makers(
+    compare: str, preset: str, config: Path | None, prices: Prices
+) -> dict[str, PipelineMaker]:
+    """What to replay through, by name.
+
+    Each is tried once, so that nonsense is told before the work begins.
+    """
     names = [name.strip() for name in compare.split(",") if name.strip()] or [NONE, preset]
     if config is not None and not compare:
         names = [NONE]
@@ -169,7 +195,11 @@ def _hands(scheduler: str, processes: int | None, files: int) -> AbstractContext
 
 
 def _replayed(
-    files: Sequence[str], makers: Mapping[str, PipelineMaker], settings: Settings, hands: Workers, pages: Pages | None
+    files: Sequence[str],
+    makers: Mapping[str, PipelineMaker],
+    settings: Settings,
+    hands: Workers,
+    pages: Pages | None,
 ) -> list[FileReplay]:
     with _progress() as progress:
         task = progress.add_task("replaying", total=len(set(files)))
@@ -181,13 +211,18 @@ def _replayed(
 
 
 def _writable(html: Path, files: Sequence[str]) -> dict[str, Path]:
-    """Where each file's page goes; told now if it cannot be written there, since replaying may take minutes."""
+    """Where each file's page goes.
+
+    Told now if it cannot be written there, since replaying may take minutes.
+    """
     paths = page_paths(html, files)
     for path in paths.values():
         if path.is_dir():
             raise SettingsError(f"--html: {path} is a folder; give the name of a file")
         if not path.parent.is_dir():
-            raise SettingsError(f"--html: {path} cannot be written: there is no folder {path.parent}")
+            raise SettingsError(
+                f"--html: {path} cannot be written: there is no folder {path.parent}"
+            )
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             raise SettingsError(f"--html: {path} cannot be written: permission is denied")
     return paths
@@ -200,7 +235,9 @@ def _write_pages(paths: Mapping[str, Path], done: Sequence[FileReplay]) -> None:
         try:
             write_page(path, report)
         except OSError as error:
-            raise SettingsError(f"--html: {path} cannot be written: {error.strerror or error}") from error
+            raise SettingsError(
+                f"--html: {path} cannot be written: {error.strerror or error}"
+            ) from error
         tell(f"page: {path}")
 
 
@@ -210,7 +247,9 @@ def _progress() -> Progress:
     return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
-def _print_replays(done: Sequence[FileReplay], prices: Prices, model: str, baseline: str, *, as_json: bool) -> None:
+def _print_replays(
+    done: Sequence[FileReplay], prices: Prices, model: str, baseline: str, *, as_json: bool
+) -> None:
     read = {file.path: file for file in done if file.replays}
     rows = {path: tables.figures(file.replays, prices, baseline) for path, file in read.items()}
     everything = tables.summed(done, prices, baseline)
@@ -246,11 +285,19 @@ def _title(file: FileReplay, model: str) -> str:
 @app.command()
 def tune(
     files: Files,
-    recall: Annotated[float, typer.Option(help="The share of what replies use that the context must show.")] = 0.9,
-    budget: Annotated[int, typer.Option(help="At most so many replays: one file through one pipeline.", min=1)] = 400,
-    folds: Annotated[int, typer.Option(help="How often to choose without some files, and test on those.", min=2)] = 3,
+    recall: Annotated[
+        float, typer.Option(help="The share of what replies use that the context must show.")
+    ] = 0.9,
+    budget: Annotated[
+        int, typer.Option(help="At most so many replays: one file through one pipeline.", min=1)
+    ] = 400,
+    folds: Annotated[
+        int, typer.Option(help="How often to choose without some files, and test on those.", min=2)
+    ] = 3,
     seed: Annotated[int, typer.Option(help="Another seed draws other candidates.")] = 0,
-    window: Annotated[int, typer.Option(help="The model's context window, in tokens.", min=1000)] = WINDOW,
+    window: Annotated[
+        int, typer.Option(help="The model's context window, in tokens.", min=1000)
+    ] = WINDOW,
     model: Model = "",
     read: ReadPrice = None,
     refetch: Refetch = True,
@@ -259,11 +306,12 @@ def tune(
     scheduler: Scheduler = "",
     as_json: AsJson = False,
 ) -> None:
-    """Search the settings that cost least and still show the agent enough, by your own conversations.
+    """Search the settings that cost least and still show the agent enough, by your own
+    conversations.
 
-    Prints TOML that --config reads, the Pareto front and the test on conversations held out in its comments:
-    ctxpipe tune FILES > pipeline.toml. Where no settings show enough, those that show most are printed, and the exit
-    code is 1.
+    Prints TOML that --config reads, the Pareto front and the test on conversations held out in its
+    comments: ctxpipe tune FILES > pipeline.toml. Where no settings show enough, those that show
+    most are printed, and the exit code is 1.
     """
     with _told():
         prices = _prices(model, read)
@@ -271,13 +319,22 @@ def tune(
         with _hands(scheduler, processes, len(files)) as hands, _progress() as progress:
             evaluate = _evaluated(settings, hands, progress, budget)
             tuned = tuning.tune(
-                files, evaluate, prices=prices, recall=recall, folds=folds, budget=budget, seed=seed, window=window
+                files,
+                evaluate,
+                prices=prices,
+                recall=recall,
+                folds=folds,
+                budget=budget,
+                seed=seed,
+                window=window,
             )
     _print_tuned(tuned, model, recall, as_json=as_json)
     raise typer.Exit(FAILED if tuned.errors or not tuned.reached else 0)
 
 
-def _evaluated(settings: Settings, hands: Workers, progress: Progress, budget: int) -> tuning.Evaluate:
+def _evaluated(
+    settings: Settings, hands: Workers, progress: Progress, budget: int
+) -> tuning.Evaluate:
     """What replays files through makers, and shows how much of the *budget* that took."""
     task = progress.add_task("replaying", total=budget)
 
@@ -298,7 +355,9 @@ def _print_tuned(tuned: tuning.Tuned, model: str, recall: float, *, as_json: boo
     for error in tuned.errors:
         complain(error)
     if not tuned.reached:
-        complain(f"no settings that were tried reach a recall of {recall}; these reach {tuned.chosen.score.recall:.3f}")
+        complain(
+            f"no settings that were tried reach a recall of {recall}; these reach {tuned.chosen.score.recall:.3f}"
+        )
 
 
 @app.command()
@@ -307,7 +366,10 @@ def inspect(
     most: Annotated[int, typer.Option(help="How many of the largest blocks to list.", min=0)] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """What fills the context: by kind, by tool, and the largest blocks. Tokens are tiktoken's, exact."""
+    """What fills the context: by kind, by tool, and the largest blocks.
+
+    Tokens are tiktoken's, exact.
+    """
     with _told():
         transcript = read_transcript(file)
         counter = TokenCounter()
@@ -321,19 +383,27 @@ def inspect(
     total = sum(kinds.values())
     _print_shares(_heading(transcript, total), kinds.most_common())
     if tools:
-        print_table("by tool", ("tool", "calls", "tokens"), [(name, f"{n:,}", f"{t:,}") for name, n, t in tools])
+        print_table(
+            "by tool",
+            ("tool", "calls", "tokens"),
+            [(name, f"{n:,}", f"{t:,}") for name, n, t in tools],
+        )
     shown = [(f"{b.message}", b.what, f"{b.tokens:,}", one_line(b.begins)) for b in largest]
     print_table("largest blocks", ("message", "what", "tokens", "begins"), shown)
 
 
 def _heading(transcript: Transcript, total: int) -> str:
     mended = f", {counted(len(transcript.repaired), 'fault')} mended" if transcript.repaired else ""
-    messages = f"{counted(len(transcript.messages), 'message')}, {counted(transcript.calls, 'call')}"
+    messages = (
+        f"{counted(len(transcript.messages), 'message')}, {counted(transcript.calls, 'call')}"
+    )
     return f"{Path(transcript.name).name}: {transcript.format}, {messages}, {counted(total, 'token')}{mended}"
 
 
 @app.command()
-def plan(file: File, preset: Preset = "coding", config: Config = None, as_json: AsJson = False) -> None:
+def plan(
+    file: File, preset: Preset = "coding", config: Config = None, as_json: AsJson = False
+) -> None:
     """What a pipeline would change in the context as it stands at the end, without doing it."""
     import anyio
 
@@ -345,11 +415,16 @@ def plan(file: File, preset: Preset = "coding", config: Config = None, as_json: 
 
         async def planned() -> Any:
             return await pipeline.plan(
-                transcript.messages, session_id="plan", system=transcript.system, tools=transcript.tools
+                transcript.messages,
+                session_id="plan",
+                system=transcript.system,
+                tools=transcript.tools,
             )
 
         result = anyio.run(planned)
-        saved = pipeline.counter.total(transcript.messages) - pipeline.counter.total(result.messages)
+        saved = pipeline.counter.total(transcript.messages) - pipeline.counter.total(
+            result.messages
+        )
     rows = [
         (
             report.stage,
@@ -368,28 +443,49 @@ def plan(file: File, preset: Preset = "coding", config: Config = None, as_json: 
 
 @app.command()
 def clean(
-    root: Annotated[Path, typer.Argument(help="The folder of a LocalStorage, such as .ctxpipe.", show_default=False)],
+    root: Annotated[
+        Path,
+        typer.Argument(help="The folder of a LocalStorage, such as .ctxpipe.", show_default=False),
+    ],
     max_mb: Annotated[float | None, typer.Option(help="Keep at most so many megabytes.")] = None,
-    max_days: Annotated[float | None, typer.Option(help="Keep nothing older than so many days.")] = None,
-    live: Annotated[list[str] | None, typer.Option(help="A transcript whose placeholders keep their files.")] = None,
-    records: Annotated[bool, typer.Option("--records", help="Delete archives and journals too.")] = False,
-    session: Annotated[str | None, typer.Option(help="Delete all files of this one session instead.")] = None,
-    adopt: Annotated[
-        bool, typer.Option("--adopt", help="Mark what version 0.1 has left in the folder, as far as it can be proven.")
+    max_days: Annotated[
+        float | None, typer.Option(help="Keep nothing older than so many days.")
+    ] = None,
+    live: Annotated[
+        list[str] | None, typer.Option(help="A transcript whose placeholders keep their files.")
+    ] = None,
+    records: Annotated[
+        bool, typer.Option("--records", help="Delete archives and journals too.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be deleted; change nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask. Needed where there is no terminal.")] = False,
+    session: Annotated[
+        str | None, typer.Option(help="Delete all files of this one session instead.")
+    ] = None,
+    adopt: Annotated[
+        bool,
+        typer.Option(
+            "--adopt",
+            help="Mark what version 0.1 has left in the folder, as far as it can be proven.",
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would be deleted; change nothing.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask. Needed where there is no terminal.")
+    ] = False,
 ) -> None:
     """Delete the oldest files that ctxpipe has written, and no file of anybody else.
 
-    A session whose journal is younger than --max-days stays whole; without --max-days every session with a journal
-    does.
+    A session whose journal is younger than --max-days stays whole; without --max-days every session
+    with a journal does.
     """
     with _told():
         limits = _clean_limits(max_mb, max_days, live or (), records=records)
         limited = max_mb is not None or max_days is not None
         if session is not None and (limited or live or records):
-            raise SettingsError("--session deletes a whole session; leave out --max-mb, --max-days, --live, --records")
+            raise SettingsError(
+                "--session deletes a whole session; leave out --max-mb, --max-days, --live, --records"
+            )
         if not (limited or adopt or session is not None):
             raise SettingsError("nothing to do: give --max-mb, --max-days, --session or --adopt")
         if not root.is_dir():
@@ -399,7 +495,9 @@ def clean(
         if session is not None:
             files = session_files(folder, session_folder(session), adopted)
         else:
-            files = choose_files(find_files(folder, adopted), limits, time.time()) if limited else []
+            files = (
+                choose_files(find_files(folder, adopted), limits, time.time()) if limited else []
+            )
         if dry_run:
             _list_files(folder, files)
             return
@@ -412,7 +510,9 @@ def clean(
     print_line(f"files deleted: {len(cleaned.files):,}, bytes freed: {cleaned.bytes:,}")
 
 
-def _clean_limits(max_mb: float | None, max_days: float | None, live: Sequence[str], *, records: bool) -> Limits:
+def _clean_limits(
+    max_mb: float | None, max_days: float | None, live: Sequence[str], *, records: bool
+) -> Limits:
     max_bytes = _limit("--max-mb", max_mb, 1_000_000)
     max_age = _limit("--max-days", max_days, 86_400)
     messages = (message for path in live for message in read_transcript(path).messages)
@@ -427,7 +527,9 @@ def _adopted(folder: StorageRoot, *, adopt: bool, dry_run: bool) -> Mapping[str,
     if not adopted and not is_empty and not is_owned(folder):
         if adopt:
             proof = "no folder in it holds a journal or an archive that ctxpipe wrote"
-            raise SettingsError(f"nothing in {folder.path} is known to be ctxpipe's: {proof}; nothing was changed")
+            raise SettingsError(
+                f"nothing in {folder.path} is known to be ctxpipe's: {proof}; nothing was changed"
+            )
         raise SettingsError(
             f"{folder.path} carries no mark of ctxpipe, so nothing in it is deleted; if version 0.1 wrote it, add "
             "--adopt, and --dry-run to look first"
@@ -445,12 +547,16 @@ def _list_files(folder: StorageRoot, files: Sequence[OwnFile]) -> None:
     for file in files:
         path = os.path.join(folder.path, file.folder, file.name)
         print_line(path if path.isprintable() else ascii(path))
-    print_line(f"files that would be deleted: {len(files):,}, bytes: {sum(file.size for file in files):,}")
+    print_line(
+        f"files that would be deleted: {len(files):,}, bytes: {sum(file.size for file in files):,}"
+    )
 
 
 def _ask_to_delete(root: Path, files: Sequence[OwnFile]) -> None:
     if not sys.stdin.isatty():
-        raise SettingsError(f"{len(files):,} files would be deleted, and nobody can be asked here: add --yes")
+        raise SettingsError(
+            f"{len(files):,} files would be deleted, and nobody can be asked here: add --yes"
+        )
     size = sum(file.size for file in files)
     if not typer.confirm(f"Delete {len(files):,} files ({size:,} bytes) below {root}?", err=True):
         complain("nothing was deleted")
@@ -463,12 +569,14 @@ def _limit(option: str, given: float | None, unit: int) -> float | None:
     return None if given is None else given * unit
 
 
-# Telling --------------------------------------------------------------------------------------------------------
+# Telling ------------------------------------------------------------------------------------------
 
 
 def _print_shares(title: str, shares: Sequence[tuple[str, int]]) -> None:
     total = sum(tokens for _, tokens in shares)
-    rows = [(name, f"{tokens:,}", f"{tokens / total:.1%}" if total else "") for name, tokens in shares]
+    rows = [
+        (name, f"{tokens:,}", f"{tokens / total:.1%}" if total else "") for name, tokens in shares
+    ]
     print_table(title, ("what", "tokens", "share"), rows)
 
 

@@ -27,6 +27,9 @@ def check_client(client: object) -> None:
 
 
 def _blocks(function: object) -> bool:
-    """Whether *function* is of Anthropic's SDK, and not async. Of anybody else's it cannot be known."""
+    """Whether *function* is of Anthropic's SDK, and not async.
+
+    Of anybody else's it cannot be known.
+    """
     module = getattr(function, "__module__", None)
     return isinstance(module, str) and module.startswith("anthropic.") and not is_async(function)

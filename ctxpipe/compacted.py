@@ -1,7 +1,7 @@
 """The forms of a compacted context: what is written in the place of a history, and how it looks.
 
-Anybody can write a text in these forms. So whoever finds one may only do less because of it, unless he knows that a
-compaction has put it there.
+Anybody can write a text in these forms. So whoever finds one may only do less because of it, unless
+he knows that a compaction has put it there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ __all__ = [
 ]
 
 SUMMARY = "[Conversation compressed]\n\n"  # CR-37
-ACKNOWLEDGED = "Understood. I have the context from the compressed conversation. Continuing work."  # CR-37
+ACKNOWLEDGED = (
+    "Understood. I have the context from the compressed conversation. Continuing work."  # CR-37
+)
 RESTORED = "[Restored after compact] "  # CR-27
 FILE_ACKNOWLEDGED = "Noted, file content restored."  # CR-37
 CONTINUE = "Continue with the task."  # A-34
@@ -74,18 +76,25 @@ def restored_path(message: Message) -> str | None:
 
 
 def safe_summary(text: str) -> str:
-    """*text* with our own tags made harmless: what a model writes must not pass for what the user said (R22, A-47)."""
+    """*text* with our own tags made harmless: what a model writes must not pass for what the user
+    said (R22, A-47).
+    """
     return _OUR_TAGS.sub("&lt;", text)
 
 
 def summary_body(message: Message) -> str | None:
-    """The summary that *message* carries, without what stands behind it; None for any other message."""
+    """The summary that *message* carries, without what stands behind it.
+
+    None for any other message.
+    """
     text = _summary(message)
     return None if text is None else _EXTRAS.split(text, maxsplit=1)[0]
 
 
 def summary_extras(message: Message) -> str:
-    """What stands behind the summary in *message*: commands, folded files, evidence; "" for any other message."""
+    """What stands behind the summary in *message*: commands, folded files, evidence; "" for any
+    other message.
+    """
     text = _summary(message)
     # A summary's own tags are harmless, so the first one is ours.
     start = _EXTRAS.search(text) if text is not None else None
@@ -100,13 +109,17 @@ def _summary(message: Message) -> str | None:
 
 
 def missing_text(name: str, archive: str) -> str:
-    """What is said in the place of a picture or a document, its *name*, that is not in the context any more."""
+    """What is said in the place of a picture or a document, its *name*, that is not in the context
+    any more.
+    """
     where = f" It is in {archive}." if archive else ""
     return f"\n\n[The {name} of this message is not shown here.{where}]"
 
 
 def own_words(message: Message) -> str:
-    """What the user wrote in *message*, "" when it is not his, or may be what a compaction put there."""
+    """What the user wrote in *message*, "" when it is not his, or may be what a compaction put
+    there.
+    """
     if message["role"] != "user":
         return ""
     text = _told(message)
@@ -116,13 +129,14 @@ def own_words(message: Message) -> str:
     return "" if ours else text
 
 
-# The beginning of a compacted context -------------------------------------------------------------------------------
+# The beginning of a compacted context -------------------------------------------------------------
 
 
 def leading(messages: Sequence[Message]) -> int:
     """How many messages at the beginning have the forms that a compaction begins a context with.
 
-    The summary, system messages that were carried on, the acknowledgment, and each restored file with its own.
+    The summary, system messages that were carried on, the acknowledgment, and each restored file
+    with its own.
     """
     if not messages or summary_body(messages[0]) is None:
         return 0
@@ -130,7 +144,11 @@ def leading(messages: Sequence[Message]) -> int:
     while index < len(messages) and messages[index]["role"] == "system":
         index += 1
     index += index < len(messages) and _is_reply(messages[index], ACKNOWLEDGED)
-    while index + 1 < len(messages) and _is_file(messages[index]) and _is_reply(messages[index + 1], FILE_ACKNOWLEDGED):
+    while (
+        index + 1 < len(messages)
+        and _is_file(messages[index])
+        and _is_reply(messages[index + 1], FILE_ACKNOWLEDGED)
+    ):
         index += 2
     return index
 
@@ -142,7 +160,9 @@ def placed(messages: Sequence[Message]) -> int:
 
 
 def is_connective(message: Message) -> bool:
-    """Whether *message* has the form of what a compaction puts between kept messages, or before the last ones."""
+    """Whether *message* has the form of what a compaction puts between kept messages, or before the
+    last ones.
+    """
     if message["role"] == "user":
         text = _told(message)
         return text in (CONTINUE, KEPT) or text.startswith(IN_PROGRESS)

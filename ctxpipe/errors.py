@@ -31,7 +31,10 @@ class SettingsError(CtxpipeError, ValueError):
 
 
 class StorageError(CtxpipeError, OSError):
-    """Text could not be written to, or read from, a storage; the cause is the operating system's error."""
+    """Text could not be written to, or read from, a storage.
+
+    The cause is the operating system's error.
+    """
 
 
 class SummaryFailed(CtxpipeError):
@@ -43,19 +46,25 @@ class TranscriptError(CtxpipeError, ValueError):
 
 
 class VocabularyError(CtxpipeError, OSError):
-    """A rank file of the tokenizer is missing or damaged; the text names it and says how to mend it."""
+    """A rank file of the tokenizer is missing or damaged.
+
+    The text names it and says how to mend it.
+    """
 
 
 MAX_ERROR_CHARS = 160
 _READ = 2_000  # characters: a path may be of megabytes
-_FOLDERS = re.compile(r"(?<![\w…])(?:/[^/\s'\":]+)+/")  # of a path: their names may say whose conversation it is
+_FOLDERS = re.compile(
+    r"(?<![\w…])(?:/[^/\s'\":]+)+/"
+)  # of a path: their names may say whose conversation it is
 
 
 def safe_text(error: BaseException) -> str:
     """What may be told of *error* in a log, a report or a span: never text of the conversation.
 
-    An error that our own code has raised on purpose is told in its words, the folders of a path left out. Any other may
-    quote what it was given, so only its type, what the operating system calls it, and the line that raised it are told.
+    An error that our own code has raised on purpose is told in its words, the folders of a path
+    left out. Any other may quote what it was given, so only its type, what the operating system
+    calls it, and the line that raised it are told.
     """
     name = type(error).__name__
     if isinstance(error, OSError) and isinstance(error.errno, int):

@@ -1,7 +1,7 @@
 """What a conversation did, read from its messages without a model: files, commands, identifiers.
 
-Tools differ from agent to agent, so the names of tools and arguments are read by what they usually mean; a wrong
-guess costs a line in a list, never a message.
+Tools differ from agent to agent, so the names of tools and arguments are read by what they usually
+mean; a wrong guess costs a line in a list, never a message.
 """
 
 from __future__ import annotations
@@ -38,16 +38,22 @@ __all__ = [
 _PATH_ARGUMENT = re.compile(
     r"(?:^|_)(?:path|file|filename|filepath|notebook|dir|directory|folder|cwd|workdir|uri)s?$|(?:Path|File|Dir)s?$"
 )
-_WRITING_TOOL = re.compile(r"write|edit|create|replace|insert|patch|append|save|move|rename|delete", re.IGNORECASE)
+_WRITING_TOOL = re.compile(
+    r"write|edit|create|replace|insert|patch|append|save|move|rename|delete", re.IGNORECASE
+)
 _COMMAND_ARGUMENTS = ("command", "cmd", "call", "script")
-_EDITOR_COMMANDS = frozenset({"view", "create", "str_replace", "insert", "undo_edit"})  # of the editor tools
+_EDITOR_COMMANDS = frozenset(
+    {"view", "create", "str_replace", "insert", "undo_edit"}
+)  # of the editor tools
 _MAX_PATH_CHARS = 400
 _MAX_TARGET_CHARS = 10_000
 _MAX_COMMAND_CHARS = 100_000
 
 _PATCHED = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+)$", re.MULTILINE)
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?.*?(?:^\1$|\Z)", re.MULTILINE | re.DOTALL)
-_URL = re.compile(r"(?<!\w)\w+://[^\s'\"<>]+")  # from a word's beginning: elsewhere a long one takes quadratic time
+_URL = re.compile(
+    r"(?<!\w)\w+://[^\s'\"<>]+"
+)  # from a word's beginning: elsewhere a long one takes quadratic time
 _WORD = re.compile(r"(>{1,2}\s*)?([^\s'\"`;|&()<>=,{}\[\]*?$]+)")
 _SOURCE_FILE = re.compile(
     r"[\w@+~./-]*[\w+-]\.(?:py|pyi|ipynb|go|ts|tsx|js|jsx|mjs|cjs|vue|svelte|rs|java|kt|scala|swift|c|h|cc|cpp|hpp|cs|rb|php|"
@@ -82,20 +88,24 @@ _FAILURE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command that a tool ran. *failed* is told from its result; *output* is that result's text."""
+    """A command that a tool ran.
+
+    *failed* is told from its result; *output* is that result's text.
+    """
 
     text: str
     failed: bool
     output: str
 
 
-# Files -------------------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------------------
 
 
 def touched_paths(messages: Sequence[Message]) -> dict[str, bool]:
     """Each path that a tool was given, and whether it was written; the one touched last comes last.
 
-    Read are path arguments, patch headers, and the file names in shell commands (not the bodies of their documents).
+    Read are path arguments, patch headers, and the file names in shell commands (not the bodies of
+    their documents).
     """
     found: dict[str, bool] = {}
     for call in tool_calls(messages):
@@ -111,7 +121,11 @@ def _paths(call: ToolCall) -> Iterator[tuple[str, bool]]:
     writing = bool(_WRITING_TOOL.search(call.name)) and command != "view"
     for name, text in _strings(call.input):
         if _PATH_ARGUMENT.search(name):
-            if len(text) <= _MAX_PATH_CHARS and "\n" not in text and "://" not in text.removeprefix("file://"):
+            if (
+                len(text) <= _MAX_PATH_CHARS
+                and "\n" not in text
+                and "://" not in text.removeprefix("file://")
+            ):
                 yield text, writing
         elif "*** Begin Patch" in text:
             yield from ((path.strip(), True) for path in _PATCHED.findall(text))
@@ -120,8 +134,8 @@ def _paths(call: ToolCall) -> Iterator[tuple[str, bool]]:
 
 
 def named_to_read(call: ToolCall) -> list[str]:
-    """The paths that *call* may have been to read, however it spells them: those given to a tool that does not write,
-    and every word of a command line that prints files."""
+    """The paths that *call* may have been to read, however it spells them: those given to a tool
+    that does not write, and every word of a command line that prints files."""
     command = _command(call)
     if command:
         command = _ends(command)
@@ -132,7 +146,9 @@ def named_to_read(call: ToolCall) -> list[str]:
 
 def is_about_file(call: ToolCall) -> bool:
     """Whether *call* works on a path that it is given, and runs no command."""
-    return not _command(call) and any(_PATH_ARGUMENT.search(name) for name, _ in _strings(call.input))
+    return not _command(call) and any(
+        _PATH_ARGUMENT.search(name) for name, _ in _strings(call.input)
+    )
 
 
 def _strings(value: object) -> Iterator[tuple[str, str]]:
@@ -153,7 +169,9 @@ def _strings(value: object) -> Iterator[tuple[str, str]]:
 
 
 def _ends(command: str) -> str:
-    """*command* itself, or its head and tail: what is longer carries a document, and files are named around it."""
+    """*command* itself, or its head and tail: what is longer carries a document, and files are
+    named around it.
+    """
     half = _MAX_COMMAND_CHARS // 2
     return command if len(command) <= _MAX_COMMAND_CHARS else f"{command[:half]} {command[-half:]}"
 
@@ -168,7 +186,7 @@ def _named_in(command: str) -> Iterator[tuple[str, bool]]:
             yield path, bool(arrow)
 
 
-# Commands ----------------------------------------------------------------------------------------------------
+# Commands -----------------------------------------------------------------------------------------
 
 
 def commands(messages: Sequence[Message]) -> list[Command]:
@@ -184,9 +202,13 @@ def commands(messages: Sequence[Message]) -> list[Command]:
 
 
 def target(call: ToolCall) -> str:
-    """What *call* is about, how it begins, on one line: its command, else its path, else its whole input as JSON."""
+    """What *call* is about, how it begins, on one line: its command, else its path, else its whole
+    input as JSON.
+    """
     paths = (text for name, text in _strings(call.input) if _PATH_ARGUMENT.search(name))
-    return one_line((_command(call) or next(paths, "") or compact_json(call.input))[:_MAX_TARGET_CHARS])
+    return one_line(
+        (_command(call) or next(paths, "") or compact_json(call.input))[:_MAX_TARGET_CHARS]
+    )
 
 
 def _command(call: ToolCall) -> str:
@@ -209,7 +231,9 @@ def result_text(result: object) -> str:
     content = field(result, "content")
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(field(part, "text") or "" if kind(part) == "text" else f"[{kind(part)}]" for part in content)
+    return "\n".join(
+        field(part, "text") or "" if kind(part) == "text" else f"[{kind(part)}]" for part in content
+    )
 
 
 def failed(result: object) -> bool:
@@ -281,11 +305,12 @@ def refused(text: str, *, whole: bool = False) -> bool:
     return whole and bool(_SHELL_REFUSED.search(begin) or _SHELL_REFUSED.search(end))
 
 
-# Identifiers -------------------------------------------------------------------------------------------------
+# Identifiers --------------------------------------------------------------------------------------
 
 
 def identifiers(messages: Sequence[Message], redact: Callable[[str], str] = str) -> list[str]:
-    """Ids, hashes and ticket numbers that came up and were used again by the assistant; used last comes last.
+    """Ids, hashes and ticket numbers that came up and were used again by the assistant; used last
+    comes last.
 
     *redact* sees each text before any of it is taken out.
     """
@@ -314,7 +339,7 @@ def _said(message: Message) -> Iterator[str]:
         yield from map(result_text, tool_results([message]))
 
 
-# Lines ----------------------------------------------------------------------------------------------------------
+# Lines --------------------------------------------------------------------------------------------
 
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -325,15 +350,18 @@ def is_one_line(text: str) -> bool:
 
 
 def one_line(text: str) -> str:
-    """*text* on one line: line breaks, other control characters and runs of blanks become one space."""
+    """*text* on one line: line breaks, other control characters and runs of blanks become one
+    space.
+    """
     return " ".join(_CONTROLS.sub(" ", text).split())
 
 
-# Text --------------------------------------------------------------------------------------------------------
+# Text ---------------------------------------------------------------------------------------------
 
 
 def shortened(text: str, limit: int, where: str = "") -> str:
-    """*text* itself up to *limit* characters, else its head and tail with what is missing between them.
+    """*text* itself up to *limit* characters, else its head and tail with what is missing between
+    them.
 
     *where* says in which file the whole text lies.
     """

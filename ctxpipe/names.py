@@ -9,7 +9,9 @@ from pathlib import PurePosixPath
 __all__ = ["content_hash", "safe_name", "session_folder", "suffixed"]
 
 _VERBATIM = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}")
-_RESERVED = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\.|$)", re.IGNORECASE)  # devices on Windows
+_RESERVED = re.compile(
+    r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\.|$)", re.IGNORECASE
+)  # devices on Windows
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 _PLAIN_FOLDER = re.compile(r"[a-z0-9_-](?:[a-z0-9._-]{0,118}[a-z0-9_-])?")

@@ -31,25 +31,30 @@ __all__ = ["ContextPipeline"]
 
 _BUDGET = instance_of(Budget, "a Budget such as Budget(window=200_000)").optional
 _STAGES = Wanted(
-    lambda value: isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | type),
+    lambda value: (
+        isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | type)
+    ),
     "a list of stages such as [DirectOffload(LocalStorage('.ctxpipe'))]",
 )
 
 
 class ContextPipeline:
-    """Stages that shape an agent's context, run once per turn in the order in which they were added. Source: PL-1.
+    """Stages that shape an agent's context, run once per turn in the order in which they were
+    added. Source: PL-1.
 
     *budget* says when the context is too long and what to bring it down to; *counter* counts, each distinct text once.
     *on_report* is called with each stage's report; an error in it is logged and ends there. *veto* may refuse a
-    proposal before it counts. With ``on_error="raise"`` an error of a stage is raised instead of reported. At most
+    proposal before it counts. With ``on_error="raise"`` an error of a stage is raised instead of
+    reported. At most
     *max_sessions* sessions are remembered, the longest unused goes first; forgetting one costs time, nothing else.
 
-    Newer models bind thinking to the text before it. Where a stage has rewritten that text, *thinking* says what
-    follows: with "keep" the blocks stay and ``Result.request_options`` asks the API to ignore those that lost their
-    bond; with "strip" exactly these go (never inside an open tool loop); with "protect" nothing before them is
-    rewritten.
+    Newer models bind thinking to the text before it. Where a stage has rewritten that text,
+    *thinking* says what follows: with "keep" the blocks stay and ``Result.request_options`` asks
+    the API to ignore those that lost their bond; with "strip" exactly these go (never inside an
+    open tool loop); with "protect" nothing before them is rewritten.
 
-    With *prices* (``prices_of("claude-opus-5")``) each report says what a change burns and saves in dollars.
+    With *prices* (``prices_of("claude-opus-5")``) each report says what a change burns and saves in
+    dollars.
 
     Raises SettingsError for a setting that makes no sense.
     """
@@ -77,7 +82,13 @@ class ContextPipeline:
         PRICES.optional.check("prices", prices)
         COUNT.check("max_sessions", max_sessions)
         self._runner = Runner(
-            budget if budget is not None else Budget(), as_counter(counter), on_report, veto, on_error, thinking, prices
+            budget if budget is not None else Budget(),
+            as_counter(counter),
+            on_report,
+            veto,
+            on_error,
+            thinking,
+            prices,
         )
         self._max_sessions = max_sessions
         self._records: OrderedDict[str, Record] = OrderedDict()
@@ -86,7 +97,9 @@ class ContextPipeline:
             self.use(stage)
 
     def __repr__(self) -> str:
-        return f"<ContextPipeline: {', '.join(map(stage_name, self._runner.stages)) or 'no stages'}>"
+        return (
+            f"<ContextPipeline: {', '.join(map(stage_name, self._runner.stages)) or 'no stages'}>"
+        )
 
     @property
     def budget(self) -> Budget:
@@ -111,8 +124,8 @@ class ContextPipeline:
     def use(self, stage: Stage) -> Self:
         """Add *stage* after the ones already here.
 
-        Raises SettingsError for what can be no stage: a class, a function that is not async, or anything that cannot
-        be called with a turn.
+        Raises SettingsError for what can be no stage: a class, a function that is not async, or
+        anything that cannot be called with a turn.
         """
         _check_stage(stage)
         self._runner.stages.append(stage)
@@ -131,12 +144,13 @@ class ContextPipeline:
         """Shape *messages* for the next model call; go on with ``result.messages``.
 
         *messages* is never modified. When nothing is broken and no stage has anything to do, the result holds the
-        very same list. *system* and *tools* of the request are counted into the context. With *force* the stages act
-        even below their thresholds: the model has said that the context is too long. *request* are the call's own
-        arguments where they touch thinking (thinking, betas, extra_headers, extra_body), which ``request_options``
-        of the result must carry on.
+        very same list. *system* and *tools* of the request are counted into the context. With
+        *force* the stages act even below their thresholds: the model has said that the context is
+        too long. *request* are the call's own arguments where they touch thinking (thinking, betas,
+        extra_headers, extra_body), which ``request_options`` of the result must carry on.
 
-        Raises InvalidHistory when *messages* has not the shape of messages, before anything is written.
+        Raises InvalidHistory when *messages* has not the shape of messages, before anything is
+        written.
         """
         with self._claimed(session_id) as record:
             asked = Request(system, tools, request or {}, force)
@@ -156,14 +170,23 @@ class ContextPipeline:
     ) -> Result:
         """What `run` would do, with no write and no model call.
 
-        The reports say which stage would act on what; one that cannot know its outcome beforehand says so, and the
-        stages behind it are judged on the context without it. ``result.messages`` is the context as far as known.
+        The reports say which stage would act on what; one that cannot know its outcome beforehand
+        says so, and the stages behind it are judged on the context without it. ``result.messages``
+        is the context as far as known.
         """
         SESSION_ID.check("session_id", session_id)
         return await self._runner.plan(messages, session_id, Request(system, tools, {}, force))
 
-    def observe(self, usage: object, messages: Sequence[Message], *, session_id: str, model: str | None = None) -> None:
-        """Calibrate the session's estimates with the *usage* (an SDK object or a mapping) reported for *messages*.
+    def observe(
+        self,
+        usage: object,
+        messages: Sequence[Message],
+        *,
+        session_id: str,
+        model: str | None = None,
+    ) -> None:
+        """Calibrate the session's estimates with the *usage* (an SDK object or a mapping) reported
+        for *messages*.
 
         A whole reply will do as well. Raises SettingsError for what holds no usage.
         """
@@ -184,23 +207,27 @@ class ContextPipeline:
         signing_key: bytes | Sequence[bytes] | None = None,
         lease_seconds: float | None = None,
     ) -> Session:
-        """The conversation *session_id*: it remembers which context a history has become. See `Session`.
+        """The conversation *session_id*: it remembers which context a history has become. See
+        `Session`.
 
-        The same object each time, as long as it is one of the *max_sessions* used last. With *journal* the history and
-        all that the session knows survive the process: entries hold the texts unless *history* is False, and are signed
-        with *signing_key* (16 bytes or more; of a list the first signs, all verify). With *lease_seconds* a turn waits
-        so long for another process to end its own, which saves a second summary where the journal's storage can do
-        that. With *verify* edits inside messages handed in before are noticed too. *cache_seconds* is how long the
-        provider's prompt cache keeps.
+        The same object each time, as long as it is one of the *max_sessions* used last. With
+        *journal* the history and all that the session knows survive the process: entries hold the
+        texts unless *history* is False, and are signed with *signing_key* (16 bytes or more; of a
+        list the first signs, all verify). With *lease_seconds* a turn waits so long for another
+        process to end its own, which saves a second summary where the journal's storage can do
+        that. With *verify* edits inside messages handed in before are noticed too. *cache_seconds*
+        is how long the provider's prompt cache keeps.
 
-        Raises SettingsError for settings of the wrong type, and when the session is in use with another journal, or
-        none.
+        Raises SettingsError for settings of the wrong type, and when the session is in use with
+        another journal, or none.
         """
         SESSION_ID.check("session_id", session_id)
         session = self._sessions.pop(session_id, None)
         if session is not None and journal is not None and session.journal != journal:
             self._sessions[session_id] = session
-            raise SettingsError(f"session {excerpt(session_id)} is in use with another journal, or without one")
+            raise SettingsError(
+                f"session {excerpt(session_id)} is in use with another journal, or without one"
+            )
         if session is None:
             session = self.new_session(
                 session_id,
@@ -217,7 +244,10 @@ class ContextPipeline:
         return session
 
     def new_session(self, session_id: str, **settings: Any) -> Session:
-        """As `session`, but a new object, which the pipeline does not hold. Raises SettingsError."""
+        """As `session`, but a new object, which the pipeline does not hold.
+
+        Raises SettingsError.
+        """
         return Session(self._runner, session_id, **settings)
 
     def _forget_sessions(self) -> None:
@@ -230,7 +260,10 @@ class ContextPipeline:
 
     @contextmanager
     def _claimed(self, session_id: str) -> Iterator[Record]:
-        """What is remembered about the session; a second run at the same time starts without memory."""
+        """What is remembered about the session.
+
+        A second run at the same time starts without memory.
+        """
         SESSION_ID.check("session_id", session_id)
         record = self._records.get(session_id)
         if record is None or record.busy:
@@ -250,9 +283,13 @@ def _check_stage(stage: object) -> None:
     """Raise SettingsError unless *stage* can be one."""
     wanted = "a stage is an async function of one argument, the turn, or an object that can be called like one"
     if isinstance(stage, type):
-        raise SettingsError(f"a stage is the class {stage.__name__}; give an object of it: {stage.__name__}(…)")
+        raise SettingsError(
+            f"a stage is the class {stage.__name__}; give an object of it: {stage.__name__}(…)"
+        )
     if not callable(stage):
-        hint = "; add its stages one by one" if isinstance(stage, Iterable | ContextPipeline) else ""
+        hint = (
+            "; add its stages one by one" if isinstance(stage, Iterable | ContextPipeline) else ""
+        )
         raise SettingsError(f"{wanted}, and {excerpt(stage)} is not callable{hint}")
     if not takes_one(stage):
         raise SettingsError(f"{wanted}, and {stage_name(stage)} cannot be called with one argument")

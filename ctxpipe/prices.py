@@ -25,7 +25,9 @@ TTL_SECONDS = {"openai": 1800.0}
 
 @dataclass(frozen=True, slots=True)
 class Cliff:
-    """Above so many prompt tokens the whole request costs *prompt* times as much, and its reply *output* times."""
+    """Above so many prompt tokens the whole request costs *prompt* times as much, and its reply
+    *output* times.
+    """
 
     above: int
     prompt: float
@@ -33,13 +35,15 @@ class Cliff:
 
 
 _CLIFFS = Wanted(
-    lambda value: isinstance(value, tuple) and all(isinstance(cliff, Cliff) for cliff in value), "a tuple of Cliff"
+    lambda value: isinstance(value, tuple) and all(isinstance(cliff, Cliff) for cliff in value),
+    "a tuple of Cliff",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What one token costs, in dollars: *input* not cached, written to the cache, read from it, and *output*.
+    """What one token costs, in dollars: *input* not cached, written to the cache, read from it, and
+    *output*.
 
     *write_1h* is the price of an entry that lives an hour; it counts when *ttl_seconds*, how long an entry lives
     after its last use, is an hour or more. *cliffs* make long prompts dearer.
@@ -59,7 +63,9 @@ class Prices:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name != "cliffs" and not NUMBER.accepts(value):
-                raise SettingsError(f"the price {field.name} is {excerpt(value)}; give dollars per token, 0 or more")
+                raise SettingsError(
+                    f"the price {field.name} is {excerpt(value)}; give dollars per token, 0 or more"
+                )
         _CLIFFS.check("cliffs", self.cliffs)
         if not self.input:
             raise SettingsError("the price input is 0; what a rewrite pays back is measured by it")
@@ -91,7 +97,7 @@ class Prices:
         return max(passed, key=lambda cliff: cliff.above, default=Cliff(0, 1.0))
 
 
-# By name ------------------------------------------------------------------------------------------------------
+# By name ------------------------------------------------------------------------------------------
 
 
 class Given(TypedDict, total=False):
@@ -107,10 +113,12 @@ class Given(TypedDict, total=False):
 
 
 def prices_of(model: str, *, at: datetime | None = None, **given: Unpack[Given]) -> Prices:
-    """The prices of *model* as the library genai-prices lists them for the moment *at* (now), without any network.
+    """The prices of *model* as the library genai-prices lists them for the moment *at* (now),
+    without any network.
 
-    What is *given*, under the names of `Prices`, overrides what is listed. Where no price for writing to the cache is
-    listed, writing costs what input costs; where none for reading is, reading does: such a model caches nothing.
+    What is *given*, under the names of `Prices`, overrides what is listed. Where no price for
+    writing to the cache is listed, writing costs what input costs; where none for reading is,
+    reading does: such a model caches nothing.
 
     Raises SettingsError when the model is not listed, unless *input* and *output* are given.
     """
@@ -143,14 +151,22 @@ def _listed(model: str, at: datetime | None) -> Prices | None:
         write=_per_token(price.cache_write_mtok),
         write_1h=_per_token(price.cache_write_1h_mtok),
     )
-    return replace(listed, ttl_seconds=TTL_SECONDS.get(found.provider.id, FIVE_MINUTES), cliffs=_cliffs(price))
+    return replace(
+        listed, ttl_seconds=TTL_SECONDS.get(found.provider.id, FIVE_MINUTES), cliffs=_cliffs(price)
+    )
 
 
 def _completed(
-    cost: float, output: float, read: float | None = None, write: float | None = None, write_1h: float | None = None
+    cost: float,
+    output: float,
+    read: float | None = None,
+    write: float | None = None,
+    write_1h: float | None = None,
 ) -> Prices:
     write = cost if write is None else write
-    return Prices(cost, write, write if write_1h is None else write_1h, cost if read is None else read, output)
+    return Prices(
+        cost, write, write if write_1h is None else write_1h, cost if read is None else read, output
+    )
 
 
 def _per_token(listed: Decimal | TieredPrices | None) -> float | None:
@@ -159,7 +175,10 @@ def _per_token(listed: Decimal | TieredPrices | None) -> float | None:
 
 
 def _cliffs(price: ModelPrice) -> tuple[Cliff, ...]:
-    """Above a tier's start every token costs more; reading and writing the cache follow the input's price."""
+    """Above a tier's start every token costs more.
+
+    Reading and writing the cache follow the input's price.
+    """
     prompt, output = _tiers(price.input_mtok), _tiers(price.output_mtok)
     return tuple(Cliff(start, times, output.get(start, 1.0)) for start, times in prompt.items())
 
@@ -170,16 +189,18 @@ def _tiers(listed: Decimal | TieredPrices | None) -> dict[int, float]:
     return {tier.start: float(tier.price / listed.base) for tier in listed.tiers if listed.base}
 
 
-# What a rewrite costs -----------------------------------------------------------------------------------------
+# What a rewrite costs -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteCost:
-    """What changing the context does to the bill. Tokens as billed, money in the unit of the prices.
+    """What changing the context does to the bill. Tokens as billed, money in the unit of the
+    prices.
 
-    Of the cached tokens *invalidated_tokens* lose their place; the *rewritten_tokens* among them stay in the context
-    and are written to the cache once more, which burns *burnt* at this call. The *freed_tokens* need not be sent any
-    longer: this call saves *saved_now*, each later one *saved_per_call*. Source: R5d.
+    Of the cached tokens *invalidated_tokens* lose their place; the *rewritten_tokens* among them
+    stay in the context and are written to the cache once more, which burns *burnt* at this call.
+    The *freed_tokens* need not be sent any longer: this call saves *saved_now*, each later one
+    *saved_per_call*. Source: R5d.
     """
 
     invalidated_tokens: float
@@ -191,7 +212,10 @@ class RewriteCost:
 
     @property
     def break_even_calls(self) -> float:
-        """Calls, this one included, until the rewrite has paid for itself; infinite when it never does."""
+        """Calls, this one included, until the rewrite has paid for itself.
+
+        Infinite when it never does.
+        """
         due = self.burnt - self.saved_now
         if due <= 0:
             return 1.0
@@ -208,11 +232,13 @@ def rewrite_cost(
     overhead: int = 0,
     factor: float = 1.0,
 ) -> RewriteCost:
-    """What it burns and saves to send the second context instead of the first, which differ from *first_changed* on.
+    """What it burns and saves to send the second context instead of the first, which differ from
+    *first_changed* on.
 
-    Each is given by the tokens of its first 0, 1, 2 … messages, and *overhead* tokens of system prompt and tools go
-    before both. The first *sent* messages of the former were part of the last request and lie in the provider's cache
-    (0: the cache is cold). *factor* is billed tokens per token of the sums.
+    Each is given by the tokens of its first 0, 1, 2 … messages, and *overhead* tokens of system
+    prompt and tools go before both. The first *sent* messages of the former were part of the last
+    request and lie in the provider's cache (0: the cache is cold). *factor* is billed tokens per
+    token of the sums.
     """
     last_before, last_after = len(before_sums) - 1, len(after_sums) - 1
     first = min(first_changed, last_before, last_after)

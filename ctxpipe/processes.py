@@ -26,7 +26,8 @@ Work: TypeAlias = Callable[[Sequence[str]], Iterable[object]]
 
 _START_SECONDS = 30
 
-# The folders of modules come from the parent; "-I" keeps the current folder, which may be any repository, out.
+# The folders of modules come from the parent; "-I" keeps the current folder, which may be any
+# repository, out.
 _WORKER = "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer);from ctxpipe.worker import main; main()"
 
 
@@ -51,11 +52,13 @@ async def in_process(
 ) -> Answers:
     """What *work*, a function of a module, yields for *texts*, called in a process of its own.
 
-    Answers travel as JSON. The process is killed after *seconds*, when this call is cancelled and when its parent
-    dies; it may take *memory_bytes* where the system can limit that. It serves one call: nothing is left behind.
+    Answers travel as JSON. The process is killed after *seconds*, when this call is cancelled and
+    when its parent dies; it may take *memory_bytes* where the system can limit that. It serves one
+    call: nothing is left behind.
     """
-    # Not by `anyio.to_process`: its workers import the caller's main module, so that a script without a guard runs
-    # a second time, model calls and all, and they look for modules in the current folder.
+    # Not by `anyio.to_process`: its workers import the caller's main module, so that a script
+    # without a guard runs a second time, model calls and all, and they look for modules in the
+    # current folder.
     from anyio import BrokenResourceError, move_on_after, to_process
 
     job = Job(work.__module__, work.__qualname__, len(texts), seconds, memory_bytes, os.getpid())
@@ -79,8 +82,12 @@ async def in_process(
 async def _start() -> Process:
     from anyio import CancelScope, open_process
 
-    with CancelScope(shield=True):  # a start that is cancelled half-way leaves a process that nobody waits for
-        worker = await open_process([sys.executable or "python3", "-I", "-c", _WORKER], stderr=subprocess.DEVNULL)
+    with CancelScope(
+        shield=True
+    ):  # a start that is cancelled half-way leaves a process that nobody waits for
+        worker = await open_process(
+            [sys.executable or "python3", "-I", "-c", _WORKER], stderr=subprocess.DEVNULL
+        )
     return worker  # noqa: RET504  a cancel scope may swallow an exception, as far as types go
 
 
@@ -120,5 +127,7 @@ async def _decode(line: bytes) -> object:
 def _end(status: int | None) -> End:
     if status == 0:
         return "done"
-    is_late = status is None or (os.name == "posix" and status in (-signal.SIGALRM, -signal.SIGXCPU))
+    is_late = status is None or (
+        os.name == "posix" and status in (-signal.SIGALRM, -signal.SIGXCPU)
+    )
     return "late" if is_late else "failed"

@@ -7,7 +7,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-__all__ = ["LEAST_SHARE", "MAX_TEXT", "REFUSING", "ROWS", "Refusal", "Row", "as_refusal", "read_refusal", "status_of"]
+__all__ = [
+    "LEAST_SHARE",
+    "MAX_TEXT",
+    "REFUSING",
+    "ROWS",
+    "Refusal",
+    "Row",
+    "as_refusal",
+    "read_refusal",
+    "status_of",
+]
 
 MAX_TEXT = 4096  # characters of an answer that are looked at; a refusal says so at its beginning
 MAX_CAUSES = 5  # frameworks raise their own error from the SDK's
@@ -147,7 +157,9 @@ ROWS: tuple[Row, ...] = (
         "The prompt is too long: 140000, model maximum context length: 131072",
     ),
     _row("Anthropic", r"\bprompt is too long\b", "Prompt is too long"),
-    _row("Anthropic", r"model_context_window_exceeded", "stop_reason: model_context_window_exceeded"),
+    _row(
+        "Anthropic", r"model_context_window_exceeded", "stop_reason: model_context_window_exceeded"
+    ),
     _row(
         "Bedrock",
         r"too many input tokens\. max input tokens: {window}, request input token count: {tokens}",
@@ -242,7 +254,11 @@ ROWS: tuple[Row, ...] = (
         r"prompt length \({tokens}\) exceeds maximum input length \({window}\)",
         "Prompt length (9000) exceeds maximum input length (8192). Set log level to info for more.",
     ),
-    _row("Gemini", r"request payload size exceeds the limit", "Request payload size exceeds the limit: 20 MB."),
+    _row(
+        "Gemini",
+        r"request payload size exceeds the limit",
+        "Request payload size exceeds the limit: 20 MB.",
+    ),
     _row(
         "vLLM",
         r"maximum context length is {window} tokens.{0,60}? (?:request has|contains at least) {tokens} input tokens",
@@ -433,7 +449,9 @@ ROWS: tuple[Row, ...] = (
         "prompt too long; exceeded max context length by 123 tokens",
     ),
     # What frameworks call it: the names of their errors.
-    _row("LiteLLM", r"ContextWindowExceeded", "litellm.ContextWindowExceededError: BadRequestError"),
+    _row(
+        "LiteLLM", r"ContextWindowExceeded", "litellm.ContextWindowExceededError: BadRequestError"
+    ),
     _row("LangChain", r"ContextOverflow", "ContextOverflowError"),
     _row("Strands", r"ContextWindowOverflow", "ContextWindowOverflowException"),
     _row("CrewAI", r"ContextLengthExceeded", "LLMContextLengthExceededException"),
@@ -442,7 +460,8 @@ ROWS: tuple[Row, ...] = (
 
 
 def as_refusal(error: BaseException | None) -> Refusal | None:
-    """What *error* says if it says that the prompt does not fit, whichever SDK raised it; else None.
+    """What *error* says if it says that the prompt does not fit, whichever SDK raised it; else
+    None.
 
     Its text, its type's name, its codes, and those of its causes are looked at.
     """
@@ -500,7 +519,9 @@ def status_of(error: object) -> int | None:
         value = getattr(holder, name, None)
         if isinstance(value, int) and 100 <= value < 600:  # else a number of the provider's own
             return value
-    metadata = response.get("ResponseMetadata") if isinstance(response, Mapping) else None  # of boto3
+    metadata = (
+        response.get("ResponseMetadata") if isinstance(response, Mapping) else None
+    )  # of boto3
     value = metadata.get("HTTPStatusCode") if isinstance(metadata, Mapping) else None
     return value if isinstance(value, int) else None
 

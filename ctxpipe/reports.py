@@ -22,8 +22,9 @@ MAX_LINE = 180  # of a report in the log, whatever happened
 class Outcome(StrEnum):
     """How a stage's turn ended.
 
-    "changed"; "skipped": nothing to do, the reason says why; "refused": a proposal broke a rule, did not shrink, or was
-    vetoed; "failed": the stage raised, and the turn went on without it; "planned": what a dry run would do.
+    "changed"; "skipped": nothing to do, the reason says why; "refused": a proposal broke a rule,
+    did not shrink, or was vetoed; "failed": the stage raised, and the turn went on without it;
+    "planned": what a dry run would do.
     """
 
     CHANGED = "changed"
@@ -35,7 +36,8 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Offloaded:
-    """Tool results moved into files. *chars* are the characters that left, gross; *saved_chars* net of placeholders.
+    """Tool results moved into files. *chars* are the characters that left, gross; *saved_chars* net
+    of placeholders.
 
     *results* and *inputs* count the blocks that were rewritten. *failed* says why others stayed inline: their file
     could not be written.
@@ -55,7 +57,8 @@ class Offloaded:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """A history replaced by its summary. Token counts are raw (exact tiktoken) and of the messages alone.
+    """A history replaced by its summary. Token counts are raw (exact tiktoken) and of the messages
+    alone.
 
     *restored* are the paths of files that stand in the context again, *folded* of those reduced to their names.
     *attempts* and *input_tokens* (the *cached_tokens* among them), *output_tokens* are those of the summary, as billed.
@@ -90,10 +93,11 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """Tool calls *filtered* (each with its result), file views *folded* to their names, messages *deleted*.
+    """Tool calls *filtered* (each with its result), file views *folded* to their names, messages
+    *deleted*.
 
-    Token counts are raw (exact tiktoken), with those of system prompt and tools. *still_over* says that the limit was
-    not reached, *holds* what could not be removed.
+    Token counts are raw (exact tiktoken), with those of system prompt and tools. *still_over* says
+    that the limit was not reached, *holds* what could not be removed.
     """
 
     tokens_before: int
@@ -111,7 +115,9 @@ class Truncated:
             (self.folded, "file view", "folded"),
             (self.deleted, "message", "deleted"),
         )
-        told = ", ".join(f"{counted(number, name)} {verb}" for number, name, verb in removed if number)
+        told = ", ".join(
+            f"{counted(number, name)} {verb}" for number, name, verb in removed if number
+        )
         return f"{told or 'nothing removed'}, still over its limit" if self.still_over else told
 
 
@@ -124,9 +130,9 @@ class StageReport:
 
     *tokens_before* and *tokens_after* are the raw tokens (tiktoken) of the context, system prompt
     and tools included, as the stage found and left it: each report begins where the one before it
-    ends. *seconds* is the time it took. *first_changed_index* is the first message that differs from
-    the turn's input; everything after it leaves the provider's prompt cache. *cost* says what that
-    burns and saves in dollars, where the pipeline knows the prices.
+    ends. *seconds* is the time it took. *first_changed_index* is the first message that differs
+    from the turn's input; everything after it leaves the provider's prompt cache. *cost* says what
+    that burns and saves in dollars, where the pipeline knows the prices.
 
     *reason* and ``str(report)`` hold counts and names, never text of the conversation. What a stage
     raised is in *error*; its text may quote anything.
@@ -146,7 +152,10 @@ class StageReport:
 
     @property
     def tokens_saved(self) -> int:
-        """Raw tokens that the stage took out of the context; below 0 for a stage that added some."""
+        """Raw tokens that the stage took out of the context.
+
+        Below 0 for a stage that added some.
+        """
         return self.tokens_before - self.tokens_after
 
     def __str__(self) -> str:
@@ -178,9 +187,10 @@ class Result:
 
     *tokens_before* and *tokens_after* are the raw tokens (tiktoken) of the context, system prompt
     and tools included, as the first stage found it and as it is sent. *repaired* lists what was
-    broken in the history and is repaired in *messages*. *request_options* are further arguments that
-    the request needs; pass them on as keywords. From a session, *covered* says how many messages of
-    the history are in it, and *notices* what a user should know about the history or the journal.
+    broken in the history and is repaired in *messages*. *request_options* are further arguments
+    that the request needs; pass them on as keywords. From a session, *covered* says how many
+    messages of the history are in it, and *notices* what a user should know about the history or
+    the journal.
     *first_changed_index* is the first message that differs from what was handed in, None when none
     does; from *changed_end* on the messages are as they came.
     """

@@ -63,7 +63,11 @@ Thinking: TypeAlias = Literal["keep", "strip", "protect"]
 """What becomes of thinking blocks behind a rewritten message, which newer models refuse."""
 
 
-_LEVELS = {Outcome.FAILED: logging.WARNING, Outcome.REFUSED: logging.WARNING, Outcome.SKIPPED: logging.DEBUG}
+_LEVELS = {
+    Outcome.FAILED: logging.WARNING,
+    Outcome.REFUSED: logging.WARNING,
+    Outcome.SKIPPED: logging.DEBUG,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,9 @@ class Request:
 
     def __post_init__(self) -> None:
         if isinstance(self.tools, str | bytes | Mapping):
-            raise SettingsError(f"tools is {excerpt(self.tools)}; give the list of tools that the request is sent with")
+            raise SettingsError(
+                f"tools is {excerpt(self.tools)}; give the list of tools that the request is sent with"
+            )
         MAPPING.check("request", self.options)
         FLAG.check("force", self.force)
 
@@ -97,22 +103,27 @@ class Overhead(NamedTuple):
 
 @dataclass(slots=True)
 class Record:
-    """What is remembered about one conversation, for speed and for breakers: never what decides an outcome.
+    """What is remembered about one conversation, for speed and for breakers: never what decides an
+    outcome.
 
     The sums agree with the first *agreed* messages of what was kept last. *given* and *context* are
-    what the last run returned, as it was sent and in plain form, and *stale* its thinking with stale
-    signatures. A session knows these three better, and leaves them empty.
+    what the last run returned, as it was sent and in plain form, and *stale* its thinking with
+    stale signatures. A session knows these three better, and leaves them empty.
     """
 
     ledger: Ledger
     agreed: int = 0
-    memories: dict[int, dict[object, object]] = field(default_factory=dict, repr=False)  # by the stage's place
+    memories: dict[int, dict[object, object]] = field(
+        default_factory=dict, repr=False
+    )  # by the stage's place
     given: list[Message] = field(default_factory=list, repr=False)
     context: list[Message] = field(default_factory=list, repr=False)
     stale: Stale = field(default_factory=dict)
     marks: CacheMarks = field(default_factory=CacheMarks)
     overhead: Overhead = Overhead()
-    windows: dict[str | None, int] = field(default_factory=dict)  # by model: what it has refused more than
+    windows: dict[str | None, int] = field(
+        default_factory=dict
+    )  # by model: what it has refused more than
     busy: bool = False
 
     def cut(self, length: int) -> None:
@@ -122,7 +133,9 @@ class Record:
         self.marks.rewind(length)
         for memory in self.memories.values():
             for record in memory.values():
-                rewind = getattr(record, "rewind", None)  # to ask whether it is Rewindable takes forty times as long
+                rewind = getattr(
+                    record, "rewind", None
+                )  # to ask whether it is Rewindable takes forty times as long
                 if rewind is not None:
                     rewind(length)
 
@@ -139,10 +152,14 @@ class Record:
         same = max(0, min(common_prefix(self.given, messages), len(self.given) - 1))
         ensure_messages(messages, same)
         plain = parse_from(messages, same)
-        is_plain = all(map(is_, self.context[:same], self.given)) and all(map(is_, plain, messages[same:]))
+        is_plain = all(map(is_, self.context[:same], self.given)) and all(
+            map(is_, plain, messages[same:])
+        )
         context = messages if is_plain else [*self.context[:same], *plain]
         stale = {place: block for place, block in self.stale.items() if place < same}
-        return Step(0, False, [], stale=stale, given=messages, context=context, kept=same, same=same)
+        return Step(
+            0, False, [], stale=stale, given=messages, context=context, kept=same, same=same
+        )
 
     def end(self, step: Step, sent: list[Message]) -> None:
         """Remember what has become of *step*."""
@@ -154,14 +171,19 @@ class Record:
 
 
 def model_of(record: Record, options: Mapping[str, object]) -> str | None:
-    """The model that a request with *options* goes to: the one that answered last, where they name none."""
+    """The model that a request with *options* goes to: the one that answered last, where they name
+    none.
+    """
     model = options.get("model")
     return model if isinstance(model, str) else record.ledger.model
 
 
 @dataclass(slots=True)
 class Runner:
-    """The stages and all that guards them; what is remembered about a conversation comes in as a `Record`."""
+    """The stages and all that guards them.
+
+    What is remembered about a conversation comes in as a `Record`.
+    """
 
     budget: Budget
     counter: TokenCounter
@@ -193,7 +215,8 @@ class Runner:
     ) -> Result:
         """Shape the context of *step* with the memory of *record*, which must be in no other run.
 
-        What becomes of it is noted in *step*. Only *stages*, by their places, take part where they are given.
+        What becomes of it is noted in *step*. Only *stages*, by their places, take part where they
+        are given.
         """
         tracer = _tracer()
         if tracer is None:
@@ -229,7 +252,9 @@ class Runner:
         )
         is_bulk = is_bulk or (step.changed is not None and is_bulky(turn.messages))
         shaped = _as_list(turn.messages)
-        options, context = await in_thread_if(is_bulk, self._end, shaped, step, record, request, bool(problems))
+        options, context = await in_thread_if(
+            is_bulk, self._end, shaped, step, record, request, bool(problems)
+        )
         if context is not turn.messages:
             after = await self._tokens(replace(turn, messages=context))
         step.changed = min(filter(None, (repaired, step.changed)), default=None)
@@ -244,10 +269,19 @@ class Runner:
             tokens_after=after,
         )
 
-    def _valid(self, step: Step, record: Record, request: Request) -> tuple[list[Message], tuple[Problem, ...]]:
-        """The context of *step* repaired, and what was broken. Only what is new since the last run is looked at."""
+    def _valid(
+        self, step: Step, record: Record, request: Request
+    ) -> tuple[list[Message], tuple[Problem, ...]]:
+        """The context of *step* repaired, and what was broken.
+
+        Only what is new since the last run is looked at.
+        """
         given, same = step.context, step.same
-        if not step.kept and _behind_thinking(given) and (place := rewritten_before(given)) is not None:
+        if (
+            not step.kept
+            and _behind_thinking(given)
+            and (place := rewritten_before(given)) is not None
+        ):
             mark_stale(step.stale, given, place)
         # A reply that was the last message may have called what is answered only now.
         start = same - 1 if same and given[same - 1]["role"] == "assistant" else same
@@ -296,13 +330,20 @@ class Runner:
         return options, context
 
     async def _tokens(self, turn: Turn) -> int:
-        """The raw tokens of the context; the ledger counts what is new. 0 when the counter cannot count it."""
+        """The raw tokens of the context.
+
+        The ledger counts what is new. 0 when the counter cannot count it.
+        """
         try:
             return await turn.raw_tokens()
         except Exception as error:
             if self.on_error == "raise":
                 raise
-            logger.warning("the context of session %r cannot be counted: %s", turn.session_id[:40], safe_text(error))
+            logger.warning(
+                "the context of session %r cannot be counted: %s",
+                turn.session_id[:40],
+                safe_text(error),
+            )
             logger.debug("the counter failed with", exc_info=error)
             return 0
 
@@ -317,7 +358,8 @@ class Runner:
             return {}, context
         if self.thinking == "strip":
             if strip(context, step.stale) is not context:
-                # What was thought after a block that goes was signed over it, too, and goes with it.
+                # What was thought after a block that goes was signed over it, too, and goes with
+                # it.
                 mark_stale(step.stale, context, min(step.stale.items()))
                 context = _edited(step, record, context, strip(context, step.stale))
                 _drop_gone(step.stale, context)
@@ -325,7 +367,9 @@ class Runner:
                 return {}, context
         return drop_block(request.options), context
 
-    async def _traced(self, tracer: Tracer, stage: Stage, turn: Turn, tokens: int) -> tuple[Change | None, StageReport]:
+    async def _traced(
+        self, tracer: Tracer, stage: Stage, turn: Turn, tokens: int
+    ) -> tuple[Change | None, StageReport]:
         with _span(tracer, stage_name(stage), turn.session_id) as span:
             change, report = await self._step(stage, turn, tokens)
             _describe(span, report)
@@ -334,12 +378,19 @@ class Runner:
                 span.set_attribute("error.type", type(report.error).__name__)
             return change, report
 
-    async def _step(self, stage: Stage, turn: Turn, tokens: int) -> tuple[Change | None, StageReport]:
-        """Ask one stage about a turn of so many *tokens*, and report on it; the change is None unless it counts."""
+    async def _step(
+        self, stage: Stage, turn: Turn, tokens: int
+    ) -> tuple[Change | None, StageReport]:
+        """Ask one stage about a turn of so many *tokens*, and report on it.
+
+        The change is None unless it counts.
+        """
         started = perf_counter()
         change: Change | None = None
         try:
-            change, report = await self._judged(stage, turn, tokens, await _answer(stage, turn), started)
+            change, report = await self._judged(
+                stage, turn, tokens, await _answer(stage, turn), started
+            )
         except Exception as error:  # noqa: BLE001  the turn goes on without this stage; cancellation is no Exception
             report = _failed(stage, turn, tokens, error, started)
         self._tell(report)
@@ -354,7 +405,9 @@ class Runner:
             change, report = await self._weighed(stage, turn, tokens, proposal)
             return change, replace(report, seconds=perf_counter() - started)
         if not isinstance(proposal, Skip | None):
-            raise SettingsError(f"a stage answers with a Change, a Skip or None, not with {type(proposal).__name__}")
+            raise SettingsError(
+                f"a stage answers with a Change, a Skip or None, not with {type(proposal).__name__}"
+            )
         reason, detail = (proposal.reason, proposal.detail) if proposal else ("", None)
         seconds = perf_counter() - started
         return None, _report(stage, turn, tokens, Outcome.SKIPPED, seconds, reason, detail)
@@ -362,7 +415,15 @@ class Runner:
     async def _weighed(
         self, stage: Stage, turn: Turn, tokens: int, proposal: Change
     ) -> tuple[Change | None, StageReport]:
-        report = _report(stage, turn, tokens, Outcome.SKIPPED, 0.0, "the proposal changes nothing", proposal.detail)
+        report = _report(
+            stage,
+            turn,
+            tokens,
+            Outcome.SKIPPED,
+            0.0,
+            "the proposal changes nothing",
+            proposal.detail,
+        )
         first = _first_difference(turn.messages, proposal.messages)
         if first == len(turn.messages) == len(proposal.messages):
             return None, report
@@ -401,11 +462,20 @@ class Runner:
             level = logging.WARNING
         if logger.isEnabledFor(level):
             logger.log(level, "%s", report)
-        if logger.isEnabledFor(logging.DEBUG):  # texts of errors and paths of files, for whoever asks for them
+        if logger.isEnabledFor(
+            logging.DEBUG
+        ):  # texts of errors and paths of files, for whoever asks for them
             if report.error is not None:
                 logger.debug("%s failed with", report.stage, exc_info=report.error)
-            elif isinstance(report.detail, Offloaded) and (report.detail.files or report.detail.failed):
-                logger.debug("%s wrote %s; failed: %s", report.stage, report.detail.files, report.detail.failed)
+            elif isinstance(report.detail, Offloaded) and (
+                report.detail.files or report.detail.failed
+            ):
+                logger.debug(
+                    "%s wrote %s; failed: %s",
+                    report.stage,
+                    report.detail.files,
+                    report.detail.failed,
+                )
         if self.on_report is None:
             return
         try:
@@ -424,7 +494,9 @@ class Runner:
         before = tokens = await self._tokens(turn)
         reports = []
         for stage in self.stages:
-            change, report = await self._planned(stage, replace(turn, memory={}, tracked=False), tokens)
+            change, report = await self._planned(
+                stage, replace(turn, memory={}, tracked=False), tokens
+            )
             reports.append(report)
             tokens = report.tokens_after
             if change is not None:
@@ -445,7 +517,9 @@ class Runner:
             tokens_after=tokens,
         )
 
-    async def _planned(self, stage: Stage, turn: Turn, tokens: int) -> tuple[Change | None, StageReport]:
+    async def _planned(
+        self, stage: Stage, turn: Turn, tokens: int
+    ) -> tuple[Change | None, StageReport]:
         started = perf_counter()
         change: Change | None = None
         try:
@@ -485,8 +559,12 @@ class Runner:
             weighed=weighed,
         )
 
-    async def _overhead(self, record: Record, system: object, tools: Iterable[object] | None) -> int:
-        """Raw tokens of the system prompt and the tools, counted once as long as they stay the same (A-64)."""
+    async def _overhead(
+        self, record: Record, system: object, tools: Iterable[object] | None
+    ) -> int:
+        """Raw tokens of the system prompt and the tools, counted once as long as they stay the same
+        (A-64).
+        """
         known = record.overhead
         if not is_equal((known.system, known.tools), (system, tools)):
             # Lists of our own: agents add tools to theirs in place.
@@ -498,7 +576,9 @@ class Runner:
 
 
 def _marks_beside(request: Request) -> MarksBeside:
-    """The cache marks of the tools, of the system prompt, and of the request as a whole, which counts as its last."""
+    """The cache marks of the tools, of the system prompt, and of the request as a whole, which
+    counts as its last.
+    """
     parts = [part for part in (request.tools, request.system) if isinstance(part, list | tuple)]
     before = [mark for held in chain(*parts) if (mark := read(held, "cache_control"))]
     number = len(before) + bool(read(request.options, "cache_control"))
@@ -525,8 +605,13 @@ def _remembering(turn: Turn, memory: dict[object, object]) -> Turn:
 
 
 def is_long(messages: object, known: int = 0) -> bool:
-    """Whether to compare *messages* with *known* ones would hold up the event loop; no, where it is no list."""
-    return isinstance(messages, list) and (len(messages) > _MANY_COMPARED or is_bulky(messages, max(0, known - 1)))
+    """Whether to compare *messages* with *known* ones would hold up the event loop.
+
+    No, where it is no list.
+    """
+    return isinstance(messages, list) and (
+        len(messages) > _MANY_COMPARED or is_bulky(messages, max(0, known - 1))
+    )
 
 
 def _new_problem(turn: Turn, change: Change, first: int) -> Problem | None:
@@ -534,7 +619,9 @@ def _new_problem(turn: Turn, change: Change, first: int) -> Problem | None:
     start = max(0, first - 1)
     # What could not be encoded before is stored as it is; the end of the run repairs it.
     was_valid = not check(turn.messages, start)
-    problems = check(change.messages, start, encoding=was_valid) or CacheMarks().problems(change.messages)
+    problems = check(change.messages, start, encoding=was_valid) or CacheMarks().problems(
+        change.messages
+    )
     return problems[0] if problems else None
 
 
@@ -552,7 +639,12 @@ def _as_list(messages: Sequence[Message]) -> list[Message]:
 
 
 def _edited(
-    step: Step, record: Record, before: Sequence[Message], after: list[Message], *, paired: bool = True
+    step: Step,
+    record: Record,
+    before: Sequence[Message],
+    after: list[Message],
+    *,
+    paired: bool = True,
 ) -> list[Message]:
     """*after*, once *step* and *record* know from where on it differs."""
     if after is not before:
@@ -582,7 +674,10 @@ def _behind_thinking(messages: Sequence[Message]) -> int:
 
 
 async def _tokens_saved(turn: Turn, change: Change, first: int) -> int:
-    """The raw tokens that *change*, which begins at message *first*, takes out. Only what changed is counted."""
+    """The raw tokens that *change*, which begins at message *first*, takes out.
+
+    Only what changed is counted.
+    """
     sums = await turn.prefix_sums()
     old, new = turn.messages, change.messages
     if len(old) != len(new):
@@ -593,13 +688,22 @@ async def _tokens_saved(turn: Turn, change: Change, first: int) -> int:
 
 
 async def _cost(prices: Prices, turn: Turn, change: Change, first: int) -> RewriteCost:
-    """What the change does to the bill; what the last request held lies in the provider's cache, unless it is cold."""
+    """What the change does to the bill.
+
+    What the last request held lies in the provider's cache, unless it is cold.
+    """
     before = list(await turn.prefix_sums())
-    after = list(accumulate(await turn.counter.counts(change.messages[first:]), initial=before[first]))
+    after = list(
+        accumulate(await turn.counter.counts(change.messages[first:]), initial=before[first])
+    )
     replies = range(len(turn.messages) - 1, -1, -1)
-    sent = 0 if turn.cold else next((i for i in replies if turn.messages[i]["role"] == "assistant"), 0)
+    sent = (
+        0 if turn.cold else next((i for i in replies if turn.messages[i]["role"] == "assistant"), 0)
+    )
     sums = [*before[:first], *after]
-    return rewrite_cost(prices, before, sums, first, sent, overhead=turn.overhead, factor=turn.ledger.factor)
+    return rewrite_cost(
+        prices, before, sums, first, sent, overhead=turn.overhead, factor=turn.ledger.factor
+    )
 
 
 async def _plan(stage: Stage, turn: Turn) -> Change | Skip | Intent | None:
@@ -613,7 +717,9 @@ async def _answer(stage: Stage, turn: Turn) -> Proposal:
     answer: object = stage(turn)  # whatever its type says
     if not isawaitable(answer):
         name = type(answer).__name__
-        raise SettingsError(f"its answer, {name}, cannot be awaited; write the stage as `async def`")
+        raise SettingsError(
+            f"its answer, {name}, cannot be awaited; write the stage as `async def`"
+        )
     return cast("Proposal", await answer)
 
 
@@ -627,11 +733,15 @@ def _report(
     detail: Detail | None = None,
 ) -> StageReport:
     """The report on a stage that leaves the context of so many *tokens* as it is."""
-    return StageReport(stage_name(stage), turn.session_id, outcome, seconds, reason, detail, tokens, tokens)
+    return StageReport(
+        stage_name(stage), turn.session_id, outcome, seconds, reason, detail, tokens, tokens
+    )
 
 
 def _failed(stage: Stage, turn: Turn, tokens: int, error: Exception, started: float) -> StageReport:
-    report = _report(stage, turn, tokens, Outcome.FAILED, perf_counter() - started, safe_text(error))
+    report = _report(
+        stage, turn, tokens, Outcome.FAILED, perf_counter() - started, safe_text(error)
+    )
     return replace(report, error=error)
 
 
@@ -646,9 +756,12 @@ def _is_set_by_environment() -> bool:
 
 
 def _tracer() -> Tracer | None:
-    """OpenTelemetry's tracer; None as long as no SDK is configured, since even a span that does nothing costs 10 µs."""
-    # Whoever configures an SDK in code has imported the module. To import it here would hold the event loop for 60 ms
-    # and more in the first turn of every program, for nothing.
+    """OpenTelemetry's tracer.
+
+    None as long as no SDK is configured, since even a span that does nothing costs 10 µs.
+    """
+    # Whoever configures an SDK in code has imported the module. To import it here would hold the
+    # event loop for 60 ms and more in the first turn of every program, for nothing.
     if "opentelemetry.trace" not in sys.modules and not _is_set_by_environment():
         return None
     from opentelemetry import trace
@@ -658,7 +771,8 @@ def _tracer() -> Tracer | None:
 
 
 def _span(tracer: Tracer, name: str, session_id: str) -> AbstractContextManager[Span]:
-    # The text of an error may quote the conversation: whoever raises it is told of it, a trace is not.
+    # The text of an error may quote the conversation: whoever raises it is told of it, a trace is
+    # not.
     return tracer.start_as_current_span(
         f"ctxpipe.{name}",
         attributes={"ctxpipe.session_id": session_id},

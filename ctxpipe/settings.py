@@ -1,7 +1,8 @@
 """The settings that the environment may override: variable and number stand here once.
 
-An explicit argument wins over the environment, the environment over the default. A variable is read when the
-stage is built or the function is called, never at import; an empty value means the default (decision A-07).
+An explicit argument wins over the environment, the environment over the default. A variable is read
+when the stage is built or the function is called, never at import; an empty value means the default
+(decision A-07).
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class Setting(Generic[T]):
     def __call__(self, given: T | float | None = None) -> T:
         """*given*, else the environment's value, else the default.
 
-        Raises SettingsError when a number is needed and it is none, and for a whole number below 0; the text names
-        the variable.
+        Raises SettingsError when a number is needed and it is none, and for a whole number below 0;
+        the text names the variable.
         """
         if given is not None:
             return self._number(given, self.name)
@@ -78,7 +79,9 @@ def is_size(value: object) -> bool:
 
 def is_number(value: object) -> bool:
     """Whether *value* is a finite number."""
-    return not isinstance(value, bool) and isinstance(value, Real | Decimal) and math.isfinite(value)
+    return (
+        not isinstance(value, bool) and isinstance(value, Real | Decimal) and math.isfinite(value)
+    )
 
 
 def excerpt(value: object) -> str:
@@ -111,14 +114,19 @@ class Wanted:
 
 
 def instance_of(kinds: type | tuple[type, ...], words: str) -> Wanted:
-    """An object of one of *kinds*, which may be protocols. A class has the methods too, and is none."""
+    """An object of one of *kinds*, which may be protocols.
+
+    A class has the methods too, and is none.
+    """
     return Wanted(lambda value: isinstance(value, kinds) and not isinstance(value, type), words)
 
 
 def one_of(*names: str) -> Wanted:
     """One of a few words."""
     *others, last = map(repr, names)
-    return Wanted(lambda value: isinstance(value, str) and value in names, f"{', '.join(others)} or {last}")
+    return Wanted(
+        lambda value: isinstance(value, str) and value in names, f"{', '.join(others)} or {last}"
+    )
 
 
 def check_settings(settings: object, **wanted: Wanted) -> None:
@@ -129,7 +137,9 @@ def check_settings(settings: object, **wanted: Wanted) -> None:
 
 def _is_function(value: object) -> bool:
     if isinstance(value, type):
-        return value.__module__ == "builtins"  # float is a clock that stands still, str a redact that hides nothing
+        return (
+            value.__module__ == "builtins"
+        )  # float is a clock that stands still, str a redact that hides nothing
     return callable(value) and not is_async(value)
 
 
@@ -147,7 +157,10 @@ NUMBER = Wanted(lambda value: is_number(value) and value >= 0, "a number, 0 or m
 POSITIVE = Wanted(lambda value: is_number(value) and value > 0, "a number above 0")
 FLAG = instance_of(bool, "True or False")
 TEXT = instance_of(str, "a text")
-PATH = Wanted(lambda value: isinstance(value, str | os.PathLike) and bool(os.fspath(value)), "a path such as '.'")
+PATH = Wanted(
+    lambda value: isinstance(value, str | os.PathLike) and bool(os.fspath(value)),
+    "a path such as '.'",
+)
 FUNCTION = Wanted(_is_function, "a function that is not async")
 MAPPING = instance_of(Mapping, "a mapping such as {}")
 
@@ -159,7 +172,10 @@ TOOLS = Wanted(
     ),
     "a mapping from the name of a tool to its input, such as {'read_file': 'path'}",
 )
-CALLABLE = Wanted(lambda value: callable(value) and not isinstance(value, type), "a function, or an object that is one")
+CALLABLE = Wanted(
+    lambda value: callable(value) and not isinstance(value, type),
+    "a function, or an object that is one",
+)
 SLEEP = Wanted(is_async, "an async function such as anyio.sleep")
 SUMMARIZER = Wanted(
     lambda value: CALLABLE.accepts(value) and not answers_at_once(value, "Summary"),

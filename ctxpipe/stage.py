@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from .messages import Message
     from .reports import Detail
 
-__all__ = ["Change", "Intent", "PlannedStage", "Proposal", "Rewindable", "Skip", "Stage", "Stored", "Turn"]
+__all__ = [
+    "Change",
+    "Intent",
+    "PlannedStage",
+    "Proposal",
+    "Rewindable",
+    "Skip",
+    "Stage",
+    "Stored",
+    "Turn",
+]
 
 
 T = TypeVar("T")
@@ -39,20 +49,24 @@ class Turn:
     """The context as it stands before a stage. Read it; never write to it.
 
     *overhead* is the raw token count of the system prompt and the tools. *memory* is a small record per session and
-    stage, for things like a failure breaker or running totals: it may decide whether a dear attempt is made, never
-    what an attempt yields. The pipeline rewinds what is `Rewindable` in it, and the ledger, so that they always
-    agree with *messages* as far as they reach (*tracked*).
+    stage, for things like a failure breaker or running totals: it may decide whether a dear attempt
+    is made, never what an attempt yields. The pipeline rewinds what is `Rewindable` in it, and the
+    ledger, so that they always agree with *messages* as far as they reach (*tracked*).
 
-    The messages before index *protected* must not be rewritten: kept thinking behind them is bound to their text. With
+    The messages before index *protected* must not be rewritten: kept thinking behind them is bound
+    to their text. With
     *cold* the provider's prompt cache is known to have lapsed, so that rewriting costs no more than reading. *client*,
-    where it is known, is the one that the agent asks its model with: lent to a summarizer that has none of its own.
+    where it is known, is the one that the agent asks its model with: lent to a summarizer that has
+    none of its own.
 
     *history* is the raw history that the messages were made from, where a session's caller hands it in. None in
-    `ContextPipeline.run`, and once the caller goes on with the context itself: then *messages* is all that there is,
-    and nobody knows which of its texts are ours.
+    `ContextPipeline.run`, and once the caller goes on with the context itself: then *messages* is
+    all that there is, and nobody knows which of its texts are ours.
     """
 
-    messages: Sequence[Message] = field(repr=False)  # a repr goes into logs, a conversation does not
+    messages: Sequence[Message] = field(
+        repr=False
+    )  # a repr goes into logs, a conversation does not
     session_id: str = "default"
     force: bool = False
     budget: Budget = field(default_factory=Budget)
@@ -87,7 +101,10 @@ class Turn:
         return self.ledger.estimate(raw, self.messages)
 
     async def prefix_sums(self) -> Sequence[int]:
-        """Raw tokens of the first 0, 1, 2 … messages, without the overhead; read it before the next turn."""
+        """Raw tokens of the first 0, 1, 2 … messages, without the overhead.
+
+        Read it before the next turn.
+        """
         return await self.ledger.prefix_sums(self.messages, known=self._known)
 
     @property
@@ -113,8 +130,8 @@ class Stored(NamedTuple):
 class Change:
     """A proposal for a new context; the pipeline checks it before it counts.
 
-    It must be valid and, unless the stage says *may_grow*, hold fewer tokens than the turn. *stored*
-    names the texts that lie in files now: a journal in the same storage refers to them.
+    It must be valid and, unless the stage says *may_grow*, hold fewer tokens than the turn.
+    *stored* names the texts that lie in files now: a journal in the same storage refers to them.
     """
 
     messages: list[Message] = field(repr=False)

@@ -1,4 +1,6 @@
-"""Sessions for synchronous code, from any thread: one event loop in a thread of its own does the work."""
+"""Sessions for synchronous code, from any thread: one event loop in a thread of its own does the
+work.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ class _Portal:
         self.__init__()  # type: ignore[misc]
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """What *work* gives. Who is interrupted while he waits cancels it. Raises RuntimeError when nobody can work."""
+        """What *work* gives. Who is interrupted while he waits cancels it.
+
+        Raises RuntimeError when nobody can work.
+        """
         try:
             loop, thread = self._started()
             _ensure_other_thread(thread)
@@ -66,7 +71,9 @@ class _Portal:
 
 def _ensure_other_thread(thread: threading.Thread) -> None:
     if threading.current_thread() is thread:
-        raise RuntimeError("a ctxpipe.sync.Session was called by its own event loop; there use ctxpipe.Session")
+        raise RuntimeError(
+            "a ctxpipe.sync.Session was called by its own event loop; there use ctxpipe.Session"
+        )
 
 
 def _awaited(future: Future[T], thread: threading.Thread) -> T:
@@ -77,7 +84,9 @@ def _awaited(future: Future[T], thread: threading.Thread) -> T:
             if future.done():
                 return future.result()
             if sys.is_finalizing() or not thread.is_alive():
-                raise RuntimeError("the interpreter is shutting down; the turn was not finished") from None
+                raise RuntimeError(
+                    "the interpreter is shutting down; the turn was not finished"
+                ) from None
         except BaseException:
             future.cancel()
             raise
@@ -97,7 +106,9 @@ class Session:
 
     def __init__(self, pipeline: ContextPipeline, session_id: str, **settings: Any) -> None:
         if not callable(getattr(pipeline, "new_session", None)):
-            raise SettingsError("pipeline of a Session is none; give a ContextPipeline such as ContextPipeline(stages)")
+            raise SettingsError(
+                "pipeline of a Session is none; give a ContextPipeline such as ContextPipeline(stages)"
+            )
         self._session: AsyncSession = pipeline.new_session(session_id, **settings)
 
     def __repr__(self) -> str:
@@ -124,23 +135,32 @@ class Session:
         request: Mapping[str, object] | None = None,
     ) -> Result:
         """As `ctxpipe.Session.run`."""
-        return _PORTAL.call(self._session.run(history, system=system, tools=tools, force=force, request=request))
+        return _PORTAL.call(
+            self._session.run(history, system=system, tools=tools, force=force, request=request)
+        )
 
     def compact(self, history: list[Message] | None = None, *, focus: str = "") -> Result:
         """As `ctxpipe.Session.compact`."""
         return _PORTAL.call(self._session.compact(history, focus=focus))
 
-    def recover(self, refusal: Refusal | str, history: list[Message], sent: Result, **arguments: Any) -> Result | None:
+    def recover(
+        self, refusal: Refusal | str, history: list[Message], sent: Result, **arguments: Any
+    ) -> Result | None:
         """As `ctxpipe.Session.recover`."""
         return _PORTAL.call(self._session.recover(refusal, history, sent, **arguments))
 
     def create(self, client: Any, **request: Any) -> Any:
-        """As `ctxpipe.Session.create`; a stream is an async one, for `stream` use the method of that name."""
+        """As `ctxpipe.Session.create`.
+
+        A stream is an async one, for `stream` use the method of that name.
+        """
         return _PORTAL.call(self._session.create(client, **request))
 
     @contextmanager
     def stream(self, client: Any, **request: Any) -> Iterator[_Stream]:
-        """As `ctxpipe.Session.stream`: ``with session.stream(client, …) as stream``, to be iterated over."""
+        """As `ctxpipe.Session.stream`: ``with session.stream(client, …) as stream``, to be iterated
+        over.
+        """
         opened = self._session.stream(client, **request)
         stream = _Stream(_PORTAL.call(opened.__aenter__()))
         try:
@@ -163,7 +183,9 @@ class Session:
         """As `ctxpipe.Session.append`."""
         self._session.append(*messages)
 
-    def observe(self, usage: object, sent: Sequence[Message] | None = None, *, model: str | None = None) -> None:
+    def observe(
+        self, usage: object, sent: Sequence[Message] | None = None, *, model: str | None = None
+    ) -> None:
         """As `ctxpipe.Session.observe`."""
 
         async def observed() -> None:

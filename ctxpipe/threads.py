@@ -16,18 +16,22 @@ T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
 AT_ONCE = 2
-"""Threads on one event loop: they and the loop take turns of five milliseconds at the interpreter's lock, so that the
-forty which anyio allows would keep the loop waiting for 200 at a time."""
+"""Threads on one event loop: they and the loop take turns of five milliseconds at the interpreter's
+lock, so that the forty which anyio allows would keep the loop waiting for 200 at a time."""
 
 
-async def in_thread(work: Callable[[*Arguments], T], *arguments: *Arguments, abandon_on_cancel: bool = False) -> T:
+async def in_thread(
+    work: Callable[[*Arguments], T], *arguments: *Arguments, abandon_on_cancel: bool = False
+) -> T:
     """What *work* gives, called in a worker thread; raises what it raises.
 
     With *abandon_on_cancel* who is cancelled does not wait for its end.
     """
     from anyio import to_thread
 
-    return await to_thread.run_sync(work, *arguments, abandon_on_cancel=abandon_on_cancel, limiter=_limiter())
+    return await to_thread.run_sync(
+        work, *arguments, abandon_on_cancel=abandon_on_cancel, limiter=_limiter()
+    )
 
 
 async def in_thread_if(
@@ -35,7 +39,9 @@ async def in_thread_if(
     work: Callable[[*Arguments], T],
     *arguments: *Arguments,
 ) -> T:
-    """What *work* gives: called in a worker thread if it *is_long*, at once if not, as a hop takes 100 µs."""
+    """What *work* gives: called in a worker thread if it *is_long*, at once if not, as a hop takes
+    100 µs.
+    """
     return await in_thread(work, *arguments) if is_long else work(*arguments)
 
 

@@ -1,4 +1,6 @@
-"""History and context as one alignment: what the caller handed in, what is sent, and which stands for which."""
+"""History and context as one alignment: what the caller handed in, what is sent, and which stands
+for which.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ __all__ = ["Step", "Timeline"]
 RECENT = 64
 """Messages from the end in which a caller moves cache marks in place."""
 WATCHED = 200
-"""Messages from the end that are looked at in every turn for a content that was exchanged or has grown."""
+"""Messages from the end that are looked at in every turn for a content that was exchanged or has
+grown.
+"""
 SLICES = 16
 """Turns after which all older messages have been looked at, too."""
 LEAST_SLICE = 16
@@ -87,8 +91,13 @@ class Step:
         place, self.changed = self.changed, None
         return place
 
-    def edit(self, before: Sequence[Message], after: Sequence[Message], *, paired: bool = True) -> list[Edit]:
-        """Note that the context *before* has become *after*; the edits that say so, *paired* as in `diff`."""
+    def edit(
+        self, before: Sequence[Message], after: Sequence[Message], *, paired: bool = True
+    ) -> list[Edit]:
+        """Note that the context *before* has become *after*.
+
+        The edits that say so, *paired* as in `diff`.
+        """
         edits = diff(before, after, paired=paired)
         if not edits:
             return edits
@@ -103,7 +112,8 @@ class Step:
 
 
 class Timeline:
-    """A conversation: its *history*, its *context*, and what in the one stands for what in the other.
+    """A conversation: its *history*, its *context*, and what in the one stands for what in the
+    other.
 
     ``context[k]`` stands for ``history[starts[k]:ends[k]]``; both columns rise. The first message
     of an edit stands for all that it took out, the others for nothing. *sent* is the context with
@@ -152,7 +162,7 @@ class Timeline:
     def _is_untouched(self) -> bool:
         return self.context is self.history
 
-    # A turn -----------------------------------------------------------------------------------------
+    # A turn ---------------------------------------------------------------------------------------
 
     def begin(self, history: list[Message], *, thorough: bool = False) -> Step:
         """What *history* means for this timeline, which stays as it is until `apply`.
@@ -168,11 +178,20 @@ class Timeline:
         adopted = False
         if agreed < len(self.history) and self.context:
             taken, moved_there = _agreement(self.sent, now)
-            if taken > agreed:  # whether he goes on with all of the context, or has cut it back already
+            if (
+                taken > agreed
+            ):  # whether he goes on with all of the context, or has cut it back already
                 agreed, moved, adopted = taken, moved_there, True
         known, cursor = self._unedited(now, agreed, adopted=adopted, thorough=thorough)
         ensure_messages(now, known)
-        step = Step(known, adopted, now[known:], history=now, moved=[i for i in moved if i < known], cursor=cursor)
+        step = Step(
+            known,
+            adopted,
+            now[known:],
+            history=now,
+            moved=[i for i in moved if i < known],
+            cursor=cursor,
+        )
         self._open(step)
         whole = len(self.sent if adopted else self.history)
         step.is_cut = known < whole
@@ -242,8 +261,12 @@ class Timeline:
             self.context = self.sent = self.history
             self._starts, self._ends = array("q"), array("q")
         else:
-            self._starts = self.starts[: step.kept] + array("q", range(step.fresh, len(self.history)))
-            self._ends = self.ends[: step.kept] + array("q", range(step.fresh + 1, len(self.history) + 1))
+            self._starts = self.starts[: step.kept] + array(
+                "q", range(step.fresh, len(self.history))
+            )
+            self._ends = self.ends[: step.kept] + array(
+                "q", range(step.fresh + 1, len(self.history) + 1)
+            )
             edits = list(map(self._aligned, step.edits))
             self.context = self.sent = apply_edits(step.context, edits)
             if step.given is not step.context:
@@ -259,21 +282,29 @@ class Timeline:
         start, stop, messages = edit
         first = self._starts[start] if start < stop else self._ends[start - 1] if start else 0
         last = self._ends[stop - 1] if start < stop else first
-        self._starts[start:stop] = array("q", [first, *[last] * (len(messages) - 1)][: len(messages)])
+        self._starts[start:stop] = array(
+            "q", [first, *[last] * (len(messages) - 1)][: len(messages)]
+        )
         self._ends[start:stop] = array("q", [last] * len(messages))
         if stop - start != 1 or len(messages) != 1:  # nothing is left to take cache marks from
             messages = list(map(unmarked, messages))
         return Edit(start, stop, messages)
 
-    # Edits in place ---------------------------------------------------------------------------------
+    # Edits in place -------------------------------------------------------------------------------
 
     def is_edited(self, step: Step) -> bool:
-        """Whether the content of any message that *step* takes for known was exchanged, or has grown."""
+        """Whether the content of any message that *step* takes for known was exchanged, or has
+        grown.
+        """
         is_watched = not (self._verify or step.adopted)
         return is_watched and self._first_edited(step.history, 0, step.known) is not None
 
-    def _unedited(self, now: Sequence[Message], agreed: int, *, adopted: bool, thorough: bool) -> tuple[int, int]:
-        """How many of the *agreed* messages are as they were, and from where the next turn looks at older ones."""
+    def _unedited(
+        self, now: Sequence[Message], agreed: int, *, adopted: bool, thorough: bool
+    ) -> tuple[int, int]:
+        """How many of the *agreed* messages are as they were, and from where the next turn looks at
+        older ones.
+        """
         if self._verify:
             pairs = zip(self._digests[adopted], map(digest, now[:agreed]), strict=False)
             return next((index for index, (old, new) in enumerate(pairs) if old != new), agreed), 0
@@ -284,7 +315,9 @@ class Timeline:
         found = self._first_edited(now, newest, agreed)
         if newest:
             start = self._cursor if self._cursor < newest else 0
-            stop = min(newest, start + max(LEAST_SLICE, -(-newest // (SLICES - 2))))  # it grows meanwhile
+            stop = min(
+                newest, start + max(LEAST_SLICE, -(-newest // (SLICES - 2)))
+            )  # it grows meanwhile
             older = self._first_edited(now, start, stop)
             if older is not None:
                 return older, self._cursor  # to be found again, should the turn fail
@@ -301,10 +334,15 @@ class Timeline:
         if sizes == self._sizes[start:stop] and is_equal(contents, self._contents[start:stop]):
             return None
         numbered = enumerate(contents, start)
-        return next((index for index, content in numbered if self._differs(now[index], index, content)), None)
+        return next(
+            (index for index, content in numbered if self._differs(now[index], index, content)),
+            None,
+        )
 
     def _has_grown(self, place: int) -> bool:
-        """Whether message *place* of what is sent, an object of the caller's, is not as it was in the history."""
+        """Whether message *place* of what is sent, an object of the caller's, is not as it was in
+        the history.
+        """
         index = self._starts[place]
         if index == len(self.history) or self.sent[place] is not self.history[index]:
             return False
@@ -337,12 +375,16 @@ class Timeline:
         if step.digests is not None:
             self._digests = step.digests
 
-    # Cache marks ------------------------------------------------------------------------------------
+    # Cache marks ----------------------------------------------------------------------------------
 
     def _new_marks(self, step: Step) -> Iterator[tuple[int, Marked]]:
-        """The messages of the context whose cache marks are no longer those of the history, as they are to be."""
+        """The messages of the context whose cache marks are no longer those of the history, as they
+        are to be.
+        """
         if step.adopted or self._is_untouched:
-            yield from ((index, (parse(step.history[index]), step.history[index])) for index in step.moved)
+            yield from (
+                (index, (parse(step.history[index]), step.history[index])) for index in step.moved
+            )
             return
         known = min(len(step.history), len(self.history))
         for index in {*step.moved, *range(max(0, known - RECENT), known)}:
@@ -359,11 +401,18 @@ class Timeline:
                 yield place, (message, message)
 
     def _place(self, index: int) -> int | None:
-        """Where message *index* of the history stands in the context, alone; None where it does not."""
+        """Where message *index* of the history stands in the context, alone.
+
+        None where it does not.
+        """
         if self._is_untouched:
             return index
         place = bisect_left(self._ends, index + 1)
-        if place == len(self._ends) or self._starts[place] != index or self._ends[place] != index + 1:
+        if (
+            place == len(self._ends)
+            or self._starts[place] != index
+            or self._ends[place] != index + 1
+        ):
             return None
         return place
 
@@ -380,8 +429,12 @@ def _size(content: object) -> int:
 
 
 def _agreement(ours: Sequence[Message], now: list[Message]) -> tuple[int, list[int]]:
-    """How many leading messages say the same, and which of them differ in form. Raises InvalidHistory."""
-    # Compared in place: at 20,000 messages a slice of them would take five times as long as the comparison.
+    """How many leading messages say the same, and which of them differ in form.
+
+    Raises InvalidHistory.
+    """
+    # Compared in place: at 20,000 messages a slice of them would take five times as long as the
+    # comparison.
     rest = now[len(ours) :]
     del now[len(ours) :]
     are_equal = is_equal(now, ours)

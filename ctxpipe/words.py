@@ -11,7 +11,9 @@ def counted(number: int, name: str) -> str:
 
 
 def one_line(text: str, limit: int = 80) -> str:
-    """How *text* begins, in one line of at most *limit* characters, none of them a control character."""
+    """How *text* begins, in one line of at most *limit* characters, none of them a control
+    character.
+    """
     # The head is enough: a text of megabytes need not be cleaned to show 80 characters of it.
     words = " ".join(text[: 4 * limit].split())
     plain = words if words.isprintable() else "".join(c if c.isprintable() else "?" for c in words)

@@ -1,4 +1,7 @@
-"""What runs in a worker process: one job, under limits of its own. It imports no more than the job needs."""
+"""What runs in a worker process: one job, under limits of its own.
+
+It imports no more than the job needs.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +50,12 @@ def main() -> None:
 
 
 def serve(job: Job, given: IO[bytes], answers: IO[bytes]) -> None:
-    """Read the texts of *job*, then write `READY` and a line of JSON for each answer, as soon as it is there."""
-    texts = [_text(given) for _ in range(job.texts)]  # all before the first answer, or each side waits for the other
+    """Read the texts of *job*, then write `READY` and a line of JSON for each answer, as soon as it
+    is there.
+    """
+    texts = [
+        _text(given) for _ in range(job.texts)
+    ]  # all before the first answer, or each side waits for the other
     work = getattr(importlib.import_module(job.module), job.function)
     _write(answers, READY + b"\n")
     if given is sys.stdin.buffer:
@@ -72,7 +79,7 @@ def _write(answers: IO[bytes], line: bytes) -> None:
     answers.flush()
 
 
-# Limits -----------------------------------------------------------------------------------------------------------
+# Limits -------------------------------------------------------------------------------------------
 
 
 def _limit(job: Job) -> None:
@@ -87,7 +94,9 @@ def _limit(job: Job) -> None:
 
 
 def _set_alarm(seconds: float) -> None:
-    """Have the system end this process after *seconds*, also while C code runs that Python cannot interrupt."""
+    """Have the system end this process after *seconds*, also while C code runs that Python cannot
+    interrupt.
+    """
     if not hasattr(signal, "setitimer"):
         return
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -106,7 +115,10 @@ def _lower(limit: int, to: int) -> None:
 
 
 def _ask_for_end_with_parent() -> None:
-    """Linux ends this process when its parent dies; elsewhere the end of the input does, or the alarm."""
+    """Linux ends this process when its parent dies.
+
+    Elsewhere the end of the input does, or the alarm.
+    """
     if not sys.platform.startswith("linux"):
         return
     with suppress(ImportError, OSError, AttributeError):

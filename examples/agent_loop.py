@@ -3,8 +3,8 @@
     python -m examples.agent_loop "How are errors handled here?" --folder src
     python -m examples.agent_loop --demo
 
-With ANTHROPIC_API_KEY set it talks to the API. Without one, and with --demo, the same client talks to a scripted
-model on 127.0.0.1 that surveys the folder; its tools, and what they find, are real.
+With ANTHROPIC_API_KEY set it talks to the API. Without one, and with --demo, the same client talks
+to a scripted model on 127.0.0.1 that surveys the folder; its tools, and what they find, are real.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, Preview, Result, Tool
+from ctxpipe import (
+    BatchOffload,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    Preview,
+    Result,
+    Tool,
+)
 from ctxpipe.tools import answer
 
 if TYPE_CHECKING:
@@ -27,8 +35,13 @@ A long tool result may stand in a file: the text "[Tool result offloaded to file
 
 
 def build_pipeline(storage: LocalStorage) -> ContextPipeline:
-    """Long new tool results go to files at once, with head and tail left; old ones follow when it is worth it."""
-    return ContextPipeline().use(DirectOffload(storage, preview=Preview())).use(BatchOffload(storage))
+    """Long new tool results go to files at once, with head and tail left.
+
+    Old ones follow when it is worth it.
+    """
+    return (
+        ContextPipeline().use(DirectOffload(storage, preview=Preview())).use(BatchOffload(storage))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +55,21 @@ class Turn:
 
 
 async def run_agent(
-    client: AsyncAnthropic, pipeline: ContextPipeline, tools: Sequence[Tool], task: str, *, model: str, session_id: str
+    client: AsyncAnthropic,
+    pipeline: ContextPipeline,
+    tools: Sequence[Tool],
+    task: str,
+    *,
+    model: str,
+    session_id: str,
 ) -> AsyncGenerator[Turn]:
     """Work on *task* until the model has nothing left to call."""
     definitions = [tool.definition for tool in tools]
     history: list[MessageParam] = [{"role": "user", "content": task}]
     while True:
-        result = await pipeline.run(history, session_id=session_id, system=SYSTEM, tools=definitions)
+        result = await pipeline.run(
+            history, session_id=session_id, system=SYSTEM, tools=definitions
+        )
         history = result.messages  # go on with the context: what is offloaded stays offloaded
         reply: Message = await client.messages.create(
             model=model,
@@ -64,7 +85,11 @@ async def run_agent(
         yield Turn(tuple(history), result, reply, answers)
         if not calls:
             return
-        history = [*history, {"role": "assistant", "content": reply.content}, {"role": "user", "content": answers}]
+        history = [
+            *history,
+            {"role": "assistant", "content": reply.content},
+            {"role": "user", "content": answers},
+        ]
 
 
 async def run_tool(call: ToolUseBlock, tools: Sequence[Tool]) -> ToolResultBlockParam:

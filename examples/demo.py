@@ -1,4 +1,6 @@
-"""What `python -m examples.agent_loop` shows: progress while the agent works, then what ctxpipe saved."""
+"""What `python -m examples.agent_loop` shows: progress while the agent works, then what ctxpipe
+saved.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ Row: TypeAlias = tuple[str, int | str, int | str]
 
 @dataclass(slots=True)
 class Tally:
-    """What the turns add up to, with ctxpipe and without: then every request would hold all that came before."""
+    """What the turns add up to, with ctxpipe and without: then every request would hold all that
+    came before.
+    """
 
     counter: TokenCounter
     overhead: int
@@ -63,8 +67,14 @@ class Tally:
     answer: str = ""
     files: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    _before: list[MessageParam] = field(default_factory=list)  # the context that the next turn begins with
-    _now: tuple[int, int, str] = (0, 0, "")  # this turn's context, without ctxpipe, and what it called
+    _before: list[MessageParam] = field(
+        default_factory=list
+    )  # the context that the next turn begins with
+    _now: tuple[int, int, str] = (
+        0,
+        0,
+        "",
+    )  # this turn's context, without ctxpipe, and what it called
 
     def add(self, turn: Turn) -> None:
         """Count one turn."""
@@ -79,7 +89,9 @@ class Tally:
         self.largest = max(self.largest, context)
         self.answer = "".join(block.text for block in turn.reply.content if block.type == "text")
         details = [report.detail for report in turn.result.reports]
-        self.files += [file for detail in details if isinstance(detail, Offloaded) for file in detail.files]
+        self.files += [
+            file for detail in details if isinstance(detail, Offloaded) for file in detail.files
+        ]
         self._watch(turn, names)
         self._now = context, self._add_without(turn, names), ", ".join(names) or "answer"
 
@@ -87,7 +99,9 @@ class Tally:
         """Let the page see the turn."""
         reply: MessageParam = {"role": "assistant", "content": turn.reply.content}
         reports, extra = turn.result.reports, reads_back(names)
-        self.live.add(self._before or turn.context, turn.context, reports, reply, self.full, extra=extra)
+        self.live.add(
+            self._before or turn.context, turn.context, reports, reply, self.full, extra=extra
+        )
         self._before = [*turn.context, reply, {"role": "user", "content": turn.answers}]
 
     def _add_without(self, turn: Turn, names: Sequence[str]) -> int:
@@ -110,7 +124,10 @@ class Tally:
 
 
 def reads_back(names: Sequence[str]) -> bool:
-    """Whether a turn only reads back what ctxpipe has moved away; without it there would be no such turn."""
+    """Whether a turn only reads back what ctxpipe has moved away.
+
+    Without it there would be no such turn.
+    """
     return bool(names) and READ_BACK_TOOLS.issuperset(names)
 
 
@@ -125,23 +142,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m examples.agent_loop", description=ABOUT, epilog=EPILOG)
-    parser.add_argument("task", nargs="?", default=TASK, help="what the agent is asked")
-    parser.add_argument("--demo", action="store_true", help="a scripted model, even with ANTHROPIC_API_KEY set")
-    parser.add_argument(
-        "--folder", type=existing_folder, default=PACKAGE, help="what the tools may read (this package)"
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.agent_loop", description=ABOUT, epilog=EPILOG
     )
-    parser.add_argument("--storage", default="", help="where tool results go (a new temporary folder)")
-    parser.add_argument("--model", default="claude-sonnet-5-5", help="the model to ask (%(default)s)")
-    parser.add_argument("--max-turns", type=int, default=300, help="give up after that many (%(default)s)")
-    parser.add_argument("--keep-going", action="store_true", help="wait out rate limits for minutes, not seconds")
+    parser.add_argument("task", nargs="?", default=TASK, help="what the agent is asked")
+    parser.add_argument(
+        "--demo", action="store_true", help="a scripted model, even with ANTHROPIC_API_KEY set"
+    )
+    parser.add_argument(
+        "--folder",
+        type=existing_folder,
+        default=PACKAGE,
+        help="what the tools may read (this package)",
+    )
+    parser.add_argument(
+        "--storage", default="", help="where tool results go (a new temporary folder)"
+    )
+    parser.add_argument(
+        "--model", default="claude-sonnet-5-5", help="the model to ask (%(default)s)"
+    )
+    parser.add_argument(
+        "--max-turns", type=int, default=300, help="give up after that many (%(default)s)"
+    )
+    parser.add_argument(
+        "--keep-going", action="store_true", help="wait out rate limits for minutes, not seconds"
+    )
     options = parser.parse_args(arguments)
     options.storage = options.storage or tempfile.mkdtemp(prefix="ctxpipe-")
     return options
 
 
 @asynccontextmanager
-async def connect(options: argparse.Namespace) -> AsyncIterator[tuple[anthropic.AsyncAnthropic, MessagesServer | None]]:
+async def connect(
+    options: argparse.Namespace,
+) -> AsyncIterator[tuple[anthropic.AsyncAnthropic, MessagesServer | None]]:
     """The SDK's client, to the API or to the scripted model."""
     import anthropic  # noqa: PLC0415 -- it takes seconds, and --help needs none of it
 
@@ -152,7 +186,9 @@ async def connect(options: argparse.Namespace) -> AsyncIterator[tuple[anthropic.
         return
     async with (
         MessagesServer(survey) as server,
-        anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=retries) as client,
+        anthropic.AsyncAnthropic(
+            base_url=server.url, api_key="none", max_retries=retries
+        ) as client,
     ):
         yield client, server
 
@@ -171,7 +207,9 @@ async def run(options: argparse.Namespace, console: Console) -> int:
     async with connect(options) as (client, server):
         who = "A scripted model" if server else options.model
         console.print(f"{who} works on {options.folder}: {options.task}", soft_wrap=True)
-        turns = run_agent(client, pipeline, tools, options.task, model=options.model, session_id=session_id)
+        turns = run_agent(
+            client, pipeline, tools, options.task, model=options.model, session_id=session_id
+        )
         try:
             await watch(turns, tally, console, options.max_turns)
         except anthropic.APIError as error:
@@ -202,7 +240,9 @@ async def show_page(page: Path, report: Report, tally: Tally, console: Console) 
     console.print(f"Turn by turn, for a browser: {page}", soft_wrap=True, highlight=False)
 
 
-async def watch(turns: AsyncGenerator[Turn], tally: Tally, console: Console, max_turns: int) -> None:
+async def watch(
+    turns: AsyncGenerator[Turn], tally: Tally, console: Console, max_turns: int
+) -> None:
     """Count and show every turn, until there is an answer or there were too many."""
     async with contextlib.aclosing(turns):
         with progress(console) as show:
@@ -246,7 +286,9 @@ def rows(tally: Tally, refused: int | None, seconds: float) -> list[Row]:
 
 
 def table(tally: Tally, sums: Sequence[Row]) -> Table:
-    shown = Table(title=f"{1 - tally.sent / tally.sent_without:.0%} fewer tokens sent", title_justify="left")
+    shown = Table(
+        title=f"{1 - tally.sent / tally.sent_without:.0%} fewer tokens sent", title_justify="left"
+    )
     shown.add_column("")
     shown.add_column("with ctxpipe", justify="right")
     shown.add_column("without", justify="right")

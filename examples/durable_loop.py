@@ -1,8 +1,10 @@
-"""An agent loop that is killed at any moment and goes on: the session owns the history, the journal keeps it.
+"""An agent loop that is killed at any moment and goes on: the session owns the history, the journal
+keeps it.
 
     python -m examples.durable_loop "How are errors handled here?" --folder src --state .ctxpipe
 
-Start it again with the same arguments, and it goes on where it was: calls without a result are answered first.
+Start it again with the same arguments, and it goes on where it was: calls without a result are
+answered first.
 """
 
 from __future__ import annotations
@@ -14,7 +16,15 @@ from typing import TYPE_CHECKING
 
 import anthropic
 
-from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, Session, ToolCall, pending_calls
+from ctxpipe import (
+    BatchOffload,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    Session,
+    ToolCall,
+    pending_calls,
+)
 from ctxpipe.tools import Tool, answer
 from examples.tools import folder_tools
 
@@ -24,7 +34,9 @@ if TYPE_CHECKING:
 MODEL = os.environ.get("ANTHROPIC_MODEL", "claude-opus-5")
 
 
-async def work(session: Session, client: anthropic.AsyncAnthropic, tools: list[Tool], task: str) -> None:
+async def work(
+    session: Session, client: anthropic.AsyncAnthropic, tools: list[Tool], task: str
+) -> None:
     """Work on *task*, or go on with it, until the model has nothing left to call."""
     history = await session.history()
     if not history:
@@ -44,10 +56,17 @@ async def work(session: Session, client: anthropic.AsyncAnthropic, tools: list[T
 
 
 async def run_tool(call: ToolCall, tools: list[Tool]) -> ToolResultBlockParam:
-    """The result of one call, which may run twice: its process may die before the result is written down."""
+    """The result of one call, which may run twice: its process may die before the result is written
+    down.
+    """
     block = {"type": "tool_use", "id": call.id, "name": call.name, "input": call.input}
     result = await answer(block, tools)
-    return result or {"type": "tool_result", "tool_use_id": call.id, "content": "no such tool", "is_error": True}
+    return result or {
+        "type": "tool_result",
+        "tool_use_id": call.id,
+        "content": "no such tool",
+        "is_error": True,
+    }
 
 
 async def main(task: str, folder: str, state: str) -> None:

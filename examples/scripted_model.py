@@ -1,7 +1,8 @@
-"""A stand-in for the model: it surveys a Python package, and knows nothing but what stands in the request.
+"""A stand-in for the model: it surveys a Python package, and knows nothing but what stands in the
+request.
 
-Each step looks at the calls and results in the context and says what is to be done next, so a context that lost
-something makes the survey fail or never end.
+Each step looks at the calls and results in the context and says what is to be done next, so a
+context that lost something makes the survey fail or never end.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ FAULTS = (MISSING, DIFFERENT)
 POINTER = re.compile(r"\[(?:Tool result offloaded to file|Content offloaded to): ([^\]\n]+)\]")
 NEXT_PAGE = re.compile(r"\n\[Characters \d+ to (\d+) of \d+\. Read on with offset=\d+\.\]$")
 DOCSTRING = re.compile(r'(?:#.*\n|\s)*[rR]?"""(.+)')
-SUBJECTS = (r"^\s*raise \w+", r"^class \w+", r"^\s*async def ", r"# type: ignore", r"^(from|import) anyio", r"lambda")
+SUBJECTS = (
+    r"^\s*raise \w+",
+    r"^class \w+",
+    r"^\s*async def ",
+    r"# type: ignore",
+    r"^(from|import) anyio",
+    r"lambda",
+)
 OUTLINE = """import ast, pathlib
 for path in {paths!r}:
     tree = ast.parse(pathlib.Path(path).read_text())
@@ -66,7 +74,9 @@ class Context:
     @classmethod
     def of(cls, messages: Sequence[Message]) -> Context:
         results = {result.tool_use_id: words(result.content) for result in tool_results(messages)}
-        return cls([Call(call.name, call.input, results.get(call.id, "")) for call in tool_calls(messages)])
+        return cls(
+            [Call(call.name, call.input, results.get(call.id, "")) for call in tool_calls(messages)]
+        )
 
     def named(self, name: str, **arguments: str) -> Iterator[Call]:
         for call in self.calls:
@@ -79,7 +89,9 @@ class Context:
     def read_back(self, pointer: str) -> tuple[str, int | None]:
         """What the context holds of an offloaded text, and where to read on; None at its end."""
         text, offset = "", 0
-        pages = {call.input["offset"]: call.result for call in self.named("read_offloaded", path=pointer)}
+        pages = {
+            call.input["offset"]: call.result for call in self.named("read_offloaded", path=pointer)
+        }
         while offset in pages:
             more = NEXT_PAGE.search(pages[offset])
             if more is None:
@@ -89,12 +101,26 @@ class Context:
 
 
 def survey(body: RequestBody) -> Answer:
-    """The next step: list, read and outline every module, look for some subjects, go back to some results, report."""
+    """The next step: list, read and outline every module, look for some subjects, go back to some
+    results, report.
+    """
     context = Context.of(body["messages"])
-    steps = (listed, modules_read, subjects_searched, outline_searched, unseen_read_again, longest_read_again)
+    steps = (
+        listed,
+        modules_read,
+        subjects_searched,
+        outline_searched,
+        unseen_read_again,
+        longest_read_again,
+    )
     step = next((step for take in steps if (step := take(context))), None)
-    # Thinking that comes back in a later request is bound to all that stands before it, as with the newer models.
-    return answer(thinking(f"{len(context.calls)} calls so far."), *step.blocks) if step else answer(report(context))
+    # Thinking that comes back in a later request is bound to all that stands before it, as with the
+    # newer models.
+    return (
+        answer(thinking(f"{len(context.calls)} calls so far."), *step.blocks)
+        if step
+        else answer(report(context))
+    )
 
 
 def words(content: object) -> str:
@@ -104,14 +130,18 @@ def words(content: object) -> str:
     return "".join(part.get("text", "") for part in parts)
 
 
-# Steps: each is an answer with calls, or None when it is done ------------------------------------------------
+# Steps: each is an answer with calls, or None when it is done -------------------------------------
 
 
 def listed(context: Context) -> Answer | None:
     call = context.first("list_dir")
     if call is None:
         return answer("First I look at what is there.", tool_use("list_dir", {"path": "."}))
-    return read_on(context, call.pointer, "The listing was offloaded, I read it back.") if call.pointer else None
+    return (
+        read_on(context, call.pointer, "The listing was offloaded, I read it back.")
+        if call.pointer
+        else None
+    )
 
 
 def modules_read(context: Context) -> Answer | None:
@@ -119,7 +149,9 @@ def modules_read(context: Context) -> Answer | None:
     outlined = " ".join(call.input["code"] for call in context.named("run_python"))
     rest = [path for path in read if repr(path) not in outlined]
     if rest:
-        return answer("What do they define?", tool_use("run_python", {"code": OUTLINE.format(paths=rest)}))
+        return answer(
+            "What do they define?", tool_use("run_python", {"code": OUTLINE.format(paths=rest)})
+        )
     batch = [path for path in modules(context) if path not in read][: 1 + len(read) % 3]
     return answer(*(tool_use("read_file", {"path": path}) for path in batch)) if batch else None
 
@@ -127,7 +159,9 @@ def modules_read(context: Context) -> Answer | None:
 def subjects_searched(context: Context) -> Answer | None:
     searched = {call.input["pattern"] for call in context.named("grep")}
     rest = [subject for subject in SUBJECTS if subject not in searched]
-    return answer(*(tool_use("grep", {"pattern": subject}) for subject in rest[:2])) if rest else None
+    return (
+        answer(*(tool_use("grep", {"pattern": subject}) for subject in rest[:2])) if rest else None
+    )
 
 
 def outline_searched(context: Context) -> Answer | None:
@@ -161,16 +195,22 @@ def longest_read_again(context: Context) -> Answer | None:
 
 def read_on(context: Context, pointer: str, why: str) -> Answer | None:
     _, offset = context.read_back(pointer)
-    return None if offset is None else answer(why, tool_use("read_offloaded", {"path": pointer, "offset": offset}))
+    return (
+        None
+        if offset is None
+        else answer(why, tool_use("read_offloaded", {"path": pointer, "offset": offset}))
+    )
 
 
-# What the steps and the report ask of the context ------------------------------------------------------------
+# What the steps and the report ask of the context -------------------------------------------------
 
 
 def modules(context: Context) -> dict[str, int]:
     """The modules that the listing names, with their sizes."""
     call = context.first("list_dir")
-    listing = "" if call is None else context.read_back(call.pointer)[0] if call.pointer else call.result
+    listing = (
+        "" if call is None else context.read_back(call.pointer)[0] if call.pointer else call.result
+    )
     lines = (line.rpartition(" ") for line in listing.splitlines())
     return {path: int(size) for path, _, size in lines if path.endswith(".py")}
 
@@ -186,7 +226,9 @@ def longest(context: Context) -> tuple[str, str | None]:
 def purpose(context: Context, path: str) -> str:
     """The first line of the module's docstring, as far as the context still shows it."""
     call = context.first("read_file", path=path)
-    seen = call.visible or (context.read_back(call.pointer)[0] if call.pointer else "") if call else ""
+    seen = (
+        call.visible or (context.read_back(call.pointer)[0] if call.pointer else "") if call else ""
+    )
     found = DOCSTRING.match(seen)
     return found[1].removesuffix('"""') if found else "(no docstring)" if seen else MISSING
 

@@ -2,7 +2,8 @@
 
     python -m examples.tool_runner "How are errors handled here?" --folder src
 
-With ANTHROPIC_API_KEY set it talks to the API, without one to a scripted model on 127.0.0.1; the tools are real.
+With ANTHROPIC_API_KEY set it talks to the API, without one to a scripted model on 127.0.0.1; the
+tools are real.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from typing import Any
 
 import anthropic
 
-from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, Preview, as_beta_tools, offload_tools
+from ctxpipe import (
+    BatchOffload,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    Preview,
+    as_beta_tools,
+    offload_tools,
+)
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.testing import MessagesServer
 from examples.agent_loop import SYSTEM
@@ -48,7 +57,10 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description="Ask the SDK's tool runner about a folder.")
     parser.add_argument("task", nargs="?", default="What does each module here do?")
     parser.add_argument(
-        "--folder", type=existing_folder, default=PACKAGE, help="what the tools may read (this package)"
+        "--folder",
+        type=existing_folder,
+        default=PACKAGE,
+        help="what the tools may read (this package)",
     )
     parser.add_argument("--model", default="claude-sonnet-5-5", help="the model to ask")
     given = parser.parse_args()
@@ -56,7 +68,11 @@ async def main() -> None:
         print(await ask(given.task, given.folder, given.model))
         return
     async with MessagesServer(survey) as server:
-        print(await ask(given.task, given.folder, given.model, base_url=server.url, api_key="scripted"))
+        print(
+            await ask(
+                given.task, given.folder, given.model, base_url=server.url, api_key="scripted"
+            )
+        )
     print(f"\n{server.calls} calls to the scripted model, {len(server.refused)} refused")
 
 

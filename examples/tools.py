@@ -1,4 +1,6 @@
-"""Four tools over one folder, for an agent that looks and does not touch: list_dir, read_file, grep, run_python."""
+"""Four tools over one folder, for an agent that looks and does not touch: list_dir, read_file,
+grep, run_python.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ T = TypeVar("T")
 
 
 def folder_tools(folder: str | os.PathLike[str]) -> list[Tool]:
-    """The tools, confined to *folder*. They raise ToolInputError with a text that the model can act on."""
+    """The tools, confined to *folder*.
+
+    They raise ToolInputError with a text that the model can act on.
+    """
     root = Path(folder).resolve()
     homes = tuple(f"{Path(home).resolve()}{os.sep}" for home in (root, sys.prefix, sys.base_prefix))
 
@@ -41,17 +46,33 @@ def folder_tools(folder: str | os.PathLike[str]) -> list[Tool]:
 
     async def grep(arguments: Mapping[str, object]) -> str:
         pattern, path = arguments.get("pattern"), arguments.get("path", ".")
-        return await in_thread(lambda: "\n".join(matches(root, inside(root, path), str(pattern))) or "[no match]")
+        return await in_thread(
+            lambda: "\n".join(matches(root, inside(root, path), str(pattern))) or "[no match]"
+        )
 
     async def run_python(arguments: Mapping[str, object]) -> str:
         return await run(root, GUARD.format(homes=homes), str(arguments.get("code", "")))
 
     return [
-        Tool(definition("list_dir", "List every file below a folder, with its size in bytes.", ("path",)), list_dir),
-        Tool(definition("read_file", "Read a text file.", ("path",)), read_file),
-        Tool(definition("grep", "Find the lines that match a regular expression.", ("pattern", "path")), grep),
         Tool(
-            definition("run_python", "Run a Python program in the folder; it may read but not write.", ("code",)),
+            definition(
+                "list_dir", "List every file below a folder, with its size in bytes.", ("path",)
+            ),
+            list_dir,
+        ),
+        Tool(definition("read_file", "Read a text file.", ("path",)), read_file),
+        Tool(
+            definition(
+                "grep", "Find the lines that match a regular expression.", ("pattern", "path")
+            ),
+            grep,
+        ),
+        Tool(
+            definition(
+                "run_python",
+                "Run a Python program in the folder; it may read but not write.",
+                ("code",),
+            ),
             run_python,
         ),
     ]
@@ -130,9 +151,10 @@ def matches(root: Path, start: Path, pattern: str) -> Iterator[str]:
             yield f"{path.relative_to(root).as_posix()}:{number}: {line}"
 
 
-# Running programs --------------------------------------------------------------------------------------------
+# Running programs ---------------------------------------------------------------------------------
 
-# Keeps an honest mistake from doing harm. It is no sandbox: run what you do not trust in a container.
+# Keeps an honest mistake from doing harm. It is no sandbox: run what you do not trust in a
+# container.
 GUARD = """
 import os, sys
 def guard(event, arguments, homes={homes!r}):

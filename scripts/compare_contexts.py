@@ -1,11 +1,13 @@
-"""Does this version of ctxpipe send the same contexts, byte for byte, as another one whose files are in FOLDER?
+"""Does this version of ctxpipe send the same contexts, byte for byte, as another one whose files
+are in FOLDER?
 
     python scripts/compare_contexts.py --beside FOLDER TRANSCRIPTS... [--limit 20] [--turns 120] [--lives 300]
 
-Each transcript (a file, or all of a folder's) is played turn by turn through one session: by a caller with his whole
-history, by one who goes on with the context, and from a journal, with a new session every 7th turn. Then come random
-lives: appends, cuts, branches, equal objects, moved cache marks, contexts adopted, new processes. Where the stages of
-the two versions differ on purpose, ``--stages own`` plays simple ones that stand in this file instead of the library's.
+Each transcript (a file, or all of a folder's) is played turn by turn through one session: by a
+caller with his whole history, by one who goes on with the context, and from a journal, with a new
+session every 7th turn. Then come random lives: appends, cuts, branches, equal objects, moved cache
+marks, contexts adopted, new processes. Where the stages of the two versions differ on purpose,
+``--stages own`` plays simple ones that stand in this file instead of the library's.
 
 A turn whose contexts differ is of one of these classes:
 
@@ -18,8 +20,8 @@ A turn whose contexts differ is of one of these classes:
     after      the contexts of an earlier turn of the same conversation were different
     other      anything else; it is printed, and the exit code is 1
 
-Beside them stands how many contexts of each version the API would refuse because of thinking, and how many do not end
-with the newest message of the history.
+Beside them stands how many contexts of each version the API would refuse because of thinking, and
+how many do not end with the newest message of the history.
 """
 
 from __future__ import annotations
@@ -67,7 +69,12 @@ HERE = Path(__file__).resolve()
 MODES = ("history", "adopting", "journal")
 CLASSES = ("two gaps", "thinking", "adopted", "after", "other")
 FAULTS = ("refused", "without newest")
-FIGURES = ("turns", "equal", *CLASSES, *(f"{fault}: {side}" for fault in FAULTS for side in ("old", "new")))
+FIGURES = (
+    "turns",
+    "equal",
+    *CLASSES,
+    *(f"{fault}: {side}" for fault in FAULTS for side in ("old", "new")),
+)
 CUTS = ("cut", "branch", "adopt and cut")
 ADOPTIONS = ("adopt", "adopt and cut")
 THINKING = ("thinking", "redacted_thinking")
@@ -75,20 +82,28 @@ LIVES_AT_ONCE = 25
 NEW_PROCESS = 7
 SECONDS = 600  # for one transcript, or some lives, on one side
 SHOWN = 300  # characters of a message on each side of the first difference
-DIGEST = re.compile(r"\([0-9a-f]{8}(?:-[0-9a-f]{8}){3}\)")  # of an archive, which names files itself
+DIGEST = re.compile(
+    r"\([0-9a-f]{8}(?:-[0-9a-f]{8}){3}\)"
+)  # of an archive, which names files itself
 TRIGGER, TRANSCRIPT_TRIGGER = (1_500, 3_000, 6_000), 12_000
 
 Messages: TypeAlias = list[dict[str, Any]]
 
 
-# Comparing --------------------------------------------------------------------------------------------------------
+# Comparing ----------------------------------------------------------------------------------------
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("transcripts", nargs="*", type=Path, metavar="TRANSCRIPTS")
-    parser.add_argument("--beside", type=Path, metavar="FOLDER", help="the files of the other version")
-    parser.add_argument("--limit", type=int, default=20, help="transcripts at most, spread over all")
+    parser.add_argument(
+        "--beside", type=Path, metavar="FOLDER", help="the files of the other version"
+    )
+    parser.add_argument(
+        "--limit", type=int, default=20, help="transcripts at most, spread over all"
+    )
     parser.add_argument("--turns", type=int, default=120, help="turns of a transcript at most")
     parser.add_argument("--lives", type=int, default=300, help="random lives")
     parser.add_argument("--seed", type=int, default=0, help="of the first of them")
@@ -112,7 +127,10 @@ def main() -> int:
             done.update(report for turn in new["turns"] for report in turn["reports"])
             done["contexts of two gaps or more"] += sum(turn["gaps"] > 1 for turn in new["turns"])
     table(found)
-    print("\nin this version:", ", ".join(f"{times:,} × {what}" for what, times in sorted(done.items())))
+    print(
+        "\nin this version:",
+        ", ".join(f"{times:,} × {what}" for what, times in sorted(done.items())),
+    )
     return 1 if any(figures["other"] for figures in found.values()) else 0
 
 
@@ -124,24 +142,35 @@ def table(found: dict[str, Counter[str]]) -> None:
 
 
 def played(asked: argparse.Namespace) -> Iterator[tuple[str, list[tuple[str, Any, Any]]]]:
-    """What was played, and of each conversation its name and what became of it, in the other version and in this."""
+    """What was played, and of each conversation its name and what became of it, in the other
+    version and in this.
+    """
     work: list[tuple[str, dict[str, Any]]] = []
     for path in chosen(asked.transcripts, asked.limit):
-        work += [(f"transcripts, {mode}", {"transcript": str(path), "mode": mode}) for mode in MODES]
+        work += [
+            (f"transcripts, {mode}", {"transcript": str(path), "mode": mode}) for mode in MODES
+        ]
     for first in range(asked.seed, asked.seed + asked.lives, LIVES_AT_ONCE):
         last = min(first + LIVES_AT_ONCE, asked.seed + asked.lives)
         work.append(("random lives", {"seeds": list(range(first, last))}))
     with tempfile.TemporaryDirectory() as folder:
         for what, request in work:
             request |= {"turns": asked.turns, "stages": asked.stages}
-            old, new = (on_one_side(version, request, Path(folder)) for version in (asked.beside, HERE.parents[1]))
+            old, new = (
+                on_one_side(version, request, Path(folder))
+                for version in (asked.beside, HERE.parents[1])
+            )
             print(f"{what}: {', '.join(new)[:80]}", file=sys.stderr)
             yield what, [(name, old[name], new[name]) for name in new]
 
 
 def chosen(places: Sequence[Path], limit: int) -> list[Path]:
     """Up to *limit* of the files at *places*, evenly spread."""
-    files = [path for place in places for path in (sorted(place.glob("*.jsonl")) if place.is_dir() else [place])]
+    files = [
+        path
+        for place in places
+        for path in (sorted(place.glob("*.jsonl")) if place.is_dir() else [place])
+    ]
     step = max(1, -(-len(files) // limit)) if limit else len(files) + 1
     return [path.resolve() for path in files[::step]] if limit else []
 
@@ -194,14 +223,21 @@ def was_adopted_elsewhere(moves: Sequence[str]) -> bool:
 
 
 def keeps_more(before: Any, then: Any, now: Any) -> bool:
-    """Whether as much of the context *before* is left after a cut as *then*, or only cache marks differ."""
+    """Whether as much of the context *before* is left after a cut as *then*, or only cache marks
+    differ.
+    """
     if then["unmarked"] == now["unmarked"]:
         return True
-    return now["move"] in CUTS and common(before["sent"], now["sent"]) >= common(before["sent"], then["sent"])
+    return now["move"] in CUTS and common(before["sent"], now["sent"]) >= common(
+        before["sent"], then["sent"]
+    )
 
 
 def common(one: Sequence[object], other: Sequence[object]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
 
 
 def show(name: str, number: int, old: Any, new: Any) -> None:
@@ -209,21 +245,30 @@ def show(name: str, number: int, old: Any, new: Any) -> None:
     index = common(then["sent"], now["sent"])
     print(f"\n{name}, turn {number} ({then['move']}), message {index}")
     versions = [
-        side["texts"][turn["sent"][index]] if index < len(turn["sent"]) else side["texts"][turn["options"]]
+        side["texts"][turn["sent"][index]]
+        if index < len(turn["sent"])
+        else side["texts"][turn["options"]]
         for side, turn in ((old, then), (new, now))
     ]
     place = max(0, common(*versions) - SHOWN // 3)
     for side, turn, text in zip(("old", "new"), (then, now), versions, strict=True):
-        print(f"  {side}: {len(turn['sent'])} messages, {turn['gaps']} gaps, {turn['summaries']} summaries so far")
+        print(
+            f"  {side}: {len(turn['sent'])} messages, {turn['gaps']} gaps, {turn['summaries']} summaries so far"
+        )
         print(f"         {'; '.join(turn['reports'])}")
         print(f"         {text[place : place + SHOWN]}")
 
 
-# Playing, on one side: here and below ctxpipe is whatever version PYTHONPATH leads to ---------------------------------
+# Playing, on one side: here and below ctxpipe is whatever version PYTHONPATH leads to -------------
 
 
 async def play(
-    version: str, stages: str, turns: int, transcript: str = "", mode: str = "", seeds: Sequence[int] = ()
+    version: str,
+    stages: str,
+    turns: int,
+    transcript: str = "",
+    mode: str = "",
+    seeds: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Turns and texts of each conversation asked for."""
     if not Path(ctxpipe.__file__).is_relative_to(version):
@@ -231,7 +276,9 @@ async def play(
     logging.getLogger("ctxpipe").setLevel(logging.CRITICAL)  # the summarizer fails on purpose
     if not transcript:
         return {f"life {seed}": await Life(seed, stages).told() for seed in seeds}
-    caller = Caller(Setting(stages=stages, trigger=TRANSCRIPT_TRIGGER), journalled=mode == "journal")
+    caller = Caller(
+        Setting(stages=stages, trigger=TRANSCRIPT_TRIGGER), journalled=mode == "journal"
+    )
     await tell(caller, Path(transcript), mode, turns)
     return {f"{Path(transcript).stem}, {mode}": caller.told()}
 
@@ -239,7 +286,9 @@ async def play(
 async def tell(caller: Caller, transcript: Path, mode: str, turns: int) -> None:
     """Every turn of a transcript, up to so many."""
     messages: Any = read_transcript(transcript).messages
-    replies = [index for index, message in enumerate(messages) if message["role"] == "assistant" and index]
+    replies = [
+        index for index, message in enumerate(messages) if message["role"] == "assistant" and index
+    ]
     history: Messages = messages[: replies[0]]
     for number, (start, stop) in enumerate(pairwise([*replies[:turns], len(messages)])):
         if mode == "journal" and number % NEW_PROCESS == NEW_PROCESS - 1:
@@ -297,20 +346,32 @@ class Caller:
             thinking=setting.thinking,  # type: ignore[arg-type]
         )
         journal = storage if self.journalled else None
-        self.session = self.pipeline.session("s", journal=journal, verify=setting.verify, clock=self.now)
+        self.session = self.pipeline.session(
+            "s", journal=journal, verify=setting.verify, clock=self.now
+        )
 
     def library_stages(self, storage: Any) -> list[Any]:
         setting = self.setting
         return [
             DirectOffload(storage, min_chars=4 * setting.min_chars),
             BatchOffload(storage, RatioGate(setting.ratio), min_chars=setting.min_chars),
-            Compact(self.summarize, storage, retry=Retry(max_retries=0), cooldown_seconds=120, clock=self.now),
+            Compact(
+                self.summarize,
+                storage,
+                retry=Retry(max_retries=0),
+                cooldown_seconds=120,
+                clock=self.now,
+            ),
             SmartTruncate(storage, max_tokens=int(setting.trigger * setting.target_share)),
         ]
 
     def own_stages(self) -> list[Any]:
         setting = self.setting
-        return [Shorten(setting.min_chars), Summarize(self, setting.trigger), Truncate(setting.trigger)]
+        return [
+            Shorten(setting.min_chars),
+            Summarize(self, setting.trigger),
+            Truncate(setting.trigger),
+        ]
 
     @property
     def summarizer_is_down(self) -> bool:
@@ -340,7 +401,9 @@ class Caller:
             {
                 "sent": digests[:-1],
                 "options": digests[-1],
-                "spoken": digest(self.text([[message["role"], *spoken(message)] for message in sent])),
+                "spoken": digest(
+                    self.text([[message["role"], *spoken(message)] for message in sent])
+                ),
                 "unmarked": digest(self.text([bare(message) for message in sent])),
                 "gaps": gaps(history, sent) + self.is_doubled,
                 "move": move,
@@ -355,16 +418,22 @@ class Caller:
         return sent
 
     def is_behind_summary(self, history: Messages, sent: Messages, reports: Sequence[str]) -> bool:
-        """Whether messages right behind a summary went later than what it stands for: two gaps that look like one."""
+        """Whether messages right behind a summary went later than what it stands for: two gaps that
+        look like one.
+        """
         if "Compact changed" in reports or "Summarize changed" in reports:
             return False
         before, self.before = self.before, [message for message in sent if message not in history]
         is_truncated = "SmartTruncate changed" in reports or "Truncate changed" in reports
-        return self.is_doubled or (is_truncated and any(message in before for message in self.before))
+        return self.is_doubled or (
+            is_truncated and any(message in before for message in self.before)
+        )
 
     def text(self, message: object) -> str:
         """*message* as JSON, without what only the place and the bytes of files say."""
-        return DIGEST.sub("(digest)", json.dumps(message, default=as_sent).replace(str(self.root), "ROOT"))
+        return DIGEST.sub(
+            "(digest)", json.dumps(message, default=as_sent).replace(str(self.root), "ROOT")
+        )
 
     def token_count(self, text: str) -> int:
         return token_count(text.replace(str(self.root), "ROOT"))
@@ -378,16 +447,24 @@ def is_refused(sent: Messages, options: Mapping[str, Any]) -> bool:
     """Whether the API would refuse thinking in it, as bound to other messages than those before it."""
     body, headers = options.get("extra_body", {}), options.get("extra_headers", {})
     plain = json.loads(json.dumps(sent, default=as_sent))
-    return bool(verify({"messages": plain, **body}, Model(), headers.get("anthropic-beta", "")).problems)
+    return bool(
+        verify({"messages": plain, **body}, Model(), headers.get("anthropic-beta", "")).problems
+    )
 
 
 def signed(seen: Messages, messages: Messages) -> Messages:
-    """*messages* that follow, each reply's thinking signed as by a model that has *seen* what was before it."""
+    """*messages* that follow, each reply's thinking signed as by a model that has *seen* what was
+    before it.
+    """
     made: Messages = []
     for message in messages:
         blocks = blocks_of(message)
         is_bound = any(block["type"] in THINKING for block in blocks)
-        made.append({**message, "content": sign({"messages": [*seen, *made]}, blocks)} if is_bound else message)
+        made.append(
+            {**message, "content": sign({"messages": [*seen, *made]}, blocks)}
+            if is_bound
+            else message
+        )
     return made
 
 
@@ -422,7 +499,8 @@ def meaning(message: dict[str, Any]) -> object:
     """What stays of a message when its long texts are in files: ids, and the words of others."""
     blocks = blocks_of(message)
     return message["role"], *(
-        block.get("id") or block.get("tool_use_id") or block.get("text") or block["type"] for block in blocks
+        block.get("id") or block.get("tool_use_id") or block.get("text") or block["type"]
+        for block in blocks
     )
 
 
@@ -436,7 +514,7 @@ def spoken(message: Any) -> Messages:
     return [block for block in blocks_of(message) if block["type"] not in THINKING]
 
 
-# Stages of our own: they do the same in every version -----------------------------------------------------------------
+# Stages of our own: they do the same in every version ---------------------------------------------
 
 
 def size(messages: Sequence[Any]) -> int:
@@ -455,17 +533,27 @@ class Shorten:
 
     async def __call__(self, turn: Any) -> Any:
         messages = list(turn.messages)
-        long = [index for index, message in enumerate(messages[:-1]) if any(map(self.is_long, message["content"]))]
+        long = [
+            index
+            for index, message in enumerate(messages[:-1])
+            if any(map(self.is_long, message["content"]))
+        ]
         for index in long:
             blocks = [
-                {**block, "content": f"[{len(block['content'])} characters]"} if self.is_long(block) else block
+                {**block, "content": f"[{len(block['content'])} characters]"}
+                if self.is_long(block)
+                else block
                 for block in messages[index]["content"]
             ]
             messages[index] = {**messages[index], "content": blocks}
         return changed_or_skipped(messages if len(long) > 2 else None)
 
     def is_long(self, block: Any) -> bool:
-        is_result = isinstance(block, dict) and block["type"] == "tool_result" and isinstance(block["content"], str)
+        is_result = (
+            isinstance(block, dict)
+            and block["type"] == "tool_result"
+            and isinstance(block["content"], str)
+        )
         return is_result and len(block["content"]) >= self.min_chars
 
 
@@ -483,7 +571,9 @@ class Summarize:
         self.caller.summaries += 1
         old, kept = turn.messages[: places[0]], turn.messages[places[0] :]
         said = digest(json.dumps([bare(message) for message in old], default=as_sent))
-        return changed_or_skipped([{"role": "user", "content": f"Summary {said} of {len(old)} messages."}, *kept])
+        return changed_or_skipped(
+            [{"role": "user", "content": f"Summary {said} of {len(old)} messages."}, *kept]
+        )
 
 
 @dataclass(frozen=True)
@@ -502,14 +592,19 @@ class Truncate:
 def replies(messages: Sequence[Any], share: float) -> list[int]:
     """The replies after so great a share of *messages*."""
     start = max(2, int(share * len(messages)))
-    return [index for index in range(start, len(messages)) if messages[index]["role"] == "assistant"]
+    return [
+        index for index in range(start, len(messages)) if messages[index]["role"] == "assistant"
+    ]
 
 
-# Random lives ---------------------------------------------------------------------------------------------------------
+# Random lives -------------------------------------------------------------------------------------
 
 
 class Life:
-    """A caller who does what callers do; all of it follows from the seed and the contexts that he adopts."""
+    """A caller who does what callers do.
+
+    All of it follows from the seed and the contexts that he adopts.
+    """
 
     def __init__(self, seed: int, stages: str) -> None:
         self.random = random.Random(seed)  # noqa: S311
@@ -534,7 +629,11 @@ class Life:
             ["append"] * 20
             + ["branch", "cut", "rebuild", "mark"]
             + self.random.choice(
-                (["adopt", "adopt and cut"], ["new process"] * 2, ["adopt", "adopt and cut", "new process"])
+                (
+                    ["adopt", "adopt and cut"],
+                    ["new process"] * 2,
+                    ["adopt", "adopt and cut", "new process"],
+                )
             )
         )
         for _ in range(self.random.randrange(20, 100)):
@@ -550,7 +649,9 @@ class Life:
             self.history = copy.deepcopy(self.history)
         if move == "mark":
             self.mark()
-        if move == "new process" and self.caller.journalled:  # else nobody would know what thinking is bound to
+        if (
+            move == "new process" and self.caller.journalled
+        ):  # else nobody would know what thinking is bound to
             self.caller.begin_anew()
         if move in ("cut", "branch", "adopt and cut"):
             self.cut()
@@ -559,11 +660,15 @@ class Life:
             for _ in range(self.random.choice((1, 1, 1, 3))):
                 self.history += signed([*self.sent, *self.history[known:]], self.exchange())
         if move == "branch":
-            self.history[-1:] = [{"role": "user", "content": [*blocks_of(self.history[-1]), text(self.words())]}]
+            self.history[-1:] = [
+                {"role": "user", "content": [*blocks_of(self.history[-1]), text(self.words())]}
+            ]
 
     def cut(self) -> None:
         """Back to anything that the user has said, a result included."""
-        places = [index + 1 for index, message in enumerate(self.history) if message["role"] == "user"]
+        places = [
+            index + 1 for index, message in enumerate(self.history) if message["role"] == "user"
+        ]
         self.history = self.history[: self.random.choice(places or [1])]
 
     def mark(self) -> None:
@@ -571,7 +676,10 @@ class Life:
         if self.random.randrange(2):
             self.history = copy.deepcopy(self.history)
         blocks = [
-            block for message in self.history if isinstance(message["content"], list) for block in message["content"]
+            block
+            for message in self.history
+            if isinstance(message["content"], list)
+            for block in message["content"]
         ]
         for block in blocks:
             block.pop("cache_control", None)
@@ -581,16 +689,26 @@ class Life:
     def exchange(self) -> Messages:
         """A reply, and what follows it: results of its calls, or the user's words."""
         calls = [self.call() for _ in range(self.random.choice((0, 1, 1, 1, 2)))]
-        thinking = [{"type": "thinking", "thinking": self.words(), "signature": ""}] * (self.said % 4 == 0)
+        thinking = [{"type": "thinking", "thinking": self.words(), "signature": ""}] * (
+            self.said % 4 == 0
+        )
         said = [text(self.words())] if not calls or self.random.randrange(2) else []
         if not calls:
             return [reply([*thinking, *said]), {"role": "user", "content": self.words()}]
-        results = [{"type": "tool_result", "tool_use_id": call["id"], "content": self.words(400)} for call in calls]
+        results = [
+            {"type": "tool_result", "tool_use_id": call["id"], "content": self.words(400)}
+            for call in calls
+        ]
         return [reply([*thinking, *said, *calls]), {"role": "user", "content": results}]
 
     def call(self) -> dict[str, Any]:
         self.said += 1
-        return {"type": "tool_use", "id": f"toolu_{self.said}", "name": "bash", "input": {"command": self.words(8)}}
+        return {
+            "type": "tool_use",
+            "id": f"toolu_{self.said}",
+            "name": "bash",
+            "input": {"command": self.words(8)},
+        }
 
     def words(self, most: int = 30) -> str:
         """A new text."""

@@ -1,4 +1,6 @@
-"""An agent as users write one, for tests end to end: the real SDK, a loopback API, real tools, a history that grows."""
+"""An agent as users write one, for tests end to end: the real SDK, a loopback API, real tools, a
+history that grows.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from histories import tool_result, user
 
 from ctxpipe import Session
 from ctxpipe.messages import Message
-from ctxpipe.testing import MessagesServer, Model, Received, Reply, RequestBody, Script, answer, tool_use
+from ctxpipe.testing import (
+    MessagesServer,
+    Model,
+    Received,
+    Reply,
+    RequestBody,
+    Script,
+    answer,
+    tool_use,
+)
 
 __all__ = ["MODEL", "SUMMARIES", "Agent", "Tool", "api", "asked", "call", "playing", "reading"]
 
@@ -23,7 +34,9 @@ Said: TypeAlias = "Reply | Callable[[RequestBody], Reply]"
 Tool: TypeAlias = Callable[[Mapping[str, Any]], Any]
 
 
-def playing(replies: Iterable[Said], summary: Said = "What was said, in short.") -> Callable[[RequestBody], Reply]:
+def playing(
+    replies: Iterable[Said], summary: Said = "What was said, in short."
+) -> Callable[[RequestBody], Reply]:
     """A script: *replies* in order for the agent, *summary* whenever one is asked for."""
     rest = iter(replies)
 
@@ -35,7 +48,9 @@ def playing(replies: Iterable[Said], summary: Said = "What was said, in short.")
 
 
 @asynccontextmanager
-async def api(script: Script, **model: Any) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
+async def api(
+    script: Script, **model: Any
+) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
     """The API that plays *script*, and a client for it. Whatever it has refused is an error."""
     async with (
         MessagesServer(script, model=Model(**model)) as server,
@@ -66,7 +81,9 @@ def reading(folder: Path) -> Tool:
 
 @dataclass
 class Agent:
-    """A loop: ask the model through *session*, run the tools that it calls, keep all of it in *history*."""
+    """A loop: ask the model through *session*, run the tools that it calls, keep all of it in
+    *history*.
+    """
 
     client: anthropic.AsyncAnthropic
     session: Session

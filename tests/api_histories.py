@@ -1,7 +1,9 @@
-"""Random histories of every block type that the SDK knows, each valid; and the same with one rule broken.
+"""Random histories of every block type that the SDK knows, each valid; and the same with one rule
+broken.
 
-The types are read from the annotations of ``anthropic.types`` and ``anthropic.types.beta``: a type that a newer SDK
-adds is built from its fields, and stands where the SDK lets it stand, without a change here.
+The types are read from the annotations of ``anthropic.types`` and ``anthropic.types.beta``: a type
+that a newer SDK adds is built from its fields, and stands where the SDK lets it stand, without a
+change here.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ FUTURE = ("hologram", "smell", "hologram_tool_use", "smell_tool_result")
 ONE_HOUR = {"type": "ephemeral", "ttl": "1h"}
 
 
-# What the SDK knows -----------------------------------------------------------------------------------------------
+# What the SDK knows -------------------------------------------------------------------------------
 
 
 def _members(annotation: Any) -> list[Any]:
@@ -77,7 +79,9 @@ def _hints(block: Any) -> Mapping[str, Any]:
 
 
 def _type_name(block: Any) -> str:
-    annotation = _hints(block)["type"] if is_typeddict(block) else block.model_fields["type"].annotation
+    annotation = (
+        _hints(block)["type"] if is_typeddict(block) else block.model_fields["type"].annotation
+    )
     while get_origin(annotation) in (Required, NotRequired, Annotated):
         annotation = get_args(annotation)[0]
     return str(get_args(annotation)[0])
@@ -97,19 +101,27 @@ PARAMS = {
 }
 MODELS = _by_type(ContentBlock, BetaContentBlock)
 SYSTEM_TYPES = sorted(_by_type(beta_system_message_param.ContentBlock))
-RESULT_TYPES = sorted(name for name, (block, *_) in PARAMS.items() if "tool_use_id" in _hints(block))
-USE_TYPES = sorted(name for name, (block, *_) in PARAMS.items() if {"id", "input", "name"} <= set(_hints(block)))
+RESULT_TYPES = sorted(
+    name for name, (block, *_) in PARAMS.items() if "tool_use_id" in _hints(block)
+)
+USE_TYPES = sorted(
+    name for name, (block, *_) in PARAMS.items() if {"id", "input", "name"} <= set(_hints(block))
+)
 PAIRED = {*RESULT_TYPES, *USE_TYPES}
 ASSISTANT_TYPES = sorted(MODELS.keys() - PAIRED - {"compaction"})  # a summary of the API's is rare
 USER_TYPES = [*sorted(PARAMS.keys() - PAIRED - MODELS.keys() - set(SYSTEM_TYPES)), "text"]
 SERVER_PAIRS = {
-    use: [name for name in RESULT_TYPES if name != "tool_result" and name.startswith("mcp_") == use.startswith("mcp_")]
+    use: [
+        name
+        for name in RESULT_TYPES
+        if name != "tool_result" and name.startswith("mcp_") == use.startswith("mcp_")
+    ]
     for use in USE_TYPES
     if use != "tool_use"
 }
 
 
-# Building blocks ----------------------------------------------------------------------------------------------------
+# Building blocks ----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -135,7 +147,9 @@ class Builder:
     # From annotations
 
     def block(self, kind: str, /, **fields: Any) -> dict[str, Any]:
-        """A block of the type *kind*; *fields* are as given, the rest is built from the SDK's annotations."""
+        """A block of the type *kind*; *fields* are as given, the rest is built from the SDK's
+        annotations.
+        """
         built = self._typed_dict(self.random.choice(PARAMS[kind]), fields)
         if kind in ("thinking", "redacted_thinking"):
             built["signature" if kind == "thinking" else "data"] = f"signed{self.number()}"
@@ -143,10 +157,14 @@ class Builder:
             built.pop("signature", None)
         return {**built, **fields}
 
-    def _typed_dict(self, block: Any, given: Mapping[str, Any] = types.MappingProxyType({})) -> dict[str, Any]:
+    def _typed_dict(
+        self, block: Any, given: Mapping[str, Any] = types.MappingProxyType({})
+    ) -> dict[str, Any]:
         built = {}
         for name, annotation in _hints(block).items():
-            required = get_origin(annotation) is Required  # the class itself cannot tell where annotations are texts
+            required = (
+                get_origin(annotation) is Required
+            )  # the class itself cannot tell where annotations are texts
             if name in given or name in LEFT_OUT or not (required or self.chance(4)):
                 continue
             built[name] = self._value(annotation, name)
@@ -160,10 +178,14 @@ class Builder:
             return self.random.choice(arguments)
         members = _members(annotation)
         if len(members) > 1:
-            return self._value(self.random.choice([m for m in members if m is not type(None)]), name)
+            return self._value(
+                self.random.choice([m for m in members if m is not type(None)]), name
+            )
         if is_typeddict(annotation):
             return self._typed_dict(annotation)
-        if origin is not None and arguments and len(arguments) == 1:  # an iterable, list or sequence
+        if (
+            origin is not None and arguments and len(arguments) == 1
+        ):  # an iterable, list or sequence
             return [self._value(arguments[0], name) for _ in range(self.random.randrange(1, 3))]
         if annotation is str:
             return SHAPED.get(name) or self.words(name)
@@ -205,7 +227,9 @@ class Builder:
     def server_result(self, use: Mapping[str, Any]) -> dict[str, Any]:
         kinds = SERVER_PAIRS[use["type"]]
         own = [kind for kind in kinds if kind.removesuffix("_result") in f"{use['name']}_tool"]
-        kind = next((kind for kind in kinds if kind == f"{use['name']}_tool_result"), (own or kinds)[0])
+        kind = next(
+            (kind for kind in kinds if kind == f"{use['name']}_tool_result"), (own or kinds)[0]
+        )
         return self.block(kind, tool_use_id=use["id"])
 
     def server_pair(self) -> list[dict[str, Any]]:
@@ -243,7 +267,9 @@ class Builder:
     def thoughts(self) -> list[dict[str, Any]]:
         """How a reply may begin: thinking, and whatever else stands in replies."""
         held = [self.block("thinking")] if self.chance(3) else []
-        held += [self.block(self.random.choice(ASSISTANT_TYPES)) for _ in range(self.random.randrange(3))]
+        held += [
+            self.block(self.random.choice(ASSISTANT_TYPES)) for _ in range(self.random.randrange(3))
+        ]
         if self.chance(5):
             held.insert(self.random.randrange(len(held) + 1), self.future())
         return held
@@ -255,9 +281,13 @@ class Builder:
         """Perhaps a system message, for behind the user's."""
         if not self.chance(6):
             return []
-        kinds = [self.random.choice([*SYSTEM_TYPES, "text"]) for _ in range(self.random.randrange(1, 3))]
+        kinds = [
+            self.random.choice([*SYSTEM_TYPES, "text"]) for _ in range(self.random.randrange(1, 3))
+        ]
         content = self.words("system") if self.chance(2) else [self.block(kind) for kind in kinds]
-        scoped = {"clear_at": "next_user_message"} if isinstance(content, str) and self.chance(3) else {}
+        scoped = (
+            {"clear_at": "next_user_message"} if isinstance(content, str) and self.chance(3) else {}
+        )
         return [{"role": "system", "content": content, **scoped}]
 
     # Turns
@@ -285,7 +315,9 @@ class Builder:
 
     def client_turn(self) -> list[dict[str, Any]]:
         """One to three rounds of the client's tools, parallel calls among them."""
-        rounds = [message for _ in range(self.random.randrange(1, 4)) for message in self.client_round()]
+        rounds = [
+            message for _ in range(self.random.randrange(1, 4)) for message in self.client_round()
+        ]
         return [*rounds, *self.system(), *self.plain_turn()]
 
     def client_round(self) -> list[dict[str, Any]]:
@@ -316,11 +348,16 @@ class Builder:
     def program_turn(self) -> list[dict[str, Any]]:
         """A program calls the client's tools, in one or two rounds."""
         use = self.server_use("server_tool_use", name="code_execution")
-        caller = {"type": self.random.choice(("code_execution_20250825", "code_execution_20260120"))}
+        caller = {
+            "type": self.random.choice(("code_execution_20250825", "code_execution_20260120"))
+        }
         held: list[dict[str, Any]] = []
         begins = [*self.thoughts(), use]
         for _ in range(self.random.randrange(1, 3)):
-            calls = [self.call(caller={**caller, "tool_id": use["id"]}) for _ in range(self.random.randrange(1, 3))]
+            calls = [
+                self.call(caller={**caller, "tool_id": use["id"]})
+                for _ in range(self.random.randrange(1, 3))
+            ]
             held += [
                 self.said("assistant", [*begins, *calls]),
                 self.said("user", [self.result(c) for c in calls]),
@@ -371,10 +408,14 @@ class Builder:
         ]
         if not places or self.chance(2):
             return
-        indexes = sorted(self.random.sample(range(len(places)), min(len(places), self.random.randrange(1, 5))))
+        indexes = sorted(
+            self.random.sample(range(len(places)), min(len(places), self.random.randrange(1, 5)))
+        )
         hours = self.random.randrange(len(indexes) + 1)
         for order, index in enumerate(indexes):
-            places[index]["cache_control"] = dict(ONE_HOUR) if order < hours else {"type": "ephemeral"}
+            places[index]["cache_control"] = (
+                dict(ONE_HOUR) if order < hours else {"type": "ephemeral"}
+            )
 
 
 LEFT_OUT = frozenset({"cache_control", "caller", "toolset_name", "is_error"})
@@ -395,14 +436,21 @@ def _listed(content: Any) -> list[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
 
 
-# Strategies -------------------------------------------------------------------------------------------------------
+# Strategies ---------------------------------------------------------------------------------------
 
-SEEDS = st.integers(0, 2**32 - 1)  # a choice for each word would cost hypothesis far more than the histories do
+SEEDS = st.integers(
+    0, 2**32 - 1
+)  # a choice for each word would cost hypothesis far more than the histories do
 
 
 @st.composite
-def valid_histories(draw: st.DrawFn, max_exchanges: int = 4, *, sdk: bool | None = None) -> list[Message]:
-    """A history that the API accepts. With *sdk* the replies are model objects of the SDK, else dicts; None: either."""
+def valid_histories(
+    draw: st.DrawFn, max_exchanges: int = 4, *, sdk: bool | None = None
+) -> list[Message]:
+    """A history that the API accepts.
+
+    With *sdk* the replies are model objects of the SDK, else dicts; None: either.
+    """
     exchanges = draw(st.integers(0, max_exchanges))
     builder = Builder(Random(draw(SEEDS)), draw(st.booleans()) if sdk is None else sdk)
     return builder.history(exchanges)  # type: ignore[return-value]
@@ -418,30 +466,47 @@ def _dumped(value: Any) -> Any:
 
 
 def body_of(messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
-    """The request that sends *messages*; the system messages at their head go where the API wants them."""
+    """The request that sends *messages*.
+
+    The system messages at their head go where the API wants them.
+    """
     sent = wire(messages)
-    head = next((index for index, message in enumerate(sent) if message["role"] != "system"), len(sent))
+    head = next(
+        (index for index, message in enumerate(sent) if message["role"] != "system"), len(sent)
+    )
     system = [block for message in sent[:head] for block in _listed(message["content"])]
     return {"model": "m", "max_tokens": 1, "system": system, "messages": sent[head:], **fields}
 
 
-def refusals(messages: Sequence[Mapping[str, Any]], model: Model = MODEL, **fields: Any) -> list[str]:
+def refusals(
+    messages: Sequence[Mapping[str, Any]], model: Model = MODEL, **fields: Any
+) -> list[str]:
     """What the API would say to *messages*; empty when it accepts them."""
     return problems(body_of(messages, **fields), model)
 
 
 def is_unfinished(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the API refuses *messages* only because of their end: calls that wait, or a reply to be continued."""
+    """Whether the API refuses *messages* only because of their end: calls that wait, or a reply to
+    be continued.
+    """
     last = wire(messages[-1:])
-    calls = [block["id"] for _, _, block in _blocks(last, "tool_use")] if last[0]["role"] == "assistant" else []
+    calls = (
+        [block["id"] for _, _, block in _blocks(last, "tool_use")]
+        if last[0]["role"] == "assistant"
+        else []
+    )
     reply = [{"type": "tool_result", "tool_use_id": name} for name in calls] or "go on"
     if not refusals([*messages, {"role": "user", "content": reply}]):
         return True
-    return all("prefill" in fault for fault in refusals(messages))  # words that come while a server tool is at work
+    return all(
+        "prefill" in fault for fault in refusals(messages)
+    )  # words that come while a server tool is at work
 
 
 def as_models(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """*messages* with the assistant's blocks as the SDK returns them: model objects, where there is one."""
+    """*messages* with the assistant's blocks as the SDK returns them: model objects, where there is
+    one.
+    """
     return [
         {**message, "content": list(map(_as_model, message["content"]))}
         if message["role"] == "assistant" and isinstance(message["content"], list)
@@ -463,7 +528,9 @@ def unknown_blocks(value: Any) -> Iterator[str]:
     """Every block of an unknown type in *value*, as JSON."""
     if isinstance(value, Mapping):
         if value.get("type") in FUTURE:
-            yield json.dumps({key: held for key, held in value.items() if key != "cache_control"}, sort_keys=True)
+            yield json.dumps(
+                {key: held for key, held in value.items() if key != "cache_control"}, sort_keys=True
+            )
         for held in value.values():
             yield from unknown_blocks(held)
     elif isinstance(value, list | tuple):
@@ -471,7 +538,7 @@ def unknown_blocks(value: Any) -> Iterator[str]:
             yield from unknown_blocks(held)
 
 
-# One rule broken ----------------------------------------------------------------------------------------------------
+# One rule broken ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,7 +564,9 @@ def breaks(rule: str) -> Callable[[Break], Break]:
 
 
 @st.composite
-def broken_histories(draw: st.DrawFn, max_exchanges: int = 3, labels: Sequence[str] | None = None) -> Broken:
+def broken_histories(
+    draw: st.DrawFn, max_exchanges: int = 3, labels: Sequence[str] | None = None
+) -> Broken:
     """A history that the API refuses because of one rule; *labels* narrows the choice."""
     label = draw(st.sampled_from(sorted(labels or BROKEN)))
     random = Random(draw(SEEDS))
@@ -508,7 +577,9 @@ def broken_histories(draw: st.DrawFn, max_exchanges: int = 3, labels: Sequence[s
     raise AssertionError(reject())
 
 
-def _blocks(history: Sequence[dict[str, Any]], *kinds: str) -> list[tuple[int, int, dict[str, Any]]]:
+def _blocks(
+    history: Sequence[dict[str, Any]], *kinds: str
+) -> list[tuple[int, int, dict[str, Any]]]:
     """Each block of these *kinds* with the places of its message and of itself."""
     return [
         (index, place, block)
@@ -519,12 +590,16 @@ def _blocks(history: Sequence[dict[str, Any]], *kinds: str) -> list[tuple[int, i
     ]
 
 
-def _one(history: Sequence[dict[str, Any]], random: Random, *kinds: str) -> tuple[int, int, dict[str, Any]] | None:
+def _one(
+    history: Sequence[dict[str, Any]], random: Random, *kinds: str
+) -> tuple[int, int, dict[str, Any]] | None:
     found = _blocks(history, *kinds)
     return random.choice(found) if found else None
 
 
-def _of_role(history: Sequence[dict[str, Any]], random: Random, role: str, lists: bool = False) -> int | None:
+def _of_role(
+    history: Sequence[dict[str, Any]], random: Random, role: str, lists: bool = False
+) -> int | None:
     found = [
         index
         for index, message in enumerate(history)
@@ -563,7 +638,9 @@ def _inserting(block: Mapping[str, Any], role: str, *, last: bool = False) -> Br
         if index is None:
             return False
         content = history[index]["content"]
-        content.insert(len(content) if last else random.randrange(len(content) + 1), copy.deepcopy(dict(block)))
+        content.insert(
+            len(content) if last else random.randrange(len(content) + 1), copy.deepcopy(dict(block))
+        )
         return True
 
     return insert
@@ -584,13 +661,23 @@ BROKEN |= {
     "a name too long": _changing(lambda b: b.update(name="n" * 300), "tool_use"),
     "thinking without signature": _changing(lambda b: b.pop("signature"), "thinking"),
     "thinking with an empty signature": _changing(lambda b: b.update(signature=""), "thinking"),
-    "thinking that is marked": _changing(lambda b: b.update(cache_control=ONE_HOUR), "thinking", "redacted_thinking"),
-    "thinking at the end": _inserting({"type": "thinking", "thinking": "x", "signature": "s"}, "assistant", last=True),
-    "thinking of the user's": _inserting({"type": "thinking", "thinking": "x", "signature": "s"}, "user"),
+    "thinking that is marked": _changing(
+        lambda b: b.update(cache_control=ONE_HOUR), "thinking", "redacted_thinking"
+    ),
+    "thinking at the end": _inserting(
+        {"type": "thinking", "thinking": "x", "signature": "s"}, "assistant", last=True
+    ),
+    "thinking of the user's": _inserting(
+        {"type": "thinking", "thinking": "x", "signature": "s"}, "user"
+    ),
     "an empty text": _inserting({"type": "text", "text": ""}, "user"),
     "a blank text": _inserting({"type": "text", "text": " \n"}, "assistant"),
-    "an error that says nothing": _changing(lambda b: b.update(is_error=True, content=""), "tool_result"),
-    "an error without content": _changing(lambda b: (b.update(is_error=True), b.pop("content", 0)), "tool_result"),
+    "an error that says nothing": _changing(
+        lambda b: b.update(is_error=True, content=""), "tool_result"
+    ),
+    "an error without content": _changing(
+        lambda b: (b.update(is_error=True), b.pop("content", 0)), "tool_result"
+    ),
     "an error that is a picture": _changing(
         lambda b: b.update(
             is_error=True,
@@ -598,7 +685,9 @@ BROKEN |= {
         ),
         "tool_result",
     ),
-    "a server's id without its prefix": _changing(lambda b: b.update(id="call_1"), "server_tool_use"),
+    "a server's id without its prefix": _changing(
+        lambda b: b.update(id="call_1"), "server_tool_use"
+    ),
     "a server call of the user's": _inserting(
         {"type": "server_tool_use", "id": "srvtoolu_x", "name": "web_search", "input": {}},
         "user",
@@ -609,8 +698,12 @@ BROKEN |= {
         "user",
         last=True,
     ),
-    "a call of the user's": _inserting({"type": "tool_use", "id": "x", "name": "ls", "input": {}}, "user", last=True),
-    "a result of the assistant's": _inserting({"type": "tool_result", "tool_use_id": "x"}, "assistant"),
+    "a call of the user's": _inserting(
+        {"type": "tool_use", "id": "x", "name": "ls", "input": {}}, "user", last=True
+    ),
+    "a result of the assistant's": _inserting(
+        {"type": "tool_result", "tool_use_id": "x"}, "assistant"
+    ),
     "a signed summary in the middle": _inserting(
         {"type": "compaction", "content": "so far", "signature": "s"}, "assistant"
     ),
@@ -715,7 +808,9 @@ def _late_system(history: list[dict[str, Any]], random: Random) -> bool:
 
 @breaks("a system message before the user's")
 def _early_system(history: list[dict[str, Any]], random: Random) -> bool:
-    return _system_at(history, [i for i, m in enumerate(history) if i and m["role"] == "user"], random)
+    return _system_at(
+        history, [i for i, m in enumerate(history) if i and m["role"] == "user"], random
+    )
 
 
 @breaks("an empty message")

@@ -1,6 +1,7 @@
 """What the Messages API demands of a conversation, told a second time.
 
-Written without ctxpipe on purpose, so that a mistake in its own checks cannot hide in the tests too.
+Written without ctxpipe on purpose, so that a mistake in its own checks cannot hide in the tests
+too.
 """
 
 from __future__ import annotations
@@ -25,19 +26,29 @@ def faults(
 ) -> list[str]:
     """What the API would refuse, as sentences; empty for a sound conversation.
 
-    With *alternate* the roles must alternate strictly behind the head, with *end_user* the user must speak last;
-    without *pending_ok* even the last calls need their results.
+    With *alternate* the roles must alternate strictly behind the head, with *end_user* the user
+    must speak last; without *pending_ok* even the last calls need their results.
     """
     body = list(messages)
     while body and body[0]["role"] == "system":
         del body[0]
-    found = [f"message {i}: {fault}" for i, message in enumerate(body) for fault in _faults_within(message)]
-    found += [f"message {i}: {fault}" for i in range(len(body)) for fault in _faults_between(body, i, pending_ok)]
+    found = [
+        f"message {i}: {fault}"
+        for i, message in enumerate(body)
+        for fault in _faults_within(message)
+    ]
+    found += [
+        f"message {i}: {fault}"
+        for i in range(len(body))
+        for fault in _faults_between(body, i, pending_ok)
+    ]
     if body and body[0]["role"] != "user":
         found.append("the first message is not the user's")
     if alternate:
         pairs = enumerate(pairwise(body), 1)
-        found += [f"message {i}: same role as before" for i, (a, b) in pairs if a["role"] == b["role"]]
+        found += [
+            f"message {i}: same role as before" for i, (a, b) in pairs if a["role"] == b["role"]
+        ]
     if end_user and body and body[-1]["role"] != "user":
         found.append("the last message is not the user's")
     return found
@@ -73,13 +84,18 @@ def _faults_within(message: Mapping[str, Any]) -> Iterator[str]:
     results = [place for place, kind in enumerate(kinds) if kind == "tool_result"]
     if results != list(range(len(results))):
         yield "a result stands behind something else"
-    if any(isinstance(part, Mapping) and part.get("caller", part) is None for part in message["content"]):
+    if any(
+        isinstance(part, Mapping) and part.get("caller", part) is None
+        for part in message["content"]
+    ):
         yield "a caller that is null"
     if not _encodable(message["content"]):
         yield "a lone surrogate"
 
 
-def _faults_between(body: Sequence[Mapping[str, Any]], index: int, pending_ok: bool) -> Iterator[str]:
+def _faults_between(
+    body: Sequence[Mapping[str, Any]], index: int, pending_ok: bool
+) -> Iterator[str]:
     last = index == len(body) - 1
     calls = ids(body[index], "tool_use")
     answers = [] if last else ids(body[index + 1], "tool_result")
@@ -96,7 +112,9 @@ def _encodable(value: object) -> bool:
     if isinstance(value, str):
         return value.isascii() or LONE.search(value) is None
     if isinstance(value, Mapping):
-        signed = value.get("type") in THOUGHTS  # what is signed may not be touched, whatever it holds
+        signed = (
+            value.get("type") in THOUGHTS
+        )  # what is signed may not be touched, whatever it holds
         return signed or all(_encodable(key) and _encodable(item) for key, item in value.items())
     if isinstance(value, list | tuple):
         return all(map(_encodable, value))

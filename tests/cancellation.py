@@ -15,7 +15,9 @@ T = TypeVar("T")
 
 
 @types.coroutine
-def _stopping(work: Coroutine[Any, Any, T], at: int, stop: Callable[[], object]) -> Generator[Any, Any, T]:
+def _stopping(
+    work: Coroutine[Any, Any, T], at: int, stop: Callable[[], object]
+) -> Generator[Any, Any, T]:
     """*work*, with *stop* called when it waits for the *at*-th time."""
     send: Callable[[], Any] = lambda: work.send(None)  # noqa: E731
     while True:
@@ -42,8 +44,13 @@ def _sender(work: Coroutine[Any, Any, T], value: object) -> Callable[[], Any]:
     return lambda: work.send(value)
 
 
-async def cancelled(work: Coroutine[Any, Any, T], at: int, how: Literal["task", "scope"]) -> T | None:
-    """What *work* gives when it is cancelled at its *at*-th await; None when the cancellation came through."""
+async def cancelled(
+    work: Coroutine[Any, Any, T], at: int, how: Literal["task", "scope"]
+) -> T | None:
+    """What *work* gives when it is cancelled at its *at*-th await.
+
+    None when the cancellation came through.
+    """
     if how == "scope":
         with anyio.CancelScope() as scope:
             return await _stopping(work, at, scope.cancel)

@@ -1,4 +1,6 @@
-"""What every test stands on: asyncio under anyio's plugin, in debug mode, no blocking call, and no other machine."""
+"""What every test stands on: asyncio under anyio's plugin, in debug mode, no blocking call, and no
+other machine.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,20 @@ import pytest
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job: whoever is started inherits it
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in a shell's background job: whoever is started inherits it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("ci", max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("nightly", max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("quick", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "ci", max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "nightly", max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "quick", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
@@ -36,11 +46,18 @@ def is_here(host: object) -> bool:
 
 
 def stay_here(connect: Callable[..., Any]) -> Callable[..., Any]:
-    """*connect*, but to this machine only. A datagram socket sends nothing by it: so one asks for one's address."""
+    """*connect*, but to this machine only.
+
+    A datagram socket sends nothing by it: so one asks for one's address.
+    """
 
     def connected(self: socket.socket, address: Any) -> Any:
-        is_stream = self.family in (socket.AF_INET, socket.AF_INET6) and self.type & socket.SOCK_STREAM
-        assert not is_stream or is_here(address[0]), f"a test asked for {address}, which is not this machine"
+        is_stream = (
+            self.family in (socket.AF_INET, socket.AF_INET6) and self.type & socket.SOCK_STREAM
+        )
+        assert not is_stream or is_here(address[0]), (
+            f"a test asked for {address}, which is not this machine"
+        )
         return connect(self, address)
 
     return connected
@@ -62,7 +79,9 @@ def sendable(value: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, Any, Any]:
-    """A property that fails shows what it failed for, which a process of xdist must be able to hand on."""
+    """A property that fails shows what it failed for, which a process of xdist must be able to hand
+    on.
+    """
     return sendable((yield))
 
 
@@ -75,7 +94,10 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
 def nothing_blocks_the_loop() -> Iterator[None]:
     """A call of ctxpipe that would block the event loop is an error."""
     with blockbuster_ctx("ctxpipe", excluded_modules=["ctxpipe.testing"]) as blocking:
-        for harmless in ("os.path.abspath", "os.getcwd"):  # they ask the process for its folder, and no disk
+        for harmless in (
+            "os.path.abspath",
+            "os.getcwd",
+        ):  # they ask the process for its folder, and no disk
             blocking.functions[harmless].deactivate()
         yield
 
@@ -83,7 +105,9 @@ def nothing_blocks_the_loop() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def loggers_as_they_were() -> Iterator[None]:
     """A level that a test or an example of the documentation sets holds for that test only."""
-    levels = {logger: logger.level for logger in (logging.getLogger(), logging.getLogger("ctxpipe"))}
+    levels = {
+        logger: logger.level for logger in (logging.getLogger(), logging.getLogger("ctxpipe"))
+    }
     yield
     for logger, level in levels.items():
         logger.setLevel(level)

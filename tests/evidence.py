@@ -27,13 +27,21 @@ def parsed_evidence(text: str) -> Evidence:
         return Evidence({}, {})
     before, _, requests = text[begin + len(EVIDENCE) :].partition(f"\n{_REQUESTS}\n")
     lines = before.removesuffix(EVIDENCE_END).split("\n")
-    named, written = (dict.fromkeys(_parsed_paths(lines, heading)) for heading in (_NAMED, _WRITTEN))
+    named, written = (
+        dict.fromkeys(_parsed_paths(lines, heading)) for heading in (_NAMED, _WRITTEN)
+    )
     return Evidence(
         paths={**dict.fromkeys(named, False), **dict.fromkeys(written, True)},
         commands={line[2:]: line[0] == "!" for line in lines if line[:2] in ("$ ", "! ")},
-        identifiers=[name for line in lines if line.startswith(_IDENTIFIERS) for name in _values(line, ", ")],
+        identifiers=[
+            name for line in lines if line.startswith(_IDENTIFIERS) for name in _values(line, ", ")
+        ],
         requests=list(_parsed_requests(requests)),
-        archives=[_DIGEST.sub("", line).removeprefix(_ARCHIVE) for line in lines if line.startswith(_ARCHIVE)],
+        archives=[
+            _DIGEST.sub("", line).removeprefix(_ARCHIVE)
+            for line in lines
+            if line.startswith(_ARCHIVE)
+        ],
         index=next((line.removeprefix(_INDEX) for line in lines if line.startswith(_INDEX)), ""),
     )
 

@@ -1,4 +1,6 @@
-"""A storage on a disk that fails the way an operating system lets it fail: full, not permitted, or unreadable."""
+"""A storage on a disk that fails the way an operating system lets it fail: full, not permitted, or
+unreadable.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ __all__ = ["FailingDisk"]
 class FailingDisk:
     """Everything goes to *storage*, as long as the disk lets it.
 
-    A full disk (*room*, bytes that are left; None: enough) takes the texts of a batch up to the one that no longer
-    fits, no part of a record, and of what is appended the part that fits. *denied* refuses whatever would write,
+    A full disk (*room*, bytes that are left; None: enough) takes the texts of a batch up to the one
+    that no longer fits, no part of a record, and of what is appended the part that fits. *denied*
+    refuses whatever would write,
     *unreadable* whatever would read.
     """
 
@@ -38,7 +41,7 @@ class FailingDisk:
     def is_well(self) -> bool:
         return self.room is None and not self.denied and not self.unreadable
 
-    # What a storage does ------------------------------------------------------------------------------------------
+    # What a storage does --------------------------------------------------------------------------
 
     def location(self, key: str, /) -> str:
         return self.storage.location(key)
@@ -55,7 +58,9 @@ class FailingDisk:
         return await self.storage.read(location, offset, limit)
 
     async def save(self, session_id: str, stem: str, record: Record, /) -> str:
-        self._take(sum(len(piece.encode("utf-8", "backslashreplace")) for piece in encode_record(record)))
+        self._take(
+            sum(len(piece.encode("utf-8", "backslashreplace")) for piece in encode_record(record))
+        )
         return await self.storage.save(session_id, stem, record)
 
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
@@ -81,7 +86,7 @@ class FailingDisk:
         self._look()
         return await self.storage.records(session_id)
 
-    # How it fails -------------------------------------------------------------------------------------------------
+    # How it fails ---------------------------------------------------------------------------------
 
     def _take(self, size: int) -> None:
         self._permit()

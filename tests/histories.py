@@ -1,6 +1,7 @@
 """Conversations for tests: short builders for a written one, strategies for a random one.
 
-conversation(system("Be brief."), user("Go."), step("t1", "bash", {"command": "ls"}, "a.py"), assistant("Done."))
+conversation(system("Be brief."), user("Go."), step("t1", "bash", {"command": "ls"}, "a.py"),
+assistant("Done."))
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ Part: TypeAlias = Message | Sequence[Message]
 Content: TypeAlias = str | list[Any]
 
 
-# Builders -----------------------------------------------------------------------------------------------------
+# Builders -----------------------------------------------------------------------------------------
 
 
 def conversation(*parts: Part) -> list[Message]:
     """Messages, and lists of messages such as `step` makes, as one history."""
-    return [message for part in parts for message in ([part] if isinstance(part, Mapping) else part)]
+    return [
+        message for part in parts for message in ([part] if isinstance(part, Mapping) else part)
+    ]
 
 
 def system(content: Content) -> Message:
@@ -41,7 +44,10 @@ def assistant(*content: str | Mapping[str, Any]) -> Message:
 def _message(role: str, content: Sequence[str | Mapping[str, Any]]) -> Message:
     if len(content) == 1 and isinstance(content[0], str):
         return cast("Message", {"role": role, "content": content[0]})
-    return cast("Message", {"role": role, "content": [text(b) if isinstance(b, str) else b for b in content]})
+    return cast(
+        "Message",
+        {"role": role, "content": [text(b) if isinstance(b, str) else b for b in content]},
+    )
 
 
 def text(words: str) -> dict[str, Any]:
@@ -56,7 +62,9 @@ def tool_use(id: str, name: str = "bash", given: Mapping[str, Any] | None = None
     return {"type": "tool_use", "id": id, "name": name, "input": dict(given or {})}
 
 
-def tool_result(id: str, content: Content | None = "done", is_error: bool = False) -> dict[str, Any]:  # noqa: A002
+def tool_result(
+    id: str, content: Content | None = "done", is_error: bool = False
+) -> dict[str, Any]:
     block: dict[str, Any] = {"type": "tool_result", "tool_use_id": id}
     if content is not None:
         block["content"] = content
@@ -83,7 +91,10 @@ def view(id: str, path: str, content: Content, name: str = "read_file") -> list[
 
 
 def chat(turns: int, words: int = 5) -> list[Message]:
-    """*turns* alternating messages of *words* words, beginning with the user's; the i-th begins with ``m<i>``."""
+    """*turns* alternating messages of *words* words, beginning with the user's.
+
+    The i-th begins with ``m<i>``.
+    """
     spoken = [" ".join([f"m{i}", *["word"] * (words - 1)]) for i in range(turns)]
     return [user(words) if i % 2 == 0 else assistant(words) for i, words in enumerate(spoken)]
 
@@ -107,7 +118,7 @@ def said(messages: Iterable[Message]) -> list[str]:
     ]
 
 
-# Strategies ---------------------------------------------------------------------------------------------------
+# Strategies ---------------------------------------------------------------------------------------
 
 
 class _Draft:
@@ -121,7 +132,11 @@ class _Draft:
 
     def words(self, label: str = "m") -> str:
         self.count += 1
-        filler = self.draw(st.sampled_from(["", " a word", " lorem ipsum dolor" * 12, " 漢字かな🙂é" * 6, " x" * 400]))
+        filler = self.draw(
+            st.sampled_from(
+                ["", " a word", " lorem ipsum dolor" * 12, " 漢字かな🙂é" * 6, " x" * 400]
+            )
+        )
         return f"{label}{self.count}.{filler}"
 
     def id(self) -> str:
@@ -149,18 +164,29 @@ class _Draft:
         name = self.draw(st.sampled_from(["bash", "read_file", "Read", "grep", "bash"]))
         path = f"src/file{self.draw(st.integers(0, 3))}.{self.draw(st.sampled_from(['py', 'ts', 'txt']))}"
         given: dict[str, dict[str, Any]] = {
-            "bash": {"command": self.draw(st.sampled_from(["ls -l", f"cat {path}", f"sed -n 1,9p {path}", "make"]))},
+            "bash": {
+                "command": self.draw(
+                    st.sampled_from(["ls -l", f"cat {path}", f"sed -n 1,9p {path}", "make"])
+                )
+            },
             "read_file": {"path": path},
             "Read": {"file_path": path, "limit": 100},
         }
-        return tool_use(self.id(), name, given.get(name, {"pattern": "x", "nested": {"deep": [1, None]}}))
+        return tool_use(
+            self.id(), name, given.get(name, {"pattern": "x", "nested": {"deep": [1, None]}})
+        )
 
     def result(self, call: Mapping[str, Any]) -> dict[str, Any]:
         body: Content | None = self.draw(
-            st.sampled_from(["ok", "", None, python_source(4), python_source(40, 9), "line of a log\n" * 60])
+            st.sampled_from(
+                ["ok", "", None, python_source(4), python_source(40, 9), "line of a log\n" * 60]
+            )
         )
         if body and self.chance(3):
-            picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"}}
+            picture = {
+                "type": "image",
+                "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"},
+            }
             body = [text(cast("str", body)), *([picture] if self.chance(3) else [])]
         # Only words may be an error, as the API has it.
         is_error = self.chance(6) and (isinstance(body, str) and body != "")
@@ -168,7 +194,9 @@ class _Draft:
 
     def step(self, say: bool = True) -> list[Message]:
         """One model call with one to four tool calls, and their results."""
-        calls = {made["id"]: made for made in (self.call() for _ in range(self.draw(st.integers(1, 4))))}
+        calls = {
+            made["id"]: made for made in (self.call() for _ in range(self.draw(st.integers(1, 4))))
+        }
         before = [*self.thought(), *([text(self.words())] if say and self.chance(2) else [])]
         results = [self.result(made) for made in self.draw(st.permutations(list(calls.values())))]
         after = [text(self.words())] if self.chance(5) else []
@@ -180,33 +208,53 @@ class _Draft:
         return [*loop, self.speech("assistant"), self.speech("user")]
 
     def ending(self) -> list[Message]:
-        """The last turn: a request, results that just came, calls still waiting, or the assistant's words."""
+        """The last turn: a request, results that just came, calls still waiting, or the assistant's
+        words.
+        """
         last = self.draw(st.sampled_from(["request", "results", "waiting", "words"]))
-        ends = {"request": [], "results": self.step(), "waiting": self.step()[:1], "words": [self.speech("assistant")]}
+        ends = {
+            "request": [],
+            "results": self.step(),
+            "waiting": self.step()[:1],
+            "words": [self.speech("assistant")],
+        }
         return ends[last]
 
 
 @st.composite
 def histories(
-    draw: st.DrawFn, max_exchanges: int = 5, *, thoughts: bool = True, repeat_ids: bool = False, ends: bool = True
+    draw: st.DrawFn,
+    max_exchanges: int = 5,
+    *,
+    thoughts: bool = True,
+    repeat_ids: bool = False,
+    ends: bool = True,
 ) -> list[Message]:
-    """A valid history: perhaps a system head; parallel calls; bare and block content; thinking; `<command>` texts.
+    """A valid history: perhaps a system head; parallel calls; bare and block content; thinking;
+    `<command>` texts.
 
-    With *repeat_ids* later turns use ids again, as some providers do. Without *ends* it ends in the user's text.
+    With *repeat_ids* later turns use ids again, as some providers do. Without *ends* it ends in the
+    user's text.
     """
     draft = _Draft(draw, repeat_ids, thoughts)
     head = [system(draft.words("system")) for _ in range(draw(st.sampled_from([0, 0, 1, 2])))]
-    body = [message for _ in range(draw(st.integers(0, max_exchanges))) for message in draft.exchange()]
+    body = [
+        message for _ in range(draw(st.integers(0, max_exchanges))) for message in draft.exchange()
+    ]
     return [*head, draft.speech("user"), *body, *(draft.ending() if ends else [])]
 
 
 @st.composite
 def broken_histories(draw: st.DrawFn, max_exchanges: int = 4, max_faults: int = 4) -> list[Message]:
-    """A history with orphans, dangling calls, empty blocks, lost or doubled messages: what `repair` is for."""
+    """A history with orphans, dangling calls, empty blocks, lost or doubled messages: what `repair`
+    is for.
+    """
     history = copy.deepcopy(draw(histories(max_exchanges)))
     for _ in range(draw(st.integers(1, max_faults))):
         if history:
-            FAULTS[draw(st.sampled_from(sorted(FAULTS)))](history, draw(st.integers(0, len(history) - 1)))
+            FAULTS[draw(st.sampled_from(sorted(FAULTS)))](
+                history, draw(st.integers(0, len(history) - 1))
+            )
     return history
 
 

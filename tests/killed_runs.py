@@ -1,4 +1,5 @@
-"""Processes that share a disk with others, or are killed at some moment, and what another process makes of it.
+"""Processes that share a disk with others, or are killed at some moment, and what another process
+makes of it.
 
     python killed_runs.py kill FOLDER RUNS     each run is killed at another moment, and then gone on with
     python killed_runs.py together FOLDER      two runs of one session name on one root at the same time
@@ -22,7 +23,16 @@ from typing import Any
 from api_rules import faults
 from histories import conversation, step, user
 
-from ctxpipe import Budget, Compact, ContextPipeline, DirectOffload, LocalStorage, Restore, SmartTruncate, TokenCounter
+from ctxpipe import (
+    Budget,
+    Compact,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    Restore,
+    SmartTruncate,
+    TokenCounter,
+)
 from ctxpipe.messages import Message, tool_results
 from ctxpipe.placeholders import reference
 from ctxpipe.summarizers import ExtractiveSummarizer
@@ -32,8 +42,12 @@ TURNS = 40
 
 def history(name: str) -> list[Message]:
     """An agent's work: every third result goes to a file, and all of it is compacted several times."""
-    results = [f"{name} {n} long\n" * 200 if n % 3 == 0 else f"{name} {n} " * 20 for n in range(TURNS)]
-    return conversation(user(f"go, {name}"), *(step(f"t{n}", result=result) for n, result in enumerate(results)))
+    results = [
+        f"{name} {n} long\n" * 200 if n % 3 == 0 else f"{name} {n} " * 20 for n in range(TURNS)
+    ]
+    return conversation(
+        user(f"go, {name}"), *(step(f"t{n}", result=result) for n, result in enumerate(results))
+    )
 
 
 def pipeline(root: Path) -> tuple[ContextPipeline, LocalStorage]:
@@ -47,7 +61,10 @@ def pipeline(root: Path) -> tuple[ContextPipeline, LocalStorage]:
 
 
 async def played(root: Path, name: str) -> dict[str, Any]:
-    """Play the conversation from where it had come to, as an agent does that was started again; what its end is."""
+    """Play the conversation from where it had come to, as an agent does that was started again.
+
+    What its end is.
+    """
     shaped, storage = pipeline(root)
     session, given, found = shaped.session("s", journal=storage), history(name), list[str]()
     texts = {result.content for result in tool_results(given)}
@@ -63,7 +80,11 @@ async def played(root: Path, name: str) -> dict[str, Any]:
             where = reference(shown.content)
             if where is not None and Path(where).read_text() not in texts:
                 found.append(f"{where} holds something else")
-    return {"faults": found, "whole": await session.restore_history() == given, "descriptors": descriptors()}
+    return {
+        "faults": found,
+        "whole": await session.restore_history() == given,
+        "descriptors": descriptors(),
+    }
 
 
 def descriptors() -> int:
@@ -118,7 +139,15 @@ def killed(folder: Path, runs: int) -> None:
         os.kill(child, signal.SIGKILL)
         was_killed = ended(child, pipe) is None
         found = ended(*started(lambda root=root: asyncio.run(played(root, "a"))))  # type: ignore[misc]
-        tell({"run": run, "killed": was_killed, "drafts": drafts(root), **(found or {}), "left": left(root)})
+        tell(
+            {
+                "run": run,
+                "killed": was_killed,
+                "drafts": drafts(root),
+                **(found or {}),
+                "left": left(root),
+            }
+        )
 
 
 def together(folder: Path) -> None:

@@ -2,10 +2,11 @@
 
     python killed_session.py FOLDER [STEP]
 
-At each fault point (with STEP: at every so many of them; a fault point is a step of the event loop, or a call that
-changes the disk) one process plays a conversation and kills itself there; another one goes on. At every fourth point
-that one is killed too, further on, and a third one goes on. What the last one finds goes to standard output, one
-JSON object a line; the last line tells what a process finds that was not killed.
+At each fault point (with STEP: at every so many of them; a fault point is a step of the event loop,
+or a call that changes the disk) one process plays a conversation and kills itself there; another
+one goes on. At every fourth point that one is killed too, further on, and a third one goes on. What
+the last one finds goes to standard output, one JSON object a line; the last line tells what a
+process finds that was not killed.
 """
 
 from __future__ import annotations
@@ -52,12 +53,17 @@ FAILING = 5  # when this result stands last, there is no summary: truncation has
 WORKERS = 2
 
 
-# The conversation -------------------------------------------------------------------------------------------------
+# The conversation ---------------------------------------------------------------------------------
 
 
 def history() -> list[Message]:
-    """Every fourth result goes to a file at once, others later; summaries are made, and once there is none."""
-    results = ["a long line of output\n" * 200 if i % 4 == 0 else f"line {i} " * 60 for i in range(TURNS)]
+    """Every fourth result goes to a file at once, others later.
+
+    Summaries are made, and once there is none.
+    """
+    results = [
+        "a long line of output\n" * 200 if i % 4 == 0 else f"line {i} " * 60 for i in range(TURNS)
+    ]
     steps = (step(f"t{i}", result=results[i], say=f"step {i} " * 60) for i in range(TURNS))
     return conversation(user("go"), *steps)
 
@@ -122,14 +128,17 @@ async def played(root: Path, start: int) -> dict[str, Any]:
 
 
 def told(context: Sequence[Message], root: Path) -> str:
-    """What *context* says; the archive of a compaction that was killed stays, so the next one has another number.
+    """What *context* says; the archive of a compaction that was killed stays, so the next one has
+    another number.
 
     A later archive holds that number in the summary before it, and so has another digest.
     """
-    return re.sub(r"Z-\d+\.json(?: \([0-9a-f-]+\))?", "Z-n.json", as_json(context).replace(str(root), "root"))
+    return re.sub(
+        r"Z-\d+\.json(?: \([0-9a-f-]+\))?", "Z-n.json", as_json(context).replace(str(root), "root")
+    )
 
 
-# Fault points -----------------------------------------------------------------------------------------------------
+# Fault points -------------------------------------------------------------------------------------
 
 
 class FaultPoints:
@@ -151,14 +160,16 @@ class FaultPoints:
 
 
 def inject(last: int | None) -> None:
-    """Put a fault point before every step of the event loop and before every call that changes the disk."""
+    """Put a fault point before every step of the event loop and before every call that changes the
+    disk.
+    """
     points = FaultPoints(last)
     setattr(asyncio.Handle, "_run", points.before(getattr(asyncio.Handle, "_run")))  # noqa: B009, B010
     for name in ("open", "write", "link", "unlink", "replace", "fsync", "mkdir"):
         setattr(os, name, points.before(getattr(os, name)))
 
 
-# Processes --------------------------------------------------------------------------------------------------------
+# Processes ----------------------------------------------------------------------------------------
 
 
 def in_a_process(work: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
@@ -200,7 +211,9 @@ def deaths(point: int) -> list[int]:
 
 
 def survived(root: Path, last: int | None) -> dict[str, Any] | None:
-    """What a process finds that goes on in *root* and is killed at fault point *last*, if there are so many."""
+    """What a process finds that goes on in *root* and is killed at fault point *last*, if there are
+    so many.
+    """
     before, known = asked(root), journalled(root)
 
     def work() -> dict[str, Any]:
@@ -220,7 +233,9 @@ def survived(root: Path, last: int | None) -> dict[str, Any] | None:
 def murders(folder: Path, worker: int, step: int) -> Iterator[dict[str, Any]]:
     """What is found after each murder that is this worker's, and at last without one."""
     for point in itertools.count(worker * step, WORKERS * step):
-        root = folder / f"root{worker}"  # of one length each time: paths stand in contexts, and tokens are counted
+        root = (
+            folder / f"root{worker}"
+        )  # of one length each time: paths stand in contexts, and tokens are counted
         root.mkdir()
         killed = 0
         for last in [*deaths(point), None]:

@@ -13,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["folder_of_another_user", "python", "python_killed_at", "python_of_another_user", "small_disk"]
+__all__ = [
+    "folder_of_another_user",
+    "python",
+    "python_killed_at",
+    "python_of_another_user",
+    "small_disk",
+]
 
 NOBODY = 65534
 # Everything is imported before: the interpreter may lie where only root can read.

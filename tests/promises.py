@@ -1,7 +1,8 @@
-"""The ten promises that hold everywhere, each as one function that looks at a run and says how it was broken.
+"""The ten promises that hold everywhere, each as one function that looks at a run and says how it
+was broken.
 
-A `Run` is what was handed in, what came out, and everything that could be seen from outside in between. Each check
-yields a sentence for every breach; none for a promise that was kept.
+A `Run` is what was handed in, what came out, and everything that could be seen from outside in
+between. Each check yields a sentence for every breach; none for a promise that was kept.
 """
 
 from __future__ import annotations
@@ -30,7 +31,17 @@ from ctxpipe.testing import problems
 from ctxpipe.testing.rules import Model
 from ctxpipe.testing.signatures import verify
 
-__all__ = ["PROMISES", "Originals", "Run", "breaches", "files_below", "mended", "plain", "plain_json", "snapshot"]
+__all__ = [
+    "PROMISES",
+    "Originals",
+    "Run",
+    "breaches",
+    "files_below",
+    "mended",
+    "plain",
+    "plain_json",
+    "snapshot",
+]
 
 THINKING = ("thinking", "redacted_thinking")
 FOLDED = "<system-reminder>\n## File Context: "
@@ -40,14 +51,16 @@ SENT_ID = re.compile(r"[a-zA-Z0-9_-]+")
 MODEL = Model(prefill=True)  # a context may end in the assistant's words
 
 
-# What is looked at ------------------------------------------------------------------------------------------------
+# What is looked at --------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Originals:
-    """Every tool result and every input that was ever handed in, by the id of its call, in all forms a file may hold.
+    """Every tool result and every input that was ever handed in, by the id of its call, in all
+    forms a file may hold.
 
-    One of them is the text as it was mended for a request: what an earlier turn had to mend is offloaded so.
+    One of them is the text as it was mended for a request: what an earlier turn had to mend is
+    offloaded so.
     """
 
     results: dict[str, set[str]] = field(default_factory=dict)
@@ -58,20 +71,29 @@ class Originals:
             for part in parts(message):
                 if part["type"] == "tool_result":
                     for name in _names(part["tool_use_id"]):
-                        self.results.setdefault(name, set()).update(_also_mended(_forms(part.get("content"))))
+                        self.results.setdefault(name, set()).update(
+                            _also_mended(_forms(part.get("content")))
+                        )
                 elif part["type"] == "tool_use":
                     for name in _names(part["id"]):
-                        self.inputs.setdefault(name, set()).update(_also_mended(_strings(part["input"])))
+                        self.inputs.setdefault(name, set()).update(
+                            _also_mended(_strings(part["input"]))
+                        )
 
     def learn_folds(self, messages: Iterable[Mapping[str, Any]]) -> None:
-        """What a truncation has made of file views: whoever adopts it, or goes on with it, may offload it."""
+        """What a truncation has made of file views: whoever adopts it, or goes on with it, may
+        offload it.
+        """
         for name, text in _folds(messages):
             self.results.setdefault(name, set()).add(text)
 
     def all(self) -> set[str]:
         """Everything that a file may rightly hold, and what a repair says in the place of a result."""
         return set(SAID_BY_REPAIR) | {
-            on_disk(text) for held in (self.results, self.inputs) for texts in held.values() for text in texts
+            on_disk(text)
+            for held in (self.results, self.inputs)
+            for texts in held.values()
+            for text in texts
         }
 
 
@@ -80,9 +102,10 @@ class Run:
     """One run, seen from outside.
 
     *before* are the messages handed in as JSON, *objects* the very objects, both taken before the run. *proposals* are
-    those that counted, *told* the reports as they came. *sent* is what the session sent last, None when there is
-    nothing to compare with. *files* are those below the root before and after. *asked* says how many summaries were
-    asked for, *allowed* how many may be. *signed* tells that thinking was signed by a model that saw what was sent.
+    those that counted, *told* the reports as they came. *sent* is what the session sent last, None
+    when there is nothing to compare with. *files* are those below the root before and after.
+    *asked* says how many summaries were asked for, *allowed* how many may be. *signed* tells that
+    thinking was signed by a model that saw what was sent.
     """
 
     given: Sequence[Message]
@@ -105,7 +128,9 @@ class Run:
     signed: bool = False
     in_session: bool = False
     edited: bool = False  # the caller has changed the last message since
-    pointers: dict[tuple[str, str, str], str] = field(default_factory=dict)  # placeholders seen so far
+    pointers: dict[tuple[str, str, str], str] = field(
+        default_factory=dict
+    )  # placeholders seen so far
     secret: str = ""
 
     @property
@@ -113,11 +138,14 @@ class Run:
         return [report.outcome for report in self.result.reports]
 
 
-# 1 ----------------------------------------------------------------------------------------------------------------
+# 1 ------------------------------------------------------------------------------------------------
 
 
 def the_input_is_never_modified(run: Run) -> Iterator[str]:
-    """Copy on write; untouched messages by reference; nothing to do: the very same list, and no file."""
+    """Copy on write; untouched messages by reference.
+
+    Nothing to do: the very same list, and no file.
+    """
     if snapshot(run.given)[: len(run.before)] != list(run.before):
         yield "what was handed in reads differently"
     if any(now is not then for now, then in zip(run.given, run.objects, strict=False)):
@@ -133,16 +161,21 @@ def the_input_is_never_modified(run: Run) -> Iterator[str]:
     if idle and not run.asked:
         written = {name for name, info in run.files[1].items() if run.files[0].get(name) != info}
         stem = run.journal.removesuffix(".jsonl") or "no journal"
-        written = {name for name in written if not name.startswith(stem)}  # one that was damaged is set aside
+        written = {
+            name for name in written if not name.startswith(stem)
+        }  # one that was damaged is set aside
         if written:
             yield f"nothing was done, and {sorted(written)} was written"
 
 
-# 2 ----------------------------------------------------------------------------------------------------------------
+# 2 ------------------------------------------------------------------------------------------------
 
 
 def the_context_is_accepted(run: Run) -> Iterator[str]:
-    """The API's rules, told twice; roles and ends of what was rewritten; thinking byte for byte, and its bond."""
+    """The API's rules, told twice; roles and ends of what was rewritten.
+
+    Thinking byte for byte, and its bond.
+    """
     messages = run.result.messages
     yield from faults(messages)
     for turn, change in run.proposals:
@@ -153,27 +186,43 @@ def the_context_is_accepted(run: Run) -> Iterator[str]:
         yield from _new_neighbours(turn.messages, change.messages) if rewritten else ()
     body = _body(run)
     calls = {part["type"] for part in parts(messages[-1])} if messages else set()
-    if body["messages"] and "tool_use" not in calls:  # who hands in a waiting call gets it back, and sends it to nobody
+    if (
+        body["messages"] and "tool_use" not in calls
+    ):  # who hands in a waiting call gets it back, and sends it to nobody
         yield from (text for text in problems(body, MODEL) if "should match pattern" not in text)
         if run.signed:
             verdict = verify(body, MODEL, str(run.result.request_options.get("extra_headers", "")))
             yield from verdict.problems
     was = Counter(_thoughts(run.given)) + Counter(_thoughts(run.sent or ()))
-    yield from (f"thinking that nobody had: {thought[:80]}" for thought in Counter(_thoughts(messages)) - was)
+    yield from (
+        f"thinking that nobody had: {thought[:80]}"
+        for thought in Counter(_thoughts(messages)) - was
+    )
     sound = not faults(run.given)
-    told = [problem for problem in run.result.repaired if problem.rule != "tool-id"]  # `faults` takes any id
+    told = [
+        problem for problem in run.result.repaired if problem.rule != "tool-id"
+    ]  # `faults` takes any id
     if not run.in_session and sound == bool(told):
         yield f"what was broken and what is told differ: {faults(run.given)} and {told}"
     if sound and run.given and parts(run.given[-1])[-1]["type"] == "tool_use":
         last = run.result.messages[-1]
         waiting = [part for part in parts(run.given[-1]) if part["type"] == "tool_use"]
-        is_sendable = all(SENT_ID.fullmatch(part["id"]) for part in waiting)  # else they are renamed, in the first turn
-        if is_sendable and last is not run.given[-1] and plain_json(last) != plain_json(run.given[-1]):
+        is_sendable = all(
+            SENT_ID.fullmatch(part["id"]) for part in waiting
+        )  # else they are renamed, in the first turn
+        if (
+            is_sendable
+            and last is not run.given[-1]
+            and plain_json(last) != plain_json(run.given[-1])
+        ):
             yield "the calls that wait for their results were touched"
 
 
 def _new_neighbours(before: Sequence[Message], after: Sequence[Message]) -> Iterator[str]:
-    """What is rewritten alternates; neighbours of one role that stood so in what was handed in stay as they are."""
+    """What is rewritten alternates.
+
+    Neighbours of one role that stood so in what was handed in stay as they are.
+    """
     stood = {(id(one), id(other)) for one, other in pairwise(before)}
     for index, (one, other) in enumerate(pairwise(after), 1):
         if one["role"] == other["role"] != "system" and (id(one), id(other)) not in stood:
@@ -182,21 +231,31 @@ def _new_neighbours(before: Sequence[Message], after: Sequence[Message]) -> Iter
 
 def _body(run: Run) -> dict[str, Any]:
     head = {"model": "m", "max_tokens": 1, **run.result.request_options.get("extra_body", {})}
-    messages = [message for message in map(plain, run.result.messages) if message["role"] != "system"]
-    system = [p for message in run.result.messages if message["role"] == "system" for p in parts(message)]
+    messages = [
+        message for message in map(plain, run.result.messages) if message["role"] != "system"
+    ]
+    system = [
+        p for message in run.result.messages if message["role"] == "system" for p in parts(message)
+    ]
     return {**head, "system": system, "messages": messages}
 
 
 def _thoughts(messages: Iterable[Mapping[str, Any]]) -> list[str]:
     found = [part for message in messages for part in parts(message) if part["type"] in THINKING]
-    return [json.dumps({name: value for name, value in part.items() if value is not None}) for part in found]
+    return [
+        json.dumps({name: value for name, value in part.items() if value is not None})
+        for part in found
+    ]
 
 
-# 3 ----------------------------------------------------------------------------------------------------------------
+# 3 ------------------------------------------------------------------------------------------------
 
 
 def nothing_is_lost(run: Run) -> Iterator[str]:
-    """Behind each placeholder lies the whole text; what a change takes out lies in its archive; files are whole."""
+    """Behind each placeholder lies the whole text; what a change takes out lies in its archive.
+
+    Files are whole.
+    """
     for name, where, text in _pointers(run.result.messages, run.originals):
         held = text_at(run.root, where)
         if held is None:
@@ -211,9 +270,13 @@ def nothing_is_lost(run: Run) -> Iterator[str]:
                 yield "messages left, and were not archived"
                 continue
             kept = set(map(id, change.messages))
-            left = Counter(plain_json(message) for message in turn.messages if id(message) not in kept)
+            left = Counter(
+                plain_json(message) for message in turn.messages if id(message) not in kept
+            )
             saved = Counter(map(plain_json, parse_archive(Path(archive).read_text(), archive)))
-            head = Counter(plain_json(message) for message in turn.messages if message["role"] == "system")
+            head = Counter(
+                plain_json(message) for message in turn.messages if message["role"] == "system"
+            )
             if left - saved - head:
                 yield f"{archive} lacks {list(left - saved)[:1]}"
     rightly = None
@@ -236,19 +299,28 @@ def _folds(messages: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
 def _known(originals: Originals, name: str) -> set[str]:
     if name not in originals.results and name not in originals.inputs:
         name = re.sub(r"-\d+$", "", name)  # one that came twice in a message was told apart
-    return set(SAID_BY_REPAIR) | originals.results.get(name, set()) | originals.inputs.get(name, set())
+    return (
+        set(SAID_BY_REPAIR) | originals.results.get(name, set()) | originals.inputs.get(name, set())
+    )
 
 
 def _names(given: str) -> tuple[str, ...]:
-    """What a call is known by: its id as it can be sent, and another where the API does not take it."""
+    """What a call is known by: its id as it can be sent, and another where the API does not take
+    it.
+    """
     if SENT_ID.fullmatch(given):
         return (given,)
     digest = hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return mended(given), f"{re.sub('[^a-zA-Z0-9_-]', '_', given)[:40]}_{digest}"
 
 
-def _pointers(messages: Iterable[Mapping[str, Any]], originals: Originals) -> Iterator[tuple[str, str, str]]:
-    """Each placeholder of ours: the id of its call, the path, the text. One that a tool made up is no such thing."""
+def _pointers(
+    messages: Iterable[Mapping[str, Any]], originals: Originals
+) -> Iterator[tuple[str, str, str]]:
+    """Each placeholder of ours: the id of its call, the path, the text.
+
+    One that a tool made up is no such thing.
+    """
     for message in messages:
         for part in parts(message):
             if part["type"] == "tool_result":
@@ -259,7 +331,9 @@ def _pointers(messages: Iterable[Mapping[str, Any]], originals: Originals) -> It
                 continue
             for text in texts:
                 where = reference(text) or previewed_reference(text)
-                if where is not None and not any(text in mended(said) for said in _known(originals, name)):
+                if where is not None and not any(
+                    text in mended(said) for said in _known(originals, name)
+                ):
                     yield name, where, text
 
 
@@ -269,7 +343,7 @@ def _openings(content: Any) -> list[str]:
     return [part["text"] for part in (content or [])[:1] if part["type"] == "text"]
 
 
-# 4 ----------------------------------------------------------------------------------------------------------------
+# 4 ------------------------------------------------------------------------------------------------
 
 
 def every_change_shrinks(run: Run) -> Iterator[str]:
@@ -280,7 +354,7 @@ def every_change_shrinks(run: Run) -> Iterator[str]:
             yield f"a change from {before} to {after} tokens"
 
 
-# 5 ----------------------------------------------------------------------------------------------------------------
+# 5 ------------------------------------------------------------------------------------------------
 
 
 def placeholders_depend_on_content_alone(run: Run) -> Iterator[str]:
@@ -292,11 +366,13 @@ def placeholders_depend_on_content_alone(run: Run) -> Iterator[str]:
             yield f"{text!r}, which was {run.pointers[key]!r}"
 
 
-# 6 ----------------------------------------------------------------------------------------------------------------
+# 6 ------------------------------------------------------------------------------------------------
 
 
 def the_context_grows_at_its_end(run: Run) -> Iterator[str]:
-    """What was sent last is a byte prefix of what is sent now, up to the index that the result tells."""
+    """What was sent last is a byte prefix of what is sent now, up to the index that the result
+    tells.
+    """
     if run.sent is None:
         return
     if any("differs" in notice for notice in run.result.notices):
@@ -314,17 +390,23 @@ def the_context_grows_at_its_end(run: Run) -> Iterator[str]:
             return
 
 
-# 7 ----------------------------------------------------------------------------------------------------------------
+# 7 ------------------------------------------------------------------------------------------------
 
 
 def each_text_is_counted_once(run: Run) -> Iterator[str]:
     """Each distinct text of the conversation is encoded once, however often it is asked for."""
     if not run.raced:  # two at the same time may find the same thing out
-        texts = {text for message in run.given for part in parts(message) for text in _strings(part)}
-        yield from (f"{text[:60]!r} was encoded {run.encoded[text]} times" for text in texts if run.encoded[text] > 1)
+        texts = {
+            text for message in run.given for part in parts(message) for text in _strings(part)
+        }
+        yield from (
+            f"{text[:60]!r} was encoded {run.encoded[text]} times"
+            for text in texts
+            if run.encoded[text] > 1
+        )
 
 
-# 8 ----------------------------------------------------------------------------------------------------------------
+# 8 ------------------------------------------------------------------------------------------------
 
 
 def only_one_layer_retries(run: Run) -> Iterator[str]:
@@ -333,11 +415,13 @@ def only_one_layer_retries(run: Run) -> Iterator[str]:
         yield f"{run.asked} summaries were asked for, {run.allowed} are allowed"
 
 
-# 9 ----------------------------------------------------------------------------------------------------------------
+# 9 ------------------------------------------------------------------------------------------------
 
 
 def names_stay_inside(run: Run) -> Iterator[str]:
-    """Whatever ids and sessions are called, nothing lies outside the root, and nobody else may read what lies there."""
+    """Whatever ids and sessions are called, nothing lies outside the root, and nobody else may read
+    what lies there.
+    """
     for name, info in run.files[1].items():
         if run.files[0].get(name) == info:
             continue
@@ -350,7 +434,7 @@ def names_stay_inside(run: Run) -> Iterator[str]:
         yield "the context shows a file from outside"
 
 
-# 10 ---------------------------------------------------------------------------------------------------------------
+# 10 -----------------------------------------------------------------------------------------------
 
 
 def every_turn_explains_itself(run: Run) -> Iterator[str]:
@@ -361,7 +445,10 @@ def every_turn_explains_itself(run: Run) -> Iterator[str]:
     if run.told and list(run.told) != list(reports):
         yield "what was told as it happened is not what is told at the end"
     for report in reports:
-        if report.outcome in (Outcome.SKIPPED, Outcome.REFUSED, Outcome.FAILED) and not report.reason:
+        if (
+            report.outcome in (Outcome.SKIPPED, Outcome.REFUSED, Outcome.FAILED)
+            and not report.reason
+        ):
             yield f"{report.stage} gives no reason"
         if (report.outcome is Outcome.CHANGED) != (report.first_changed_index is not None):
             yield f"{report.stage} {report.outcome} from message {report.first_changed_index} on"
@@ -407,7 +494,7 @@ def breaches(run: Run) -> list[str]:
     return [f"{promise.__name__}: {text}" for promise in PROMISES for text in promise(run)]
 
 
-# Reading ----------------------------------------------------------------------------------------------------------
+# Reading ------------------------------------------------------------------------------------------
 
 
 def plain(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -417,7 +504,9 @@ def plain(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unmarked(part: Any) -> dict[str, Any]:
     held = dict(part) if isinstance(part, Mapping) else part.model_dump()
-    bare = {name: value for name, value in held.items() if name != "cache_control" and value is not None}
+    bare = {
+        name: value for name, value in held.items() if name != "cache_control" and value is not None
+    }
     if isinstance(bare.get("content"), list | tuple):
         bare["content"] = [_unmarked(inner) for inner in bare["content"]]
     return bare
@@ -437,7 +526,9 @@ def _dumped(value: Any) -> Any:
 
 
 def files_below(root: Path) -> dict[str, object]:
-    """Every file below *root* by its relative name, and what tells it apart from one that was changed."""
+    """Every file below *root* by its relative name, and what tells it apart from one that was
+    changed.
+    """
     found: dict[str, object] = {}
     for folder, _, names in os.walk(root):
         for name in names:
@@ -466,7 +557,9 @@ def mended(text: str) -> str:
 
 
 def text_at(root: Path, where: str) -> str | None:
-    """What lies where a placeholder points to: an absolute path, or one below the root or the current folder."""
+    """What lies where a placeholder points to: an absolute path, or one below the root or the
+    current folder.
+    """
     for base in (root, Path.cwd()):
         try:
             return (base / where).read_bytes().decode()
@@ -480,7 +573,10 @@ def _forms(content: Any) -> set[str]:
         return {content}
     told = [_whole(part) for part in content or () if _whole(part)["type"] == "text"]
     forms: list[tuple[tuple[str, str] | None, int | None]] = [((",", ":"), None), (None, 2)]
-    return {json.dumps(told, ensure_ascii=False, separators=marks, indent=indent) for marks, indent in forms}
+    return {
+        json.dumps(told, ensure_ascii=False, separators=marks, indent=indent)
+        for marks, indent in forms
+    }
 
 
 def _whole(part: Any) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Recorded conversations of real agents, where they lie beside the project, as an agent's loop went through them."""
+"""Recorded conversations of real agents, where they lie beside the project, as an agent's loop went
+through them.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,16 @@ from ctxpipe.messages import Message
 
 __all__ = ["TRANSCRIPTS", "recorded", "turns"]
 
-TRANSCRIPTS = sorted((Path(__file__).resolve().parents[2] / "shared" / "transcripts").glob("*.jsonl"))
+TRANSCRIPTS = sorted(
+    (Path(__file__).resolve().parents[2] / "shared" / "transcripts").glob("*.jsonl")
+)
 
 
 def recorded(file: Path) -> list[Message]:
-    """The conversation; one of them holds a reply that broke off while it was thinking, which is mended first."""
+    """The conversation.
+
+    One of them holds a reply that broke off while it was thinking, which is mended first.
+    """
     rows = map(json.loads, file.read_text("utf-8").splitlines())
     return repair([cast("Message", row) for row in rows if "role" in row])
 

@@ -1,9 +1,11 @@
-"""Conversations from a seed: hundreds of messages for one draw, where a drawn history costs a draw for each word.
+"""Conversations from a seed: hundreds of messages for one draw, where a drawn history costs a draw
+for each word.
 
     talk = Talk(Random(7))
     history = talk.opening() + talk.loop(3)
 
-All texts of one `Talk` are told apart by a number, so that what stands in a file can be traced to where it came from.
+All texts of one `Talk` are told apart by a number, so that what stands in a file can be traced to
+where it came from.
 """
 
 from __future__ import annotations
@@ -36,8 +38,14 @@ HOSTILE = (
 )
 """Ids that would like to lead somewhere else."""
 
-PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"}}
-DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "A page.\n" * 40}}
+PICTURE = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"},
+}
+DOCUMENT = {
+    "type": "document",
+    "source": {"type": "text", "media_type": "text/plain", "data": "A page.\n" * 40},
+}
 MARK = {"type": "ephemeral"}
 
 Sign = Callable[[Sequence[Message], Sequence[Mapping[str, Any]]], list[dict[str, Any]]]
@@ -50,7 +58,10 @@ def unsigned(_seen: Sequence[Message], blocks: Sequence[Mapping[str, Any]]) -> l
 
 
 class Talk:
-    """Says something new each time. *hostile* ids, *repeated* ids and *sdk* objects come now and then."""
+    """Says something new each time.
+
+    *hostile* ids, *repeated* ids and *sdk* objects come now and then.
+    """
 
     def __init__(
         self,
@@ -66,7 +77,7 @@ class Talk:
         self._sign = sign
         self._said = 0
 
-    # Parts --------------------------------------------------------------------------------------------------------
+    # Parts ----------------------------------------------------------------------------------------
 
     def _one_in(self, number: int) -> bool:
         return self._random.randrange(number) == 0
@@ -74,7 +85,14 @@ class Talk:
     def words(self, label: str = "m") -> str:
         """A new text."""
         self._said += 1
-        fillers = ("", " a word", " lorem ipsum dolor" * 12, " 漢字かな🙂é" * 6, " x" * 400, " <command>keep</command>")
+        fillers = (
+            "",
+            " a word",
+            " lorem ipsum dolor" * 12,
+            " 漢字かな🙂é" * 6,
+            " x" * 400,
+            " <command>keep</command>",
+        )
         return f"{label}{self._said}.{self._random.choice(fillers)}"
 
     def _id(self) -> str:
@@ -90,11 +108,24 @@ class Talk:
         """A call of one of the tools that agents have."""
         path = self._path()
         calls: tuple[tuple[str, dict[str, Any]], ...] = (
-            ("bash", {"command": self._random.choice(("ls -l", f"cat {path}", f"sed -n 1,9p {path}", "make"))}),
+            (
+                "bash",
+                {
+                    "command": self._random.choice(
+                        ("ls -l", f"cat {path}", f"sed -n 1,9p {path}", "make")
+                    )
+                },
+            ),
             ("read_file", {"path": path}),
             ("Read", {"file_path": path, "limit": 100}),
             ("grep", {"pattern": "x", "nested": {"deep": [1, None]}}),
-            ("write_file", {"path": path, "content": self.words("w") + " written" * self._random.randrange(200)}),
+            (
+                "write_file",
+                {
+                    "path": path,
+                    "content": self.words("w") + " written" * self._random.randrange(200),
+                },
+            ),
         )
         return tool_use(self._id(), *self._random.choice(calls))
 
@@ -142,25 +173,33 @@ class Talk:
             {"type": "web_search_tool_result", "tool_use_id": name, "content": [found]},
         ]
 
-    # Messages -----------------------------------------------------------------------------------------------------
+    # Messages -------------------------------------------------------------------------------------
 
     def user(self) -> Message:
         """What the user says: bare text, blocks, a picture, a document, a cache mark."""
         if self._one_in(2):
             return cast("Message", {"role": "user", "content": self.words("u")})
-        content: list[dict[str, Any]] = [text(self.words("u")) for _ in range(self._random.randrange(1, 3))]
-        content += [copy.deepcopy(self._random.choice((PICTURE, DOCUMENT)))] if self._one_in(3) else []
+        content: list[dict[str, Any]] = [
+            text(self.words("u")) for _ in range(self._random.randrange(1, 3))
+        ]
+        content += (
+            [copy.deepcopy(self._random.choice((PICTURE, DOCUMENT)))] if self._one_in(3) else []
+        )
         if self._one_in(4):
             content[-1]["cache_control"] = dict(MARK)
         return cast("Message", {"role": "user", "content": content})
 
     def reply(self, seen: Sequence[Message], calls: Sequence[Mapping[str, Any]] = ()) -> Message:
-        """What the model answers to the messages it has *seen*: thinking, words, server tools, *calls*."""
+        """What the model answers to the messages it has *seen*: thinking, words, server tools,
+        *calls*.
+        """
         spoken = [text(self.words("a"))] if not calls or self._one_in(2) else []
         if not calls and self._one_in(2):
             return cast("Message", {"role": "assistant", "content": self.words("a")})
         blocks = self._sign(seen, [*self._thinking(), *self._searched(), *spoken, *calls])
-        content = [_as_object(block) for block in blocks] if self._sdk and self._one_in(2) else blocks
+        content = (
+            [_as_object(block) for block in blocks] if self._sdk and self._one_in(2) else blocks
+        )
         return cast("Message", {"role": "assistant", "content": content})
 
     def results(self, calls: Sequence[Mapping[str, Any]]) -> Message:
@@ -169,22 +208,31 @@ class Talk:
         after = [text(self.words("u"))] if self._one_in(5) else []
         return cast("Message", {"role": "user", "content": [*shuffled, *after]})
 
-    # Runs of messages ---------------------------------------------------------------------------------------------
+    # Runs of messages -----------------------------------------------------------------------------
 
     def opening(self) -> list[Message]:
         """System messages, perhaps, and the user's first request."""
-        head = [{"role": "system", "content": self.words("system")} for _ in range(self._random.choice((0, 0, 1, 2)))]
+        head = [
+            {"role": "system", "content": self.words("system")}
+            for _ in range(self._random.choice((0, 0, 1, 2)))
+        ]
         return [*cast("list[Message]", head), self.user()]
 
-    def loop(self, steps: int, seen: Sequence[Message] = (), *, open_end: bool = False) -> list[Message]:
-        """*steps* replies to what was *seen*, most of them with one to four calls and their results.
+    def loop(
+        self, steps: int, seen: Sequence[Message] = (), *, open_end: bool = False
+    ) -> list[Message]:
+        """*steps* replies to what was *seen*, most of them with one to four calls and their
+        results.
 
         With *open_end* the last calls may still wait, or the model has spoken last.
         """
         made: list[Message] = []
         for step in range(steps):
             calls = list(
-                {c["id"]: c for c in (self.call() for _ in range(self._random.choice((0, 1, 1, 2, 4))))}.values()
+                {
+                    c["id"]: c
+                    for c in (self.call() for _ in range(self._random.choice((0, 1, 1, 2, 4))))
+                }.values()
             )
             made.append(self.reply([*seen, *made], calls))
             if open_end and step == steps - 1 and self._one_in(3):
@@ -197,7 +245,9 @@ class Talk:
         wrecked = [cast("Message", _plain(message)) for message in history]
         for _ in range(self._random.randrange(1, 3)):
             if wrecked:
-                FAULTS[self._random.choice(sorted(FAULTS))](wrecked, self._random.randrange(len(wrecked)))
+                FAULTS[self._random.choice(sorted(FAULTS))](
+                    wrecked, self._random.randrange(len(wrecked))
+                )
         return wrecked
 
 
@@ -207,9 +257,13 @@ def _as_object(block: Mapping[str, Any]) -> object:
         case "text":
             return TextBlock(type="text", text=block["text"])
         case "tool_use":
-            return ToolUseBlock(type="tool_use", id=block["id"], name=block["name"], input=block["input"])
+            return ToolUseBlock(
+                type="tool_use", id=block["id"], name=block["name"], input=block["input"]
+            )
         case "thinking":
-            return ThinkingBlock(type="thinking", thinking=block["thinking"], signature=block["signature"])
+            return ThinkingBlock(
+                type="thinking", thinking=block["thinking"], signature=block["signature"]
+            )
         case "redacted_thinking":
             return RedactedThinkingBlock(type="redacted_thinking", data=block["data"])
     return block
@@ -219,5 +273,8 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message["content"]
     if isinstance(content, str):
         return dict(message)
-    blocks = [copy.deepcopy(b) if isinstance(b, Mapping) else b.model_dump(exclude_unset=True) for b in content]
+    blocks = [
+        copy.deepcopy(b) if isinstance(b, Mapping) else b.model_dump(exclude_unset=True)
+        for b in content
+    ]
     return {**message, "content": blocks}

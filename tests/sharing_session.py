@@ -27,7 +27,9 @@ TURNS = 60
 
 def history() -> list[Message]:
     """What each process hands in, as far as the conversation has come."""
-    results = ["a long line of output\n" * 200 if i % 5 == 0 else f"line {i} " * 60 for i in range(TURNS)]
+    results = [
+        "a long line of output\n" * 200 if i % 5 == 0 else f"line {i} " * 60 for i in range(TURNS)
+    ]
     steps = (step(f"t{i}", result=results[i], say=f"step {i} " * 20) for i in range(TURNS))
     return conversation(user("go"), *steps)
 

@@ -1,4 +1,6 @@
-"""tiktoken as everybody else uses it: its own loader, fed the same ranks through its own cache folder."""
+"""tiktoken as everybody else uses it: its own loader, fed the same ranks through its own cache
+folder.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,14 @@ def official(name: str) -> bytes:
 
 @functools.cache
 def encoding(name: str) -> tiktoken.Encoding:
-    """What ``tiktoken.get_encoding`` makes of the official file; it checks OpenAI's sha256 itself."""
-    with tempfile.TemporaryDirectory() as cache, mock.patch.dict(os.environ, TIKTOKEN_CACHE_DIR=cache):
+    """What ``tiktoken.get_encoding`` makes of the official file.
+
+    It checks OpenAI's sha256 itself.
+    """
+    with (
+        tempfile.TemporaryDirectory() as cache,
+        mock.patch.dict(os.environ, TIKTOKEN_CACHE_DIR=cache),
+    ):
         cached = hashlib.sha1(URL.format(name).encode()).hexdigest()  # noqa: S324
         (Path(cache) / cached).write_bytes(official(name))
         return tiktoken.get_encoding(name)

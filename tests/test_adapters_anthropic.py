@@ -1,4 +1,6 @@
-"""The middleware in the real SDK, against the loopback Messages API: what the server receives, and what comes back."""
+"""The middleware in the real SDK, against the loopback Messages API: what the server receives, and
+what comes back.
+"""
 
 from __future__ import annotations
 
@@ -60,10 +62,12 @@ LONG = "a long line of output\n" * 100
 MARK = {"cache_control": {"type": "ephemeral"}}
 BETA = "anthropic-beta"
 BINDING = "thinking-binding-controls-2026-08-01"
-TOOLS: Any = [{"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {}}}]
+TOOLS: Any = [
+    {"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {}}}
+]
 
 
-# Talking ------------------------------------------------------------------------------------------------------------
+# Talking ------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -82,15 +86,23 @@ async def talk(
 Ask = Callable[..., Awaitable[Any]]
 
 
-async def plain(client: anthropic.AsyncAnthropic, messages: Sequence[Message], **options: Any) -> Any:
-    return await client.messages.create(**{"model": "m", "max_tokens": 99, "messages": messages, **options})
+async def plain(
+    client: anthropic.AsyncAnthropic, messages: Sequence[Message], **options: Any
+) -> Any:
+    return await client.messages.create(
+        **{"model": "m", "max_tokens": 99, "messages": messages, **options}
+    )
 
 
 async def beta(client: anthropic.AsyncAnthropic, messages: Any, **options: Any) -> Any:
-    return await client.beta.messages.create(**{"model": "m", "max_tokens": 99, "messages": messages, **options})
+    return await client.beta.messages.create(
+        **{"model": "m", "max_tokens": 99, "messages": messages, **options}
+    )
 
 
-async def streamed(client: anthropic.AsyncAnthropic, messages: Sequence[Message], **options: Any) -> Any:
+async def streamed(
+    client: anthropic.AsyncAnthropic, messages: Sequence[Message], **options: Any
+) -> Any:
     """The events of a stream, put together by hand: the first says the message, what counts here."""
     stream = await plain(client, messages, stream=True, **options)
     events = [event async for event in stream]
@@ -100,7 +112,9 @@ async def streamed(client: anthropic.AsyncAnthropic, messages: Sequence[Message]
 
 async def helped(client: anthropic.AsyncAnthropic, messages: Any, **options: Any) -> Any:
     """The SDK's own helper for streams."""
-    async with client.messages.stream(**{"model": "m", "max_tokens": 99, "messages": messages, **options}) as stream:
+    async with client.messages.stream(
+        **{"model": "m", "max_tokens": 99, "messages": messages, **options}
+    ) as stream:
         return await stream.get_final_message()
 
 
@@ -181,26 +195,40 @@ class Factors:
         return Skip("it only looks")
 
 
-# Nothing to do ------------------------------------------------------------------------------------------------------
+# Nothing to do ------------------------------------------------------------------------------------
 
 
 @every_way
-async def test_below_the_gates_the_request_is_byte_for_byte_the_one_without_ctxpipe(tmp_path: Path, ask: Ask) -> None:
-    beside: Any = {"system": [text("Be brief.")], "tools": TOOLS, "stop_sequences": ["é"], "metadata": {"user_id": "é"}}
+async def test_below_the_gates_the_request_is_byte_for_byte_the_one_without_ctxpipe(
+    tmp_path: Path, ask: Ask
+) -> None:
+    beside: Any = {
+        "system": [text("Be brief.")],
+        "tools": TOOLS,
+        "stop_sequences": ["é"],
+        "metadata": {"user_id": "é"},
+    }
     received = []
     for middleware in ([], [ctxpipe_middleware(full(tmp_path), session_id="s")]):
         async with talk(think_and_call, *middleware) as (server, client):
             history: list[Any] = [user("go")]
             for _ in range(3):
-                reply = await client.messages.create(model="m", max_tokens=99, messages=history, **beside)
-                history += [reply.to_param(), user(tool_result(cast("Any", reply.content[-1]).id, "ok é😀"))]
+                reply = await client.messages.create(
+                    model="m", max_tokens=99, messages=history, **beside
+                )
+                history += [
+                    reply.to_param(),
+                    user(tool_result(cast("Any", reply.content[-1]).id, "ok é😀")),
+                ]
             await ask(client, history, **beside)
         received.append(server.requests)
         assert not server.refused
 
     bare, ours = received
     assert [request.raw for request in ours] == [request.raw for request in bare]
-    assert [comparable(request.headers) for request in ours] == [comparable(request.headers) for request in bare]
+    assert [comparable(request.headers) for request in ours] == [
+        comparable(request.headers) for request in bare
+    ]
 
 
 def comparable(headers: Any) -> dict[str, str]:
@@ -214,12 +242,16 @@ def comparable(headers: Any) -> dict[str, str]:
 
 def think_and_call(body: RequestBody) -> Reply:
     number = len(body["messages"])
-    return answer(thinking(f"thought {number}"), "so", tool_use("look", {"n": number}, id=f"t{number}"))
+    return answer(
+        thinking(f"thought {number}"), "so", tool_use("look", {"n": number}, id=f"t{number}")
+    )
 
 
 @settings(max_examples=6, deadline=None)
 @given(st.lists(histories(3, thoughts=False, ends=False), min_size=5, max_size=5))
-async def test_whatever_was_said_a_pipeline_with_nothing_to_do_changes_no_byte(said: list[list[Message]]) -> None:
+async def test_whatever_was_said_a_pipeline_with_nothing_to_do_changes_no_byte(
+    said: list[list[Message]],
+) -> None:
     shaping = ctxpipe_middleware(ContextPipeline([Factors()]), session_id="s")
 
     async with talk(lambda _: "ok", shaping) as (server, client):
@@ -237,18 +269,22 @@ async def test_whatever_was_said_a_pipeline_with_nothing_to_do_changes_no_byte(s
 async def test_the_answer_is_the_one_without_ctxpipe(tmp_path: Path, ask: Ask) -> None:
     replies = []
     for middleware in ([], [ctxpipe_middleware(offloading(tmp_path), session_id="s")]):
-        async with talk([answer(thinking("hm"), "Hello.", tool_use("look", {}, id="t"))], *middleware) as (_, client):
+        async with talk(
+            [answer(thinking("hm"), "Hello.", tool_use("look", {}, id="t"))], *middleware
+        ) as (_, client):
             replies.append(await ask(client, [user("hi")]))
 
     assert replies[0] == replies[1]
     assert type(replies[0]) is type(replies[1])
 
 
-# Something to do ----------------------------------------------------------------------------------------------------
+# Something to do ----------------------------------------------------------------------------------
 
 
 @every_way
-async def test_a_long_result_goes_to_a_file_and_the_request_names_it(tmp_path: Path, ask: Ask) -> None:
+async def test_a_long_result_goes_to_a_file_and_the_request_names_it(
+    tmp_path: Path, ask: Ask
+) -> None:
     shaping = ctxpipe_middleware(offloading(tmp_path), session_id="s")
 
     async with talk(["ok"], shaping) as (server, client):
@@ -264,7 +300,10 @@ async def test_a_long_result_goes_to_a_file_and_the_request_names_it(tmp_path: P
 async def test_the_callers_history_stays_as_it_is(tmp_path: Path) -> None:
     history, before = loop(16), loop(16)
 
-    async with talk(lambda _: "ok", ctxpipe_middleware(full(tmp_path), session_id="s")) as (server, client):
+    async with talk(lambda _: "ok", ctxpipe_middleware(full(tmp_path), session_id="s")) as (
+        server,
+        client,
+    ):
         for end in range(1, len(history) + 1, 2):
             await plain(client, history[:end])
 
@@ -272,27 +311,40 @@ async def test_the_callers_history_stays_as_it_is(tmp_path: Path) -> None:
     assert server.requests[-1].tokens < 3000
 
 
-@pytest.mark.parametrize(("stages", "streaming"), [(full, False), (offloading, True)], ids=["plain", "streaming"])
+@pytest.mark.parametrize(
+    ("stages", "streaming"), [(full, False), (offloading, True)], ids=["plain", "streaming"]
+)
 async def test_the_tool_runner_works_for_sixty_turns_and_no_request_is_refused(
     tmp_path: Path, stages: Callable[[Path], ContextPipeline], streaming: bool
 ) -> None:
     seen: list[int] = []
 
-    @beta_async_tool(name="look", description="Looks.", input_schema={"type": "object", "properties": {}})
+    @beta_async_tool(
+        name="look", description="Looks.", input_schema={"type": "object", "properties": {}}
+    )
     async def look(**given: int) -> str:
         seen.append(given["n"])
         return python_source(given["n"] % 30 * 5)
 
     def script(body: RequestBody) -> Reply:
         turn = len(server.requests)
-        calls = [tool_use("look", {"n": turn * 2 + n}, id=f"t{turn}_{n}") for n in range(1 + turn % 2)]
-        return "Done." if turn == 61 else answer(thinking(f"thought {turn}"), f"Turn {turn}.", *calls)
+        calls = [
+            tool_use("look", {"n": turn * 2 + n}, id=f"t{turn}_{n}") for n in range(1 + turn % 2)
+        ]
+        return (
+            "Done." if turn == 61 else answer(thinking(f"thought {turn}"), f"Turn {turn}.", *calls)
+        )
 
     shaping = ctxpipe_middleware(stages(tmp_path), session_id="s")
     async with talk(script, shaping) as (server, client):
         task: Any = [user("go")]
         runner = client.beta.messages.tool_runner(
-            model="m", max_tokens=99, tools=[look], messages=task, system="Be brief.", stream=streaming
+            model="m",
+            max_tokens=99,
+            tools=[look],
+            messages=task,
+            system="Be brief.",
+            stream=streaming,
         )
         last: Any = await runner.until_done()
 
@@ -302,7 +354,11 @@ async def test_the_tool_runner_works_for_sixty_turns_and_no_request_is_refused(
     assert len({*seen}) == len(seen)  # nothing was asked twice because it was lost
     assert all("thread" not in request.body for request in server.requests)
     assert server.requests[-1].tokens < 10_000
-    files = {match[0]: file for file in tmp_path.rglob("*.md") if (match := re.search(r"t\d+_\d$", file.stem))}
+    files = {
+        match[0]: file
+        for file in tmp_path.rglob("*.md")
+        if (match := re.search(r"t\d+_\d$", file.stem))
+    }
     assert len(files) > 60
     for name, file in files.items():
         turn, number = name[1:].split("_")
@@ -312,7 +368,10 @@ async def test_the_tool_runner_works_for_sixty_turns_and_no_request_is_refused(
 async def test_each_request_of_a_session_goes_on_where_the_one_before_ended(tmp_path: Path) -> None:
     history = loop(12)
 
-    async with talk(lambda _: "ok", ctxpipe_middleware(offloading(tmp_path), session_id="s")) as (server, client):
+    async with talk(lambda _: "ok", ctxpipe_middleware(offloading(tmp_path), session_id="s")) as (
+        server,
+        client,
+    ):
         for end in range(1, len(history) + 1, 2):
             await plain(client, history[:end])
 
@@ -322,11 +381,16 @@ async def test_each_request_of_a_session_goes_on_where_the_one_before_ended(tmp_
         assert after.startswith(before)
 
 
-async def test_a_caller_who_adopts_the_context_sends_what_one_sends_who_keeps_the_history(tmp_path: Path) -> None:
+async def test_a_caller_who_adopts_the_context_sends_what_one_sends_who_keeps_the_history(
+    tmp_path: Path,
+) -> None:
     history, wire = loop(30, LONG * 2), list[list[bytes]]()
     for adopts in (False, True):
         pipeline = full(tmp_path)
-        async with talk(lambda _: "ok", ctxpipe_middleware(pipeline, session_id="s")) as (server, client):
+        async with talk(lambda _: "ok", ctxpipe_middleware(pipeline, session_id="s")) as (
+            server,
+            client,
+        ):
             adopted: list[Message] = []
             for end in range(1, len(history) + 1, 2):
                 adopted += history[max(0, end - 2) : end]
@@ -345,7 +409,10 @@ async def test_a_session_of_the_loop_itself_and_the_middleware_agree(tmp_path: P
     pipeline = offloading(tmp_path)
     session, history = pipeline.session("s"), loop(5)
 
-    async with talk(lambda _: "ok", ctxpipe_middleware(pipeline, session_id="s")) as (server, client):
+    async with talk(lambda _: "ok", ctxpipe_middleware(pipeline, session_id="s")) as (
+        server,
+        client,
+    ):
         await session.create(client, model="m", max_tokens=99, messages=history)
         await plain(client, history)
 
@@ -353,8 +420,12 @@ async def test_a_session_of_the_loop_itself_and_the_middleware_agree(tmp_path: P
     assert by_the_loop.raw == by_the_middleware.raw
 
 
-@pytest.mark.parametrize("beside", [{"system": LONG * 9}, {"tools": [{**TOOLS[0], "description": LONG * 9}]}, {}])
-async def test_system_prompt_and_tools_count_into_the_budget(tmp_path: Path, beside: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "beside", [{"system": LONG * 9}, {"tools": [{**TOOLS[0], "description": LONG * 9}]}, {}]
+)
+async def test_system_prompt_and_tools_count_into_the_budget(
+    tmp_path: Path, beside: dict[str, Any]
+) -> None:
     truncate = SmartTruncate(LocalStorage(tmp_path), max_tokens=1500)
     pipeline = ContextPipeline([truncate], budget=Budget(window=20_000, trigger=8_000))
 
@@ -365,7 +436,7 @@ async def test_system_prompt_and_tools_count_into_the_budget(tmp_path: Path, bes
     assert not server.refused
 
 
-# The bill -----------------------------------------------------------------------------------------------------------
+# The bill -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ask", [*WAYS, response_streamed], ids=lambda ask: ask.__name__)
@@ -415,7 +486,10 @@ async def test_whoever_reads_the_body_himself_is_left_alone(
     factors = Factors()
     pipeline = offloading(tmp_path).use(factors)
 
-    async with talk(["Hello.", "ok"], ctxpipe_middleware(pipeline, session_id="s")) as (server, client):
+    async with talk(["Hello.", "ok"], ctxpipe_middleware(pipeline, session_id="s")) as (
+        server,
+        client,
+    ):
         request: Any = {"model": "m", "max_tokens": 99, "messages": loop(1), "stream": streaming}
         async with client.messages.with_streaming_response.create(**request) as response:
             body = b"".join([part async for part in response.iter_bytes()])
@@ -428,7 +502,7 @@ async def test_whoever_reads_the_body_himself_is_left_alone(
     assert not warnings_in(caplog)
 
 
-# Too long -----------------------------------------------------------------------------------------------------------
+# Too long -----------------------------------------------------------------------------------------
 
 WITHOUT_NUMBERS = [
     Failure(413, "request_too_large", "Request too large"),
@@ -438,7 +512,9 @@ WITHOUT_NUMBERS = [
 
 def truncating(folder: Path, window: int = 500_000) -> ContextPipeline:
     """A pipeline that believes in a larger window than the model has."""
-    return ContextPipeline([SmartTruncate(LocalStorage(folder), max_tokens=1500)], budget=Budget(window=window))
+    return ContextPipeline(
+        [SmartTruncate(LocalStorage(folder), max_tokens=1500)], budget=Budget(window=window)
+    )
 
 
 @every_way
@@ -446,7 +522,9 @@ def truncating(folder: Path, window: int = 500_000) -> ContextPipeline:
 async def test_after_prompt_is_too_long_a_shorter_request_follows_once(
     tmp_path: Path, refusal: Failure, ask: Ask
 ) -> None:
-    async with talk([refusal, "ok"], ctxpipe_middleware(truncating(tmp_path, 30_000), session_id="s")) as (
+    async with talk(
+        [refusal, "ok"], ctxpipe_middleware(truncating(tmp_path, 30_000), session_id="s")
+    ) as (
         server,
         client,
     ):
@@ -467,7 +545,9 @@ async def test_after_prompt_is_too_long_a_shorter_request_follows_once(
         Failure(400, "e", "got 'the input token count is 900 but model only supports up to 800'"),
     ],
 )
-async def test_what_is_far_below_its_budget_is_not_compacted_for_a_refusal(tmp_path: Path, refusal: Failure) -> None:
+async def test_what_is_far_below_its_budget_is_not_compacted_for_a_refusal(
+    tmp_path: Path, refusal: Failure
+) -> None:
     shaping = ctxpipe_middleware(truncating(tmp_path), session_id="s")
 
     async with talk([refusal], shaping) as (server, client):
@@ -505,7 +585,9 @@ async def test_the_usage_of_a_shorter_request_counts_for_what_it_held(tmp_path: 
 
 
 @every_way
-async def test_a_shorter_request_that_is_too_long_as_well_is_the_last(tmp_path: Path, ask: Ask) -> None:
+async def test_a_shorter_request_that_is_too_long_as_well_is_the_last(
+    tmp_path: Path, ask: Ask
+) -> None:
     shaping = ctxpipe_middleware(truncating(tmp_path), session_id="s")
 
     async with talk(lambda _: prompt_too_long(), shaping, max_retries=2) as (server, client):
@@ -516,7 +598,9 @@ async def test_a_shorter_request_that_is_too_long_as_well_is_the_last(tmp_path: 
 
 
 @every_way
-async def test_a_request_that_cannot_get_shorter_is_not_sent_again(tmp_path: Path, ask: Ask) -> None:
+async def test_a_request_that_cannot_get_shorter_is_not_sent_again(
+    tmp_path: Path, ask: Ask
+) -> None:
     shaping = ctxpipe_middleware(truncating(tmp_path), session_id="s")
 
     async with talk(lambda _: prompt_too_long(), shaping, max_retries=2) as (server, client):
@@ -527,10 +611,15 @@ async def test_a_request_that_cannot_get_shorter_is_not_sent_again(tmp_path: Pat
 
 
 @every_way
-async def test_another_refusal_reaches_the_caller_as_the_api_says_it(tmp_path: Path, ask: Ask) -> None:
+async def test_another_refusal_reaches_the_caller_as_the_api_says_it(
+    tmp_path: Path, ask: Ask
+) -> None:
     refusal = Failure(400, "invalid_request_error", "temperature: must not be warm")
 
-    async with talk([refusal], ctxpipe_middleware(truncating(tmp_path), session_id="s")) as (server, client):
+    async with talk([refusal], ctxpipe_middleware(truncating(tmp_path), session_id="s")) as (
+        server,
+        client,
+    ):
         with pytest.raises(anthropic.BadRequestError, match="must not be warm") as raised:
             await ask(client, loop(20))
 
@@ -539,27 +628,37 @@ async def test_another_refusal_reaches_the_caller_as_the_api_says_it(tmp_path: P
 
 
 async def test_the_tool_runner_survives_prompt_is_too_long(tmp_path: Path) -> None:
-    @beta_async_tool(name="look", description="Looks.", input_schema={"type": "object", "properties": {}})
+    @beta_async_tool(
+        name="look", description="Looks.", input_schema={"type": "object", "properties": {}}
+    )
     async def look() -> str:
         return LONG
 
     def script(body: RequestBody) -> Reply:
         return "Done." if server.calls - len(server.refused) == 20 else answer(tool_use("look", {}))
 
-    async with talk(script, ctxpipe_middleware(truncating(tmp_path), session_id="s"), model=Model(window=4000)) as (
+    async with talk(
+        script, ctxpipe_middleware(truncating(tmp_path), session_id="s"), model=Model(window=4000)
+    ) as (
         server,
         client,
     ):
         task: Any = [user("go")]
-        runner = client.beta.messages.tool_runner(model="m", max_tokens=99, tools=[look], messages=task)
+        runner = client.beta.messages.tool_runner(
+            model="m", max_tokens=99, tools=[look], messages=task
+        )
         last = await runner.until_done()
 
     assert cast("Any", last.content[0]).text == "Done."
     assert server.refused
-    assert all(problem.startswith("prompt is too long") for request in server.refused for problem in request.problems)
+    assert all(
+        problem.startswith("prompt is too long")
+        for request in server.refused
+        for problem in request.problems
+    )
 
 
-# Tried again by the SDK ---------------------------------------------------------------------------------------------
+# Tried again by the SDK ---------------------------------------------------------------------------
 
 SOON = {"retry-after-ms": "1"}
 FAILURES: dict[str, Reply] = {
@@ -584,13 +683,17 @@ class Counted:
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
 @pytest.mark.parametrize("ask", [plain, helped], ids=["plain", "streaming"])
-async def test_what_the_sdk_sends_again_is_the_same_request(tmp_path: Path, ask: Ask, failure: Reply) -> None:
+async def test_what_the_sdk_sends_again_is_the_same_request(
+    tmp_path: Path, ask: Ask, failure: Reply
+) -> None:
     summarize, storage = Counted(), LocalStorage(tmp_path)
     stages = (DirectOffload(storage, min_chars=500), Compact(summarize, storage))
     pipeline = ContextPipeline(stages, budget=Budget(window=4000, trigger=2000))
 
     async with talk(
-        [failure, "ok"], ctxpipe_middleware(pipeline, session_id="s", cache_breakpoints=2), max_retries=1
+        [failure, "ok"],
+        ctxpipe_middleware(pipeline, session_id="s", cache_breakpoints=2),
+        max_retries=1,
     ) as (server, client):
         reply = await ask(client, [*loop(40, "a line\n" * 40), *step("long", result=LONG)])
 
@@ -605,7 +708,9 @@ async def test_what_the_sdk_sends_again_is_the_same_request(tmp_path: Path, ask:
 async def test_once_shortened_the_request_stays_short_when_it_is_sent_again(tmp_path: Path) -> None:
     script: list[Reply] = [prompt_too_long(), FAILURES["529"], "ok"]
 
-    async with talk(script, ctxpipe_middleware(truncating(tmp_path), session_id="s"), max_retries=1) as (
+    async with talk(
+        script, ctxpipe_middleware(truncating(tmp_path), session_id="s"), max_retries=1
+    ) as (
         server,
         client,
     ):
@@ -625,7 +730,7 @@ async def test_the_sdk_gives_up_as_it_does_without_ctxpipe(tmp_path: Path) -> No
     assert server.calls == 3
 
 
-# Thinking -----------------------------------------------------------------------------------------------------------
+# Thinking -----------------------------------------------------------------------------------------
 
 
 async def forget(turn: Turn) -> Change | Skip:
@@ -633,16 +738,23 @@ async def forget(turn: Turn) -> Change | Skip:
     first = turn.messages[0]
     if len(turn.messages) < 6 or first["content"] == "go on":
         return Skip("it is early")
-    return Change([cast("Message", {**first, "content": "go on"}), *turn.messages[1:]], may_grow=True)
+    return Change(
+        [cast("Message", {**first, "content": "go on"}), *turn.messages[1:]], may_grow=True
+    )
 
 
-async def thinking_on(client: anthropic.AsyncAnthropic, turns: int, ask: Ask = beta, **options: Any) -> Any:
+async def thinking_on(
+    client: anthropic.AsyncAnthropic, turns: int, ask: Ask = beta, **options: Any
+) -> Any:
     """*turns* calls of a tool, each with thinking before it; the last reply."""
     history: list[Any] = [user("go")]
     for _ in range(turns):
         reply = await ask(client, history, **options)
         content = [block.to_dict() for block in reply.content]
-        history += [{"role": "assistant", "content": content}, user(tool_result(reply.content[-1].id, "ok"))]
+        history += [
+            {"role": "assistant", "content": content},
+            user(tool_result(reply.content[-1].id, "ok")),
+        ]
     return reply
 
 
@@ -650,13 +762,24 @@ def forgetting(**options: Any) -> Any:
     return ctxpipe_middleware(ContextPipeline([forget]), session_id="s", **options)
 
 
-@pytest.mark.parametrize("ask", [plain, beta, helped, raw], ids=["plain", "beta", "streaming", "raw"])
-async def test_thinking_behind_rewritten_text_is_dropped_by_the_api_instead_of_refused(ask: Ask) -> None:
+@pytest.mark.parametrize(
+    "ask", [plain, beta, helped, raw], ids=["plain", "beta", "streaming", "raw"]
+)
+async def test_thinking_behind_rewritten_text_is_dropped_by_the_api_instead_of_refused(
+    ask: Ask,
+) -> None:
     async with talk(think_and_call, forgetting()) as (server, client):
         await thinking_on(client, 6, ask)
 
     assert not server.refused
-    assert [bool(request.dropped) for request in server.requests] == [False, False, False, True, True, True]
+    assert [bool(request.dropped) for request in server.requests] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
     for request in server.requests:
         binding = request.body.get("thinking", {}).get("block_binding")
         assert binding == ({"prefix_mismatch_behavior": "drop_block"} if request.dropped else None)
@@ -696,21 +819,32 @@ async def test_betas_of_the_caller_and_of_the_client_are_kept(
     assert server.requests[0].headers.get(BETA, "").split(",") == (expected[:-1] or [""])
 
 
-async def test_the_clients_betas_are_kept_from_the_very_first_request_on_and_behind_other_middleware() -> None:
+async def test_the_clients_betas_are_kept_from_the_very_first_request_on_and_behind_other_middleware() -> (
+    None
+):
     async with talk(think_and_call) as (_, client):
         history: list[Any] = [user("go")]
         for _ in range(3):
             reply = await plain(client, history)
             content = [block.to_dict() for block in reply.content]
-            history += [{"role": "assistant", "content": content}, user(tool_result(reply.content[-1].id, "ok"))]
+            history += [
+                {"role": "assistant", "content": content},
+                user(tool_result(reply.content[-1].id, "ok")),
+            ]
 
     passed: list[Any] = []
     shaping = forgetting()
-    async with talk(["ok", "ok"], shaping, recording(passed), default_headers={BETA: "a-1"}) as (server, client):
+    async with talk(["ok", "ok"], shaping, recording(passed), default_headers={BETA: "a-1"}) as (
+        server,
+        client,
+    ):
         await plain(client, history)
         await plain(client.with_options(default_headers={BETA: "z-9"}), history)
 
-    assert [request.headers[BETA] for request in server.requests] == [f"a-1,{BINDING}", f"z-9,{BINDING}"]
+    assert [request.headers[BETA] for request in server.requests] == [
+        f"a-1,{BINDING}",
+        f"z-9,{BINDING}",
+    ]
     assert not server.refused
 
 
@@ -724,7 +858,7 @@ def recording(passed: list[Any]) -> Any:
     return record
 
 
-# What is left alone, and what is kept -------------------------------------------------------------------------------
+# What is left alone, and what is kept -------------------------------------------------------------
 
 
 async def test_counting_tokens_counts_what_the_caller_gave(tmp_path: Path) -> None:
@@ -734,7 +868,9 @@ async def test_counting_tokens_counts_what_the_caller_gave(tmp_path: Path) -> No
     async with talk([], shaping) as (server, client):
         ours = await client.messages.count_tokens(model="m", messages=history)
         await client.beta.messages.count_tokens(model="m", messages=history)
-        bare = await client.with_options(middleware=[]).messages.count_tokens(model="m", messages=history)
+        bare = await client.with_options(middleware=[]).messages.count_tokens(
+            model="m", messages=history
+        )
 
     assert ours == bare
     assert messages_of(server.requests[0]) == messages_of(server.requests[1]) == history
@@ -745,10 +881,17 @@ async def test_a_batch_goes_out_as_it_is(tmp_path: Path) -> None:
     passed: list[Any] = []
     history: Any = loop(3)
 
-    async with talk([], ctxpipe_middleware(offloading(tmp_path), session_id="s"), recording(passed)) as (_, client):
+    async with talk(
+        [], ctxpipe_middleware(offloading(tmp_path), session_id="s"), recording(passed)
+    ) as (_, client):
         with pytest.raises(anthropic.NotFoundError):  # the loopback server has no batches
             await client.messages.batches.create(
-                requests=[{"custom_id": "a", "params": {"model": "m", "max_tokens": 9, "messages": history}}]
+                requests=[
+                    {
+                        "custom_id": "a",
+                        "params": {"model": "m", "max_tokens": 9, "messages": history},
+                    }
+                ]
             )
 
     assert passed[0].json["requests"][0]["params"]["messages"] == history
@@ -757,7 +900,10 @@ async def test_a_batch_goes_out_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "beside",
-    [{"extra_body": {"compaction": {"type": "enabled"}}}, {"messages": [{"role": "user", "content": "compacted"}]}],
+    [
+        {"extra_body": {"compaction": {"type": "enabled"}}},
+        {"messages": [{"role": "user", "content": "compacted"}]},
+    ],
     ids=["asked for", "done before"],
 )
 async def test_what_the_server_compacts_is_its_own(tmp_path: Path, beside: dict[str, Any]) -> None:
@@ -766,17 +912,25 @@ async def test_what_the_server_compacts_is_its_own(tmp_path: Path, beside: dict[
         history = [user({"type": "compaction", "content": "what was said"}), *history[1:]]
         beside = {}
 
-    async with talk(["ok"], ctxpipe_middleware(offloading(tmp_path), session_id="s")) as (server, client):
+    async with talk(["ok"], ctxpipe_middleware(offloading(tmp_path), session_id="s")) as (
+        server,
+        client,
+    ):
         await beta(client, history, **beside)
 
     assert messages_of(server.requests[0]) == history
 
 
-async def test_headers_query_and_timeout_of_a_rewritten_request_are_the_callers(tmp_path: Path) -> None:
+async def test_headers_query_and_timeout_of_a_rewritten_request_are_the_callers(
+    tmp_path: Path,
+) -> None:
     passed: list[Any] = []
     shaping = ctxpipe_middleware(offloading(tmp_path), session_id="s")
 
-    async with talk(["ok"], shaping, recording(passed), default_headers={"X-Client": "c"}) as (server, client):
+    async with talk(["ok"], shaping, recording(passed), default_headers={"X-Client": "c"}) as (
+        server,
+        client,
+    ):
         await plain(
             client,
             loop(1),
@@ -832,7 +986,9 @@ async def test_another_middleware_may_answer_in_the_apis_place(
             return response
         return kept[0]
 
-    async with talk(["Hello."], ctxpipe_middleware(offloading(tmp_path), session_id="s"), cached) as (server, client):
+    async with talk(
+        ["Hello."], ctxpipe_middleware(offloading(tmp_path), session_id="s"), cached
+    ) as (server, client):
         first, second = await plain(client, loop(1)), await plain(client, loop(1))
 
     assert first is second
@@ -848,20 +1004,29 @@ async def test_a_reply_that_does_not_validate_fails_as_it_does_without_ctxpipe(
     class Weather(pydantic.BaseModel):
         degrees: int
 
-    async with talk(["no JSON at all"], ctxpipe_middleware(offloading(tmp_path), session_id="s")) as (_, client):
+    async with talk(
+        ["no JSON at all"], ctxpipe_middleware(offloading(tmp_path), session_id="s")
+    ) as (_, client):
         with pytest.raises(pydantic.ValidationError):
             await client.messages.parse(
-                model="m", max_tokens=9, messages=[{"role": "user", "content": "?"}], output_format=Weather
+                model="m",
+                max_tokens=9,
+                messages=[{"role": "user", "content": "?"}],
+                output_format=Weather,
             )
 
     assert not warnings_in(caplog)
 
 
-# Errors of ours -----------------------------------------------------------------------------------------------------
+# Errors of ours -----------------------------------------------------------------------------------
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    return [record for record in caplog.records if record.name == "ctxpipe" and record.levelno >= logging.WARNING]
+    return [
+        record
+        for record in caplog.records
+        if record.name == "ctxpipe" and record.levelno >= logging.WARNING
+    ]
 
 
 async def broken(turn: Turn) -> Change | Skip:
@@ -894,7 +1059,10 @@ async def test_an_error_of_ours_sends_the_original_request_with_one_warning(
     ask: Ask,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with talk(["Hello."], ctxpipe_middleware(pipeline(), session_id=session_id)) as (server, client):
+    async with talk(["Hello."], ctxpipe_middleware(pipeline(), session_id=session_id)) as (
+        server,
+        client,
+    ):
         reply = await ask(client, loop(1))
 
     assert reply.content[0].text == "Hello."
@@ -931,20 +1099,28 @@ async def test_a_history_that_is_none_is_refused_by_the_api_in_its_own_words(
 async def test_a_broken_history_is_mended(tmp_path: Path) -> None:
     history = [*loop(2), *step("t9")[:1], user("never mind")]
 
-    async with talk(["ok"], ctxpipe_middleware(offloading(tmp_path), session_id="s")) as (server, client):
+    async with talk(["ok"], ctxpipe_middleware(offloading(tmp_path), session_id="s")) as (
+        server,
+        client,
+    ):
         await plain(client, history)
 
     assert not server.refused
 
 
-async def test_shortening_that_fails_leaves_the_apis_answer(caplog: pytest.LogCaptureFixture) -> None:
+async def test_shortening_that_fails_leaves_the_apis_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def broken_by_force(turn: Turn) -> Change | Skip:
         if turn.force:
             raise StorageError("the disk is full")
         return Skip("nothing to do")
 
     pipeline = ContextPipeline([broken_by_force], on_error="raise")
-    async with talk([prompt_too_long()], ctxpipe_middleware(pipeline, session_id="s")) as (_, client):
+    async with talk([prompt_too_long()], ctxpipe_middleware(pipeline, session_id="s")) as (
+        _,
+        client,
+    ):
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
             await plain(client, loop(1))
 
@@ -952,7 +1128,9 @@ async def test_shortening_that_fails_leaves_the_apis_answer(caplog: pytest.LogCa
 
 
 @every_way
-async def test_a_counter_that_fails_costs_a_reply_nothing(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_counter_that_fails_costs_a_reply_nothing(
+    ask: Ask, caplog: pytest.LogCaptureFixture
+) -> None:
     pipeline = ContextPipeline(counter=refuse_to_count)
 
     async with talk(["Hello."], ctxpipe_middleware(pipeline, session_id="s")) as (_, client):
@@ -971,7 +1149,9 @@ async def cancelled_once(begun: anyio.Event, client: anthropic.AsyncAnthropic) -
         group.cancel_scope.cancel()
 
 
-async def test_cancellation_while_a_stage_works_sends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_cancellation_while_a_stage_works_sends_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     begun = anyio.Event()
 
     async def endless(turn: Turn) -> Change | Skip:
@@ -979,7 +1159,10 @@ async def test_cancellation_while_a_stage_works_sends_nothing(caplog: pytest.Log
         await anyio.sleep_forever()
         return Skip("never")
 
-    async with talk(["ok"], ctxpipe_middleware(ContextPipeline([endless]), session_id="s")) as (server, client):
+    async with talk(["ok"], ctxpipe_middleware(ContextPipeline([endless]), session_id="s")) as (
+        server,
+        client,
+    ):
         await cancelled_once(begun, client)
 
     assert server.calls == 0
@@ -996,7 +1179,10 @@ async def test_cancellation_while_the_model_thinks_is_passed_on_and_the_next_tur
         asked.set()
         return Hang() if first else "ok"
 
-    async with talk(script, ctxpipe_middleware(offloading(tmp_path), session_id="s")) as (server, client):
+    async with talk(script, ctxpipe_middleware(offloading(tmp_path), session_id="s")) as (
+        server,
+        client,
+    ):
         await cancelled_once(asked, client)
         await plain(client, loop(1))
 
@@ -1005,19 +1191,24 @@ async def test_cancellation_while_the_model_thinks_is_passed_on_and_the_next_tur
     assert not warnings_in(caplog)
 
 
-# Cache breakpoints --------------------------------------------------------------------------------------------------
+# Cache breakpoints --------------------------------------------------------------------------------
 
 
 def marks_of(received: Received) -> int:
     body: Any = received.body
-    beside = [*(body.get("tools") or []), *(body.get("system") if isinstance(body.get("system"), list) else [])]
+    beside = [
+        *(body.get("tools") or []),
+        *(body.get("system") if isinstance(body.get("system"), list) else []),
+    ]
     inside = sum(sum(1 for _ in cache_marks(message)) for message in body["messages"])
     return inside + sum("cache_control" in block for block in beside) + ("cache_control" in body)
 
 
 @pytest.mark.parametrize("wanted", range(5))
 @pytest.mark.parametrize("own", range(5))
-async def test_at_most_the_free_ones_of_the_four_marks_are_placed(tmp_path: Path, wanted: int, own: int) -> None:
+async def test_at_most_the_free_ones_of_the_four_marks_are_placed(
+    tmp_path: Path, wanted: int, own: int
+) -> None:
     system = [{**text(f"Rule {n}."), **(MARK if n < own else {})} for n in range(5)]
     shaping = ctxpipe_middleware(offloading(tmp_path), session_id="s", cache_breakpoints=wanted)
 
@@ -1057,7 +1248,9 @@ async def test_each_turn_reads_what_the_one_before_has_written(tmp_path: Path) -
         assert after.usage.cache_read_input_tokens == before.tokens
 
 
-async def test_a_turn_that_rewrites_old_results_still_reads_what_stands_before_them(tmp_path: Path) -> None:
+async def test_a_turn_that_rewrites_old_results_still_reads_what_stands_before_them(
+    tmp_path: Path,
+) -> None:
     gate = BatchOffload(LocalStorage(tmp_path), RatioGate(0.5), min_chars=900)
     shaping = ctxpipe_middleware(ContextPipeline([gate]), session_id="s", cache_breakpoints=4)
     history = [*loop(12, "short"), *step("long", result="x" * 5_000), *step("last", result="short")]
@@ -1089,7 +1282,7 @@ async def test_a_turn_with_many_results_still_finds_the_one_before(tmp_path: Pat
     assert second.usage.cache_read_input_tokens == first.tokens
 
 
-# Conversations ------------------------------------------------------------------------------------------------------
+# Conversations ------------------------------------------------------------------------------------
 
 
 async def test_concurrent_conversations_on_one_client_keep_to_themselves(tmp_path: Path) -> None:
@@ -1101,7 +1294,10 @@ async def test_concurrent_conversations_on_one_client_keep_to_themselves(tmp_pat
             history += step(f"t{turn}", result=f"secret of {name}\n" * 50)
             await plain(client, history, metadata={"user_id": name})
 
-    async with talk(lambda _: "ok", shaping) as (server, client), anyio.create_task_group() as group:
+    async with (
+        talk(lambda _: "ok", shaping) as (server, client),
+        anyio.create_task_group() as group,
+    ):
         for number in range(12):
             group.start_soon(converse, client, f"user-{number}")
 
@@ -1116,7 +1312,9 @@ async def test_concurrent_conversations_on_one_client_keep_to_themselves(tmp_pat
             assert file.read_text() == f"secret of {folder.name}\n" * 50
 
 
-async def test_a_side_question_does_not_make_the_loop_forget_what_it_has_offloaded(tmp_path: Path) -> None:
+async def test_a_side_question_does_not_make_the_loop_forget_what_it_has_offloaded(
+    tmp_path: Path,
+) -> None:
     shaping = ctxpipe_middleware(offloading(tmp_path), session_id="s")
     history = loop(5)
 
@@ -1140,7 +1338,10 @@ async def test_sub_agents_on_one_client_each_have_a_context_of_their_own(tmp_pat
             history += step(f"{name}{turn}", result=f"{name} has seen this\n" * 60)
             await plain(client, history)
 
-    async with talk(lambda _: "ok", shaping) as (server, client), anyio.create_task_group() as group:
+    async with (
+        talk(lambda _: "ok", shaping) as (server, client),
+        anyio.create_task_group() as group,
+    ):
         for name in ("ada", "bob", "cyd"):
             group.start_soon(work, client, name)
 
@@ -1150,11 +1351,15 @@ async def test_sub_agents_on_one_client_each_have_a_context_of_their_own(tmp_pat
     assert max(request.tokens for request in server.requests) < 3500
 
 
-@pytest.mark.parametrize(("names", "beginnings", "most"), [(6, 1, 2), (1, MAX_OTHERS + 4, MAX_OTHERS + 1)])
+@pytest.mark.parametrize(
+    ("names", "beginnings", "most"), [(6, 1, 2), (1, MAX_OTHERS + 4, MAX_OTHERS + 1)]
+)
 async def test_the_conversations_used_longest_ago_are_forgotten_and_still_shaped(
     tmp_path: Path, names: int, beginnings: int, most: int
 ) -> None:
-    pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=500)], max_sessions=2)
+    pipeline = ContextPipeline(
+        [DirectOffload(LocalStorage(tmp_path), min_chars=500)], max_sessions=2
+    )
     shaping = ctxpipe_middleware(pipeline, session_id=by_user)
     gc.collect()
     before = sessions()
@@ -1193,7 +1398,9 @@ async def test_a_journal_carries_the_context_into_another_process(tmp_path: Path
     summarize, history, storage = Counted(), loop(20), LocalStorage(tmp_path)
     wire = []
     for _ in range(2):  # each time a pipeline that knows nothing
-        pipeline = ContextPipeline([Compact(summarize, storage)], budget=Budget(window=4000, trigger=2000))
+        pipeline = ContextPipeline(
+            [Compact(summarize, storage)], budget=Budget(window=4000, trigger=2000)
+        )
         shaping = ctxpipe_middleware(pipeline, session_id="s", journal=storage)
         async with talk(["ok"], shaping) as (server, client):
             await plain(client, history)
@@ -1203,7 +1410,7 @@ async def test_a_journal_carries_the_context_into_another_process(tmp_path: Path
     assert summarize.calls == 1
 
 
-# Threads held by the server -----------------------------------------------------------------------------------------
+# Threads held by the server -----------------------------------------------------------------------
 
 
 async def test_a_thread_that_may_go_on_without_the_server_does(tmp_path: Path) -> None:
@@ -1222,7 +1429,9 @@ async def test_a_thread_that_may_go_on_without_the_server_does(tmp_path: Path) -
     assert "t0.md" in sent(server.requests[1])
 
 
-async def test_a_thread_that_may_not_is_told_the_way_out_and_nothing_is_sent(tmp_path: Path) -> None:
+async def test_a_thread_that_may_not_is_told_the_way_out_and_nothing_is_sent(
+    tmp_path: Path,
+) -> None:
     shaping = ctxpipe_middleware(offloading(tmp_path), session_id="s")
 
     async with talk([], shaping, max_retries=2) as (server, client):
@@ -1237,18 +1446,26 @@ async def test_a_thread_that_is_passed_goes_out_untouched(tmp_path: Path) -> Non
     shaping = ctxpipe_middleware(offloading(tmp_path), session_id="s", threads="pass")
 
     async with talk(["ok"], shaping) as (server, client):
-        thread = client.beta.messages.thread(model="m", max_tokens=99, messages=cast("Any", loop(1)))
+        thread = client.beta.messages.thread(
+            model="m", max_tokens=99, messages=cast("Any", loop(1))
+        )
         await thread.send()
 
     assert cast("Any", server.requests[0].body)["thread"] == {"type": "create"}
     assert messages_of(server.requests[0]) == loop(1)
 
 
-# Settings -----------------------------------------------------------------------------------------------------------
+# Settings -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"cache_breakpoints": 5}, {"cache_breakpoints": -1}, {"threads": "maybe"}, {"session_id": None}]
+    "wrong",
+    [
+        {"cache_breakpoints": 5},
+        {"cache_breakpoints": -1},
+        {"threads": "maybe"},
+        {"session_id": None},
+    ],
 )
 def test_a_setting_that_makes_no_sense_is_named(wrong: dict[str, Any]) -> None:
     name = next(iter(wrong))
@@ -1257,7 +1474,9 @@ def test_a_setting_that_makes_no_sense_is_named(wrong: dict[str, Any]) -> None:
         ctxpipe_middleware(ContextPipeline(), **{"session_id": "s", **wrong})
 
 
-def test_an_sdk_without_middleware_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_sdk_without_middleware_is_named_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delattr(anthropic, "APIRequest")
 
     with pytest.raises(SettingsError, match=r"anthropic>=2\.11.*\.create\(client"):
@@ -1266,4 +1485,6 @@ def test_an_sdk_without_middleware_is_named_with_the_way_out(monkeypatch: pytest
 
 def test_the_synchronous_client_says_that_it_cannot_await_it() -> None:
     with pytest.raises(TypeError, match="ctxpipe_middleware is an async function"):
-        anthropic.Anthropic(api_key="x", middleware=[ctxpipe_middleware(ContextPipeline(), session_id="s")])
+        anthropic.Anthropic(
+            api_key="x", middleware=[ctxpipe_middleware(ContextPipeline(), session_id="s")]
+        )

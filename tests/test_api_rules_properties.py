@@ -1,7 +1,9 @@
-"""The API's rules, told twice: on random histories of every block type of the SDK, valid and broken.
+"""The API's rules, told twice: on random histories of every block type of the SDK, valid and
+broken.
 
-`ctxpipe.messages.check` and `ctxpipe.testing.rules` are written apart from each other, from the same public pages;
-where they judge differently on purpose, the table DIFFERENCES says why. What is refused comes back accepted.
+`ctxpipe.messages.check` and `ctxpipe.testing.rules` are written apart from each other, from the
+same public pages; where they judge differently on purpose, the table DIFFERENCES says why. What is
+refused comes back accepted.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from ctxpipe import ContextPipeline
 from ctxpipe.messages import Message, check
 from ctxpipe.testing import problems
 
-# The generator ------------------------------------------------------------------------------------------------------
+# The generator ------------------------------------------------------------------------------------
 
 
 def test_every_block_type_of_the_sdk_has_a_place() -> None:
@@ -59,7 +61,11 @@ def test_many_histories_hold_every_type_of_block() -> None:
     kinds = Counter[str]()
     for seed in range(300):
         for message in wire(Builder(Random(seed), sdk=seed % 2 == 0).history(4)):
-            kinds.update(block["type"] for block in message["content"] if isinstance(message["content"], list))
+            kinds.update(
+                block["type"]
+                for block in message["content"]
+                if isinstance(message["content"], list)
+            )
 
     assert kinds.keys() >= {*PARAMS, *MODELS, *SYSTEM_TYPES}
 
@@ -73,7 +79,7 @@ def test_each_broken_rule_is_refused(label: str) -> None:
     assert any(refusals(history) for history in broken)
 
 
-# Two judges ---------------------------------------------------------------------------------------------------------
+# Two judges ---------------------------------------------------------------------------------------
 
 
 GO: dict[str, Any] = {"role": "user", "content": "go"}
@@ -97,7 +103,8 @@ DIFFERENCES: Mapping[str, tuple[str, list[dict[str, Any]]]] = {
     "calls that wait": ("rules", [GO, said("assistant", call())]),
     # Nothing to repair: models that allow it go on from there.
     "a reply to be continued": ("rules", [GO, {"role": "assistant", "content": "So"}]),
-    # The form that ctxpipe takes them in; whoever sends the context sends them as the system prompt.
+    # The form that ctxpipe takes them in; whoever sends the context sends them as the system
+    # prompt.
     "system messages at the head": ("rules", [{"role": "system", "content": "Be brief."}, GO]),
     # No page says that the API refuses these three, and no reply of the API looks so.
     "a program that made no call here": (
@@ -116,7 +123,9 @@ def test_the_two_differ_only_where_they_should(difference: str) -> None:
     messages: Any = history
 
     assert bool(check(messages)) == (judge == "check")
-    assert bool(problems({"model": "m", "max_tokens": 1, "messages": history}, MODEL)) == (judge == "rules")
+    assert bool(problems({"model": "m", "max_tokens": 1, "messages": history}, MODEL)) == (
+        judge == "rules"
+    )
 
 
 @few
@@ -129,15 +138,18 @@ def test_what_the_api_accepts_the_check_accepts(history: list[Message]) -> None:
 @given(broken_histories())
 def test_what_the_api_refuses_the_check_refuses(broken: Broken) -> None:
     history: Any = broken.history
-    # Calls that wait and a reply that is to be continued are nothing to repair: the caller goes on with them.
+    # Calls that wait and a reply that is to be continued are nothing to repair: the caller goes on
+    # with them.
     assert check(history) or is_unfinished(history), (broken.label, refusals(history))
 
 
-# Every refused history ----------------------------------------------------------------------------------------------
+# Every refused history ----------------------------------------------------------------------------
 
 
 def dropped(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The blocks that go with all they hold: what the API's summary has replaced, and results that nobody waits for."""
+    """The blocks that go with all they hold: what the API's summary has replaced, and results that
+    nobody waits for.
+    """
     said = [
         (message["role"], part)
         for message in history
@@ -150,7 +162,9 @@ def dropped(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for role, part in said[start:]:
         if part.get("type") == "tool_use" and role == "assistant":
             called.add(part.get("id"))
-        elif part.get("type") == "tool_result" and (role != "user" or part.get("tool_use_id") not in called):
+        elif part.get("type") == "tool_result" and (
+            role != "user" or part.get("tool_use_id") not in called
+        ):
             gone.append(part)
     return gone
 
@@ -167,7 +181,9 @@ async def test_what_the_api_refuses_comes_back_accepted_and_explained(
     history: Any = as_models(broken.history) if sdk else broken.history
     pipeline = ContextPipeline([])
 
-    result = await (pipeline.session("s").run(history) if in_session else pipeline.run(history, session_id="s"))
+    result = await (
+        pipeline.session("s").run(history) if in_session else pipeline.run(history, session_id="s")
+    )
 
     assert refusals(result.messages) == [] or is_unfinished(result.messages), broken.label
     unknown = {*unknown_blocks(broken.history)} - {*unknown_blocks(dropped(broken.history))}
@@ -185,9 +201,18 @@ async def test_the_cache_marks_of_system_and_tools_leave_fewer_to_the_messages(
     short_mark, long_mark = {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}
     mark = {"cache_control": short_mark if short else long_mark}
     system: Any = [{"type": "text", "text": "Be brief.", **mark} for _ in range(of_system)]
-    tools: Any = [{"name": f"t{number}", "input_schema": {"type": "object"}, **mark} for number in range(of_tools)]
-    beside: dict[str, Any] = {"cache_control": short_mark} if of_request and of_system + of_tools < 4 else {}
+    tools: Any = [
+        {"name": f"t{number}", "input_schema": {"type": "object"}, **mark}
+        for number in range(of_tools)
+    ]
+    beside: dict[str, Any] = (
+        {"cache_control": short_mark} if of_request and of_system + of_tools < 4 else {}
+    )
 
-    result = await ContextPipeline([]).session("s").run(history, system=system, tools=tools, request=beside)
+    result = (
+        await ContextPipeline([])
+        .session("s")
+        .run(history, system=system, tools=tools, request=beside)
+    )
 
     assert refusals(result.messages, system=system, tools=tools, **beside) == []

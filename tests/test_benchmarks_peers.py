@@ -1,4 +1,6 @@
-"""The comparison's judges, on small conversations and ctxpipe's own driver: the peers' environments are not needed."""
+"""The comparison's judges, on small conversations and ctxpipe's own driver: the peers' environments
+are not needed.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,27 @@ from histories import assistant, chat, conversation, step, user
 from benchmarks.peers import conversations
 from benchmarks.peers.processes import OURS, PEERS, Peer, PeerFailed
 from benchmarks.peers.recorded import NONE, Recorded, recorded
-from benchmarks.peers.rows import SAME, Row, Spread, active_rows, bound_row, quiet_row, share_row, validity_row
+from benchmarks.peers.rows import (
+    SAME,
+    Row,
+    Spread,
+    active_rows,
+    bound_row,
+    quiet_row,
+    share_row,
+    validity_row,
+)
 from benchmarks.peers.run import session_tables, table
-from benchmarks.peers.scoring import PeerPipeline, continues, cost, found, refused, seen, signed, unbound
+from benchmarks.peers.scoring import (
+    PeerPipeline,
+    continues,
+    cost,
+    found,
+    refused,
+    seen,
+    signed,
+    unbound,
+)
 from benchmarks.peers.summary import summary
 from ctxpipe.edits.thinking import BINDING_BETA
 from ctxpipe.lab.atoms import AtomIndex
@@ -101,7 +121,9 @@ def session() -> Transcript:
     shown = f"{PLACE} keeps maximum_blade_pitch at 1417.25\n" + conversations.prose(1, 4000)
     steps = (step(f"t{i}", result=conversations.prose(i, 3000)) for i in range(2, 14))
     history = conversation(user("Go."), step("t1", result=shown), *steps)
-    return Transcript("small", [*history, assistant(f"Set maximum_blade_pitch in {PLACE}.")], "Anthropic messages")
+    return Transcript(
+        "small", [*history, assistant(f"Set maximum_blade_pitch in {PLACE}.")], "Anthropic messages"
+    )
 
 
 def thoughtful_reply() -> Message:
@@ -109,7 +131,7 @@ def thoughtful_reply() -> Message:
     return assistant(thought, {"type": "text", "text": "So."})
 
 
-# Judges -------------------------------------------------------------------------------------------------------
+# Judges -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -118,7 +140,10 @@ def thoughtful_reply() -> Message:
         (chat(3), True),
         ([{"role": "system", "content": "Be brief."}, *chat(3)], True),
         (chat(4)[1:], False),  # the assistant would speak first
-        (conversation(user("Go."), step("t1"), step("t2"))[:-1], False),  # a call without its result
+        (
+            conversation(user("Go."), step("t1"), step("t2"))[:-1],
+            False,
+        ),  # a call without its result
         ([], False),
     ],
 )
@@ -150,7 +175,12 @@ def test_what_stands_in_a_file_counts_as_reachable_only_when_its_path_is_shown()
 
 def test_the_winner_has_the_best_figure_and_the_lead_is_over_the_fastest_peer() -> None:
     row = Row("a turn", "ms")
-    row.cells = {OURS: Spread((0.002, 0.001)), "slow": Spread((0.009,)), "fast": Spread((0.004,)), "gone": "failed: x"}
+    row.cells = {
+        OURS: Spread((0.002, 0.001)),
+        "slow": Spread((0.009,)),
+        "fast": Spread((0.004,)),
+        "gone": "failed: x",
+    }
 
     assert row.winners() == [OURS]
     assert row.lead() == pytest.approx(4)
@@ -165,20 +195,32 @@ def test_a_peer_that_keeps_less_stands_apart_and_does_not_win() -> None:
 
     assert row.winners() == ["same"]
     assert row.lead() == pytest.approx(0.5)
-    assert [line.split(" |")[0] for line in table(row).splitlines()[6:]] == ["| **same**", "| ctxpipe", "| less"]
+    assert [line.split(" |")[0] for line in table(row).splitlines()[6:]] == [
+        "| **same**",
+        "| ctxpipe",
+        "| less",
+    ]
     assert "| less | 1 / 1 / 1 | 0.25 × | nowhere |" in table(row)
 
 
 def test_the_summary_compares_with_those_that_do_the_same_and_names_the_others_beside() -> None:
     row = Row("a turn", "ms", remark="originals afterwards")
-    row.cells = {OURS: Spread((0.004,)), "same": Spread((0.002,)), "less (bare)": Spread((0.001,)), "gone": "failed: x"}
+    row.cells = {
+        OURS: Spread((0.004,)),
+        "same": Spread((0.002,)),
+        "less (bare)": Spread((0.001,)),
+        "gone": "failed: x",
+    }
     row.remarks = {OURS: SAME, "same": SAME, "less (bare)": "nowhere", "gone": SAME}
     share = Row("a share", "share", least_wins=False)
     share.cells = {OURS: 1.0, "even": 1.0, "worse": 0.5}
 
     lines = summary([row, share]).splitlines()[-2:]
 
-    assert lines == ["| a turn | 4 ms | **2 ms** same | 1 ms less |", "| a share | **1.000** | **1.000** even | – |"]
+    assert lines == [
+        "| a turn | 4 ms | **2 ms** same | 1 ms less |",
+        "| a share | **1.000** | **1.000** even | – |",
+    ]
 
 
 def test_thinking_is_judged_against_what_was_sent_before_it() -> None:
@@ -191,9 +233,13 @@ def test_thinking_is_judged_against_what_was_sent_before_it() -> None:
     assert not refused(changed)
 
 
-@pytest.mark.parametrize("header", [{"betas": [BINDING_BETA]}, {"extra_headers": {"anthropic-beta": BINDING_BETA}}])
+@pytest.mark.parametrize(
+    "header", [{"betas": [BINDING_BETA]}, {"extra_headers": {"anthropic-beta": BINDING_BETA}}]
+)
 @pytest.mark.parametrize("name", ["thinking", "extra_body"])
-def test_a_request_that_asks_for_broken_thinking_to_be_dropped_is_accepted(name: str, header: dict[str, Any]) -> None:
+def test_a_request_that_asks_for_broken_thinking_to_be_dropped_is_accepted(
+    name: str, header: dict[str, Any]
+) -> None:
     drop = {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}}
     options = {"thinking": drop} if name == "thinking" else {"extra_body": {"thinking": drop}}
     changed = [user("Go!"), signed([user("Go.")], thoughtful_reply()), user("On.")]
@@ -212,13 +258,19 @@ def test_a_cache_mark_or_another_way_to_write_a_text_does_not_make_a_request_ano
 
 def test_a_session_that_failed_for_one_policy_leaves_it_without_a_sum() -> None:
     bills, _ = anyio.run(partial(cost, session(), Policy(NONE)))
-    told = Recorded(bills={NONE: {"a": bills, "b": bills}, "whole": {"a": bills, "b": bills}, "half": {"a": bills}})
+    told = Recorded(
+        bills={
+            NONE: {"a": bills, "b": bills},
+            "whole": {"a": bills, "b": bills},
+            "half": {"a": bills},
+        }
+    )
 
     assert told.relative("whole", 0.1) == 1
     assert told.relative("half", 0.1) is None
 
 
-# Conversations ------------------------------------------------------------------------------------------------
+# Conversations ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -230,7 +282,11 @@ def test_odd_histories_are_sound_and_broken_ones_mostly_are_not(broken: bool) ->
 
 def test_a_thoughtful_history_is_sound_and_thinks_before_each_reply() -> None:
     history = conversations.thoughtful(3)
-    replies = [cast("list[Any]", message["content"]) for message in history if message["role"] == "assistant"]
+    replies = [
+        cast("list[Any]", message["content"])
+        for message in history
+        if message["role"] == "assistant"
+    ]
 
     assert not refused(history)
     assert all([block["type"] for block in reply].count("thinking") == 1 for reply in replies)
@@ -244,7 +300,7 @@ def test_each_fact_is_planted_once() -> None:
     assert all(str(history).count(fact) == 1 for fact in planted)
 
 
-# The driver ---------------------------------------------------------------------------------------------------
+# The driver ---------------------------------------------------------------------------------------
 
 
 def test_every_peer_has_a_driver_and_pinned_requirements() -> None:
@@ -287,7 +343,9 @@ def test_the_timed_rows_tell_each_repetition(ours: Peer) -> None:
     assert [len(cast("Spread", cell).times) for cell in spreads] == [3, 1, 1, 1, 1, 1, 1]
 
 
-def test_our_requests_are_valid_whatever_was_broken_and_however_much_is_taken_out(ours: Peer) -> None:
+def test_our_requests_are_valid_whatever_was_broken_and_however_much_is_taken_out(
+    ours: Peer,
+) -> None:
     for broken in (False, True):
         for shortened in (False, True):
             assert validity_row([ours], 4, broken=broken, shortened=shortened).cells == {OURS: 1.0}
@@ -337,7 +395,9 @@ def test_a_peer_that_fails_in_a_session_is_listed_and_the_others_are_billed(tmp_
     assert "environment" in told.failed["nobody"]
     assert told.relative(f"{OURS}, defaults", 0.1) is not None
     assert "- nobody failed: " in "".join(session_tables(told, 1, ["nobody", OURS]))
-    assert "| dollars at equal recall, of no management, a cached token at 0.1 | **" in summary([], told)
+    assert "| dollars at equal recall, of no management, a cached token at 0.1 | **" in summary(
+        [], told
+    )
 
 
 def test_a_summary_request_in_the_conversation_itself_shows_all_of_it(ours: Peer) -> None:
@@ -357,10 +417,14 @@ def test_a_peer_is_replayed_and_billed_like_a_policy(ours: Peer) -> None:
     assert bills[0.1].prompt_tokens < none[0.1].prompt_tokens
 
 
-def test_a_peer_that_moves_its_cache_mark_is_billed_like_one_without(driven: Callable[[str], Peer]) -> None:
+def test_a_peer_that_moves_its_cache_mark_is_billed_like_one_without(
+    driven: Callable[[str], Peer],
+) -> None:
     transcript = session()
     bare, _ = anyio.run(partial(cost, transcript, PeerPipeline(driven(DRIVER), "compact", {})))
-    marked, _ = anyio.run(partial(cost, transcript, PeerPipeline(driven(DRIVER + MARKED), "compact", {})))
+    marked, _ = anyio.run(
+        partial(cost, transcript, PeerPipeline(driven(DRIVER + MARKED), "compact", {}))
+    )
 
     assert marked == bare
 

@@ -1,4 +1,6 @@
-"""The commands, as a person types them: mostly in this process, and for pipes and signals in one of their own."""
+"""The commands, as a person types them: mostly in this process, and for pipes and signals in one of
+their own.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,14 @@ from typer.testing import CliRunner
 from ctxpipe.cli import app
 from ctxpipe.messages import Message
 
-PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
-LOOP = [step(f"t{n}", "bash", {"command": f"make part_{n}"}, f"part_{n} is made\n" * 30) for n in range(4)]
+PICTURE = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="},
+}
+LOOP = [
+    step(f"t{n}", "bash", {"command": f"make part_{n}"}, f"part_{n} is made\n" * 30)
+    for n in range(4)
+]
 HISTORY = conversation(user("Make all parts."), *LOOP, assistant("Done."))
 
 
@@ -30,7 +38,9 @@ def run(*arguments: object, given: str | None = None) -> Any:
 
 def process(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ctxpipe", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, **options
+    )
 
 
 def lines(history: list[Message]) -> str:
@@ -44,14 +54,18 @@ def sound(tmp_path: Path) -> Path:
     return path
 
 
-# Replaying --------------------------------------------------------------------------------------------------------
+# Replaying ----------------------------------------------------------------------------------------
 
 
 def test_a_replay_prints_a_row_for_each_policy_and_what_its_words_mean(sound: Path):
     done = run("replay", sound, "--compare", "none,compact,coding")
     assert done.exit_code == 0
     assert "sound.jsonl (cost in input tokens)" in done.stdout
-    assert re.findall(r"^(none|compact|coding) +5 ", done.stdout, re.MULTILINE) == ["none", "compact", "coding"]
+    assert re.findall(r"^(none|compact|coding) +5 ", done.stdout, re.MULTILINE) == [
+        "none",
+        "compact",
+        "coding",
+    ]
     assert "seen     the share of" in done.stdout
 
 
@@ -64,12 +78,15 @@ def test_with_a_model_costs_are_in_dollars(sound: Path):
 def test_a_price_for_reading_takes_the_place_of_the_models(tmp_path: Path):
     path = tmp_path / "long.jsonl"  # long enough to be cached
     path.write_text(
-        lines(conversation(user("word " * 3000), assistant("Yes."), user("So?"), assistant("No."))), "utf-8"
+        lines(conversation(user("word " * 3000), assistant("Yes."), user("So?"), assistant("No."))),
+        "utf-8",
     )
 
     def cost(*options: object) -> float:
         told = json.loads(
-            run("replay", path, "--json", "--preset", "none", "--model", "claude-opus-4-5", *options).stdout
+            run(
+                "replay", path, "--json", "--preset", "none", "--model", "claude-opus-4-5", *options
+            ).stdout
         )
         return float(told["all"][0]["cost"])
 
@@ -91,17 +108,29 @@ def test_json_holds_the_unit_each_file_the_sum_and_the_errors(sound: Path, tmp_p
 def billed(tmp_path: Path) -> Path:
     """The same conversation, whose replies tell what was billed."""
     path = tmp_path / "billed.jsonl"
-    usage = {"input_tokens": 10, "cache_read_input_tokens": 1890, "cache_creation_input_tokens": 100}
-    told = [{**message, "usage": usage} if message["role"] == "assistant" else message for message in HISTORY]
+    usage = {
+        "input_tokens": 10,
+        "cache_read_input_tokens": 1890,
+        "cache_creation_input_tokens": 100,
+    }
+    told = [
+        {**message, "usage": usage} if message["role"] == "assistant" else message
+        for message in HISTORY
+    ]
     path.write_text("\n".join(map(json.dumps, told)), "utf-8")
     return path
 
 
-def test_where_a_transcript_tells_its_bills_the_simulation_is_set_beside_them(sound: Path, billed: Path):
+def test_where_a_transcript_tells_its_bills_the_simulation_is_set_beside_them(
+    sound: Path, billed: Path
+):
     printed = run("replay", billed, sound).stdout
     found = json.loads(run("replay", billed, sound, "--json").stdout)["read"]
 
-    assert re.search(r"The bills of 5 calls hold \d+\.\d\d times the prompt tokens .* came 94\.5%, simulated", printed)
+    assert re.search(
+        r"The bills of 5 calls hold \d+\.\d\d times the prompt tokens .* came 94\.5%, simulated",
+        printed,
+    )
     assert printed.count("The bills of") == 2  # that file's, and in all
     assert found[str(billed)]["calibration"]["billed_tokens"] == 5 * 2000
     assert found[str(sound)]["calibration"] is None
@@ -113,7 +142,13 @@ def test_bills_are_compared_with_no_management_or_not_at_all(billed: Path):
 
 def test_what_was_mended_in_a_file_is_counted(tmp_path: Path):
     torn = tmp_path / "torn.jsonl"
-    torn.write_text(lines(conversation(user("Go."), assistant(tool_use("t1", "bash")), user("?"), assistant("Done."))))
+    torn.write_text(
+        lines(
+            conversation(
+                user("Go."), assistant(tool_use("t1", "bash")), user("?"), assistant("Done.")
+            )
+        )
+    )
 
     assert "torn.jsonl (cost in input tokens; 1 fault mended)" in run("replay", torn).stdout
     assert json.loads(run("replay", torn, "--json").stdout)["read"][str(torn)]["faults_mended"] == 1
@@ -121,11 +156,15 @@ def test_what_was_mended_in_a_file_is_counted(tmp_path: Path):
 
 def test_without_times_the_cache_lapses_as_often_as_is_asked(tmp_path: Path):
     path = tmp_path / "long.jsonl"
-    path.write_text(lines(conversation(user("Go."), *(step(f"t{n}", result="word " * 900) for n in range(40)))))
+    path.write_text(
+        lines(conversation(user("Go."), *(step(f"t{n}", result="word " * 900) for n in range(40))))
+    )
 
     def hits(*options: object) -> float:
         return float(
-            json.loads(run("replay", path, "--compare", "none", "--json", *options).stdout)["all"][0]["hit_rate"]
+            json.loads(run("replay", path, "--compare", "none", "--json", *options).stdout)["all"][
+                0
+            ]["hit_rate"]
         )
 
     assert hits("--rest", 3) < hits() < hits("--rest", 0)
@@ -176,7 +215,10 @@ def test_several_files_have_a_page_each(sound: Path, tmp_path: Path):
 
 
 def test_a_page_that_cannot_be_written_is_told_before_the_work_begins(sound: Path, tmp_path: Path):
-    for page, told in [(tmp_path / "no" / "r.html", "there is no folder"), (tmp_path, "is a folder")]:
+    for page, told in [
+        (tmp_path / "no" / "r.html", "there is no folder"),
+        (tmp_path, "is a folder"),
+    ]:
         done = run("replay", sound, "--html", page)
         assert (done.exit_code, done.stdout) == (2, "")
         assert done.stderr.startswith(f"ctxpipe: --html: {page}")
@@ -190,13 +232,16 @@ def test_a_page_that_cannot_be_written_in_the_end_is_told(sound: Path):
     assert "ctxpipe: --html: /dev/full cannot be written: No space left on device" in done.stderr
 
 
-# Bad input --------------------------------------------------------------------------------------------------------
+# Bad input ----------------------------------------------------------------------------------------
 
 BAD = {
     "empty": (b"", "is empty"),
     "truncated": (lines(HISTORY).encode()[:-20], "this is not JSON"),
     "cut": (b'{"messages": [{"role": "user"', "this is not JSON"),
-    "latin": ('{"role": "user", "content": "gr\u00fcn"}'.encode("latin-1"), "this is not UTF-8 text"),
+    "latin": (
+        '{"role": "user", "content": "gr\u00fcn"}'.encode("latin-1"),
+        "this is not UTF-8 text",
+    ),
     "no turns": (b"[]", "holds no message"),
     "no reply": (lines(conversation(user("Hi."))).encode(), "holds no reply"),
     "long line": (lines(HISTORY[:1]).encode() + b"\n" + b"x" * 50_000_000, "line 2"),
@@ -205,7 +250,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_told_in_one_sentence_and_the_other_file_goes_on(name: str, sound: Path, tmp_path: Path):
+def test_bad_input_is_told_in_one_sentence_and_the_other_file_goes_on(
+    name: str, sound: Path, tmp_path: Path
+):
     content, told = BAD[name]
     bad = tmp_path / "bad.jsonl"
     bad.write_bytes(content)
@@ -219,8 +266,15 @@ def test_bad_input_is_told_in_one_sentence_and_the_other_file_goes_on(name: str,
 
 USABLE = {
     "no tool calls": conversation(user("Hi."), assistant("Hello.")),
-    "pairs broken": [user("Hi."), assistant(tool_use("a")), user(tool_result("zzz")), assistant("Done.")],
-    "images only": conversation(user(PICTURE), assistant("A cat."), user(PICTURE, PICTURE), assistant("Two.")),
+    "pairs broken": [
+        user("Hi."),
+        assistant(tool_use("a")),
+        user(tool_result("zzz")),
+        assistant("Done."),
+    ],
+    "images only": conversation(
+        user(PICTURE), assistant("A cat."), user(PICTURE, PICTURE), assistant("Two.")
+    ),
 }
 
 
@@ -238,21 +292,26 @@ def test_an_odd_conversation_is_replayed_all_the_same(name: str, tmp_path: Path)
     [
         (("--preset", "nonsense"), "there is no policy 'nonsense'"),
         (("--compare", "none,nonsense"), "there is no policy 'nonsense'"),
-        (("--model", "nonsense-9"), "no prices are known for the model 'nonsense-9'; without --model costs are in"),
+        (
+            ("--model", "nonsense-9"),
+            "no prices are known for the model 'nonsense-9'; without --model costs are in",
+        ),
         (("--config", "/nowhere.toml"), "cannot be read"),
         (("--read", "-1"), "the price read is -1"),
         (("--scheduler", "nowhere"), "no Dask scheduler"),
         (("--nonsense",), "No such option"),
     ],
 )
-def test_a_misuse_is_told_in_a_sentence_with_exit_code_2(sound: Path, arguments: tuple[str, ...], told: str):
+def test_a_misuse_is_told_in_a_sentence_with_exit_code_2(
+    sound: Path, arguments: tuple[str, ...], told: str
+):
     done = run("replay", sound, *arguments)
     assert done.exit_code == 2
     assert told in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
 
 
-# Looking, planning, cleaning --------------------------------------------------------------------------------------
+# Looking, planning, cleaning ----------------------------------------------------------------------
 
 
 def test_inspect_tells_what_fills_the_context(sound: Path):
@@ -272,7 +331,9 @@ def test_inspect_prints_no_table_of_tools_where_there_was_none(sound: Path, tmp_
 
 def test_inspect_prints_what_looks_like_markup_as_it_stands(tmp_path: Path):
     path = tmp_path / "markup.jsonl"
-    path.write_text(lines(conversation(user("[bold]x[/bold] [/nothing]"), assistant("Hm."))), "utf-8")
+    path.write_text(
+        lines(conversation(user("[bold]x[/bold] [/nothing]"), assistant("Hm."))), "utf-8"
+    )
     assert "[bold]x[/bold] [/nothing]" in run("inspect", path).stdout
 
 
@@ -280,21 +341,27 @@ def test_plan_tells_what_each_stage_would_do(sound: Path, tmp_path: Path):
     config = tmp_path / "mine.toml"
     config.write_text('[[stage]]\nuse = "BatchOffload"\nkeep_recent = 1\n', "utf-8")
     told = json.loads(run("plan", sound, "--config", config, "--json").stdout)
-    assert [(stage["stage"], stage["outcome"]) for stage in told["stages"]] == [("BatchOffload", "would act")]
+    assert [(stage["stage"], stage["outcome"]) for stage in told["stages"]] == [
+        ("BatchOffload", "would act")
+    ]
     assert told["saved"] > 0
     assert "skipped" in run("plan", sound).stdout
 
 
 def test_what_a_stage_would_do_is_told_in_words(sound: Path, tmp_path: Path):
     config = tmp_path / "mine.toml"
-    config.write_text('[[stage]]\nuse = "BatchOffload"\nmin_chars = 100\nkeep_recent = 0\n', "utf-8")
+    config.write_text(
+        '[[stage]]\nuse = "BatchOffload"\nmin_chars = 100\nkeep_recent = 0\n', "utf-8"
+    )
 
     printed = run("plan", sound, "--config", config).stdout
 
-    assert re.search(r"BatchOffload +would act +4 blocks moved to files, [\d,]+ characters", printed)
+    assert re.search(
+        r"BatchOffload +would act +4 blocks moved to files, [\d,]+ characters", printed
+    )
 
 
-# Tuning -----------------------------------------------------------------------------------------------------------
+# Tuning -------------------------------------------------------------------------------------------
 
 
 def test_what_tune_prints_is_a_config(sound: Path, tmp_path: Path):
@@ -321,7 +388,7 @@ def test_tune_tells_a_broken_file_and_goes_on(sound: Path, tmp_path: Path):
     assert json.loads(done.stdout)["chosen"]["visible"] == 1.0
 
 
-# In a process of its own ------------------------------------------------------------------------------------------
+# In a process of its own --------------------------------------------------------------------------
 
 
 def test_in_a_pipe_there_are_no_colours_no_bar_and_no_cut(sound: Path):
@@ -335,7 +402,9 @@ def test_in_a_pipe_there_are_no_colours_no_bar_and_no_cut(sound: Path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 @pytest.mark.parametrize("unwanted", [{}, {"NO_COLOR": "1"}])
-def test_in_a_terminal_colours_are_shown_unless_they_are_unwanted(sound: Path, unwanted: dict[str, str]):
+def test_in_a_terminal_colours_are_shown_unless_they_are_unwanted(
+    sound: Path, unwanted: dict[str, str]
+):
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80"}
     environment.pop("NO_COLOR", None)
     printed = in_terminal(["replay", str(sound)], environment | unwanted)
@@ -382,7 +451,9 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path):
     path = tmp_path / "long.jsonl"  # more than a pipe holds is printed of it
     path.write_text(lines([user("word " * 50), assistant("Well.")] * 1000), "utf-8")
     command = f"{sys.executable} -m ctxpipe inspect {path} --json --most 2000 | head -1"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, timeout=120, check=False
+    )
     assert (done.stdout, done.stderr) == ("{\n", "")
 
 
@@ -391,8 +462,13 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path):
 def test_output_that_cannot_be_written_is_told_in_one_sentence(sound: Path, form: tuple[str, ...]):
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "ctxpipe", "inspect", str(sound), *form]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (1, "ctxpipe: standard output: No space left on device\n")
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+        )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "ctxpipe: standard output: No space left on device\n",
+    )
 
 
 def test_characters_that_the_output_does_not_know_are_escaped(tmp_path: Path):
@@ -404,7 +480,10 @@ def test_characters_that_the_output_does_not_know_are_escaped(tmp_path: Path):
 
     assert (printed.returncode, printed.stderr, told.returncode, told.stderr) == (0, "", 0, "")
     assert "\\u65c5 \\U0001f600" in printed.stdout
-    assert {block["begins"] for block in json.loads(told.stdout)["largest"]} == {"\u65c5 \U0001f600", "\xe9"}
+    assert {block["begins"] for block in json.loads(told.stdout)["largest"]} == {
+        "\u65c5 \U0001f600",
+        "\xe9",
+    }
 
 
 def test_help_names_every_command_and_the_exit_codes():
@@ -414,13 +493,19 @@ def test_help_names_every_command_and_the_exit_codes():
         assert name in done.stdout
 
 
-# Real conversations -----------------------------------------------------------------------------------------------
+# Real conversations -------------------------------------------------------------------------------
 
 
 @pytest.mark.shared
 def test_real_transcripts_are_replayed_without_forgetting_when_nothing_is_done(shared: Path):
     names = ("tau1-airline-gpt4o-a", "mini-django-11564")
-    done = run("replay", *(shared / "transcripts" / f"{name}.jsonl" for name in names), "--json", "--processes", 1)
+    done = run(
+        "replay",
+        *(shared / "transcripts" / f"{name}.jsonl" for name in names),
+        "--json",
+        "--processes",
+        1,
+    )
     assert done.exit_code == 0
     none, coding = json.loads(done.stdout)["all"]
     assert none["visible"] == none["reachable"] == 1.0

@@ -24,7 +24,9 @@ from ctxpipe.cli import app
 
 REPOSITORY = Path(__file__).parents[1]
 HISTORY = conversation(
-    user("go"), [assistant(tool_use("t1", "bash")), user(tool_result("t1", "data " * 600))], assistant("Done.")
+    user("go"),
+    [assistant(tool_use("t1", "bash")), user(tool_result("t1", "data " * 600))],
+    assistant("Done."),
 )
 HOME = {
     ".ssh/id_rsa": "PRIVATE KEY",
@@ -60,12 +62,16 @@ def age(root: Path, days: int = 90) -> None:
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }
 
 
 async def converse(root: Path, session_id: str, *, journal: bool = True) -> None:
     storage = LocalStorage(root)
-    pipeline = ContextPipeline([DirectOffload(storage, min_chars=1000), SmartTruncate(archive=storage)])
+    pipeline = ContextPipeline(
+        [DirectOffload(storage, min_chars=1000), SmartTruncate(archive=storage)]
+    )
     await pipeline.session(session_id, journal=storage if journal else None).run(HISTORY[:3])
 
 
@@ -80,7 +86,7 @@ def strip_marks(root: Path) -> None:
         path.unlink()
 
 
-# Files of others ------------------------------------------------------------------------------------
+# Files of others ----------------------------------------------------------------------------------
 
 
 LIMITS = [(), ("--max-days", 0), ("--max-mb", 0), ("--max-days", 0, "--max-mb", 0)]
@@ -91,7 +97,11 @@ COMBINATIONS = [
     for count in range(len(FLAGS) + 1)
     for flags in itertools.combinations(FLAGS, count)
 ]
-SESSIONS = [("--session", name, *flags) for name in ("docs", "Documents") for flags in ((), ("--yes", "--adopt"))]
+SESSIONS = [
+    ("--session", name, *flags)
+    for name in ("docs", "Documents")
+    for flags in ((), ("--yes", "--adopt"))
+]
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["never used by ctxpipe", "used as a root"])
@@ -107,13 +117,17 @@ def test_no_flags_delete_a_file_in_a_folder_like_a_home(tmp_path: Path, used: bo
         assert not (done.exception and not isinstance(done.exception, SystemExit)), flags
 
     left = contents(tmp_path)
-    assert {name: left.get(name) for name in HOME} == {name: text.encode() for name, text in HOME.items()}
+    assert {name: left.get(name) for name in HOME} == {
+        name: text.encode() for name, text in HOME.items()
+    }
     assert (tmp_path / ".ctxpipe-root").exists() is False
     assert (tmp_path / "Documents/.ctxpipe-session").exists() is False
 
 
 def test_no_flags_delete_a_file_in_a_copy_of_this_repository(tmp_path: Path) -> None:
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=True
+    )
     for name in filter(None, listed.stdout.decode().split("\0")):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         if (REPOSITORY / name).is_file():
@@ -130,7 +144,17 @@ def test_no_flags_delete_a_file_in_a_copy_of_this_repository(tmp_path: Path) -> 
 def test_the_command_itself_leaves_a_folder_like_a_home_alone(tmp_path: Path) -> None:
     write_old(tmp_path, HOME)
 
-    command = [sys.executable, "-m", "ctxpipe", "clean", str(tmp_path), "--max-days", "0", "--records", "--yes"]
+    command = [
+        sys.executable,
+        "-m",
+        "ctxpipe",
+        "clean",
+        str(tmp_path),
+        "--max-days",
+        "0",
+        "--records",
+        "--yes",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
     assert done.returncode == 2
@@ -139,7 +163,7 @@ def test_the_command_itself_leaves_a_folder_like_a_home_alone(tmp_path: Path) ->
     assert set(contents(tmp_path)) == set(HOME)
 
 
-# Our own files --------------------------------------------------------------------------------------
+# Our own files ------------------------------------------------------------------------------------
 
 
 def test_what_is_too_old_goes_and_nothing_else(tmp_path: Path) -> None:
@@ -157,8 +181,12 @@ def test_what_is_too_old_goes_and_nothing_else(tmp_path: Path) -> None:
     assert (tmp_path / "new/t1.md").exists()
 
 
-@pytest.mark.parametrize("limits", [("--max-days", 1), ("--max-mb", 0), ("--max-mb", 0, "--records")])
-def test_a_session_with_a_young_journal_stays_whole(tmp_path: Path, limits: tuple[object, ...]) -> None:
+@pytest.mark.parametrize(
+    "limits", [("--max-days", 1), ("--max-mb", 0), ("--max-mb", 0, "--records")]
+)
+def test_a_session_with_a_young_journal_stays_whole(
+    tmp_path: Path, limits: tuple[object, ...]
+) -> None:
     sessions_below(tmp_path, "job")
     age(tmp_path)
     os.utime(tmp_path / "job/journal.jsonl")
@@ -210,7 +238,9 @@ def test_at_a_terminal_it_asks(tmp_path: Path, answer: str, goes: bool, code: in
     try:
         os.write(ours, f"{answer}\n".encode())
         command = [sys.executable, "-m", "ctxpipe", "clean", str(tmp_path), "--max-days", "1"]
-        done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            command, stdin=theirs, capture_output=True, text=True, timeout=120, check=False
+        )
     finally:
         os.close(ours)
         os.close(theirs)
@@ -220,7 +250,7 @@ def test_at_a_terminal_it_asks(tmp_path: Path, answer: str, goes: bool, code: in
     assert (tmp_path / "job/t1.md").exists() is not goes
 
 
-# One session ----------------------------------------------------------------------------------------
+# One session --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["job", "Tenant/Job", "a" * 200])
@@ -247,12 +277,14 @@ def test_a_session_is_deleted_without_limits_beside_it(tmp_path: Path) -> None:
         assert "leave out" in done.stderr
 
 
-# What version 0.1 left ------------------------------------------------------------------------------
+# What version 0.1 left ----------------------------------------------------------------------------
 
 
 def line_of_0_1(*messages: object) -> str:
     """A line of the journal as version 0.1 wrote it: a check sum, and what became of the context."""
-    body = json.dumps({"form": 1, "id": "0" * 16, "tail": [[0, 2], *messages]}, separators=(",", ":"))
+    body = json.dumps(
+        {"form": 1, "id": "0" * 16, "tail": [[0, 2], *messages]}, separators=(",", ":")
+    )
     return f"\n{hashlib.sha256(body.encode()).hexdigest()[:16]} {body}"
 
 
@@ -261,7 +293,15 @@ def left_by_0_1(root: Path) -> None:
     strip_marks(root)
     for session in ("job", "docs"):
         (root / session / "journal.jsonl").write_text(line_of_0_1(*HISTORY[:3]), "utf-8")
-    write_old(root, {"docs/guide.md": "mine", "docs/t1-notes.md": "mine", "src/main.md": "mine", "job/.env": "mine"})
+    write_old(
+        root,
+        {
+            "docs/guide.md": "mine",
+            "docs/t1-notes.md": "mine",
+            "src/main.md": "mine",
+            "job/.env": "mine",
+        },
+    )
 
 
 def test_a_guide_in_a_folder_that_a_session_made_stays(tmp_path: Path) -> None:
@@ -301,7 +341,9 @@ def test_a_dry_run_of_adopting_marks_nothing(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("archived", [HISTORY, {"form": 1, "messages": HISTORY}], ids=["of 0.1", "of now"])
+@pytest.mark.parametrize(
+    "archived", [HISTORY, {"form": 1, "messages": HISTORY}], ids=["of 0.1", "of now"]
+)
 def test_an_archive_is_a_proof_as_well(tmp_path: Path, archived: Any) -> None:
     stamp = "20260101T000000Z"
     archive = json.dumps(archived)
@@ -366,7 +408,7 @@ def test_a_root_behind_somebodys_link_is_not_cleaned(tmp_path: Path) -> None:
     assert contents(home) == before
 
 
-# Misuse ---------------------------------------------------------------------------------------------
+# Misuse -------------------------------------------------------------------------------------------
 
 
 def test_it_wants_to_know_what_may_go(tmp_path: Path) -> None:

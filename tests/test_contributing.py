@@ -18,7 +18,11 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", RECIPES, re.MULTILINE | re.DOTALL)
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """A folder with a copy of the package, to be worked on."""
-    shutil.copytree(ROOT / "ctxpipe", tmp_path / "ctxpipe", ignore=shutil.ignore_patterns("__pycache__", "vocab"))
+    shutil.copytree(
+        ROOT / "ctxpipe",
+        tmp_path / "ctxpipe",
+        ignore=shutil.ignore_patterns("__pycache__", "vocab"),
+    )
     return tmp_path
 
 

@@ -1,4 +1,6 @@
-"""The documentation is run: its examples against a scripted API on a socket, its numbers against the code."""
+"""The documentation is run: its examples against a scripted API on a socket, its numbers against
+the code.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ from ctxpipe.testing import MessagesServer, answer, tool_use
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(
-    r"^(?:<!-- not run: (?P<why>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^(?:<!-- not run: (?P<why>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
 )
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -91,12 +94,21 @@ def test_no_block_escapes_the_tests():
 def test_the_programs_are_well_formatted_and_narrow_enough_for_a_page(tmp_path: Path):
     for number, block in enumerate(block for block in RUN if block.kind == "python"):
         (tmp_path / f"{block.page.stem}_{block.line}_{number}.py").write_text(block.code, "utf-8")
-    command = [sys.executable, "-m", "ruff", "format", "--isolated", "--check", "--diff", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "format",
+        "--isolated",
+        "--check",
+        "--diff",
+        str(tmp_path),
+    ]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout
 
 
-# Python ---------------------------------------------------------------------------------------------------------
+# Python -------------------------------------------------------------------------------------------
 
 
 def model(request: Mapping[str, Any]) -> Any:
@@ -111,7 +123,9 @@ def model(request: Mapping[str, Any]) -> Any:
 async def test_a_program_runs_as_it_stands(block: Block, tmp_path: Path):
     async with MessagesServer(model) as server:
         environment = {**os.environ, "ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_API_KEY": "test"}
-        done = await anyio.run_process([sys.executable, "-c", block.code], check=False, cwd=tmp_path, env=environment)
+        done = await anyio.run_process(
+            [sys.executable, "-c", block.code], check=False, cwd=tmp_path, env=environment
+        )
     assert done.returncode == 0, done.stderr.decode()
     assert not server.refused
 
@@ -136,7 +150,11 @@ async def test_the_examples_of_a_page_run_in_order_and_print_what_the_page_says(
             for block in blocks_of(page):
                 if block.why is None and block.kind == "python" and not block.is_program:
                     printed = await printed_by(block, names, tmp_path)
-                    clients += [value for value in names.values() if isinstance(value, anthropic.AsyncAnthropic)]
+                    clients += [
+                        value
+                        for value in names.values()
+                        if isinstance(value, anthropic.AsyncAnthropic)
+                    ]
                 elif block.kind == "text" and block.follows and printed:
                     assert printed == block.code, block.where
         finally:
@@ -153,11 +171,15 @@ async def printed_by(block: Block, names: dict[str, Any], folder: Path) -> str:
         waiting = eval(code, names)  # noqa: S307
         if waiting is not None:
             await waiting
-    text = said.getvalue().replace(os.path.realpath(folder), "/project").replace(str(folder), "/project")
+    text = (
+        said.getvalue()
+        .replace(os.path.realpath(folder), "/project")
+        .replace(str(folder), "/project")
+    )
     return re.sub(r"\(\d+\.\d ms\)", "(… ms)", text)
 
 
-# The shell ------------------------------------------------------------------------------------------------------
+# The shell ----------------------------------------------------------------------------------------
 
 COMMANDS = [
     (block.where, line.removeprefix("$ ").partition("  #")[0].strip())
@@ -173,25 +195,42 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two recorded sessions and a storage, as the pages name them."""
     folder = tmp_path_factory.mktemp("recordings")
     for name in ("session.jsonl", "other.jsonl"):
-        steps = (step(f"{name}{n}", "bash", {"command": f"step {n}"}, f"line {n}\n" * 900) for n in range(4))
+        steps = (
+            step(f"{name}{n}", "bash", {"command": f"step {n}"}, f"line {n}\n" * 900)
+            for n in range(4)
+        )
         messages = conversation(user(f"Go, {name}."), *steps)
-        (folder / name).write_text("".join(compact_json(message) + "\n" for message in messages), "utf-8")
+        (folder / name).write_text(
+            "".join(compact_json(message) + "\n" for message in messages), "utf-8"
+        )
     (folder / ".ctxpipe").mkdir()
-    (folder / "mine.toml").write_text(next(block.code for block in RUN if block.kind == "toml"), "utf-8")
+    (folder / "mine.toml").write_text(
+        next(block.code for block in RUN if block.kind == "toml"), "utf-8"
+    )
     return folder
 
 
-@pytest.mark.parametrize("command", dict.fromkeys(c for _, c in COMMANDS if c.startswith("ctxpipe ")))
+@pytest.mark.parametrize(
+    "command", dict.fromkeys(c for _, c in COMMANDS if c.startswith("ctxpipe "))
+)
 def test_a_command_of_ours_runs(command: str, recordings: Path):
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     # By a shell, as a reader would: it expands the patterns.
     done = subprocess.run(  # noqa: S602
-        command, shell=True, check=False, cwd=recordings, env=environment, capture_output=True, text=True
+        command,
+        shell=True,
+        check=False,
+        cwd=recordings,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("where", "command"), [pair for pair in COMMANDS if not pair[1].startswith("ctxpipe ")])
+@pytest.mark.parametrize(
+    ("where", "command"), [pair for pair in COMMANDS if not pair[1].startswith("ctxpipe ")]
+)
 def test_any_other_command_names_what_exists(where: str, command: str):
     word, *rest = shlex.split(command)
     match word:
@@ -199,7 +238,11 @@ def test_any_other_command_names_what_exists(where: str, command: str):
             assert re.search(rf"^{rest[0]}:", MAKEFILE, re.MULTILINE)
         case "pip":
             extras = re.findall(r"\[(.*?)\]", rest[-1])
-            assert all(extra in PROJECT["optional-dependencies"] for extra in ",".join(extras).split(",") if extra)
+            assert all(
+                extra in PROJECT["optional-dependencies"]
+                for extra in ",".join(extras).split(",")
+                if extra
+            )
         case "python" | ".venv/bin/python":
             named = [part for part in rest if part.endswith(".py")]
             modules = [rest[i + 1] for i, part in enumerate(rest) if part == "-m"]
@@ -217,14 +260,16 @@ def test_a_configuration_is_one_that_the_laboratory_reads(block: Block, tmp_path
     read_config(file, Prices.relative())
 
 
-# Numbers --------------------------------------------------------------------------------------------------------
+# Numbers ------------------------------------------------------------------------------------------
 
 ROW = re.compile(r"^\| `([A-Z]\w+)\.(\w+)` \| ([^|]+) \|", re.MULTILINE)
 DEFAULTS = [(page.name, *row) for page in PAGES for row in ROW.findall(page.read_text("utf-8"))]
 
 
 def spelled(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else f"`{value!r}`"
+    return (
+        f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else f"`{value!r}`"
+    )
 
 
 @pytest.mark.parametrize(("page", "kind", "name", "told"), DEFAULTS)
@@ -240,7 +285,9 @@ def test_a_default_in_a_table_is_the_one_in_the_code(page: str, kind: str, name:
 def test_what_the_preset_s_numbers_are_worth_is_what_was_measured():
     results = (ROOT / "benchmarks" / "results.md").read_text("utf-8")
     table = re.search(
-        r"^\| changed \|.*?\n\n", (ROOT / "docs" / "presets.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
+        r"^\| changed \|.*?\n\n",
+        (ROOT / "docs" / "presets.md").read_text("utf-8"),
+        re.MULTILINE | re.DOTALL,
     )
     assert table
     assert table[0].strip() in results

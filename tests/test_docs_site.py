@@ -19,12 +19,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr  # a broken link or anchor is a warning, and strict
+    assert done.returncode == 0, (
+        done.stdout + done.stderr
+    )  # a broken link or anchor is a warning, and strict
     return folder
 
 
 def test_the_site_holds_every_page(site: Path):
-    pages = {page.relative_to(ROOT / "docs").with_suffix("") for page in (ROOT / "docs").rglob("*.md")}
+    pages = {
+        page.relative_to(ROOT / "docs").with_suffix("") for page in (ROOT / "docs").rglob("*.md")
+    }
     built = {page.parent.relative_to(site) for page in site.rglob("index.html")}
 
     assert {page.parent if page.name == "index" else page for page in pages} <= built
@@ -34,11 +38,16 @@ def test_the_reference_holds_every_public_name(site: Path):
     reference = "".join(page.read_text("utf-8") for page in (site / "api").rglob("*.html"))
     described = set(re.findall(r'id="ctxpipe\.(\w+)"', reference))
 
-    assert set(ctxpipe.__all__) - described == {"Detail", "Message"}  # these are names for types of others
+    assert set(ctxpipe.__all__) - described == {
+        "Detail",
+        "Message",
+    }  # these are names for types of others
 
 
 def test_a_page_asks_no_other_machine_for_anything(site: Path):
     loaded = re.compile(r"<(?:link|script|img|iframe)\b[^>]*?(?:href|src)=\"?(https?://[^\s\">]+)")
-    found = {url for page in site.rglob("*.html") for url in loaded.findall(page.read_text("utf-8"))}
+    found = {
+        url for page in site.rglob("*.html") for url in loaded.findall(page.read_text("utf-8"))
+    }
 
     assert found == set()

@@ -26,7 +26,10 @@ PUBLIC = (
     "ctxpipe.summarizers",
     "ctxpipe.testing",
     "ctxpipe.tokens",
-    *(f"ctxpipe.lab.{name}" for name in ("batch", "config", "costs", "policies", "recall", "replay", "transcripts")),
+    *(
+        f"ctxpipe.lab.{name}"
+        for name in ("batch", "config", "costs", "policies", "recall", "replay", "transcripts")
+    ),
 )
 
 
@@ -73,15 +76,31 @@ def test_an_error_of_ours_that_is_raised_is_named(name: str, value: Any):
 
 
 def raised_by(module: ModuleType, place: str) -> set[str]:
-    """The errors of ours that the function at *place* raises itself, or by a function of its module that checks."""
+    """The errors of ours that the function at *place* raises itself, or by a function of its module
+    that checks.
+    """
     functions = functions_of(module)
     if place not in functions:
         return set()
     nodes = list(ast.walk(functions[place]))
-    names = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    checks = [functions[name] for name in names & set(functions) if name.startswith(("_check", "ensure"))]
-    raises = [node.exc for node in [*nodes, *(n for f in checks for n in ast.walk(f))] if isinstance(node, ast.Raise)]
-    called = {node.func.id for node in raises if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    names = {
+        node.func.id
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    checks = [
+        functions[name] for name in names & set(functions) if name.startswith(("_check", "ensure"))
+    ]
+    raises = [
+        node.exc
+        for node in [*nodes, *(n for f in checks for n in ast.walk(f))]
+        if isinstance(node, ast.Raise)
+    ]
+    called = {
+        node.func.id
+        for node in raises
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
     return called & set(errors.__all__)
 
 
@@ -93,5 +112,9 @@ def functions_of(module: ModuleType) -> dict[str, ast.AST]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             found[node.name] = node
         elif isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{method.name}": method for method in node.body if hasattr(method, "name")}
+            found |= {
+                f"{node.name}.{method.name}": method
+                for method in node.body
+                if hasattr(method, "name")
+            }
     return found

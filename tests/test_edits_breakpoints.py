@@ -5,7 +5,17 @@ from typing import Any
 
 import pytest
 from api_histories import MODEL, body_of, few, valid_histories
-from histories import assistant, conversation, histories, step, text, thinking, tool_result, tool_use, user
+from histories import (
+    assistant,
+    conversation,
+    histories,
+    step,
+    text,
+    thinking,
+    tool_result,
+    tool_use,
+    user,
+)
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -81,7 +91,9 @@ def test_a_request_with_marks_of_its_own_decides_for_itself() -> None:
 
 
 def test_a_mark_inside_a_tool_result_counts_as_one() -> None:
-    body = request(user("go"), assistant(tool_use("t")), user(tool_result("t", [{**text("a"), **MARK}])))
+    body = request(
+        user("go"), assistant(tool_use("t")), user(tool_result("t", [{**text("a"), **MARK}]))
+    )
 
     assert with_breakpoints(body, 4) == body
 
@@ -105,7 +117,13 @@ HOUR = {"type": "ephemeral", "ttl": "1h"}
     "own",
     [
         {"messages": [user({**text("go"), "cache_control": HOUR})]},
-        {"messages": [user("go"), *step("t1"), user({**tool_result("t1", [{**text("x"), "cache_control": HOUR}])})]},
+        {
+            "messages": [
+                user("go"),
+                *step("t1"),
+                user({**tool_result("t1", [{**text("x"), "cache_control": HOUR}])}),
+            ]
+        },
         {"messages": [user("go")], "cache_control": HOUR},
     ],
 )
@@ -126,12 +144,16 @@ def test_with_a_limit_of_none_nothing_is_marked() -> None:
     assert with_breakpoints(body, 0) == body
 
 
-@given(histories(3, thoughts=False), st.integers(0, 4), st.integers(0, 4), st.booleans(), st.booleans())
+@given(
+    histories(3, thoughts=False), st.integers(0, 4), st.integers(0, 4), st.booleans(), st.booleans()
+)
 def test_there_are_never_more_than_four_marks_and_the_body_stays_as_it_was(
     history: list[Message], limit: int, own: int, system: bool, automatic: bool
 ) -> None:
     body = request(
-        *history, **({"system": [{**text("s"), **MARK}] * own} if system else {}), **(MARK if automatic else {})
+        *history,
+        **({"system": [{**text("s"), **MARK}] * own} if system else {}),
+        **(MARK if automatic else {}),
     )
     before = copy.deepcopy(body)
     sound = not problems(body, Model())
@@ -140,10 +162,14 @@ def test_there_are_never_more_than_four_marks_and_the_body_stays_as_it_was(
 
     assert body == before
     assert not (sound and problems(changed, Model()))
-    assert sum(sum(1 for _ in cache_marks(message)) for message in changed["messages"]) <= min(limit, 2)
+    assert sum(sum(1 for _ in cache_marks(message)) for message in changed["messages"]) <= min(
+        limit, 2
+    )
 
 
-@pytest.mark.parametrize("last", [{"type": "hologram", "of": [1]}, {"type": "fallback", "to": {}, "from": {}}])
+@pytest.mark.parametrize(
+    "last", [{"type": "hologram", "of": [1]}, {"type": "fallback", "to": {}, "from": {}}]
+)
 def test_a_block_of_a_kind_that_may_not_be_marked_is_left_alone(last: dict[str, Any]) -> None:
     body = request(user(text("go"), last))
 

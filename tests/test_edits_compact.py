@@ -1,4 +1,6 @@
-"""What stands where the history was: partition, assembly, commands, evidence, the closing message, pinned messages."""
+"""What stands where the history was: partition, assembly, commands, evidence, the closing message,
+pinned messages.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,18 @@ from typing import Any
 
 import pytest
 from evidence import parsed_evidence
-from histories import assistant, conversation, histories, said, step, system, tool_result, tool_use, user, view
+from histories import (
+    assistant,
+    conversation,
+    histories,
+    said,
+    step,
+    system,
+    tool_result,
+    tool_use,
+    user,
+    view,
+)
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -53,7 +66,7 @@ def drafted(head: list[Message], rest: list[Message], summary: str = "S", **sett
     return drafts(head, rest, summary, Source(rest, is_raw=True), **settings)[0]
 
 
-# Partition and assembly -------------------------------------------------------------------------------------------
+# Partition and assembly ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -67,12 +80,17 @@ def test_the_head_is_the_leading_run_of_system_messages(roles: str, head: int) -
 
 
 def test_the_parts_stand_in_the_required_order_with_the_required_words() -> None:
-    head, files = [system("sys")], [user(restored_text("a.ts", "content a")), user(restored_text("b.ts", ""))]
+    head, files = (
+        [system("sys")],
+        [user(restored_text("a.ts", "content a")), user(restored_text("b.ts", ""))],
+    )
 
     assert assemble(head, "It went well.", files) == [
         system("sys"),
         user("[Conversation compressed]\n\nIt went well."),
-        assistant("Understood. I have the context from the compressed conversation. Continuing work."),
+        assistant(
+            "Understood. I have the context from the compressed conversation. Continuing work."
+        ),
         user("[Restored after compact] a.ts:\ncontent a"),
         assistant("Noted, file content restored."),
         user("[Restored after compact] b.ts:\n"),
@@ -80,22 +98,30 @@ def test_the_parts_stand_in_the_required_order_with_the_required_words() -> None
     ]
 
 
-def test_an_empty_summary_is_still_assembled_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_empty_summary_is_still_assembled_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     assert assemble([], "", []) == [user(SUMMARY), assistant(ACKNOWLEDGED)]
     assert "empty summary" in caplog.text
 
 
-# Commands -----------------------------------------------------------------------------------------------------------
+# Commands -----------------------------------------------------------------------------------------
 
 
 def test_command_blocks_of_the_user_are_found_once_each() -> None:
     block = '<command name="review">\n/review #12\n</command>'
-    history = [user(f"do {block} now"), assistant(block), user(f"again {block}", "<command>b</command>")]
+    history = [
+        user(f"do {block} now"),
+        assistant(block),
+        user(f"again {block}", "<command>b</command>"),
+    ]
 
     assert extract_commands(history) == [block, "<command>b</command>"]
 
 
-@pytest.mark.parametrize("text", ["<commands>a</commands>", "<command>unclosed", "no tag", "< command>x</command>"])
+@pytest.mark.parametrize(
+    "text", ["<commands>a</commands>", "<command>unclosed", "no tag", "< command>x</command>"]
+)
 def test_what_only_looks_alike_is_no_command(text: str) -> None:
     assert extract_commands([user(text)]) == []
 
@@ -116,7 +142,11 @@ def test_tool_results_and_the_assistant_give_no_commands() -> None:
 
 def test_commands_are_carried_on_from_summary_to_summary() -> None:
     commands = ["<command>a</command>", '<command name="b">\nx\n</command>']
-    history = [user(f"{SUMMARY}S{reminder(commands)}"), assistant(ACKNOWLEDGED), user("<command>c</command>")]
+    history = [
+        user(f"{SUMMARY}S{reminder(commands)}"),
+        assistant(ACKNOWLEDGED),
+        user("<command>c</command>"),
+    ]
 
     assert extract_commands(history) == [*commands, "<command>c</command>"]
 
@@ -131,10 +161,15 @@ def test_without_commands_there_is_no_reminder() -> None:
     assert reminder([]) == ""
 
 
-# Evidence -----------------------------------------------------------------------------------------------------------
+# Evidence -----------------------------------------------------------------------------------------
 
 LINES = Evidence(
-    paths={"README.md": False, "src/app/main.py": True, "src/app/util.py": False, "/abs/x y.txt": False},
+    paths={
+        "README.md": False,
+        "src/app/main.py": True,
+        "src/app/util.py": False,
+        "/abs/x y.txt": False,
+    },
     commands={"make": True, "git push": False},
     identifiers=["28c304f6", "PROJ-17"],
     requests=["Fix it.", 'Say </request> or <request chars="3">abc', "Now."],
@@ -190,11 +225,21 @@ def test_all_that_the_block_says_can_be_found_in_it() -> None:
 def test_a_note_right_behind_the_paths_is_none_of_them() -> None:
     evidence = Evidence({"b.py": False}, {}, notes=["b.py is not as it was shown before"])
 
-    assert dict(parsed_evidence(evidence_block(evidence, Room(), count)[0]).paths) == {"b.py": False}
+    assert dict(parsed_evidence(evidence_block(evidence, Room(), count)[0]).paths) == {
+        "b.py": False
+    }
 
 
-names = st.text(st.characters(exclude_characters="\n/", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
-paths = st.lists(names, min_size=1, max_size=4).map("/".join).filter(lambda path: not path.startswith("./"))
+names = st.text(
+    st.characters(exclude_characters="\n/", exclude_categories=["Cs", "Cc"]),
+    min_size=1,
+    max_size=12,
+)
+paths = (
+    st.lists(names, min_size=1, max_size=4)
+    .map("/".join)
+    .filter(lambda path: not path.startswith("./"))
+)
 lines = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=60)
 
 
@@ -246,7 +291,9 @@ def test_each_list_keeps_to_its_room_and_the_newest_stand(tokens: int) -> None:
 
 
 def test_a_long_request_is_cut_head_and_tail_and_says_where_it_is_whole() -> None:
-    evidence = Evidence({}, {}, requests=["Begin. " + "x" * 9000 + " End."], archives=["/a/compact-1.json"])
+    evidence = Evidence(
+        {}, {}, requests=["Begin. " + "x" * 9000 + " End."], archives=["/a/compact-1.json"]
+    )
 
     block, _ = evidence_block(evidence, Room(), count)
 
@@ -297,7 +344,12 @@ def test_elsewhere_it_is_nobodys_words(text: str) -> None:
 
 
 def test_the_digest_stands_beside_the_last_archive_and_both_are_found_again() -> None:
-    evidence = Evidence({}, {}, archives=["/a/compact-1.json", "/a/x y (2).json"], digest="0123abcd-" * 3 + "0123abcd")
+    evidence = Evidence(
+        {},
+        {},
+        archives=["/a/compact-1.json", "/a/x y (2).json"],
+        digest="0123abcd-" * 3 + "0123abcd",
+    )
 
     block, _ = evidence_block(evidence, Room(), count)
 
@@ -318,7 +370,9 @@ def test_only_our_own_block_names_an_archive(text: str) -> None:
 
 
 @given(
-    st.lists(paths, max_size=6), st.lists(st.text(max_size=40), max_size=4), st.lists(st.text(max_size=40), max_size=4)
+    st.lists(paths, max_size=6),
+    st.lists(st.text(max_size=40), max_size=4),
+    st.lists(st.text(max_size=40), max_size=4),
 )
 def test_nothing_in_the_block_breaks_a_line_but_the_users_own_words(
     touched: list[str], ran: list[str], notes: list[str]
@@ -330,11 +384,16 @@ def test_nothing_in_the_block_breaks_a_line_but_the_users_own_words(
     )
     evidence = gathered(Source([user("Go."), *history], is_raw=True))
 
-    block, left_out = evidence_block(Evidence(evidence.paths, evidence.commands, notes=notes), Room(paths=10**6), count)
+    block, left_out = evidence_block(
+        Evidence(evidence.paths, evidence.commands, notes=notes), Room(paths=10**6), count
+    )
 
     told = block.removeprefix("\n\n<evidence>\n").removesuffix("\n</evidence>")
     assert left_out == []
-    assert all(line.isprintable() or not set(line) & set("\r\x00\x85\u2028\x1b") for line in told.split("\n"))
+    assert all(
+        line.isprintable() or not set(line) & set("\r\x00\x85\u2028\x1b")
+        for line in told.split("\n")
+    )
     assert len(told.split("\n")) <= 5 + len(set(broken)) + len(ran) + len(notes)
 
 
@@ -358,14 +417,19 @@ def test_what_a_compaction_kept_of_its_archive_is_not_counted_twice() -> None:
     assert after_summary(context, archived, lambda message: message) == context[-2:]
 
 
-# Closing ------------------------------------------------------------------------------------------------------------
+# Closing ------------------------------------------------------------------------------------------
 
-PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"}}
+PICTURE = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"},
+}
 
 
 def closings(*parts: Any, max_chars: int = 1000, archive: str = "/a.json") -> list[list[Message]]:
     history = conversation(*parts)
-    found = drafts([], history, "S", Source(history, is_raw=True), archive=archive, max_request_chars=max_chars)
+    found = drafts(
+        [], history, "S", Source(history, is_raw=True), archive=archive, max_request_chars=max_chars
+    )
     return [list(draft.closing) for draft in found]
 
 
@@ -375,9 +439,12 @@ def cut(*parts: Any, **settings: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    "request_", [user("please fix\nthe bug"), user("What is this?", PICTURE), user(PICTURE), user("x" * 5000)]
+    "request_",
+    [user("please fix\nthe bug"), user("What is this?", PICTURE), user(PICTURE), user("x" * 5000)],
 )
-def test_words_not_yet_answered_stand_as_the_very_message_that_the_user_wrote(request_: Message) -> None:
+def test_words_not_yet_answered_stand_as_the_very_message_that_the_user_wrote(
+    request_: Message,
+) -> None:
     [whole, *_] = closings(user("old"), assistant("a"), request_)
 
     assert whole == [request_]
@@ -398,14 +465,18 @@ def test_results_not_yet_seen_stand_with_their_call_behind_the_request_under_way
     assert whole == [user(f"{IN_PROGRESS}Fix it."), *shot]
     assert all(one is other for one, other in zip(whole[1:], shot, strict=True))
     assert shorter == [
-        user(f"{IN_PROGRESS}Fix it.\n\n[The image of this message is not shown here. It is in /a.json.]")
+        user(
+            f"{IN_PROGRESS}Fix it.\n\n[The image of this message is not shown here. It is in /a.json.]"
+        )
     ]
     assert closings(user("old"), assistant("ok"), step("t1"))[0][0] == user(f"{IN_PROGRESS}old")
 
 
 def test_words_behind_results_are_not_told_twice() -> None:
     results = user(tool_result("t", "x"), "And hurry.")
-    history = conversation(user("Fix it."), assistant("Well."), assistant(tool_use("t", "bash", {})), results)
+    history = conversation(
+        user("Fix it."), assistant("Well."), assistant(tool_use("t", "bash", {})), results
+    )
 
     draft = drafted([], history)
 
@@ -440,7 +511,9 @@ def test_a_picture_that_cannot_stand_here_is_named() -> None:
 
 def test_what_was_cut_is_told() -> None:
     found = conversation(
-        user("Go."), assistant(tool_use("t", "bash", {})), user(tool_result("t", [PICTURE]), "x" * 5000)
+        user("Go."),
+        assistant(tool_use("t", "bash", {})),
+        user(tool_result("t", [PICTURE]), "x" * 5000),
     )
 
     whole, shorter = drafts([], found, "S", Source(found, is_raw=True), max_request_chars=1000)
@@ -476,13 +549,15 @@ BY_CODE = {"caller": {"type": "code_execution_20250825", "tool_id": "srvtoolu_1"
         ([assistant("done")], 0),
     ],
 )  # fmt: skip
-def test_the_unanswered_part_never_splits_what_belongs_together(tail: list[Message], length: int) -> None:
+def test_the_unanswered_part_never_splits_what_belongs_together(
+    tail: list[Message], length: int
+) -> None:
     history = [user("old"), assistant("ok"), user("new"), *tail]
 
     assert open_tail(history) == len(history) - length
 
 
-# When not -----------------------------------------------------------------------------------------------------------
+# When not -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -499,7 +574,8 @@ def test_the_unanswered_part_never_splits_what_belongs_together(tail: list[Messa
         ([user("a"), assistant(SEARCH), user("never mind")], ""),
         ([user("a"), assistant({"type": "compaction", "content": "S"}, "b"), user("c")], "left to the server"),
         ([assistant({"type": "compaction", "content": "S", "signature": "x"}), user("c")], "left to the server"),
-        ([user("a"), assistant({"type": "compaction", "content": None}, "b"), user("c")], ""),  # that has failed
+        # that has failed
+        ([user("a"), assistant({"type": "compaction", "content": None}, "b"), user("c")], ""),
     ],
 )  # fmt: skip
 def test_what_the_server_has_not_finished_is_left_alone(history: list[Message], why: str) -> None:
@@ -507,19 +583,33 @@ def test_what_the_server_has_not_finished_is_left_alone(history: list[Message], 
     assert bool(obstacle(history)) == bool(why)
 
 
-# System messages from the middle ------------------------------------------------------------------------------------
+# System messages from the middle ------------------------------------------------------------------
 
 
 def test_system_messages_from_the_middle_are_carried_on_behind_the_summary_each_once() -> None:
     plan, brief = system("Plan mode."), system("Be brief.")
     history = conversation(
-        user("a"), plan, assistant("b"), user("c"), brief, assistant("d"), user("e"), plan, assistant("f")
+        user("a"),
+        plan,
+        assistant("b"),
+        user("c"),
+        brief,
+        assistant("d"),
+        user("e"),
+        plan,
+        assistant("f"),
     )
 
     draft = drafted([system("head")], history)
     context = draft.messages("")
 
-    assert [message["role"] for message in context] == ["system", "user", "system", "system", "assistant"]
+    assert [message["role"] for message in context] == [
+        "system",
+        "user",
+        "system",
+        "system",
+        "assistant",
+    ]
     assert context[2] is brief
     assert context[3] is plan
     assert drafted([], [*context[1:], user("g")]).systems == [brief, plan]
@@ -540,16 +630,30 @@ def test_too_many_of_them_are_told_to_be_missing() -> None:
     assert draft.cuts == ["3 older system messages are in the archive only"]
 
 
-# Pinned -------------------------------------------------------------------------------------------------------------
+# Pinned -------------------------------------------------------------------------------------------
 
 
 def test_pinned_messages_are_kept_by_reference_a_call_with_its_result() -> None:
-    history = conversation(user("rules"), step("t1", "todo", {"list": [1]}), assistant("ok"), user("go"), user("on"))
+    history = conversation(
+        user("rules"), step("t1", "todo", {"list": [1]}), assistant("ok"), user("go"), user("on")
+    )
 
     kept = kept_messages(history, lambda message: message in (history[0], history[1], history[5]))
 
-    assert [index for index, message in enumerate(history) if any(message is k for k in kept)] == [0, 1, 2, 5]
-    assert [message["role"] for message in kept] == ["user", "assistant", "user", "assistant", "user", "assistant"]
+    assert [index for index, message in enumerate(history) if any(message is k for k in kept)] == [
+        0,
+        1,
+        2,
+        5,
+    ]
+    assert [message["role"] for message in kept] == [
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+    ]
     assert check(kept) == []
 
 
@@ -558,7 +662,9 @@ def test_nothing_pinned_is_nothing() -> None:
 
 
 def test_what_a_compaction_made_is_never_pinned() -> None:
-    first = drafted([], conversation(user("a"), step("t1"), user("b")), "S", pin=lambda _message: True)
+    first = drafted(
+        [], conversation(user("a"), step("t1"), user("b")), "S", pin=lambda _message: True
+    )
     context = first.messages("", [user(restored_text("a.py", "x"))])
 
     again = kept_messages(context, lambda _message: True)
@@ -568,7 +674,9 @@ def test_what_a_compaction_made_is_never_pinned() -> None:
 
 
 @given(histories(), st.sets(st.integers(0, 30)))
-def test_whatever_is_pinned_is_a_sound_piece_of_conversation(history: list[Message], pins: set[int]) -> None:
+def test_whatever_is_pinned_is_a_sound_piece_of_conversation(
+    history: list[Message], pins: set[int]
+) -> None:
     _, rest = partition(history)
     assume(not pending_calls(rest))  # the stage puts compaction off
     chosen = [message for index, message in enumerate(rest) if index in pins]
@@ -576,14 +684,21 @@ def test_whatever_is_pinned_is_a_sound_piece_of_conversation(history: list[Messa
     kept = kept_messages(rest, lambda message: any(message is one for one in chosen))
 
     assert check([*kept, user("go on")]) == []
-    assert all(any(message is one for one in kept) for message in chosen if message["role"] != "system")
+    assert all(
+        any(message is one for one in kept) for message in chosen if message["role"] != "system"
+    )
 
 
-# The whole ----------------------------------------------------------------------------------------------------------
+# The whole ----------------------------------------------------------------------------------------
 
 
 def test_the_last_request_stands_once_at_the_end() -> None:
-    draft = drafted([system("s")], conversation(user("First."), assistant("ok"), user("Last.")), "S", archive="/a.json")
+    draft = drafted(
+        [system("s")],
+        conversation(user("First."), assistant("ok"), user("Last.")),
+        "S",
+        archive="/a.json",
+    )
     block, _ = evidence_block(draft.evidence, Room(), count)
 
     context = draft.messages(block)
@@ -602,7 +717,14 @@ def test_when_the_history_ends_with_the_assistant_the_evidence_holds_the_last_re
 
 
 def test_without_any_room_the_first_request_and_one_that_stands_nowhere_else_stand() -> None:
-    history = [user("First."), assistant("a"), user("Second."), assistant("b"), user("Third."), assistant("Done.")]
+    history = [
+        user("First."),
+        assistant("a"),
+        user("Second."),
+        assistant("b"),
+        user("Third."),
+        assistant("Done."),
+    ]
 
     block, _ = evidence_block(drafted([], history, "S").evidence, Room.of(0), count)
     shorter, _ = evidence_block(drafted([], history[:-1], "S").evidence, Room.of(0), count)
@@ -615,10 +737,16 @@ def test_folded_files_stand_behind_the_evidence() -> None:
     draft = drafted([], [user("a"), assistant("b")], "S")
 
     text = said(
-        draft.messages(f"\n\n<evidence>\nx{EVIDENCE_END}", folded=["<system-reminder>\n## File\n</system-reminder>"])
+        draft.messages(
+            f"\n\n<evidence>\nx{EVIDENCE_END}",
+            folded=["<system-reminder>\n## File\n</system-reminder>"],
+        )
     )[0]
 
-    assert text == f"{SUMMARY}S\n\n<evidence>\nx{EVIDENCE_END}\n\n<system-reminder>\n## File\n</system-reminder>"
+    assert (
+        text
+        == f"{SUMMARY}S\n\n<evidence>\nx{EVIDENCE_END}\n\n<system-reminder>\n## File\n</system-reminder>"
+    )
 
 
 @given(histories(), st.booleans(), st.booleans())
@@ -628,7 +756,9 @@ def test_every_history_becomes_a_valid_context_that_alternates_and_ends_as_it_di
     head, rest = partition(history)
     assume(not pending_calls(rest))
     pin = (lambda _message: True) if pinning else None
-    draft = drafts(head, rest, "S", Source(rest, is_raw=True), archive="/a.json", pin=pin, whole=whole)[0]
+    draft = drafts(
+        head, rest, "S", Source(rest, is_raw=True), archive="/a.json", pin=pin, whole=whole
+    )[0]
     block, _ = evidence_block(draft.evidence, Room(), count)
 
     context = draft.messages(block, [user(restored_text("a.py", "x"))])
@@ -639,7 +769,9 @@ def test_every_history_becomes_a_valid_context_that_alternates_and_ends_as_it_di
     rewritten = body[: len(body) - len(tail)]
     assert all(before["role"] != after["role"] for before, after in pairwise(rewritten))
     assert context[-1]["role"] == rest[-1]["role"]
-    assert all(one is other for one, other in zip(context[len(context) - len(tail) :], tail, strict=True))
+    assert all(
+        one is other for one, other in zip(context[len(context) - len(tail) :], tail, strict=True)
+    )
     assert summary_extras(body[0]) != ""
     assert context[: len(head)] == head
 

@@ -44,7 +44,7 @@ def folded(path: str, text: str) -> str:
     return result
 
 
-# Whole sources ----------------------------------------------------------------------------------------------------
+# Whole sources ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -54,7 +54,9 @@ def test_a_source_yields_its_names_and_their_lines(path: Path) -> None:
     assert outline(path.name, path.read_text("utf-8")) + "\n" == expected
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.stem.lower() != "forms"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.stem.lower() != "forms"], ids=lambda path: path.name
+)
 def test_a_folded_source_is_at_most_a_fifth_as_long(path: Path) -> None:
     text = path.read_text("utf-8")
 
@@ -65,7 +67,9 @@ def test_a_folded_source_is_at_most_a_fifth_as_long(path: Path) -> None:
 def test_no_line_of_a_source_stands_in_its_folded_text(path: Path) -> None:
     text = path.read_text("utf-8")
     lines = {
-        line.strip() for line in text.splitlines() if not re.fullmatch(r"\W*|(class|interface|type) \w+", line.strip())
+        line.strip()
+        for line in text.splitlines()
+        if not re.fullmatch(r"\W*|(class|interface|type) \w+", line.strip())
     }
 
     shown = folded(path.name, text).splitlines()[2:-1]
@@ -97,10 +101,12 @@ def test_what_stands_within_a_function_of_python_is_left_out() -> None:
 def test_the_sources_cover_every_language() -> None:
     covered = [language_of(path) for path in ("a.py", *(file.name for file in FILES))]
 
-    assert {language.name for language in covered if language} == {language.name for language in LANGUAGES}
+    assert {language.name for language in covered if language} == {
+        language.name for language in LANGUAGES
+    }
 
 
-# The table --------------------------------------------------------------------------------------------------------
+# The table ----------------------------------------------------------------------------------------
 
 
 def is_known(kind: str, language: Language) -> bool:
@@ -114,8 +120,18 @@ def is_known(kind: str, language: Language) -> bool:
 @pytest.mark.parametrize("language", LANGUAGES, ids=lambda language: language.name)
 def test_the_parser_knows_every_kind_in_the_table(language: Language) -> None:
     kinds = {kind for kind, _ in language.kinds()}
-    kinds |= {*language.names, *language.through, *language.prefixes, *language.outside, *language.outside.values()}
-    kinds |= {*language.bodied.split(), *language.unparsed.split(), *" ".join(language.inside.values()).split()}
+    kinds |= {
+        *language.names,
+        *language.through,
+        *language.prefixes,
+        *language.outside,
+        *language.outside.values(),
+    }
+    kinds |= {
+        *language.bodied.split(),
+        *language.unparsed.split(),
+        *" ".join(language.inside.values()).split(),
+    }
 
     assert {kind for kind in kinds if not is_known(kind, language)} == set()
 
@@ -123,7 +139,9 @@ def test_the_parser_knows_every_kind_in_the_table(language: Language) -> None:
 def test_what_names_a_value_and_every_step_to_a_name_exist_in_some_language() -> None:
     kinds = {*STEPS, *(kind for language in LANGUAGES for kind in language.named_by)}
 
-    assert {kind for kind in kinds if not any(is_known(kind, language) for language in LANGUAGES)} == set()
+    assert {
+        kind for kind in kinds if not any(is_known(kind, language) for language in LANGUAGES)
+    } == set()
 
 
 def test_no_extension_belongs_to_two_languages() -> None:
@@ -132,7 +150,9 @@ def test_no_extension_belongs_to_two_languages() -> None:
     assert len(extensions) == len(set(extensions))
 
 
-@pytest.mark.parametrize("path", ["notes.txt", "data.json", "Makefile", "py", "src.py/README", "a.", ""])
+@pytest.mark.parametrize(
+    "path", ["notes.txt", "data.json", "Makefile", "py", "src.py/README", "a.", ""]
+)
 def test_any_other_file_has_no_language(path: str) -> None:
     assert definitions(path, "def f(): pass") is None
 
@@ -141,20 +161,28 @@ def test_the_extension_may_be_in_capitals() -> None:
     assert names("/x/A.PY", "def f(): pass") == ["f"]
 
 
-# Broken syntax ----------------------------------------------------------------------------------------------------
+# Broken syntax ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("path", "source", "expected"),
     [
-        ("a.py", "def ok(): pass\nclass ( :\n  x\ndef b(): return 1\ndef c(x:\n   y\n", ["ok", "b", "c"]),
+        (
+            "a.py",
+            "def ok(): pass\nclass ( :\n  x\ndef b(): return 1\ndef c(x:\n   y\n",
+            ["ok", "b", "c"],
+        ),
         ("a.py", "class A:\n    def m(self):\n        if x:\n", ["A", "m"]),
         ("a.js", "function f() {\n  return 1;\n}\nclass A {\n  m() {\n    if (", ["f", "A"]),
         ("a.go", "package a\nfunc F() {}\nfunc G() {\n\tif x {\n", ["F", "G"]),
         ("A.java", "class A {\n  void m() {}\n  void n() { int x = ;", ["A", "m"]),
         ("a.rs", "struct S;\nfn f() {}\nfn g( {\n", ["S", "f", "g"]),
         ("a.kt", "class A {\n  fun m() = 1\n  fun n() {\n", ["A", "m", "n"]),
-        ("a.php", "<?php\nclass A {\n  function m() {}\n  function n() {\n    if (", ["A", "m", "n"]),
+        (
+            "a.php",
+            "<?php\nclass A {\n  function m() {}\n  function n() {\n    if (",
+            ["A", "m", "n"],
+        ),
     ],
 )
 def test_broken_syntax_yields_what_can_be_read(path: str, source: str, expected: list[str]) -> None:
@@ -165,7 +193,9 @@ def test_broken_syntax_yields_what_can_be_read(path: str, source: str, expected:
 
 def test_the_types_of_flow_do_not_hide_what_a_script_defines() -> None:
     types = "// @flow\nexport type T = {| a: ?string |};\n"
-    source = types + "class A {\n  m(x: ?number): Map<string, T> {\n  }\n}\nfunction f(a: T): void {}\n"
+    source = (
+        types + "class A {\n  m(x: ?number): Map<string, T> {\n  }\n}\nfunction f(a: T): void {}\n"
+    )
 
     assert {"A", "m", "f"} <= set(names("a.js", source))
 
@@ -186,9 +216,7 @@ def test_macros_do_not_hide_what_c_defines() -> None:
 
 
 def test_blanking_never_costs_a_name_that_is_there_without() -> None:
-    source = (
-        "#if A\nint one(void) {\n#else\nint two(int x) {\n#endif\n    return 1;\n}\nint three(void) { return 3; }\n"
-    )
+    source = "#if A\nint one(void) {\n#else\nint two(int x) {\n#endif\n    return 1;\n}\nint three(void) { return 3; }\n"
 
     assert {"one", "two", "three"} <= set(names("a.c", source))
 
@@ -198,11 +226,15 @@ def test_without_macros_every_character_keeps_its_place(source: str) -> None:
     blanked = without_macros(source)
 
     assert len(blanked) == len(source)
-    assert all(new in (old, " ") and (old == "\n") == (new == "\n") for old, new in zip(source, blanked, strict=True))
+    assert all(
+        new in (old, " ") and (old == "\n") == (new == "\n")
+        for old, new in zip(source, blanked, strict=True)
+    )
 
 
 @pytest.mark.parametrize(
-    "source", ["", "\n\n", "\0" * 20, "x = '\ud800'\ndef f(): pass\n", "\ufeffdef f(): pass", "\r\n\r\n"]
+    "source",
+    ["", "\n\n", "\0" * 20, "x = '\ud800'\ndef f(): pass\n", "\ufeffdef f(): pass", "\r\n\r\n"],
 )
 @pytest.mark.parametrize("language", LANGUAGES, ids=lambda language: language.name)
 def test_no_text_is_too_odd(language: Language, source: str) -> None:
@@ -278,12 +310,14 @@ def test_batches_make_up_the_definitions_of_each_file_in_order() -> None:
     assert max(len(batch or ()) for batch in answers) == 500
 
 
-# Views of a file --------------------------------------------------------------------------------------------------
+# Views of a file ----------------------------------------------------------------------------------
 
 CODE = ["class A:", "    def m(self):", "        return 1", "", "def f():", "    pass"]
 
 
-@pytest.mark.parametrize("form", ["{:6d}\t{}", "{:6d}→{}", "{}:{}", "{}: {}", "{:05d}| {}", "{:4d}|{}", "{:4d} │ {}"])
+@pytest.mark.parametrize(
+    "form", ["{:6d}\t{}", "{:6d}→{}", "{}:{}", "{}: {}", "{:05d}| {}", "{:4d}|{}", "{:4d} │ {}"]
+)
 def test_line_numbers_of_a_view_are_stripped_and_become_the_lines(form: str) -> None:
     view = "\n".join(form.format(number, line) for number, line in enumerate(CODE, 118))
 
@@ -301,7 +335,10 @@ def test_remarks_around_a_numbered_view_are_no_code() -> None:
 
 
 def test_blank_lines_that_nl_leaves_unnumbered_do_no_harm() -> None:
-    assert outline("a.py", "     1\tdef f():\n     2\t    pass\n       \n     3\tdef g(): pass\n") == "1 | f\n3 | g"
+    assert (
+        outline("a.py", "     1\tdef f():\n     2\t    pass\n       \n     3\tdef g(): pass\n")
+        == "1 | f\n3 | g"
+    )
 
 
 @pytest.mark.parametrize(
@@ -363,7 +400,13 @@ METHODS = """\
 
 @pytest.mark.parametrize(
     ("path", "view"),
-    [("a.js", SCRIPT), ("a.ts", COMMENT), ("a.py", DOCSTRING), ("a.py", DOCSTRING[60:]), ("A.java", METHODS)],
+    [
+        ("a.js", SCRIPT),
+        ("a.ts", COMMENT),
+        ("a.py", DOCSTRING),
+        ("a.py", DOCSTRING[60:]),
+        ("A.java", METHODS),
+    ],
 )
 def test_a_view_may_begin_in_the_middle(path: str, view: str) -> None:
     assert names(path, view) == ["one", "two"]
@@ -381,7 +424,7 @@ def test_the_calls_of_a_view_that_begins_in_the_middle_are_no_methods() -> None:
     assert names("a.ts", view) == ["one"]
 
 
-# Merging, formatting, dropping ------------------------------------------------------------------------------------
+# Merging, formatting, dropping --------------------------------------------------------------------
 
 TYPES: tuple[DefinitionType, ...] = ("class", "interface", "type", "function")
 
@@ -389,14 +432,21 @@ TYPES: tuple[DefinitionType, ...] = ("class", "interface", "type", "function")
 @st.composite
 def found(draw: st.DrawFn) -> list[Definition]:
     lines = sorted(draw(st.lists(st.integers(1, 2000), max_size=40)))
-    return [Definition(draw(st.sampled_from(TYPES)), draw(st.sampled_from("abcdef")), line) for line in lines]
+    return [
+        Definition(draw(st.sampled_from(TYPES)), draw(st.sampled_from("abcdef")), line)
+        for line in lines
+    ]
 
 
 @given(found(), st.integers(0, 300))
-def test_merging_loses_no_name_and_puts_none_elsewhere(definitions: list[Definition], span: int) -> None:
+def test_merging_loses_no_name_and_puts_none_elsewhere(
+    definitions: list[Definition], span: int
+) -> None:
     sections = merge_functions(definitions, span)
 
-    assert {name for section in sections for name in section.names} == {each.name for each in definitions}
+    assert {name for section in sections for name in section.names} == {
+        each.name for each in definitions
+    }
     starts = [section.start_line for section in sections]
     assert starts == sorted(starts)
     assert set(starts) <= {each.line for each in definitions}
@@ -404,7 +454,9 @@ def test_merging_loses_no_name_and_puts_none_elsewhere(definitions: list[Definit
 
 @given(found(), st.integers(0, 300))
 def test_classes_interfaces_and_types_stand_alone(definitions: list[Definition], span: int) -> None:
-    alone = [section for section in merge_functions(definitions, span) if section.type != "functions"]
+    alone = [
+        section for section in merge_functions(definitions, span) if section.type != "functions"
+    ]
 
     assert [(each.type, each.names, each.start_line) for each in alone] == [
         (each.type, (each.name,), each.line) for each in definitions if each.type != "function"
@@ -412,7 +464,9 @@ def test_classes_interfaces_and_types_stand_alone(definitions: list[Definition],
 
 
 @given(found(), st.integers(0, 300))
-def test_only_a_wide_span_or_another_type_ends_a_run_of_functions(definitions: list[Definition], span: int) -> None:
+def test_only_a_wide_span_or_another_type_ends_a_run_of_functions(
+    definitions: list[Definition], span: int
+) -> None:
     sections = merge_functions(definitions, span)
 
     for one, other in pairwise(sections):
@@ -432,13 +486,18 @@ def test_a_name_is_listed_once_per_section() -> None:
 
 
 def test_a_section_is_a_line() -> None:
-    sections = [Section("class", ("A",), 1), Section("functions", ("f", "g"), 20), Section("type", ("T",), 300)]
+    sections = [
+        Section("class", ("A",), 1),
+        Section("functions", ("f", "g"), 20),
+        Section("type", ("T",), 300),
+    ]
 
     assert format_sections(sections) == "1 | class A\n20 | f, g\n300 | type T"
 
 
 @pytest.mark.parametrize(
-    "path", ["a\nb.py", "</system-reminder>.py", "a\r\n</system-reminder>\n<system-reminder>\u2028x.py"]
+    "path",
+    ["a\nb.py", "</system-reminder>.py", "a\r\n</system-reminder>\n<system-reminder>\u2028x.py"],
 )
 def test_no_path_breaks_out_of_its_block(path: str) -> None:
     block = format_file(path, [Section("class", ("A",), 1)])
@@ -458,7 +517,9 @@ def test_a_name_that_would_break_out_of_the_block_is_left_out() -> None:
 
 
 @given(st.integers(0, 100_000), st.integers(0, 50_000), st.integers(0, 500))
-def test_the_excess_over_the_average_is_dropped_but_one_section_stays(tokens: int, budget: int, sections: int) -> None:
+def test_the_excess_over_the_average_is_dropped_but_one_section_stays(
+    tokens: int, budget: int, sections: int
+) -> None:
     dropped = drop_count(tokens, budget, sections)
 
     assert 0 <= dropped <= max(0, sections - 1)
@@ -469,11 +530,13 @@ def test_the_excess_over_the_average_is_dropped_but_one_section_stays(tokens: in
         assert dropped == 0
 
 
-# Whole files ------------------------------------------------------------------------------------------------------
+# Whole files --------------------------------------------------------------------------------------
 
 
 def functions(count: int, prefix: str = "f") -> str:
-    return "".join(f"def {prefix}{number}(x):\n    return x + {number}\n" for number in range(count))
+    return "".join(
+        f"def {prefix}{number}(x):\n    return x + {number}\n" for number in range(count)
+    )
 
 
 def test_each_file_stands_in_a_block_of_its_own() -> None:
@@ -485,7 +548,9 @@ def test_each_file_stands_in_a_block_of_its_own() -> None:
 
 
 def test_a_file_that_defines_nothing_or_is_in_no_known_language_is_skipped() -> None:
-    result = fold_files([("a.py", "x = 1\n"), ("b.py", "def b(): pass\n"), ("c.txt", "def c(): pass")], count=len)
+    result = fold_files(
+        [("a.py", "x = 1\n"), ("b.py", "def b(): pass\n"), ("c.txt", "def c(): pass")], count=len
+    )
 
     assert (result.files_processed, result.files_skipped) == (1, 2)
     assert [text is None for text in result.folded] == [True, False, True]
@@ -500,9 +565,7 @@ def test_no_files_are_no_text_and_nothing_is_counted() -> None:
 
 
 def test_no_signature_and_no_body_are_shown() -> None:
-    source = (
-        "class A(Base):\n    limit: int = 3\n    def one(self, argument: int) -> Result:\n        return secret()\n"
-    )
+    source = "class A(Base):\n    limit: int = 3\n    def one(self, argument: int) -> Result:\n        return secret()\n"
 
     text = folded("a.py", source)
 
@@ -526,17 +589,24 @@ def test_the_budget_is_for_all_files_together_and_counted_once() -> None:
 
 
 def test_a_count_equal_to_the_budget_drops_nothing() -> None:
-    assert fold_files([("a.py", functions(3))], max_tokens=7, count=lambda _: 7).sections_dropped == 0
+    assert (
+        fold_files([("a.py", functions(3))], max_tokens=7, count=lambda _: 7).sections_dropped == 0
+    )
 
 
 def test_without_a_budget_nothing_is_dropped_and_nothing_counted() -> None:
-    assert fold_files([("a.py", functions(300))], max_tokens=None, count=uncounted).sections_dropped == 0
+    assert (
+        fold_files([("a.py", functions(300))], max_tokens=None, count=uncounted).sections_dropped
+        == 0
+    )
 
 
 def test_what_is_dropped_depends_on_the_content_alone() -> None:
     files = [("a.py", functions(40)), ("b.py", functions(40, "g"))]
 
-    one, other = (fold_files(files, max_tokens=50, merge_functions=False, count=len) for _ in range(2))
+    one, other = (
+        fold_files(files, max_tokens=50, merge_functions=False, count=len) for _ in range(2)
+    )
 
     assert one == other
     assert one.sections_dropped > 0
@@ -545,7 +615,9 @@ def test_what_is_dropped_depends_on_the_content_alone() -> None:
 def test_the_choice_can_be_given_a_generator() -> None:
     def content(seed: int) -> str:
         rng = random.Random(seed)
-        return fold_files([("a.py", functions(40))], max_tokens=300, merge_functions=False, count=len, rng=rng).content
+        return fold_files(
+            [("a.py", functions(40))], max_tokens=300, merge_functions=False, count=len, rng=rng
+        ).content
 
     assert content(1) == content(1)
     assert len({content(seed) for seed in range(5)}) > 1
@@ -566,7 +638,9 @@ def test_every_section_is_dropped_as_often_as_any_other() -> None:
     kept = dict.fromkeys(range(10), 0)
     outlines = [("a.py", [Section("functions", (f"f{number}",), number) for number in range(10)])]
     for seed in range(400):
-        result = fold_outlines(outlines, max_tokens=50, count=lambda _: 100, rng=random.Random(seed))
+        result = fold_outlines(
+            outlines, max_tokens=50, count=lambda _: 100, rng=random.Random(seed)
+        )
         for number in re.findall(r"^(\d+) \|", result.content, re.MULTILINE):
             kept[int(number)] += 1
 

@@ -1,4 +1,6 @@
-"""What is cut or dropped takes its other half along: server tools, programs, and what the system adds."""
+"""What is cut or dropped takes its other half along: server tools, programs, and what the system
+adds.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from histories import assistant, system, text, tool_result, tool_use, user
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe import Budget, ContextPipeline, LocalStorage, SmartTruncate, check, smart_truncate, truncate_conversation
+from ctxpipe import (
+    Budget,
+    ContextPipeline,
+    LocalStorage,
+    SmartTruncate,
+    check,
+    smart_truncate,
+    truncate_conversation,
+)
 from ctxpipe.edits.groups import after_compaction, groups, server_spans
 from ctxpipe.messages import Message, blocks, kind
 from ctxpipe.testing import rules
@@ -31,7 +41,10 @@ def found(k: int, kind_of_result: str = "web_search_tool_result") -> dict[str, A
 
 
 def by_program(id: str, k: int) -> dict[str, Any]:  # noqa: A002
-    return {**tool_use(id, "query"), "caller": {"type": "code_execution_20250825", "tool_id": f"srvtoolu_{k}"}}
+    return {
+        **tool_use(id, "query"),
+        "caller": {"type": "code_execution_20250825", "tool_id": f"srvtoolu_{k}"},
+    }
 
 
 def said(rng: Random) -> dict[str, Any]:
@@ -44,10 +57,22 @@ def paused(rng: Random, k: int) -> list[Message]:
 
 
 def mcp(rng: Random, k: int) -> list[Message]:
-    call = {"type": "mcp_tool_use", "id": f"mcptoolu_{k}", "name": "ask", "server_name": "s", "input": {}}
+    call = {
+        "type": "mcp_tool_use",
+        "id": f"mcptoolu_{k}",
+        "name": "ask",
+        "server_name": "s",
+        "input": {},
+    }
     return [
         assistant(said(rng), call),
-        assistant({"type": "mcp_tool_result", "tool_use_id": f"mcptoolu_{k}", "content": WORDS[: rng.randint(1, 900)]}),
+        assistant(
+            {
+                "type": "mcp_tool_result",
+                "tool_use_id": f"mcptoolu_{k}",
+                "content": WORDS[: rng.randint(1, 900)],
+            }
+        ),
     ]
 
 
@@ -56,7 +81,10 @@ def program(rng: Random, k: int) -> list[Message]:
         message
         for n in range(rng.randint(1, 3))
         for message in (
-            assistant(*([said(rng), use(k, "code_execution")] if not n else []), by_program(f"t{k}_{n}", k)),
+            assistant(
+                *([said(rng), use(k, "code_execution")] if not n else []),
+                by_program(f"t{k}_{n}", k),
+            ),
             user(tool_result(f"t{k}_{n}", WORDS[: rng.randint(1, 900)])),
         )
     ]
@@ -88,7 +116,10 @@ def history_of(makers: list[Any], seed: int) -> list[Message]:
     history: list[Message] = [user("go")]
     for k, make in enumerate(makers):
         history += make(rng, k)
-        history += [user(text(f"next {k}"), said(rng)), *([system("be brief")] if rng.random() < 0.2 else [])]
+        history += [
+            user(text(f"next {k}"), said(rng)),
+            *([system("be brief")] if rng.random() < 0.2 else []),
+        ]
     return history
 
 
@@ -104,9 +135,13 @@ histories_of_turns = st.builds(
 
 @few
 @given(histories_of_turns, st.sampled_from([300, 600, 1_200]))
-async def test_the_stage_keeps_both_halves_of_every_tool(history: list[Message], limit: int) -> None:
+async def test_the_stage_keeps_both_halves_of_every_tool(
+    history: list[Message], limit: int
+) -> None:
     before = copy.deepcopy(history)
-    pipeline = ContextPipeline([SmartTruncate(max_tokens=limit, marker="[cut]")], budget=Budget(window=limit * 2))
+    pipeline = ContextPipeline(
+        [SmartTruncate(max_tokens=limit, marker="[cut]")], budget=Budget(window=limit * 2)
+    )
 
     result = await pipeline.run(history, session_id="s")
 
@@ -119,26 +154,35 @@ async def test_the_stage_keeps_both_halves_of_every_tool(history: list[Message],
 
 @few
 @given(histories_of_turns, st.sampled_from([100, 600]), st.sampled_from(["average", "covering"]))
-async def test_the_function_keeps_both_halves_of_every_tool(history: list[Message], limit: int, window: Any) -> None:
+async def test_the_function_keeps_both_halves_of_every_tool(
+    history: list[Message], limit: int, window: Any
+) -> None:
     result = await smart_truncate(history, max_tokens=limit, window=window)
 
     assert [str(problem) for problem in check(result.messages)] == []
 
 
 @given(histories_of_turns, st.sampled_from([0.1, 0.3, 0.5, 0.9, 1]))
-def test_a_cut_by_a_fraction_keeps_both_halves_of_every_tool(history: list[Message], fraction: float) -> None:
+def test_a_cut_by_a_fraction_keeps_both_halves_of_every_tool(
+    history: list[Message], fraction: float
+) -> None:
     assert [str(problem) for problem in check(truncate_conversation(history, fraction))] == []
 
 
 @given(histories_of_turns)
-def test_groups_cover_all_messages_once_and_no_pair_goes_over_an_edge(history: list[Message]) -> None:
+def test_groups_cover_all_messages_once_and_no_pair_goes_over_an_edge(
+    history: list[Message],
+) -> None:
     found_groups = list(groups(history))
 
     assert [index for span in found_groups for index in span] == list(range(len(history)))
     for span in server_spans(history):
         assert any(span.start in group and span.stop - 1 in group for group in found_groups)
     for span in found_groups:
-        assert check([user("go"), *history[span.start : span.stop]][1 if span.start == 0 else 0 :]) == []
+        assert (
+            check([user("go"), *history[span.start : span.stop]][1 if span.start == 0 else 0 :])
+            == []
+        )
 
 
 def test_a_program_that_still_runs_is_one_group_up_to_the_end() -> None:
@@ -148,7 +192,10 @@ def test_a_program_that_still_runs_is_one_group_up_to_the_end() -> None:
 
 
 async def test_a_program_that_still_runs_is_not_cut_into() -> None:
-    running = [assistant(use(9, "code_execution"), by_program("p0", 9)), user(tool_result("p0", WORDS))]
+    running = [
+        assistant(use(9, "code_execution"), by_program("p0", 9)),
+        user(tool_result("p0", WORDS)),
+    ]
     for n in range(1, 6):
         running += [assistant(by_program(f"p{n}", 9)), user(tool_result(f"p{n}", WORDS))]
     history = [*history_of([plain, plain], 1), *running]
@@ -161,7 +208,7 @@ async def test_a_program_that_still_runs_is_not_cut_into() -> None:
     assert check(result.messages) == []
 
 
-# The server's own summary ---------------------------------------------------------------------------------------
+# The server's own summary -------------------------------------------------------------------------
 
 
 def summed_up(content: str | None = "what was") -> Message:
@@ -170,7 +217,10 @@ def summed_up(content: str | None = "what was") -> Message:
 
 @pytest.mark.parametrize("turns", [3, 12])
 async def test_nothing_up_to_the_servers_summary_goes(turns: int) -> None:
-    old, new = history_of([plain] * turns, 1), history_of([paused, plain, program, plain, mixed, plain], 2)
+    old, new = (
+        history_of([plain] * turns, 1),
+        history_of([paused, plain, program, plain, mixed, plain], 2),
+    )
     history = [*old, summed_up(), *new]
 
     result = await ContextPipeline([SmartTruncate(max_tokens=300)], budget=Budget(window=600)).run(
@@ -178,14 +228,17 @@ async def test_nothing_up_to_the_servers_summary_goes(turns: int) -> None:
     )
 
     kept = len(old) + 1
-    assert [after is before for after, before in zip(result.messages[:kept], history[:kept], strict=True)] == [
-        True
-    ] * kept
+    assert [
+        after is before
+        for after, before in zip(result.messages[:kept], history[:kept], strict=True)
+    ] == [True] * kept
     assert len(result.messages) < len(history)
     assert check(result.messages) == []
 
 
-async def test_where_all_is_before_the_servers_summary_nothing_is_cut_and_the_report_says_so() -> None:
+async def test_where_all_is_before_the_servers_summary_nothing_is_cut_and_the_report_says_so() -> (
+    None
+):
     history = [*history_of([plain] * 8, 1), summed_up(), user("on")]
 
     result = await ContextPipeline([SmartTruncate(max_tokens=200)], budget=Budget(window=600)).run(
@@ -198,16 +251,23 @@ async def test_where_all_is_before_the_servers_summary_nothing_is_cut_and_the_re
 
 @pytest.mark.parametrize("content", ["what was", None])
 @pytest.mark.parametrize("fraction", [0.2, 0.5, 0.9])
-async def test_the_servers_summary_never_goes(content: str | None, fraction: float, tmp_path: Path) -> None:
+async def test_the_servers_summary_never_goes(
+    content: str | None, fraction: float, tmp_path: Path
+) -> None:
     history = [*history_of([plain] * 4, 1), summed_up(content), *history_of([plain] * 9, 2)]
-    pipeline = ContextPipeline([SmartTruncate(LocalStorage(tmp_path), max_tokens=300)], budget=Budget(window=600))
+    pipeline = ContextPipeline(
+        [SmartTruncate(LocalStorage(tmp_path), max_tokens=300)], budget=Budget(window=600)
+    )
 
     for messages in (
         truncate_conversation(history, fraction),
         (await smart_truncate(history, max_tokens=300)).messages,
         (await pipeline.run(history, session_id="s")).messages,
     ):
-        assert sum(kind(block) == "compaction" for message in messages for block in blocks(message)) == 1
+        assert (
+            sum(kind(block) == "compaction" for message in messages for block in blocks(message))
+            == 1
+        )
 
 
 def test_only_a_summary_that_says_something_counts() -> None:

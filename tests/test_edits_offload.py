@@ -9,7 +9,18 @@ from typing import Any, cast
 
 import pytest
 from anthropic.types import TextBlock, ToolUseBlock
-from histories import assistant, conversation, histories, step, system, text, thinking, tool_result, tool_use, user
+from histories import (
+    assistant,
+    conversation,
+    histories,
+    step,
+    system,
+    text,
+    thinking,
+    tool_result,
+    tool_use,
+    user,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,19 +48,27 @@ from ctxpipe.edits.offload import (
 from ctxpipe.messages import Message, ToolCall, compact_json, tool_calls, tool_results
 from ctxpipe.placeholders import BATCH, DIRECT, placeholder
 
-IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K" * 99}}
-DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x" * 999}}
+IMAGE = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K" * 99},
+}
+DOCUMENT = {
+    "type": "document",
+    "source": {"type": "text", "media_type": "text/plain", "data": "x" * 999},
+}
 FOUND = {"type": "search_result", "title": "t", "source": "s", "content": [text("x" * 200)]}
 POINTER = placeholder(BATCH, "./s/tool-result-a.md")
 
 
-def result(content: Any, name: str = "bash", given: dict[str, Any] | None = None) -> tuple[Any, ToolCall]:
+def result(
+    content: Any, name: str = "bash", given: dict[str, Any] | None = None
+) -> tuple[Any, ToolCall]:
     """A result as the stages see it, with the call that it answers."""
     history = step("a", name, given, content)
     return next(tool_results(history)), next(tool_calls(history))
 
 
-# Measuring ----------------------------------------------------------------------------------------------------
+# Measuring ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -93,17 +112,21 @@ def test_the_size_of_a_block_list_is_that_of_its_json() -> None:
     assert result_characters(content) == len(compact_json(content))
 
 
-# Before and after ---------------------------------------------------------------------------------------------
+# Before and after ---------------------------------------------------------------------------------
 
 
 def test_text_is_stored_as_it_is_and_blocks_as_json() -> None:
     assert stored_text("a\n", indent=2) == "a\n"
     assert stored_text([text("é")], indent=None) == '[{"type":"text","text":"é"}]'
-    assert stored_text([text("é")], indent=2) == '[\n  {\n    "type": "text",\n    "text": "é"\n  }\n]'
+    assert (
+        stored_text([text("é")], indent=2) == '[\n  {\n    "type": "text",\n    "text": "é"\n  }\n]'
+    )
 
 
 def test_what_is_no_text_is_not_stored() -> None:
-    assert stored_text([text("a"), IMAGE, FOUND, text("b")], indent=None) == compact_json([text("a"), text("b")])
+    assert stored_text([text("a"), IMAGE, FOUND, text("b")], indent=None) == compact_json(
+        [text("a"), text("b")]
+    )
 
 
 def test_sdk_objects_are_stored_as_their_dicts() -> None:
@@ -121,7 +144,9 @@ def test_text_alone_is_replaced_by_text_alone() -> None:
 def test_a_mark_for_the_cache_goes_with_the_text_it_stood_on() -> None:
     marked = {**text("b"), "cache_control": {"type": "ephemeral", "ttl": "1h"}}
 
-    assert replaced([text("a"), marked], "P") == [{**text("P"), "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
+    assert replaced([text("a"), marked], "P") == [
+        {**text("P"), "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    ]
 
 
 def test_what_a_result_says_is_its_text() -> None:
@@ -131,18 +156,21 @@ def test_what_a_result_says_is_its_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [POINTER, [text(POINTER)], [text(POINTER), IMAGE], [TextBlock(type="text", text=POINTER)]]
+    "content",
+    [POINTER, [text(POINTER)], [text(POINTER), IMAGE], [TextBlock(type="text", text=POINTER)]],
 )
 def test_a_placeholder_is_recognised_alone_and_before_images(content: object) -> None:
     assert is_placeholder(content)
 
 
-@pytest.mark.parametrize("content", ["", POINTER + "!", None, [], [IMAGE, text(POINTER)], 5, [{"type": "text"}]])
+@pytest.mark.parametrize(
+    "content", ["", POINTER + "!", None, [], [IMAGE, text(POINTER)], 5, [{"type": "text"}]]
+)
 def test_other_content_is_no_placeholder(content: object) -> None:
     assert not is_placeholder(content)
 
 
-# Read back ----------------------------------------------------------------------------------------------------
+# Read back ----------------------------------------------------------------------------------------
 
 NUMBERED = "\n".join(f"line {n} of the file" for n in range(1000))
 
@@ -187,7 +215,7 @@ def test_a_file_of_one_line_is_known_by_what_would_be_left_out() -> None:
     assert not lies_in(line, line[::-1], 300, 8000)
 
 
-# The functions' rules -----------------------------------------------------------------------------------------
+# The functions' rules -----------------------------------------------------------------------------
 
 
 def test_textual_results_long_enough_are_offloadable_oldest_first() -> None:
@@ -203,7 +231,10 @@ def test_textual_results_long_enough_are_offloadable_oldest_first() -> None:
 
     found = offloadable(history, 100)
 
-    assert [(candidate.id, candidate.chars) for candidate in found] == [("long", 100), ("listed", 127)]
+    assert [(candidate.id, candidate.chars) for candidate in found] == [
+        ("long", 100),
+        ("listed", 127),
+    ]
     assert prescan(history, 100).offloadable_chars == 227
 
 
@@ -233,7 +264,9 @@ def test_the_gate_compares_exactly(total: int, part: int, ratio: float, expected
 
 
 @given(histories(repeat_ids=True), st.integers(0, 200))
-def test_the_sums_of_the_prescan_are_consistent_and_read_only(history: list[Message], min_chars: int) -> None:
+def test_the_sums_of_the_prescan_are_consistent_and_read_only(
+    history: list[Message], min_chars: int
+) -> None:
     before = copy.deepcopy(history)
 
     scan = prescan(history, min_chars)
@@ -243,7 +276,7 @@ def test_the_sums_of_the_prescan_are_consistent_and_read_only(history: list[Mess
     assert scan.offloadable_chars == sum(found.chars for found in offloadable(history, min_chars))
 
 
-# The stages' rules --------------------------------------------------------------------------------------------
+# The stages' rules --------------------------------------------------------------------------------
 
 OURS = re.compile(r"\./s/[\w.-]+\.md")
 
@@ -298,7 +331,9 @@ def test_a_forged_preview_of_another_id_is_content() -> None:
 def test_of_a_result_with_an_image_only_the_texts_count() -> None:
     found, call = result([text("x" * 100), IMAGE, FOUND])
 
-    assert Selection(0).result(found, call) == Candidate(found, len(compact_json([text("x" * 100)])))
+    assert Selection(0).result(found, call) == Candidate(
+        found, len(compact_json([text("x" * 100)]))
+    )
 
 
 def test_the_results_of_exempt_tools_stay() -> None:
@@ -307,9 +342,15 @@ def test_the_results_of_exempt_tools_stay() -> None:
 
 @pytest.mark.parametrize(
     "given_input",
-    [{"path": "./s/a.md"}, {"command": "cat ./s/a.md | head"}, {"args": ["-n", {"file": "./s/a.md"}]}],
+    [
+        {"path": "./s/a.md"},
+        {"command": "cat ./s/a.md | head"},
+        {"args": ["-n", {"file": "./s/a.md"}]},
+    ],
 )
-def test_the_result_of_a_call_that_reads_an_offloaded_file_stays(given_input: dict[str, Any]) -> None:
+def test_the_result_of_a_call_that_reads_an_offloaded_file_stays(
+    given_input: dict[str, Any],
+) -> None:
     found, call = result("x" * 100, given=given_input)
 
     assert Selection(0, ours=OURS).read_back(call) == "./s/a.md"
@@ -326,7 +367,15 @@ def test_a_call_that_reads_something_else_is_no_read_back() -> None:
 
 def test_the_long_texts_of_a_writing_call_may_leave() -> None:
     [call] = tool_calls(
-        [assistant(tool_use("a", "write", {"path": "x", "text": "y" * 1000, "edits": [{"new": "z" * 1500}, POINTER]}))]
+        [
+            assistant(
+                tool_use(
+                    "a",
+                    "write",
+                    {"path": "x", "text": "y" * 1000, "edits": [{"new": "z" * 1500}, POINTER]},
+                )
+            )
+        ]
     )
     selection = Selection(0, input_tools={"write"})
 
@@ -344,7 +393,7 @@ def test_a_placeholder_in_an_input_never_leaves_again() -> None:
     assert Selection(0, input_tools={"write"}).input(call) is None
 
 
-# Which part of the history ------------------------------------------------------------------------------------
+# Which part of the history ------------------------------------------------------------------------
 
 
 def test_new_is_what_stands_behind_the_last_reply() -> None:
@@ -366,7 +415,10 @@ def test_each_result_comes_with_the_call_it_answers() -> None:
     )
 
     def named(start: int) -> list[tuple[str, str]]:
-        return [(found.tool_use_id, call.name if call else "") for found, call in answered(history, start)]
+        return [
+            (found.tool_use_id, call.name if call else "")
+            for found, call in answered(history, start)
+        ]
 
     assert named(0) == [("b", "grep"), ("a", "bash"), ("a", "view"), ("orphan", "")]
     assert named(4) == [("a", "view"), ("orphan", "")]
@@ -407,7 +459,7 @@ def test_the_first_block_that_batch_offloading_rewrote_is_found(
     assert rewritten_before([*step("y"), message, *later]) == place
 
 
-# The running sums ---------------------------------------------------------------------------------------------
+# The running sums ---------------------------------------------------------------------------------
 
 SELECTION = Selection(50, input_tools={"bash"}, min_input_chars=3)
 
@@ -420,7 +472,9 @@ def summed(history: list[Message], start: int, end: int) -> tuple[Scan, list[Can
 
 
 def test_the_running_sums_are_those_of_the_prescan() -> None:
-    history = conversation(user("go"), step("a", "grep", result="x" * 100), step("b", "grep", result="x" * 30))
+    history = conversation(
+        user("go"), step("a", "grep", result="x" * 100), step("b", "grep", result="x" * 30)
+    )
 
     assert summed(history, 0, 5)[0] == prescan(history, 50)
 
@@ -429,9 +483,9 @@ def test_only_candidates_in_the_asked_range_count() -> None:
     history = conversation(user("go"), *[step(name, "grep", result="x" * 100) for name in "abc"])
 
     total = prescan(history, 50).total_chars
-    assert [summed(history, *bounds)[0] for bounds in ((0, 7), (0, 4), (3, 7), (3, 4), (5, 3), (7, 7))] == [
-        Scan(total, chars) for chars in (300, 100, 200, 0, 0, 0)
-    ]
+    assert [
+        summed(history, *bounds)[0] for bounds in ((0, 7), (0, 4), (3, 7), (3, 4), (5, 3), (7, 7))
+    ] == [Scan(total, chars) for chars in (300, 100, 200, 0, 0, 0)]
     assert [found.id for found in summed(history, 3, 7)[1]] == ["b", "c"]
 
 

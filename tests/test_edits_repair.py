@@ -48,7 +48,7 @@ def thoughts(messages: list[Message]) -> Iterator[str]:
             yield json.dumps(said)
 
 
-# Nothing to mend ----------------------------------------------------------------------------------------------
+# Nothing to mend ----------------------------------------------------------------------------------
 
 
 @given(histories(repeat_ids=True))
@@ -69,12 +69,14 @@ def test_calls_that_still_wait_for_their_results_are_left_alone() -> None:
 
 
 def test_neighbours_of_the_same_role_are_left_alone_where_nothing_is_broken() -> None:
-    history = conversation(user("go"), user("please"), step("a"), assistant("one"), assistant("two"))
+    history = conversation(
+        user("go"), user("please"), step("a"), assistant("one"), assistant("two")
+    )
 
     assert repair(history) is history
 
 
-# Calls and results --------------------------------------------------------------------------------------------
+# Calls and results --------------------------------------------------------------------------------
 
 
 def test_an_orphan_result_goes() -> None:
@@ -83,14 +85,18 @@ def test_an_orphan_result_goes() -> None:
     assert repair(history) == conversation(user("go"), assistant("ok"), user(text("and?")))
 
 
-def test_a_reply_of_which_nothing_is_left_leaves_a_sentence_so_that_the_user_still_speaks_last() -> None:
+def test_a_reply_of_which_nothing_is_left_leaves_a_sentence_so_that_the_user_still_speaks_last() -> (
+    None
+):
     history = conversation(user("go"), assistant("ok"), user(tool_result("a")))
 
     assert repair(history) == conversation(user("go"), assistant("ok"), user(DROPPED))
 
 
 def test_a_call_without_a_result_gets_an_honest_error() -> None:
-    history = conversation(user("go"), assistant(tool_use("a")), user("never mind"), assistant("ok"), user("so?"))
+    history = conversation(
+        user("go"), assistant(tool_use("a")), user("never mind"), assistant("ok"), user("so?")
+    )
 
     mended = repair(history)
 
@@ -100,13 +106,17 @@ def test_a_call_without_a_result_gets_an_honest_error() -> None:
 
 
 def test_only_the_unanswered_call_of_a_batch_gets_an_error() -> None:
-    history = conversation(user("go"), assistant(tool_use("a"), tool_use("b")), user(tool_result("b", "found")))
+    history = conversation(
+        user("go"), assistant(tool_use("a"), tool_use("b")), user(tool_result("b", "found"))
+    )
 
     assert content(repair(history), 2) == [INTERRUPTION, tool_result("b", "found")]
 
 
 def test_a_call_cut_off_by_the_next_assistant_message_is_answered_in_between() -> None:
-    history = conversation(user("go"), assistant(thinking(), tool_use("a")), assistant(thinking("so"), text("done")))
+    history = conversation(
+        user("go"), assistant(thinking(), tool_use("a")), assistant(thinking("so"), text("done"))
+    )
 
     assert repair(history) == conversation(history[0], history[1], user(INTERRUPTION), history[2])
 
@@ -118,7 +128,9 @@ def test_the_last_calls_still_wait_even_where_an_earlier_message_is_broken() -> 
 
 
 def test_a_result_that_came_a_message_late_moves_behind_its_call() -> None:
-    history = conversation(user("go"), assistant(tool_use("a")), user("wait"), user(tool_result("a", "found")))
+    history = conversation(
+        user("go"), assistant(tool_use("a")), user("wait"), user(tool_result("a", "found"))
+    )
 
     assert repair(history) == conversation(
         user("go"), assistant(tool_use("a")), user(tool_result("a", "found"), text("wait"))
@@ -126,14 +138,18 @@ def test_a_result_that_came_a_message_late_moves_behind_its_call() -> None:
 
 
 def test_results_move_before_what_the_user_says_beside_them() -> None:
-    history = conversation(user("go"), assistant(tool_use("a")), user(text("here"), tool_result("a")))
+    history = conversation(
+        user("go"), assistant(tool_use("a")), user(text("here"), tool_result("a"))
+    )
 
     assert content(repair(history), 2) == [tool_result("a"), text("here")]
 
 
 def test_a_second_result_for_one_call_goes() -> None:
     history = conversation(
-        user("go"), assistant(tool_use("a")), user(tool_result("a", "first"), tool_result("a", "again"))
+        user("go"),
+        assistant(tool_use("a")),
+        user(tool_result("a", "first"), tool_result("a", "again")),
     )
 
     assert content(repair(history), 2) == [tool_result("a", "first")]
@@ -147,7 +163,11 @@ def test_results_with_the_same_id_answer_calls_with_the_same_id_in_order() -> No
     )
 
     assert content(repair(history), 1) == [tool_use("a"), tool_use("a-2")]
-    assert content(repair(history), 2) == [tool_result("a", "first"), tool_result("a-2", "second"), text("x")]
+    assert content(repair(history), 2) == [
+        tool_result("a", "first"),
+        tool_result("a-2", "second"),
+        text("x"),
+    ]
 
 
 def test_an_id_given_to_a_second_call_of_the_same_id_is_nobody_elses() -> None:
@@ -161,7 +181,9 @@ def test_an_id_given_to_a_second_call_of_the_same_id_is_nobody_elses() -> None:
 
 
 def test_a_doubled_assistant_message_leaves_one_call_answered_and_one_interrupted() -> None:
-    history = conversation(user("go"), assistant(tool_use("a")), assistant(tool_use("a")), user(tool_result("a", "x")))
+    history = conversation(
+        user("go"), assistant(tool_use("a")), assistant(tool_use("a")), user(tool_result("a", "x"))
+    )
 
     mended = repair(history)
 
@@ -170,14 +192,18 @@ def test_a_doubled_assistant_message_leaves_one_call_answered_and_one_interrupte
 
 
 def test_a_call_in_a_user_message_and_a_result_in_an_assistant_message_go() -> None:
-    history = conversation(user(text("go"), tool_use("a")), assistant(text("ok"), tool_result("a")), user("so?"))
+    history = conversation(
+        user(text("go"), tool_use("a")), assistant(text("ok"), tool_result("a")), user("so?")
+    )
 
     assert repair(history) == conversation(user(text("go")), assistant(text("ok")), user("so?"))
 
 
 def test_calls_and_results_are_mended_in_sdk_objects_too() -> None:
     made = ToolUseBlock(type="tool_use", id="a", name="bash", input={})
-    reply = cast("Message", {"role": "assistant", "content": [TextBlock(type="text", text="look"), made]})
+    reply = cast(
+        "Message", {"role": "assistant", "content": [TextBlock(type="text", text="look"), made]}
+    )
 
     mended = repair([user("go"), reply, user("stop")])
 
@@ -185,7 +211,7 @@ def test_calls_and_results_are_mended_in_sdk_objects_too() -> None:
     assert mended[2] == user(INTERRUPTION, text("stop"))
 
 
-# Single messages ----------------------------------------------------------------------------------------------
+# Single messages ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nothing", [user(), user(text("")), user(text(" \n")), user("")])
@@ -196,7 +222,9 @@ def test_an_empty_message_goes(nothing: Message) -> None:
 
 
 def test_an_empty_block_goes_and_its_neighbours_stay() -> None:
-    history = conversation(user("go"), assistant(text("look"), text(""), tool_use("a")), user(tool_result("a")))
+    history = conversation(
+        user("go"), assistant(text("look"), text(""), tool_use("a")), user(tool_result("a"))
+    )
 
     assert repair(history)[1] == assistant(text("look"), tool_use("a"))
 
@@ -208,10 +236,14 @@ def test_an_empty_text_inside_a_tool_result_is_the_tools_business() -> None:
 
 
 def test_neighbours_that_had_to_be_mended_are_merged() -> None:
-    history = conversation(user("go"), assistant("one"), assistant(text("two"), tool_use("a")), user("so?"))
+    history = conversation(
+        user("go"), assistant("one"), assistant(text("two"), tool_use("a")), user("so?")
+    )
 
     assert repair(history) == conversation(
-        user("go"), assistant(text("one"), text("two"), tool_use("a")), user(INTERRUPTION, text("so?"))
+        user("go"),
+        assistant(text("one"), text("two"), tool_use("a")),
+        user(INTERRUPTION, text("so?")),
     )
 
 
@@ -226,18 +258,23 @@ def test_a_history_of_nothing_but_rubble_does_not_become_invalid() -> None:
     assert repair([system("be"), user(text(" "))]) == [system("be"), user(DROPPED)]
 
 
-# Thinking -----------------------------------------------------------------------------------------------------
+# Thinking -----------------------------------------------------------------------------------------
 
 
 def test_thinking_at_the_end_of_a_message_goes() -> None:
-    history = conversation(user("go"), assistant(thinking("a"), text("ok"), thinking("b")), user("so?"))
+    history = conversation(
+        user("go"), assistant(thinking("a"), text("ok"), thinking("b")), user("so?")
+    )
 
     assert repair(history)[1] == assistant(thinking("a"), text("ok"))
 
 
 def test_assistant_messages_that_think_are_never_joined() -> None:
     history = conversation(
-        user("go"), assistant(text("one"), text("")), assistant(thinking("a"), text("two")), user("so?")
+        user("go"),
+        assistant(text("one"), text("")),
+        assistant(thinking("a"), text("two")),
+        user("so?"),
     )
 
     assert repair(history) == conversation(
@@ -256,18 +293,21 @@ def test_thinking_that_is_kept_keeps_its_bytes_and_its_place(history: list[Messa
     for mended in repair(history):
         said = [as_dict(block) for block in blocks(mended) if kind(block) in THINKING]
         if said:
-            # From one message, not pieced together; a part of it only where thinking stood at the end.
+            # From one message, not pieced together; a part of it only where thinking stood at the
+            # end.
             assert any(json.dumps(said)[1:-1] in earlier for earlier in before)
 
 
-# Encoding -----------------------------------------------------------------------------------------------------
+# Encoding -----------------------------------------------------------------------------------------
 
 
 def test_lone_surrogates_are_replaced_wherever_they_stand() -> None:
     history = conversation(
         system("x\ud83d"),
         user("go \udc00 on 🙂"),
-        assistant(text("\ud83d"), tool_use("a", "bash", {"args": ["\ud83d\ude00", {"k\ud83d": "\udfff"}]})),
+        assistant(
+            text("\ud83d"), tool_use("a", "bash", {"args": ["\ud83d\ude00", {"k\ud83d": "\udfff"}]})
+        ),
         user(tool_result("a", [text("é\ud83d")])),
     )
 
@@ -282,19 +322,28 @@ def test_lone_surrogates_are_replaced_wherever_they_stand() -> None:
 def test_a_key_that_cannot_be_encoded_is_mended_although_it_holds_nothing() -> None:
     history = conversation(user("go"), assistant(tool_use("a", "bash", {"\ud83d": None})))
 
-    assert repair(history) == conversation(user("go"), assistant(tool_use("a", "bash", {"\ufffd": None})))
+    assert repair(history) == conversation(
+        user("go"), assistant(tool_use("a", "bash", {"\ufffd": None}))
+    )
 
 
 def test_lone_surrogates_in_sdk_objects_are_replaced() -> None:
-    reply = cast("Message", {"role": "assistant", "content": [TextBlock(type="text", text="\ud83d", citations=None)]})
+    reply = cast(
+        "Message",
+        {"role": "assistant", "content": [TextBlock(type="text", text="\ud83d", citations=None)]},
+    )
 
-    assert content(repair([user("go"), reply]), 1) == [{"type": "text", "text": "\ufffd", "citations": None}]
+    assert content(repair([user("go"), reply]), 1) == [
+        {"type": "text", "text": "\ufffd", "citations": None}
+    ]
 
 
 def test_without_encoding_lone_surrogates_stay_and_everything_else_is_mended() -> None:
     history = conversation(user("\ud83d"), assistant(text(""), text("ok")), user("\udc00"))
 
-    assert repair(history, encoding=False) == conversation(user("\ud83d"), assistant(text("ok")), user("\udc00"))
+    assert repair(history, encoding=False) == conversation(
+        user("\ud83d"), assistant(text("ok")), user("\udc00")
+    )
 
 
 @pytest.mark.parametrize(
@@ -309,7 +358,9 @@ def test_without_encoding_lone_surrogates_stay_and_everything_else_is_mended() -
         ("\ufeffBOM\r\n\0", "\ufeffBOM\r\n\0"),
     ],
 )
-def test_a_text_without_surrogates_keeps_all_other_characters(given_text: str, expected: str) -> None:
+def test_a_text_without_surrogates_keeps_all_other_characters(
+    given_text: str, expected: str
+) -> None:
     assert without_surrogates(given_text) == expected
 
 
@@ -319,11 +370,13 @@ def test_a_text_that_can_be_sent_is_the_same_object() -> None:
     assert without_surrogates(words) is words
 
 
-# Marks for the cache ------------------------------------------------------------------------------------------
+# Marks for the cache ------------------------------------------------------------------------------
 
 
 def test_of_too_many_marks_the_last_four_stay() -> None:
-    history = conversation(user(marked("a"), marked("b")), assistant("ok"), user(*[marked() for _ in range(3)]))
+    history = conversation(
+        user(marked("a"), marked("b")), assistant("ok"), user(*[marked() for _ in range(3)])
+    )
 
     mended = repair(history)
 
@@ -335,7 +388,9 @@ def test_marks_inside_a_tool_result_are_counted_and_taken_away_too() -> None:
     history = conversation(
         user("go"),
         assistant(tool_use("a")),
-        user({**tool_result("a", [marked("x"), marked("y")]), "cache_control": {"type": "ephemeral"}}),
+        user(
+            {**tool_result("a", [marked("x"), marked("y")]), "cache_control": {"type": "ephemeral"}}
+        ),
         assistant("ok"),
         user(marked(), marked(), marked()),
     )
@@ -343,11 +398,13 @@ def test_marks_inside_a_tool_result_are_counted_and_taken_away_too() -> None:
     mended = repair(history)
 
     assert check(mended) == []
-    assert content(mended, 2) == [{**tool_result("a", [text("x"), text("y")]), "cache_control": {"type": "ephemeral"}}]
+    assert content(mended, 2) == [
+        {**tool_result("a", [text("x"), text("y")]), "cache_control": {"type": "ephemeral"}}
+    ]
     assert mended[4] is history[4]
 
 
-# Whatever comes -----------------------------------------------------------------------------------------------
+# Whatever comes -----------------------------------------------------------------------------------
 
 
 @given(broken_histories())
@@ -372,7 +429,9 @@ def test_mending_never_modifies_its_input(history: list[Message]) -> None:
 
 
 @given(broken_histories())
-def test_mending_keeps_the_head_and_ends_in_the_user_when_the_input_did(history: list[Message]) -> None:
+def test_mending_keeps_the_head_and_ends_in_the_user_when_the_input_did(
+    history: list[Message],
+) -> None:
     mended = repair(history, encoding=False)
     heads = [m for m in history if m["role"] == "system"]
 
@@ -387,7 +446,8 @@ def test_mending_loses_no_words_and_no_result_that_answers_a_call(history: list[
         return {
             said["text"].strip()
             for message in messages
-            for said in [as_dict(b) for b in blocks(message)] or [{"type": "text", "text": message["content"]}]
+            for said in [as_dict(b) for b in blocks(message)]
+            or [{"type": "text", "text": message["content"]}]
             if said["type"] == "text" and isinstance(said["text"], str)
         }
 

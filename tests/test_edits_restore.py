@@ -7,7 +7,13 @@ from histories import assistant, conversation, histories, step, tool_result, too
 from hypothesis import given
 
 from ctxpipe.compacted import ACKNOWLEDGED, FILE_ACKNOWLEDGED, SUMMARY, restored_text
-from ctxpipe.edits.restore import COMMON_WRITING_TOOLS, FileInWork, files_in_work, restored_message, was_changed
+from ctxpipe.edits.restore import (
+    COMMON_WRITING_TOOLS,
+    FileInWork,
+    files_in_work,
+    restored_message,
+    was_changed,
+)
 from ctxpipe.edits.views import COMMON_READING_TOOLS
 from ctxpipe.messages import Message
 from ctxpipe.placeholders import DIRECT, Preview, placeholder
@@ -18,11 +24,19 @@ def paths(messages: list[Message], **settings: object) -> list[str]:
 
 
 def test_the_most_recent_read_comes_first() -> None:
-    assert paths(conversation(*(view(name, name, "x") for name in ("a", "b", "c")))) == ["c", "b", "a"]
+    assert paths(conversation(*(view(name, name, "x") for name in ("a", "b", "c")))) == [
+        "c",
+        "b",
+        "a",
+    ]
 
 
 def test_a_file_read_several_times_stands_once_at_its_last_place() -> None:
-    assert paths(conversation(*(view(str(n), name, "x") for n, name in enumerate("abac")))) == ["c", "a", "b"]
+    assert paths(conversation(*(view(str(n), name, "x") for n, name in enumerate("abac")))) == [
+        "c",
+        "a",
+        "b",
+    ]
 
 
 def test_reads_of_one_message_keep_their_order() -> None:
@@ -32,7 +46,9 @@ def test_reads_of_one_message_keep_their_order() -> None:
 
 
 def test_spellings_that_mean_the_same_are_one_file_shown_as_it_was_spelled_last() -> None:
-    history = conversation(*(view(str(n), path, "x") for n, path in enumerate(("a.py", "./a.py", "/w/sub/../a.py"))))
+    history = conversation(
+        *(view(str(n), path, "x") for n, path in enumerate(("a.py", "./a.py", "/w/sub/../a.py")))
+    )
 
     assert paths(history, work_dir="/w") == ["/w/sub/../a.py"]
 
@@ -62,7 +78,11 @@ def test_other_agents_tools_are_a_matter_of_the_registry() -> None:
 
     assert paths(history) == []
     assert paths(history, tools=COMMON_READING_TOOLS) == ["viewed.py", "claude.py"]
-    assert paths(history, tools=COMMON_READING_TOOLS, shell=True) == ["shell.py", "viewed.py", "claude.py"]
+    assert paths(history, tools=COMMON_READING_TOOLS, shell=True) == [
+        "shell.py",
+        "viewed.py",
+        "claude.py",
+    ]
     assert paths(history, tools={"Read": "file_path"}) == ["claude.py"]
 
 
@@ -137,17 +157,23 @@ def test_a_file_with_other_content_is_changed(shown: str) -> None:
 
 
 def test_a_view_full_of_empty_lines_is_compared_without_delay() -> None:
-    shown = "a" + "\n" * 1_000_000 + "b"  # in quadratic time, as it once was read, this took minutes
+    shown = (
+        "a" + "\n" * 1_000_000 + "b"
+    )  # in quadratic time, as it once was read, this took minutes
 
     assert not was_changed(FileInWork("x", shown), shown)
 
 
 def test_a_restored_file_has_the_required_form() -> None:
-    assert restored_message("src/a.ts", "content\n") == user("[Restored after compact] src/a.ts:\ncontent\n")
+    assert restored_message("src/a.ts", "content\n") == user(
+        "[Restored after compact] src/a.ts:\ncontent\n"
+    )
 
 
 @given(histories())
 def test_no_file_is_named_twice(history: list[Message]) -> None:
-    found = paths(history, tools=COMMON_READING_TOOLS, shell=True, writing_tools=COMMON_WRITING_TOOLS)
+    found = paths(
+        history, tools=COMMON_READING_TOOLS, shell=True, writing_tools=COMMON_WRITING_TOOLS
+    )
 
     assert len(found) == len(set(found))

@@ -1,4 +1,6 @@
-"""Shortening the middle of a history: which messages it holds, which calls go, which block is deleted."""
+"""Shortening the middle of a history: which messages it holds, which calls go, which block is
+deleted.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,16 @@ from ctxpipe.edits.repair import repair
 from ctxpipe.edits.thinking import open_loop
 from ctxpipe.edits.truncate import Window
 from ctxpipe.edits.views import COMMON_READING_TOOLS
-from ctxpipe.messages import THINKING, Message, blocks, check, kind, split_system, tool_calls, tool_results
+from ctxpipe.messages import (
+    THINKING,
+    Message,
+    blocks,
+    check,
+    kind,
+    split_system,
+    tool_calls,
+    tool_results,
+)
 from ctxpipe.placeholders import Preview
 from ctxpipe.tokens import TokenCounter
 
@@ -45,7 +56,9 @@ def sizes(messages: Sequence[Message]) -> list[int]:
 
 def filtered(history: list[Message], middle: range, *, strict: bool = False) -> list[Message]:
     views = {view.place for view in truncate.file_views(history)}
-    return truncate.joined(truncate.filter_calls(history, truncate.ground(history, middle, strict=strict), views).parts)
+    return truncate.joined(
+        truncate.filter_calls(history, truncate.ground(history, middle, strict=strict), views).parts
+    )
 
 
 def deleted(
@@ -53,7 +66,9 @@ def deleted(
 ) -> list[Message]:
     parts = [truncate.Part(index, message) for index, message in enumerate(history)]
     ground = truncate.ground(history, middle)
-    return truncate.joined(truncate.delete_centre(parts, sizes(history), ground, excess, window=window, marker=marker))
+    return truncate.joined(
+        truncate.delete_centre(parts, sizes(history), ground, excess, window=window, marker=marker)
+    )
 
 
 def alternates(messages: Sequence[Message]) -> bool:
@@ -61,13 +76,19 @@ def alternates(messages: Sequence[Message]) -> bool:
 
 
 def all_but_a_block(texts: list[str], kept: list[str], holes: str = "<command>") -> bool:
-    """Whether *kept* is *texts* without one contiguous block, in which texts with *holes* may have stayed."""
+    """Whether *kept* is *texts* without one contiguous block, in which texts with *holes* may have
+    stayed.
+    """
     missing = [index for index, words in enumerate(texts) if words not in kept]
-    between = [words for words in texts[missing[0] : missing[-1]] if words in kept] if missing else []
-    return kept == [words for words in texts if words in kept] and all(holes in words for words in between)
+    between = (
+        [words for words in texts[missing[0] : missing[-1]] if words in kept] if missing else []
+    )
+    return kept == [words for words in texts if words in kept] and all(
+        holes in words for words in between
+    )
 
 
-# The middle ---------------------------------------------------------------------------------------------------
+# The middle ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -84,7 +105,9 @@ def all_but_a_block(texts: list[str], kept: list[str], holes: str = "<command>")
         ([], range(0)),
     ],
 )
-def test_the_middle_is_what_lies_wholly_between_a_sixth_and_five_sixths(tokens: list[int], found: range) -> None:
+def test_the_middle_is_what_lies_wholly_between_a_sixth_and_five_sixths(
+    tokens: list[int], found: range
+) -> None:
     assert truncate.middle_range(tokens) == found
 
 
@@ -110,7 +133,9 @@ def test_no_middle_reaches_into_the_outer_sixths(tokens: list[int]) -> None:
 def test_the_head_is_no_part_of_what_the_middle_is_taken_from() -> None:
     history = conversation(system("s" * 1000), chat(12))
 
-    assert truncate.middle(history, [0, 1000, *(1000 + 10 * n for n in range(1, 13))]) == range(3, 11)
+    assert truncate.middle(history, [0, 1000, *(1000 + 10 * n for n in range(1, 13))]) == range(
+        3, 11
+    )
 
 
 def test_the_first_request_and_the_last_turn_are_never_in_the_middle() -> None:
@@ -119,7 +144,9 @@ def test_the_first_request_and_the_last_turn_are_never_in_the_middle() -> None:
 
     assert truncate.middle(history, sums, 0, 1) == range(1, 5)
     assert truncate.middle(history[:-1], sums[:-1], 0, 1) == range(1, 5)
-    assert truncate.middle([*history, assistant("done"), user("more")], [*sums, 80, 90], 0, 1) == range(1, 8)
+    assert truncate.middle(
+        [*history, assistant("done"), user("more")], [*sums, 80, 90], 0, 1
+    ) == range(1, 8)
     assert truncate.middle(history[:1], sums[:2], 0, 1) == range(0)
     assert truncate.middle([], [0]) == range(0)
 
@@ -137,11 +164,13 @@ def test_the_last_turn_is_what_the_model_has_not_answered_with_the_calls_answere
     assert truncate.last_turn([]) == 0
 
 
-# File views ---------------------------------------------------------------------------------------------------
+# File views ---------------------------------------------------------------------------------------
 
 
 def test_a_view_is_an_answered_call_of_a_reading_tool() -> None:
-    history = conversation(user("go"), view("v1", "a.py", "x = 1"), step("b1"), assistant(tool_use("v2", "read_file")))
+    history = conversation(
+        user("go"), view("v1", "a.py", "x = 1"), step("b1"), assistant(tool_use("v2", "read_file"))
+    )
 
     assert truncate.file_views(history) == [truncate.FileView((2, 0), "a.py", "x = 1")]
 
@@ -155,7 +184,9 @@ def test_a_repeated_id_is_a_view_only_where_its_own_call_is_one() -> None:
 def test_text_blocks_are_the_text_of_a_view_and_a_picture_has_none() -> None:
     picture = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
     history = conversation(
-        user("go"), view("v1", "a.py", [text("x"), text("y")]), view("v2", "b.png", [text("b"), picture])
+        user("go"),
+        view("v1", "a.py", [text("x"), text("y")]),
+        view("v2", "b.png", [text("b"), picture]),
     )
 
     assert [found.text for found in truncate.file_views(history)] == ["x\ny", ""]
@@ -163,11 +194,16 @@ def test_text_blocks_are_the_text_of_a_view_and_a_picture_has_none() -> None:
 
 def test_shell_views_and_other_tools_are_asked_for() -> None:
     history = conversation(
-        user("go"), step("b1", "bash", {"command": "cat a.py"}, "x"), step("r1", "Read", {"file_path": "b.py"}, "y")
+        user("go"),
+        step("b1", "bash", {"command": "cat a.py"}, "x"),
+        step("r1", "Read", {"file_path": "b.py"}, "y"),
     )
 
     assert truncate.file_views(history) == []
-    assert [found.path for found in truncate.file_views(history, COMMON_READING_TOOLS, True)] == ["a.py", "b.py"]
+    assert [found.path for found in truncate.file_views(history, COMMON_READING_TOOLS, True)] == [
+        "a.py",
+        "b.py",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -175,13 +211,16 @@ def test_shell_views_and_other_tools_are_asked_for() -> None:
     [
         "[Content offloaded to: ./tool-result-t1.md]",
         "[Tool result offloaded to file: /tmp/t1.md]",
-        "[Tool result offloaded to file: /tmp/t1.md]" + Preview(10, 5).of("def f():\n    return 1\n" * 9),
+        "[Tool result offloaded to file: /tmp/t1.md]"
+        + Preview(10, 5).of("def f():\n    return 1\n" * 9),
         "<system-reminder>\n## File Context: a.py\n1 | f\n</system-reminder>",
         "",
     ],
 )
 def test_a_pointer_a_folded_file_and_no_text_are_not_to_be_folded(content: str) -> None:
-    assert not truncate.file_views(conversation(user("go"), view("v1", "a.py", content)))[0].foldable
+    assert not truncate.file_views(conversation(user("go"), view("v1", "a.py", content)))[
+        0
+    ].foldable
     assert truncate.file_views(conversation(user("go"), view("v1", "a.py", "x = 1")))[0].foldable
 
 
@@ -190,22 +229,32 @@ def test_a_pointer_a_folded_file_and_no_text_are_not_to_be_folded(content: str) 
     [
         "<system-reminder>\n## File Context: a.py\n" + "1 | f\n" * 10_000,
         f"[Content offloaded to: {'a' * 5_000}]",
-        "[Tool result offloaded to file: /tmp/t1.md]" + Preview(50_000, 5).of("def f():\n    return 1\n" * 9_000),
+        "[Tool result offloaded to file: /tmp/t1.md]"
+        + Preview(50_000, 5).of("def f():\n    return 1\n" * 9_000),
     ],
 )
 def test_a_long_view_that_only_looks_like_ours_is_to_be_folded(content: str) -> None:
     assert truncate.file_views(conversation(user("go"), view("v1", "a.py", content)))[0].foldable
 
 
-# Filtering ----------------------------------------------------------------------------------------------------
+# Filtering ----------------------------------------------------------------------------------------
 
 
 def test_calls_of_the_middle_go_with_their_results_and_all_text_stays() -> None:
     history = conversation(
-        user("go"), step("t1", say="one"), step("t2"), step("t3", say="three"), assistant("done"), user("next")
+        user("go"),
+        step("t1", say="one"),
+        step("t2"),
+        step("t3", say="three"),
+        assistant("done"),
+        user("next"),
     )
 
-    assert filtered(history, range(1, 7)) == [user("go"), assistant("one", "three", "done"), user("next")]
+    assert filtered(history, range(1, 7)) == [
+        user("go"),
+        assistant("one", "three", "done"),
+        user("next"),
+    ]
 
 
 def test_without_a_call_in_the_middle_nothing_changes() -> None:
@@ -225,8 +274,12 @@ def test_a_pair_across_either_edge_is_kept_whole() -> None:
 
 
 def test_a_file_view_stays_with_its_call_in_the_midst_of_a_parallel_batch() -> None:
-    calls = assistant("look", tool_use("b1"), tool_use("v1", "read_file", {"path": "a.py"}), tool_use("b2"))
-    results = user(tool_result("b1"), tool_result("v1", "x = 1"), tool_result("b2"), text("and now?"))
+    calls = assistant(
+        "look", tool_use("b1"), tool_use("v1", "read_file", {"path": "a.py"}), tool_use("b2")
+    )
+    results = user(
+        tool_result("b1"), tool_result("v1", "x = 1"), tool_result("b2"), text("and now?")
+    )
     history = conversation(user("go"), calls, results, assistant("done"))
 
     assert filtered(history, range(1, 3)) == conversation(
@@ -238,14 +291,20 @@ def test_a_file_view_stays_with_its_call_in_the_midst_of_a_parallel_batch() -> N
 
 
 def test_failed_calls_go_as_well() -> None:
-    history = conversation(user("go"), assistant(tool_use("t1")), user(tool_result("t1", "boom", is_error=True)))
+    history = conversation(
+        user("go"), assistant(tool_use("t1")), user(tool_result("t1", "boom", is_error=True))
+    )
 
     assert filtered([*history, assistant("sorry")], range(1, 3)) == [user("go"), assistant("sorry")]
 
 
 def test_what_a_user_wrote_beside_a_result_joins_the_message_before() -> None:
     history = conversation(
-        user("go"), view("v1", "a.py", "x"), assistant(tool_use("t1")), user(tool_result("t1"), "hm"), assistant("ok")
+        user("go"),
+        view("v1", "a.py", "x"),
+        assistant(tool_use("t1")),
+        user(tool_result("t1"), "hm"),
+        assistant("ok"),
     )
 
     assert filtered(history, range(3, 5)) == conversation(
@@ -258,11 +317,18 @@ def test_what_a_user_wrote_beside_a_result_joins_the_message_before() -> None:
 
 def test_in_strict_ground_a_call_is_spared_where_a_message_outside_would_be_touched() -> None:
     mixed = conversation(assistant(tool_use("t1")), user(tool_result("t1"), "hm"))
-    history = conversation(chat(3), mixed, step("t2"), step("t3", say="x"), assistant("so"), user("next"))
+    history = conversation(
+        chat(3), mixed, step("t2"), step("t3", say="x"), assistant("so"), user("next")
+    )
 
     loose, strict = filtered(history, range(3, 9)), filtered(history, range(3, 9), strict=True)
 
-    assert loose == [*chat(2), user(chat(3)[2]["content"], "hm"), assistant("x", "so"), user("next")]  # type: ignore[arg-type]
+    assert loose == [
+        *chat(2),
+        user(chat(3)[2]["content"], "hm"),
+        assistant("x", "so"),
+        user("next"),
+    ]  # type: ignore[arg-type]
     assert strict == [*history[:5], *history[7:]]
     assert all(any(message is other for other in history) for message in strict)
 
@@ -275,13 +341,21 @@ def test_the_first_request_and_the_last_turn_are_never_merged_with() -> None:
 
 
 def test_thinking_goes_with_its_call_when_nothing_else_is_left() -> None:
-    history = conversation(user("go"), step("t1", think="a"), step("t2", think="b", say="look"), user("and?"))
+    history = conversation(
+        user("go"), step("t1", think="a"), step("t2", think="b", say="look"), user("and?")
+    )
 
-    assert filtered(history, range(1, 5)) == [user("go"), assistant(thinking("b"), "look"), user("and?")]
+    assert filtered(history, range(1, 5)) == [
+        user("go"),
+        assistant(thinking("b"), "look"),
+        user("and?"),
+    ]
 
 
 def test_a_message_never_ends_in_the_thinking_that_led_to_a_call() -> None:
-    history = conversation(user("go"), assistant("a", thinking("b"), tool_use("t1")), user(tool_result("t1"), "hm"))
+    history = conversation(
+        user("go"), assistant("a", thinking("b"), tool_use("t1")), user(tool_result("t1"), "hm")
+    )
 
     assert filtered([*history, assistant("ok")], range(1, 3)) == [
         *conversation(user("go"), assistant(text("a")), user(text("hm")), assistant("ok"))
@@ -290,7 +364,11 @@ def test_a_message_never_ends_in_the_thinking_that_led_to_a_call() -> None:
 
 def test_thinking_that_a_merge_would_move_goes_in_a_closed_turn() -> None:
     history = conversation(
-        user("go"), step("t1", think="a", say="one"), step("t2", think="b", say="two"), assistant("three"), user("next")
+        user("go"),
+        step("t1", think="a", say="one"),
+        step("t2", think="b", say="two"),
+        assistant("three"),
+        user("next"),
     )
 
     assert filtered(history, range(1, 5)) == [
@@ -302,25 +380,32 @@ def test_thinking_that_a_merge_would_move_goes_in_a_closed_turn() -> None:
 
 def test_in_an_open_loop_a_call_is_spared_rather_than_thinking_moved() -> None:
     history = conversation(
-        user("go"), step("t1", think="a", say="one"), step("t2", think="b", say="two"), step("t3", think="c")
+        user("go"),
+        step("t1", think="a", say="one"),
+        step("t2", think="b", say="two"),
+        step("t3", think="c"),
     )
 
     assert filtered(history, range(1, 5)) == history
 
 
 def test_thinking_outside_the_middle_never_moves() -> None:
-    history = conversation(user("go"), step("t1", say="one"), assistant(thinking(), "two"), user("next"))
+    history = conversation(
+        user("go"), step("t1", say="one"), assistant(thinking(), "two"), user("next")
+    )
 
     assert filtered(history, range(1, 3)) == history
 
 
 def test_a_system_message_never_comes_to_stand_behind_the_assistants() -> None:
-    history = conversation(user("go"), step("t1", say="one"), system("be brief"), assistant("done"), user("next"))
+    history = conversation(
+        user("go"), step("t1", say="one"), system("be brief"), assistant("done"), user("next")
+    )
 
     assert filtered(history, range(1, 3)) == history
 
 
-# Deleting -----------------------------------------------------------------------------------------------------
+# Deleting -----------------------------------------------------------------------------------------
 
 
 def test_the_block_has_excess_by_average_messages_around_the_centre() -> None:
@@ -341,7 +426,10 @@ def test_no_excess_deletes_nothing() -> None:
 def test_the_block_is_widened_until_roles_alternate() -> None:
     history = chat(10)
 
-    assert deleted(history, range(2, 8), 1) in ([*history[:4], *history[6:]], [*history[:3], *history[5:]])
+    assert deleted(history, range(2, 8), 1) in (
+        [*history[:4], *history[6:]],
+        [*history[:3], *history[5:]],
+    )
 
 
 def test_the_block_never_leaves_the_middle() -> None:
@@ -351,18 +439,28 @@ def test_the_block_never_leaves_the_middle() -> None:
 
 
 def test_average_may_fall_short_and_covering_does_not() -> None:
-    history = conversation(user("go"), *[(assistant("a" * 9), user("b")) for _ in range(8)], assistant("c" * 300))
+    history = conversation(
+        user("go"), *[(assistant("a" * 9), user("b")) for _ in range(8)], assistant("c" * 300)
+    )
     middle, excess = range(1, 17), 41
     light = sizes(history)
 
     assert sum(light) - sum(sizes(deleted(history, middle, excess))) >= excess - 10
-    uneven = conversation(user("go"), *[assistant("a" * 99), user("b")], *history[1:9], assistant("a" * 99), user("c"))
-    average, covering = (deleted(uneven, range(1, 13), 100, window) for window in ("average", "covering"))
-    assert sum(sizes(uneven)) - sum(sizes(average)) < 100 <= sum(sizes(uneven)) - sum(sizes(covering))
+    uneven = conversation(
+        user("go"), *[assistant("a" * 99), user("b")], *history[1:9], assistant("a" * 99), user("c")
+    )
+    average, covering = (
+        deleted(uneven, range(1, 13), 100, window) for window in ("average", "covering")
+    )
+    assert (
+        sum(sizes(uneven)) - sum(sizes(average)) < 100 <= sum(sizes(uneven)) - sum(sizes(covering))
+    )
 
 
 def test_a_call_goes_with_its_results_or_stays() -> None:
-    history = conversation(user("go"), *[view(f"v{n}", "a.py", "x" * 50) for n in range(9)], assistant("done"))
+    history = conversation(
+        user("go"), *[view(f"v{n}", "a.py", "x" * 50) for n in range(9)], assistant("done")
+    )
 
     for excess in range(1, 500, 7):
         left = deleted(history, range(2, 16), excess)
@@ -372,7 +470,9 @@ def test_a_call_goes_with_its_results_or_stays() -> None:
 
 
 def test_a_users_command_stays_as_a_hole_in_the_block() -> None:
-    history = conversation(chat(14), user("m14 <command>keep</command>"), chat(17)[15:], chat(30)[17:])
+    history = conversation(
+        chat(14), user("m14 <command>keep</command>"), chat(17)[15:], chat(30)[17:]
+    )
 
     left = deleted(history, range(5, 25), 16 * min(sizes(history)))
 
@@ -405,13 +505,17 @@ def test_a_system_message_goes_with_the_users_message_before_it() -> None:
 
     for excess in range(1, 200, 5):
         left = deleted(history, range(2, 9), excess)
-        assert all(one["role"] == "user" for one, other in pairwise(left) if other["role"] == "system")
+        assert all(
+            one["role"] == "user" for one, other in pairwise(left) if other["role"] == "system"
+        )
 
 
-# What holds for every history ---------------------------------------------------------------------------------
+# What holds for every history ---------------------------------------------------------------------
 
 
-def cut(history: list[Message], data: st.DataObject, *, strict: bool) -> tuple[list[Message], range]:
+def cut(
+    history: list[Message], data: st.DataObject, *, strict: bool
+) -> tuple[list[Message], range]:
     """Filter and delete with a middle, an excess and a window of any kind."""
     first, last = len(split_system(history)[0]) + 1, truncate.last_turn(history)
     start = data.draw(st.integers(first, max(first, last)), label="start")
@@ -422,7 +526,9 @@ def cut(history: list[Message], data: st.DataObject, *, strict: bool) -> tuple[l
     parts = truncate.filter_calls(history, ground, views).parts
     excess = data.draw(st.integers(0, 4000), label="excess")
     window: Window = data.draw(st.sampled_from(["average", "covering"]), label="window")
-    parts = truncate.delete_centre(parts, sizes([p.message for p in parts]), ground, excess, window=window)
+    parts = truncate.delete_centre(
+        parts, sizes([p.message for p in parts]), ground, excess, window=window
+    )
     joined = truncate.joined(parts)
     assert sum(sizes(joined)) == sum(sizes([part.message for part in parts]))
     return joined, middle
@@ -445,26 +551,47 @@ def test_every_cut_of_every_history_is_valid_and_alternates(
     assert said(left)[: len(said(history[: middle.start]))] == said(history[: middle.start])
     first, last = len(split_system(history)[0]), truncate.last_turn(history)
     assert left[first] is history[first]
-    assert all(new is old for new, old in zip(left[last - len(history) :], history[last:], strict=True))
+    assert all(
+        new is old for new, old in zip(left[last - len(history) :], history[last:], strict=True)
+    )
     if strict and middle:
         assert all(new is old for new, old in zip(left[: middle.start], history, strict=False))
         assert all(new is old for new, old in zip(left[-behind:], history[-behind:], strict=True))
 
 
 @given(histories(thoughts=True), st.data())
-def test_thinking_that_is_kept_stands_where_it_stood(history: list[Message], data: st.DataObject) -> None:
+def test_thinking_that_is_kept_stands_where_it_stood(
+    history: list[Message], data: st.DataObject
+) -> None:
     left, _ = cut(history, data, strict=True)
 
-    stood = [(place, block) for m in history for place, block in enumerate(blocks(m)) if kind(block) in THINKING]
-    stands = [(place, block) for m in left for place, block in enumerate(blocks(m)) if kind(block) in THINKING]
+    stood = [
+        (place, block)
+        for m in history
+        for place, block in enumerate(blocks(m))
+        if kind(block) in THINKING
+    ]
+    stands = [
+        (place, block)
+        for m in left
+        for place, block in enumerate(blocks(m))
+        if kind(block) in THINKING
+    ]
     assert all(thought in stood for thought in stands)
     loop = open_loop(history)
     whole = [message for message in history[loop:] if any(message is other for other in left)]
     texts = set(said(left))
-    for message in history[loop:]:  # in an open loop a message is whole, or its thinking went with all it held
+    for message in history[
+        loop:
+    ]:  # in an open loop a message is whole, or its thinking went with all it held
         held = any(words in texts for words in said([message]))
         thought = [block for block in blocks(message) if kind(block) in THINKING]
-        assert not thought or not held or any(message is other for other in whole) or thought[0] in _thoughts(left)
+        assert (
+            not thought
+            or not held
+            or any(message is other for other in whole)
+            or thought[0] in _thoughts(left)
+        )
 
 
 def _thoughts(messages: Sequence[Message]) -> list[object]:
@@ -487,20 +614,36 @@ def test_repeated_ids_mix_up_no_pairs(history: list[Message], data: st.DataObjec
     left, _ = cut(history, data, strict=True)
 
     assert check(left) == []
-    assert len(list(tool_results(left))) == len(list(tool_calls(left))) - len(list(tool_calls(left, len(left) - 1)))
+    assert len(list(tool_results(left))) == len(list(tool_calls(left))) - len(
+        list(tool_calls(left, len(left) - 1))
+    )
 
 
-# Without counting ---------------------------------------------------------------------------------------------
+# Without counting ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("messages", "fraction", "removed"),
-    [(9, 0.5, 4), (9, 0.25, 2), (9, 0.2, 0), (10, 0.5, 4), (3, 1.0, 2), (5, 0, 0), (1, 0.5, 0), (21, 0.3, 6)],
+    [
+        (9, 0.5, 4),
+        (9, 0.25, 2),
+        (9, 0.2, 0),
+        (10, 0.5, 4),
+        (3, 1.0, 2),
+        (5, 0, 0),
+        (1, 0.5, 0),
+        (21, 0.3, 6),
+    ],
 )
-def test_an_even_number_of_the_oldest_messages_goes(messages: int, fraction: float, removed: int) -> None:
+def test_an_even_number_of_the_oldest_messages_goes(
+    messages: int, fraction: float, removed: int
+) -> None:
     history = chat(messages)
 
-    assert truncate.truncate_conversation(history, fraction) == [history[0], *history[1 + removed :]]
+    assert truncate.truncate_conversation(history, fraction) == [
+        history[0],
+        *history[1 + removed :],
+    ]
 
 
 def test_head_and_first_request_stay() -> None:

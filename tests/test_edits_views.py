@@ -44,7 +44,9 @@ def test_a_reading_call_without_a_path_in_words_is_no_view(path: object) -> None
         ("str_replace_based_edit_tool", {"command": "view", "path": "src/a.ts"}),
     ],
 )
-def test_the_reading_tools_of_common_agents_are_known(name: str, given: Mapping[str, object]) -> None:
+def test_the_reading_tools_of_common_agents_are_known(
+    name: str, given: Mapping[str, object]
+) -> None:
     assert viewed_path(call(name, given), COMMON_READING_TOOLS) == "src/a.ts"
 
 
@@ -197,7 +199,23 @@ def test_no_punctuation_in_a_command_line_breaks_the_reader(line: str) -> None:
     assert path is None or (path and path != "-")
 
 
-WORDS = ["sudo", "command", "cd", "cat", "sed", "-n", "1p", "bash", "-lc", "''", "a.py", "'cat b.py'", "&&", "|", ";"]
+WORDS = [
+    "sudo",
+    "command",
+    "cd",
+    "cat",
+    "sed",
+    "-n",
+    "1p",
+    "bash",
+    "-lc",
+    "''",
+    "a.py",
+    "'cat b.py'",
+    "&&",
+    "|",
+    ";",
+]
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join))
@@ -213,4 +231,6 @@ def test_every_reading_call_of_the_transcripts_is_recognised(shared: Path) -> No
         lines = (shared / "transcripts" / f"{listed['id']}.jsonl").read_text().splitlines()[1:]
         calls = tool_calls([json.loads(line) for line in lines])
         views = [call for call in calls if viewed_path(call, COMMON_READING_TOOLS)]
-        assert len(views) == sum(tool["calls"] for tool in listed["file_view_tools"].values()), listed["id"]
+        assert len(views) == sum(tool["calls"] for tool in listed["file_view_tools"].values()), (
+            listed["id"]
+        )

@@ -49,7 +49,7 @@ async def use(folder: Path, name: str, **arguments: object) -> str:
     return await next(tool for tool in folder_tools(folder) if tool.name == name)(arguments)
 
 
-# Tools -------------------------------------------------------------------------------------------------------
+# Tools --------------------------------------------------------------------------------------------
 
 
 async def test_list_dir_names_every_file_with_its_size_and_nothing_hidden(folder: Path) -> None:
@@ -62,7 +62,9 @@ async def test_list_dir_names_every_file_with_its_size_and_nothing_hidden(folder
 
 
 async def test_read_file_gives_the_file_as_it_is(folder: Path) -> None:
-    assert await use(folder, "read_file", path="inner/short.py") == "def f():\r\n    return 'café'\r\n"
+    assert (
+        await use(folder, "read_file", path="inner/short.py") == "def f():\r\n    return 'café'\r\n"
+    )
 
 
 async def test_grep_gives_path_line_number_and_line(folder: Path) -> None:
@@ -70,12 +72,15 @@ async def test_grep_gives_path_line_number_and_line(folder: Path) -> None:
         f"long.py:{n + 3}: x{n} = {n}" for n in range(390, 400)
     )
     assert await use(folder, "grep", pattern="nowhere") == "[no match]"
-    assert (await use(folder, "grep", pattern="x")).endswith("[only the first 200 matches are shown]")
+    assert (await use(folder, "grep", pattern="x")).endswith(
+        "[only the first 200 matches are shown]"
+    )
 
 
 @pytest.mark.parametrize("name", ["read_file", "list_dir", "grep"])
 @pytest.mark.parametrize(
-    "path", ["..", "../outside.txt", "/etc/passwd", "inner/../../outside.txt", "link.txt", "a\0b", 7]
+    "path",
+    ["..", "../outside.txt", "/etc/passwd", "inner/../../outside.txt", "link.txt", "a\0b", 7],
 )
 async def test_no_path_leads_out_of_the_folder(folder: Path, name: str, path: object) -> None:
     with pytest.raises(ToolInputError):
@@ -104,7 +109,10 @@ async def test_a_pattern_that_takes_for_ever_is_an_error_for_the_model(
 
 
 async def test_run_python_gives_what_is_printed_and_how_it_ended(folder: Path) -> None:
-    assert await use(folder, "run_python", code="print(open('__init__.py').read())") == '"""A package."""\n\n'
+    assert (
+        await use(folder, "run_python", code="print(open('__init__.py').read())")
+        == '"""A package."""\n\n'
+    )
     assert await use(folder, "run_python", code="") == "[no output]"
     failed = await use(folder, "run_python", code="print('so far'); import json; json.loads('{')")
     assert failed.startswith("so far\n")
@@ -138,27 +146,35 @@ async def test_a_program_may_read_in_the_folder_and_nothing_else(folder: Path, c
 async def test_a_program_has_no_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "secret")
 
-    assert "secret" not in await use(folder, "run_python", code="import os; print(dict(os.environ))")
+    assert "secret" not in await use(
+        folder, "run_python", code="import os; print(dict(os.environ))"
+    )
 
 
-async def test_a_program_that_never_ends_is_stopped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_program_that_never_ends_is_stopped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(example_tools, "SECONDS", 0.3)
 
     with pytest.raises(ToolInputError, match=r"longer than 0\.3 s"):
         await use(folder, "run_python", code="while True: pass")
 
 
-# The loop ----------------------------------------------------------------------------------------------------
+# The loop -----------------------------------------------------------------------------------------
 
 
-async def turns_of(script: Script, folder: Path, pipeline: ContextPipeline | None = None) -> list[Turn]:
+async def turns_of(
+    script: Script, folder: Path, pipeline: ContextPipeline | None = None
+) -> list[Turn]:
     storage = LocalStorage(folder.parent / "storage")
     tools: list[Tool] = [*folder_tools(folder), *offload_tools(storage, session_id="s")]
     async with (
         MessagesServer(script) as server,
         anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0) as client,
     ):
-        agent = run_agent(client, pipeline or build_pipeline(storage), tools, "Go.", model="m", session_id="s")
+        agent = run_agent(
+            client, pipeline or build_pipeline(storage), tools, "Go.", model="m", session_id="s"
+        )
         turns = [turn async for turn in agent]
     assert not server.refused
     return turns
@@ -166,7 +182,11 @@ async def turns_of(script: Script, folder: Path, pipeline: ContextPipeline | Non
 
 async def test_the_loop_runs_parallel_calls_and_ends_with_the_answer(folder: Path) -> None:
     script: list[Reply] = [
-        answer("Hm.", tool_use("list_dir", {}, id="t1"), tool_use("read_file", {"path": "__init__.py"}, id="t2")),
+        answer(
+            "Hm.",
+            tool_use("list_dir", {}, id="t1"),
+            tool_use("read_file", {"path": "__init__.py"}, id="t2"),
+        ),
         "Done.",
     ]
     first, last = await turns_of(script, folder)
@@ -177,7 +197,10 @@ async def test_the_loop_runs_parallel_calls_and_ends_with_the_answer(folder: Pat
 
 
 async def test_what_a_tool_cannot_do_the_model_is_told(folder: Path) -> None:
-    script: list[Reply] = [answer(tool_use("read_file", {"path": "../outside.txt"}), tool_use("fly", {})), "Done."]
+    script: list[Reply] = [
+        answer(tool_use("read_file", {"path": "../outside.txt"}), tool_use("fly", {})),
+        "Done.",
+    ]
     first, _ = await turns_of(script, folder)
 
     assert [(result["content"], result["is_error"]) for result in first.answers] == [
@@ -192,19 +215,25 @@ async def test_a_long_result_goes_to_a_file_before_the_model_sees_it(folder: Pat
 
     seen: Any = last.context[2]["content"]
     assert seen[0]["content"].startswith("[Tool result offloaded to file: ")
-    assert (folder.parent / "storage" / "s" / "t1.md").read_text() == (folder / "long.py").read_text()
+    assert (folder.parent / "storage" / "s" / "t1.md").read_text() == (
+        folder / "long.py"
+    ).read_text()
 
 
-# The scripted model ------------------------------------------------------------------------------------------
+# The scripted model -------------------------------------------------------------------------------
 
 
 def last_words(turns: list[Turn]) -> str:
     return "".join(block.text for block in turns[-1].reply.content if block.type == "text")
 
 
-async def test_the_scripted_model_surveys_a_folder_and_reads_the_longest_module_back(folder: Path) -> None:
+async def test_the_scripted_model_surveys_a_folder_and_reads_the_longest_module_back(
+    folder: Path,
+) -> None:
     turns = await turns_of(survey, folder)
-    calls = [block.name for turn in turns for block in turn.reply.content if block.type == "tool_use"]
+    calls = [
+        block.name for turn in turns for block in turn.reply.content if block.type == "tool_use"
+    ]
 
     assert last_words(turns).splitlines() == [
         "The folder holds 3 modules.",
@@ -229,7 +258,9 @@ async def test_the_scripted_model_notices_when_an_offloaded_file_was_changed(fol
     assert FAULTS[1] in last_words(await turns_of(meddling, folder))
 
 
-async def test_the_scripted_model_notices_when_the_context_lost_what_it_had_read(folder: Path) -> None:
+async def test_the_scripted_model_notices_when_the_context_lost_what_it_had_read(
+    folder: Path,
+) -> None:
     def forgetful(body: Any) -> Any:
         body = copy.deepcopy(body)
         for message in body["messages"]:
@@ -241,20 +272,28 @@ async def test_the_scripted_model_notices_when_the_context_lost_what_it_had_read
     assert f"- long.py: {FAULTS[0]}" in last_words(await turns_of(forgetful, folder))
 
 
-# The demo ----------------------------------------------------------------------------------------------------
+# The demo -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
     """`make demo`, in a pipe."""
     storage = tmp_path_factory.mktemp("demo")
-    return start("--demo", "--storage", str(storage), env={"NO_COLOR": "1", "ANTHROPIC_API_KEY": "not used"})
+    return start(
+        "--demo", "--storage", str(storage), env={"NO_COLOR": "1", "ANTHROPIC_API_KEY": "not used"}
+    )
 
 
 def start(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     environment = {**{k: v for k, v in os.environ.items() if not k.startswith("ANTHROPIC")}, **env}
     return subprocess.run(
-        [*COMMAND, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False
+        [*COMMAND, *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
 
 
@@ -265,17 +304,23 @@ def row(demo: subprocess.CompletedProcess[str], name: str) -> list[int]:
     return [int(number.replace(",", "")) for number in found.groups() if number]
 
 
-def test_the_demo_succeeds_and_no_request_is_refused(demo: subprocess.CompletedProcess[str]) -> None:
+def test_the_demo_succeeds_and_no_request_is_refused(
+    demo: subprocess.CompletedProcess[str],
+) -> None:
     assert (demo.returncode, demo.stderr) == (0, "")
     assert row(demo, "requests refused") == [0]
 
 
-def test_the_demo_makes_sixty_calls_or_more_some_in_parallel(demo: subprocess.CompletedProcess[str]) -> None:
+def test_the_demo_makes_sixty_calls_or_more_some_in_parallel(
+    demo: subprocess.CompletedProcess[str],
+) -> None:
     assert row(demo, "tool calls and results")[0] >= 60
     assert row(demo, "turns with parallel calls")[0] > 0
 
 
-def test_the_demo_sends_less_than_half_of_what_it_would_have_sent(demo: subprocess.CompletedProcess[str]) -> None:
+def test_the_demo_sends_less_than_half_of_what_it_would_have_sent(
+    demo: subprocess.CompletedProcess[str],
+) -> None:
     for name in ("tokens sent in all", "largest context, tokens"):
         with_ctxpipe, without = row(demo, name)
         assert 0 < with_ctxpipe < without / 2
@@ -287,9 +332,13 @@ def test_the_demo_reads_offloaded_files_back(demo: subprocess.CompletedProcess[s
 
 
 def test_the_demo_names_every_module_of_the_package(demo: subprocess.CompletedProcess[str]) -> None:
-    modules = [path.relative_to(ROOT / "ctxpipe").as_posix() for path in (ROOT / "ctxpipe").rglob("*.py")]
+    modules = [
+        path.relative_to(ROOT / "ctxpipe").as_posix() for path in (ROOT / "ctxpipe").rglob("*.py")
+    ]
 
-    assert {line[2:].partition(":")[0] for line in demo.stdout.splitlines() if line.startswith("- ")} == set(modules)
+    assert {
+        line[2:].partition(":")[0] for line in demo.stdout.splitlines() if line.startswith("- ")
+    } == set(modules)
 
 
 def test_the_demos_files_lie_where_it_says(demo: subprocess.CompletedProcess[str]) -> None:
@@ -311,7 +360,9 @@ def test_the_demo_ends_with_its_page(demo: subprocess.CompletedProcess[str]) -> 
 
 def test_in_a_pipe_the_demo_prints_plain_lines(demo: subprocess.CompletedProcess[str]) -> None:
     assert "\x1b" not in demo.stdout
-    assert re.search(r"^turn  10: +\d+ calls, +[\d,]+ tokens instead of +[\d,]+ \(", demo.stdout, re.MULTILINE)
+    assert re.search(
+        r"^turn  10: +\d+ calls, +[\d,]+ tokens instead of +[\d,]+ \(", demo.stdout, re.MULTILINE
+    )
 
 
 def test_on_a_terminal_the_demo_shows_a_line_that_changes(folder: Path, tmp_path: Path) -> None:
@@ -327,7 +378,9 @@ def on_a_terminal(arguments: list[str]) -> Iterator[str]:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     with os.fdopen(ours, "rb", buffering=0) as screen:
-        process = subprocess.Popen([*COMMAND, *arguments], cwd=ROOT, env=environment, stdout=theirs, stderr=theirs)
+        process = subprocess.Popen(
+            [*COMMAND, *arguments], cwd=ROOT, env=environment, stdout=theirs, stderr=theirs
+        )
         os.close(theirs)
         with process:
             try:
@@ -341,7 +394,16 @@ def on_a_terminal(arguments: list[str]) -> Iterator[str]:
 async def test_with_a_key_the_example_asks_the_api(folder: Path, tmp_path: Path) -> None:
     async with MessagesServer([answer(tool_use("list_dir", {})), "It is a package."]) as server:
         done = await anyio.run_process(
-            [*COMMAND, "What is it?", "--folder", str(folder), "--storage", str(tmp_path / "s"), "--model", "claude-x"],
+            [
+                *COMMAND,
+                "What is it?",
+                "--folder",
+                str(folder),
+                "--storage",
+                str(tmp_path / "s"),
+                "--model",
+                "claude-x",
+            ],
             cwd=ROOT,
             env={**os.environ, "ANTHROPIC_API_KEY": "key", "ANTHROPIC_BASE_URL": server.url},
         )
@@ -353,7 +415,9 @@ async def test_with_a_key_the_example_asks_the_api(folder: Path, tmp_path: Path)
     assert first.body["messages"] == [{"role": "user", "content": "What is it?"}]
 
 
-async def test_what_the_api_refuses_is_said_and_the_exit_code_tells(folder: Path, tmp_path: Path) -> None:
+async def test_what_the_api_refuses_is_said_and_the_exit_code_tells(
+    folder: Path, tmp_path: Path
+) -> None:
     async with MessagesServer([Failure(403, "permission_error", "your key may not")]) as server:
         done = await anyio.run_process(
             [*COMMAND, "--folder", str(folder), "--storage", str(tmp_path / "s")],
@@ -368,7 +432,16 @@ async def test_what_the_api_refuses_is_said_and_the_exit_code_tells(folder: Path
 
 
 def test_too_many_turns_end_the_demo_with_an_error(folder: Path, tmp_path: Path) -> None:
-    done = start("--demo", "--folder", str(folder), "--storage", str(tmp_path / "s"), "--max-turns", "2", env={})
+    done = start(
+        "--demo",
+        "--folder",
+        str(folder),
+        "--storage",
+        str(tmp_path / "s"),
+        "--max-turns",
+        "2",
+        env={},
+    )
 
     assert done.returncode == 1
     assert done.stderr.strip() == "no answer after 2 turns"
@@ -414,12 +487,18 @@ def test_a_folder_that_is_not_there_is_an_error(example: str) -> None:
     assert "there is no folder nowhere" in done.stderr
 
 
-def test_a_storage_that_cannot_be_written_costs_the_page_and_is_told(folder: Path, tmp_path: Path) -> None:
+def test_a_storage_that_cannot_be_written_costs_the_page_and_is_told(
+    folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
-    done = start("--demo", "--folder", str(folder), "--storage", str(tmp_path / "file" / "s"), env={})
+    done = start(
+        "--demo", "--folder", str(folder), "--storage", str(tmp_path / "file" / "s"), env={}
+    )
 
     assert done.returncode == 1
-    assert re.fullmatch(r"\S+\.html could not be written: Not a directory", done.stderr.splitlines()[-1])
+    assert re.fullmatch(
+        r"\S+\.html could not be written: Not a directory", done.stderr.splitlines()[-1]
+    )
 
 
 async def test_the_sdks_tool_runner_works_through_its_task_with_the_middleware() -> None:

@@ -28,7 +28,10 @@ def reply(body: RequestBody) -> Reply:
     count = len(body["messages"])
     if count > 2 * STEPS:
         return answer("All is read.")
-    calls = [tool_use("read_file", {"path": "long.txt"}, f"toolu_{count}_{n}") for n in range(1 + count % 3 // 2)]
+    calls = [
+        tool_use("read_file", {"path": "long.txt"}, f"toolu_{count}_{n}")
+        for n in range(1 + count % 3 // 2)
+    ]
     return answer(f"Step {count}.", *calls)
 
 
@@ -49,7 +52,9 @@ def start(server: MessagesServer, folder: Path, state: Path) -> subprocess.Popen
         "--state",
         str(state),
     ]
-    return subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 async def kept(state: Path) -> list[Message]:
@@ -57,7 +62,9 @@ async def kept(state: Path) -> list[Message]:
     return await ContextPipeline().session("durable", journal=storage).history()
 
 
-async def test_a_loop_that_is_killed_at_any_moment_ends_with_the_history_of_one_that_is_not(tmp_path: Path) -> None:
+async def test_a_loop_that_is_killed_at_any_moment_ends_with_the_history_of_one_that_is_not(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "long.txt").write_text("a line of a long file\n" * 400)

@@ -20,15 +20,27 @@ def paths_of(name: str, given: dict[str, object]) -> dict[str, bool]:
     [
         ("read_file", {"path": "a/b.py"}, {"a/b.py": False}),
         ("Read", {"file_path": "/a/b.py", "offset": 3}, {"/a/b.py": False}),
-        ("Edit", {"file_path": "/a/b.py", "old_string": "see c/d.py", "new_string": ""}, {"/a/b.py": True}),
+        (
+            "Edit",
+            {"file_path": "/a/b.py", "old_string": "see c/d.py", "new_string": ""},
+            {"/a/b.py": True},
+        ),
         ("write", {"filePath": "./x y.txt", "content": "..."}, {"x y.txt": True}),
         ("str_replace_based_edit_tool", {"command": "view", "path": "v.py"}, {"v.py": False}),
-        ("str_replace_based_edit_tool", {"command": "create", "path": "v.py", "file_text": ""}, {"v.py": True}),
+        (
+            "str_replace_based_edit_tool",
+            {"command": "create", "path": "v.py", "file_text": ""},
+            {"v.py": True},
+        ),
         ("present_files", {"filepaths": ["a.md", "b.md"]}, {"a.md": False, "b.md": False}),
         ("multi", {"edits": [{"path": "a.py"}, {"path": "b.py"}]}, {"a.py": False, "b.py": False}),
         ("getDiagnostics", {"uri": "file:///a/b.ts"}, {"/a/b.ts": False}),
         ("web_fetch", {"uri": "https://example.org/a.html"}, {}),
-        ("apply_patch", {"input": "*** Begin Patch\n*** Update File: s/x.ts\n@@\n+y\n"}, {"s/x.ts": True}),
+        (
+            "apply_patch",
+            {"input": "*** Begin Patch\n*** Update File: s/x.ts\n@@\n+y\n"},
+            {"s/x.ts": True},
+        ),
         ("search", {"pattern": "a/b.py"}, {}),
         ("read_file", {"path": 7}, {}),
         ("read_file", {"path": "one\ntwo"}, {}),
@@ -52,7 +64,9 @@ def test_paths_are_found_under_the_names_that_arguments_have(
         ("ls >/dev/null; echo done.", {}),
     ],
 )
-def test_a_shell_command_names_files_but_its_documents_do_not(command: str, expected: dict[str, bool]) -> None:
+def test_a_shell_command_names_files_but_its_documents_do_not(
+    command: str, expected: dict[str, bool]
+) -> None:
     assert paths_of("bash", {"command": command}) == expected
 
 
@@ -74,8 +88,14 @@ def test_the_path_touched_last_comes_last_and_once_written_stays_written() -> No
 def test_a_command_is_told_with_how_it_ended() -> None:
     history = conversation(
         step("1", "bash", {"command": "make"}, "Traceback (most recent call last):\n..."),
-        [assistant(tool_use("2", "bash", {"command": ["git", "status"]})), user(tool_result("2", "clean"))],
-        [assistant(tool_use("3", "sh", {"cmd": "x"})), user(tool_result("3", "no x", is_error=True))],
+        [
+            assistant(tool_use("2", "bash", {"command": ["git", "status"]})),
+            user(tool_result("2", "clean")),
+        ],
+        [
+            assistant(tool_use("3", "sh", {"cmd": "x"})),
+            user(tool_result("3", "no x", is_error=True)),
+        ],
         step("4", "str_replace_editor", {"command": "view", "path": "a"}),
     )
 
@@ -88,7 +108,11 @@ def test_a_command_is_told_with_how_it_ended() -> None:
 
 
 def test_the_text_of_a_result_names_its_media_and_leaves_out_texts_that_are_not_there() -> None:
-    content = [{"type": "text", "text": "seen"}, {"type": "image", "source": {}}, {"type": "text", "text": None}]
+    content = [
+        {"type": "text", "text": "seen"},
+        {"type": "image", "source": {}},
+        {"type": "text", "text": None},
+    ]
 
     assert result_text(tool_result("1", content)) == "seen\n[image]\n"
     assert result_text(tool_result("1", None)) == ""
@@ -113,7 +137,9 @@ def test_every_history_can_be_read(history: list[Message]) -> None:
 
 
 @given(st.text(max_size=300), st.integers(0, 200))
-def test_a_shortened_text_keeps_its_head_and_tail_and_says_what_is_missing(text: str, limit: int) -> None:
+def test_a_shortened_text_keeps_its_head_and_tail_and_says_what_is_missing(
+    text: str, limit: int
+) -> None:
     short = shortened(text, limit, "/archive.json")
 
     if len(text) <= limit:

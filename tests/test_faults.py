@@ -1,6 +1,8 @@
-"""Real faults: a full disk, one that is read-only, no descriptors left, links swapped, killed processes, odd clocks.
+"""Real faults: a full disk, one that is read-only, no descriptors left, links swapped, killed
+processes, odd clocks.
 
-``pytest -s tests/test_faults.py`` prints the table. ``CTXPIPE_KILLED_RUNS=200`` kills that many runs.
+``pytest -s tests/test_faults.py`` prints the table. ``CTXPIPE_KILLED_RUNS=200`` kills that many
+runs.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def told(fault: str, reported: str, *, lost: int = 0, leaked: int = 0) -> None:
 
 
 class Work:
-    """An agent's work on the folder *root*: what is long goes to files, what is old is compacted, all is journalled."""
+    """An agent's work on the folder *root*: what is long goes to files, what is old is compacted,
+    all is journalled.
+    """
 
     def __init__(self, root: Path, **storage: Any) -> None:
         self.storage = LocalStorage(root, **storage)
@@ -68,13 +72,20 @@ class Work:
     def new_session(self) -> Session:
         stages = (
             DirectOffload(self.storage),
-            Compact(ExtractiveSummarizer(), self.storage, restore=Restore(work_dir=self.storage.root)),
+            Compact(
+                ExtractiveSummarizer(), self.storage, restore=Restore(work_dir=self.storage.root)
+            ),
             SmartTruncate(self.storage),
         )
-        return ContextPipeline(stages, budget=Budget(60_000, trigger=6000)).session("s", journal=self.storage)
+        return ContextPipeline(stages, budget=Budget(60_000, trigger=6000)).session(
+            "s", journal=self.storage
+        )
 
     async def turn(self, chars: int) -> Result:
-        """A step of the agent with a result of *chars* characters; the context is sound, whatever the disk does."""
+        """A step of the agent with a result of *chars* characters.
+
+        The context is sound, whatever the disk does.
+        """
         number = len(self.history)
         text = (f"result {number} " * chars)[:chars]
         self.given.add(text)
@@ -86,10 +97,14 @@ class Work:
     def lost(self, messages: list[Message]) -> int:
         """The placeholders without a file that holds one of the results, whole."""
         where = [path for result in tool_results(messages) if (path := reference(result.content))]
-        return sum(not Path(path).exists() or Path(path).read_text() not in self.given for path in where)
+        return sum(
+            not Path(path).exists() or Path(path).read_text() not in self.given for path in where
+        )
 
     def drafts(self) -> int:
-        return sum(path.name.startswith(".ctxpipe-tmp-") for path in Path(self.storage.root).rglob("*"))
+        return sum(
+            path.name.startswith(".ctxpipe-tmp-") for path in Path(self.storage.root).rglob("*")
+        )
 
     async def is_whole(self) -> bool:
         """Whether the raw history can be rebuilt, here and in a session that begins anew."""
@@ -108,13 +123,17 @@ def descriptors() -> int:
 
 
 def remount(disk: Path, options: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{options}", str(disk)], check=True, capture_output=True)
+    subprocess.run(
+        ["mount", "-o", f"remount,{options}", str(disk)], check=True, capture_output=True
+    )
 
 
-# The disk ---------------------------------------------------------------------------------------------------------
+# The disk -----------------------------------------------------------------------------------------
 
 
-async def test_on_a_full_disk_results_stay_inline_and_everything_goes_on_once_there_is_room(tmp_path: Path) -> None:
+async def test_on_a_full_disk_results_stay_inline_and_everything_goes_on_once_there_is_room(
+    tmp_path: Path,
+) -> None:
     with small_disk(tmp_path, kilobytes=64) as disk:
         work = Work(disk)
         open_before = descriptors()
@@ -128,12 +147,23 @@ async def test_on_a_full_disk_results_stay_inline_and_everything_goes_on_once_th
 
         assert outcome(first, "DirectOffload") is Outcome.CHANGED
         assert outcome(full[-1], "DirectOffload") is Outcome.FAILED
-        assert {error.errno for error in failed if isinstance(error, StorageError)} == {errno.ENOSPC}
+        assert {error.errno for error in failed if isinstance(error, StorageError)} == {
+            errno.ENOSPC
+        }
         assert str(work.history[-9]["content"]) in str([*after[-1].messages, *full[-1].messages])
         assert outcome(after[0], "DirectOffload") is Outcome.CHANGED
-        lost = missing + sum(work.lost(result.messages) for result in after) + (not await work.is_whole())
+        lost = (
+            missing
+            + sum(work.lost(result.messages) for result in after)
+            + (not await work.is_whole())
+        )
         leaked = drafts + descriptors() - open_before
-        told("full disk (tmpfs)", "FAILED (No space left on device), results inline", lost=lost, leaked=leaked)
+        told(
+            "full disk (tmpfs)",
+            "FAILED (No space left on device), results inline",
+            lost=lost,
+            leaked=leaked,
+        )
 
 
 async def test_on_a_disk_that_becomes_read_only_what_lies_there_can_be_read_and_the_rest_stays_inline(
@@ -153,13 +183,23 @@ async def test_on_a_disk_that_becomes_read_only_what_lies_there_can_be_read_and_
             remount(disk, "rw")
         after = await work.turn(5000)
 
-        errors = [report.error for result in closed for report in result.reports if report.outcome is Outcome.FAILED]
+        errors = [
+            report.error
+            for result in closed
+            for report in result.reports
+            if report.outcome is Outcome.FAILED
+        ]
         assert {error.errno for error in errors if isinstance(error, StorageError)} == {errno.EROFS}
         assert all(outcome(result, "DirectOffload") is Outcome.FAILED for result in closed)
         assert outcome(after, "DirectOffload") is Outcome.CHANGED
         lost += work.lost(after.messages) + (not await work.is_whole())
         leaked = work.drafts() + descriptors() - open_before
-        told("read-only disk (tmpfs)", "FAILED (Read-only file system), results inline", lost=lost, leaked=leaked)
+        told(
+            "read-only disk (tmpfs)",
+            "FAILED (Read-only file system), results inline",
+            lost=lost,
+            leaked=leaked,
+        )
 
 
 @contextmanager
@@ -221,7 +261,7 @@ def ran_beside(script: str, *arguments: object) -> str:
     )
 
 
-# Links ------------------------------------------------------------------------------------------------------------
+# Links --------------------------------------------------------------------------------------------
 
 SWAPPING = """
 import ctypes, os, sys
@@ -237,7 +277,9 @@ while True:  # at each moment each name is there: it is either the one thing or 
 @contextmanager
 def swapped_all_the_time(one: Path, other: Path) -> Iterator[None]:
     command = [sys.executable, "-c", SWAPPING, str(one), str(other)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         if not process.stdout.readline():
             pytest.skip(f"names cannot be exchanged here: {process.communicate()[1]}")
@@ -248,7 +290,9 @@ def swapped_all_the_time(one: Path, other: Path) -> Iterator[None]:
             process.kill()
 
 
-async def test_a_session_folder_swapped_for_a_link_all_the_time_never_leads_outside(tmp_path: Path) -> None:
+async def test_a_session_folder_swapped_for_a_link_all_the_time_never_leads_outside(
+    tmp_path: Path,
+) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     outside.mkdir()
     (root / "s").mkdir(parents=True)
@@ -265,17 +309,25 @@ async def test_a_session_folder_swapped_for_a_link_all_the_time_never_leads_outs
         (root / "s").rename(root / "link")
         (root / "folder").rename(root / "s")
 
-    lost = sum(not Path(path).exists() or Path(path).read_text() != f"text {Path(path).stem}" for path in written)
+    lost = sum(
+        not Path(path).exists() or Path(path).read_text() != f"text {Path(path).stem}"
+        for path in written
+    )
     assert written
     assert refused
     assert list(outside.iterdir()) == []
     leaked = sum(path.name.startswith(".ctxpipe-tmp-") for path in root.rglob("*"))
     told(
-        "session folder swapped for a link", "FAILED where the link was met, nothing outside", lost=lost, leaked=leaked
+        "session folder swapped for a link",
+        "FAILED where the link was met, nothing outside",
+        lost=lost,
+        leaked=leaked,
     )
 
 
-async def test_a_project_file_swapped_for_a_link_to_a_secret_is_never_read_through_it(tmp_path: Path) -> None:
+async def test_a_project_file_swapped_for_a_link_to_a_secret_is_never_read_through_it(
+    tmp_path: Path,
+) -> None:
     from ctxpipe.storage.files import LocalFiles
 
     project = tmp_path / "project"
@@ -292,22 +344,30 @@ async def test_a_project_file_swapped_for_a_link_to_a_secret_is_never_read_throu
                 seen.add(type(error).__name__)
 
     assert seen == {"the file", "StorageError"}
-    told("project file swapped for a link", "not restored, with a warning", leaked=descriptors() - open_before)
+    told(
+        "project file swapped for a link",
+        "not restored, with a warning",
+        leaked=descriptors() - open_before,
+    )
 
 
-# Processes --------------------------------------------------------------------------------------------------------
+# Processes ----------------------------------------------------------------------------------------
 
 
 def lines_of(*arguments: object) -> list[dict[str, Any]]:
     here = Path(__file__).parent
     command = [sys.executable, str(here / "killed_runs.py"), *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=environment)
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=900, check=False, env=environment
+    )
     assert ran.returncode == 0, ran.stderr
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
 
-def test_runs_killed_at_any_moment_go_on_in_another_process_with_nothing_lost(tmp_path: Path) -> None:
+def test_runs_killed_at_any_moment_go_on_in_another_process_with_nothing_lost(
+    tmp_path: Path,
+) -> None:
     unharmed, *runs = lines_of("kill", tmp_path, RUNS)
 
     assert len(runs) == RUNS
@@ -316,10 +376,17 @@ def test_runs_killed_at_any_moment_go_on_in_another_process_with_nothing_lost(tm
     leaked = sum(run["left"] + run["descriptors"] - unharmed["descriptors"] for run in runs)
     drafts = sum(run["drafts"] for run in runs)
     fault = f"kill -9 in the middle of {RUNS} runs"
-    told(fault, f"the next process goes on from the journal; {drafts} drafts, swept later", lost=lost, leaked=leaked)
+    told(
+        fault,
+        f"the next process goes on from the journal; {drafts} drafts, swept later",
+        lost=lost,
+        leaked=leaked,
+    )
 
 
-def test_two_processes_with_one_session_name_on_one_root_do_each_other_no_harm(tmp_path: Path) -> None:
+def test_two_processes_with_one_session_name_on_one_root_do_each_other_no_harm(
+    tmp_path: Path,
+) -> None:
     found = lines_of("together", tmp_path)
 
     assert len(found) == 4
@@ -332,7 +399,7 @@ def test_two_processes_with_one_session_name_on_one_root_do_each_other_no_harm(t
     )
 
 
-# Time -------------------------------------------------------------------------------------------------------------
+# Time ---------------------------------------------------------------------------------------------
 
 
 class Backwards:
@@ -354,7 +421,12 @@ async def test_with_a_clock_that_goes_backwards_records_keep_their_order_and_not
     work.session = ContextPipeline(
         [
             DirectOffload(work.storage),
-            Compact(ExtractiveSummarizer(), work.storage, restore=Restore(work_dir=tmp_path), clock=clock),
+            Compact(
+                ExtractiveSummarizer(),
+                work.storage,
+                restore=Restore(work_dir=tmp_path),
+                clock=clock,
+            ),
             SmartTruncate(work.storage),
         ],
         budget=Budget(60_000, trigger=6000),
@@ -371,4 +443,9 @@ async def test_with_a_clock_that_goes_backwards_records_keep_their_order_and_not
     assert len(numbers) > 2
     assert numbers == sorted(set(numbers))
     assert all(Path(path).exists() for path in archived)
-    told("a clock going backwards", "nothing; records are numbered, not dated", lost=lost, leaked=work.drafts())
+    told(
+        "a clock going backwards",
+        "nothing; records are numbered, not dated",
+        lost=lost,
+        leaked=work.drafts(),
+    )

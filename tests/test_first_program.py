@@ -16,7 +16,9 @@ import pytest
 from ctxpipe.testing import MessagesServer
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text("utf-8")
-FIRST_PROGRAM = next(code for code in re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
+FIRST_PROGRAM = next(
+    code for code in re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+)
 
 SECRETS = {
     ".git/config": "url = https://user:canary-git@example.com/repository",
@@ -74,7 +76,10 @@ def program(*, restore: bool) -> str:
 
 
 async def sent_by(code: str, history: list[dict[str, Any]], folder: Path) -> str:
-    """All that the API saw when *code* ran in *folder* with *history*, as JSON; it has compacted."""
+    """All that the API saw when *code* ran in *folder* with *history*, as JSON.
+
+    It has compacted.
+    """
     (folder / "history.json").write_text(json.dumps(history))
     seen: list[Mapping[str, Any]] = []
 
@@ -89,7 +94,9 @@ async def sent_by(code: str, history: list[dict[str, Any]], folder: Path) -> str
             "ANTHROPIC_API_KEY": "test",
             "CONTEXT_TOKEN_LIMIT": SMALL_WINDOW,
         }
-        done = await anyio.run_process([sys.executable, "-c", code], check=False, cwd=folder, env=environment)
+        done = await anyio.run_process(
+            [sys.executable, "-c", code], check=False, cwd=folder, env=environment
+        )
     assert done.returncode == 0, done.stderr.decode()
     assert not server.refused
     sent = json.dumps(seen)
@@ -98,7 +105,9 @@ async def sent_by(code: str, history: list[dict[str, Any]], folder: Path) -> str
 
 
 @pytest.mark.parametrize("restore", [False, True], ids=["as it is", "restoring"])
-async def test_the_first_program_sends_nothing_that_it_was_denied_to_read(restore: bool, tmp_path: Path):
+async def test_the_first_program_sends_nothing_that_it_was_denied_to_read(
+    restore: bool, tmp_path: Path
+):
     for path, text in SECRETS.items():
         file = tmp_path / path
         file.parent.mkdir(exist_ok=True)
@@ -110,7 +119,9 @@ async def test_the_first_program_sends_nothing_that_it_was_denied_to_read(restor
 
 
 @pytest.mark.parametrize("restore", [False, True], ids=["as it is", "restoring"])
-async def test_what_was_really_read_comes_back_where_the_folder_is_named(restore: bool, tmp_path: Path):
+async def test_what_was_really_read_comes_back_where_the_folder_is_named(
+    restore: bool, tmp_path: Path
+):
     (tmp_path / "notes.txt").write_text("canary-notes")
     call = {"type": "tool_use", "id": "t1", "name": "read_file", "input": {"path": "notes.txt"}}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "an older text"}

@@ -1,4 +1,6 @@
-"""The full circle: a long result goes to a file, the model reads it again, and nothing goes round and round (R3)."""
+"""The full circle: a long result goes to a file, the model reads it again, and nothing goes round
+and round (R3).
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,16 @@ from ctxpipe.placeholders import previewed_reference, reference
 from ctxpipe.tools import answer
 
 LONG = "\n".join(f"{n:05d} {n * 7919 % 100_003} measured at station {n % 17}" for n in range(1300))
-HUGE = "\n".join(f"{n:06d} {n * 104_729 % 1_000_003} measured at station {n % 23}" for n in range(9000))
+HUGE = "\n".join(
+    f"{n:06d} {n * 104_729 % 1_000_003} measured at station {n % 23}" for n in range(9000)
+)
 
 
 class Agent:
-    """A loop with real tools over a real folder; it goes on with the context that came back, or with all of it."""
+    """A loop with real tools over a real folder.
+
+    It goes on with the context that came back, or with all of it.
+    """
 
     def __init__(self, folder: Path, *, adopting: bool, reference: str = "absolute") -> None:
         self.folder = folder
@@ -78,14 +85,18 @@ class Agent:
             before = copy.deepcopy(self.history)
             result = await self.session.run(self.history)
             assert self.history == before
-        assert [report.reason for report in result.reports if report.outcome is Outcome.FAILED] == []
+        assert [
+            report.reason for report in result.reports if report.outcome is Outcome.FAILED
+        ] == []
         assert faults(result.messages) == []
         self.context = result.messages
 
     @property
     def files(self) -> dict[str, str]:
         folder = self.folder / ".ctxpipe"
-        return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*.md"))}
+        return {
+            str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*.md"))
+        }
 
 
 @pytest.fixture(params=["adopting", "session"])
@@ -105,12 +116,17 @@ READERS: Mapping[str, Callable[[str], tuple[str, dict[str, object]]]] = {
     "our tool": lambda where: ("read_offloaded", {"path": where, "limit": 60_000}),
     "a reading tool": lambda where: ("read_file", {"path": where}),
     "a shell": lambda where: ("bash", {"command": f"cat {shlex.quote(where)}"}),
-    "a part by a shell": lambda where: ("bash", {"command": f"sed -n '200,900p' {shlex.quote(where)} | nl"}),
+    "a part by a shell": lambda where: (
+        "bash",
+        {"command": f"sed -n '200,900p' {shlex.quote(where)} | nl"},
+    ),
 }
 
 
 @pytest.mark.parametrize("reader", READERS)
-async def test_a_text_that_was_read_back_is_seen_and_stays_and_no_file_appears(agent: Agent, reader: str) -> None:
+async def test_a_text_that_was_read_back_is_seen_and_stays_and_no_file_appears(
+    agent: Agent, reader: str
+) -> None:
     where = pointer(await agent.call("bash", {"command": "cat long.log"}))
     files = agent.files
     assert list(files.values()) == [LONG]
@@ -135,7 +151,9 @@ async def test_reading_back_again_and_again_never_ends_in_another_placeholder(ag
 
 
 @pytest.mark.parametrize("reader", ["a reading tool", "a shell"])
-async def test_a_huge_text_that_was_read_back_does_not_flood_the_context(agent: Agent, reader: str) -> None:
+async def test_a_huge_text_that_was_read_back_does_not_flood_the_context(
+    agent: Agent, reader: str
+) -> None:
     assert len(HUGE) > 300_000
     where = pointer(await agent.call("bash", {"command": "cat huge.log"}))
     files = agent.files
@@ -174,7 +192,9 @@ async def test_a_search_finds_the_place_and_a_page_shows_it(agent: Agent) -> Non
     assert page.startswith("008191 ")
 
 
-async def test_what_is_computed_from_an_offloaded_file_is_kept_once_and_can_be_read_back_too(agent: Agent) -> None:
+async def test_what_is_computed_from_an_offloaded_file_is_kept_once_and_can_be_read_back_too(
+    agent: Agent,
+) -> None:
     where = pointer(await agent.call("bash", {"command": "cat huge.log"}))
 
     made = pointer(await agent.call("bash", {"command": f"sort -k2 -n {shlex.quote(where)}"}))
@@ -182,7 +202,9 @@ async def test_what_is_computed_from_an_offloaded_file_is_kept_once_and_can_be_r
 
     in_order = sorted(HUGE.split("\n"), key=lambda line: int(line.split()[1]))
     assert again == made != where
-    assert sorted(text.strip() for text in agent.files.values()) == sorted([HUGE, "\n".join(in_order)])
+    assert sorted(text.strip() for text in agent.files.values()) == sorted(
+        [HUGE, "\n".join(in_order)]
+    )
 
 
 @pytest.mark.parametrize("form", ["absolute", "storage", ".ctxpipe/{key}"])
@@ -192,7 +214,9 @@ async def test_the_circle_closes_for_every_form_of_path(tmp_path: Path, form: st
     where = pointer(await agent.call("bash", {"command": "cat long.log"}))
 
     seen = await agent.call("read_offloaded", {"path": where, "limit": 60_000})
-    by_shell = await agent.call("bash", {"command": f"cd .ctxpipe && cat {where.removeprefix('.ctxpipe/')}"})
+    by_shell = await agent.call(
+        "bash", {"command": f"cd .ctxpipe && cat {where.removeprefix('.ctxpipe/')}"}
+    )
     await agent.say("ok")
 
     assert seen.startswith(LONG[:20_000])

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from histories import assistant, broken_histories, chat, conversation, histories, said, step, system, user, view
+from histories import (
+    assistant,
+    broken_histories,
+    chat,
+    conversation,
+    histories,
+    said,
+    step,
+    system,
+    user,
+    view,
+)
 from hypothesis import Phase, given, settings
 
 from ctxpipe.messages import Message, check, pending_calls, tool_calls, tool_results
 
 
 def test_a_written_conversation_is_a_list_of_plain_messages() -> None:
-    made = conversation(system("be"), user("go"), step("t1", say="look"), view("t2", "a.py", "x"), assistant("done"))
+    made = conversation(
+        system("be"), user("go"), step("t1", say="look"), view("t2", "a.py", "x"), assistant("done")
+    )
 
-    assert [message["role"] for message in made] == ["system", "user", *["assistant", "user"] * 2, "assistant"]
+    assert [message["role"] for message in made] == [
+        "system",
+        "user",
+        *["assistant", "user"] * 2,
+        "assistant",
+    ]
     assert said(made) == ["be", "go", "look", "done"]
     assert check(made) == []
 

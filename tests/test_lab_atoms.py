@@ -42,7 +42,12 @@ def test_a_long_line_is_known_by_its_beginning() -> None:
 
 
 def test_a_path_is_known_by_its_last_two_segments_however_it_is_spelled() -> None:
-    assert path_atom("/a/b/src/x.py") == path_atom("./src/x.py") == path_atom("src/x.py:") == "Psrc/x.py"
+    assert (
+        path_atom("/a/b/src/x.py")
+        == path_atom("./src/x.py")
+        == path_atom("src/x.py:")
+        == "Psrc/x.py"
+    )
     assert path_atom("src") is None
     assert path_atom("a/b") is None
 
@@ -53,12 +58,20 @@ def test_endless_runs_of_one_character_take_linear_time() -> None:
 
 
 def test_lines_and_hashes_weigh_more_than_names_and_numbers() -> None:
-    assert weight("Lsome line") == weight("Habcdef1") > weight("Iread_file") == weight("Fa.py") == weight("N123")
+    assert (
+        weight("Lsome line")
+        == weight("Habcdef1")
+        > weight("Iread_file")
+        == weight("Fa.py")
+        == weight("N123")
+    )
 
 
 def test_a_call_says_the_leaves_of_its_input_with_their_lines() -> None:
     call = tool_use(
-        "t", "edit", {"path": "src/a.py", "edits": [{"old": "first line\nsecond line"}], "n": 17, "b": True}
+        "t",
+        "edit",
+        {"path": "src/a.py", "edits": [{"old": "first line\nsecond line"}], "n": 17, "b": True},
     )
 
     assert block_text(call) == "src/a.py\nfirst line\nsecond line\n17"

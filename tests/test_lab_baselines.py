@@ -5,7 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from histories import assistant, conversation, histories, step, system, text, tool_result, tool_use, user
+from histories import (
+    assistant,
+    conversation,
+    histories,
+    step,
+    system,
+    text,
+    tool_result,
+    tool_use,
+    user,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +43,11 @@ WORDS = "some words of a result " * 40  # 200 tokens
 
 
 def work(calls: int) -> list[Message]:
-    return conversation(system("Be brief."), user("Go."), *(step(f"t{i}", result=f"{i} {WORDS}") for i in range(calls)))
+    return conversation(
+        system("Be brief."),
+        user("Go."),
+        *(step(f"t{i}", result=f"{i} {WORDS}") for i in range(calls)),
+    )
 
 
 async def run(stage: Stage, messages: list[Message]) -> Result:
@@ -45,7 +59,9 @@ def left(result: Result) -> list[str]:
 
 
 def shown(result: Result) -> list[str]:
-    return [found.tool_use_id for found in tool_results(result.messages) if found.content != CLEARED]
+    return [
+        found.tool_use_id for found in tool_results(result.messages) if found.content != CLEARED
+    ]
 
 
 async def test_keep_last_keeps_the_first_request_and_the_end() -> None:
@@ -94,14 +110,18 @@ async def test_masking_empties_what_is_older_than_so_many_calls_each_turn() -> N
 async def test_offloading_the_oldest_stops_as_soon_as_it_fits(tmp_path: Path) -> None:
     stage = BatchOffload(LocalStorage(tmp_path), OldestUntil(1000))
     result = await run(stage, work(8))
-    inline = [found.tool_use_id for found in tool_results(result.messages) if WORDS in str(found.content)]
+    inline = [
+        found.tool_use_id for found in tool_results(result.messages) if WORDS in str(found.content)
+    ]
 
     assert inline == ["t4", "t5", "t6", "t7"]
     assert COUNTER.total(result.messages) <= 1000
 
 
 async def test_inputs_of_any_tool_leave_the_oldest_first(tmp_path: Path) -> None:
-    history = conversation(user("Go."), *(step(f"t{i}", f"tool{i}", {"text": f"{i} {WORDS}"}) for i in range(4)))
+    history = conversation(
+        user("Go."), *(step(f"t{i}", f"tool{i}", {"text": f"{i} {WORDS}"}) for i in range(4))
+    )
     result = await run(OffloadInputs(LocalStorage(tmp_path), 600), history)
     inline = [call.id for call in tool_calls(result.messages) if WORDS in str(call.input)]
 
@@ -151,19 +171,28 @@ async def test_results_in_parallel_stay_with_their_calls() -> None:
 
 @settings(max_examples=settings().max_examples // 10)
 @given(histories(4), st.integers(20, 2000))
-async def test_on_any_history_the_result_is_valid_and_not_longer(history: list[Message], tokens: int) -> None:
-    for stage in (KeepLast(tokens), DropMiddle(tokens), ClearOldResults(tokens, keep=1), MaskOldResults(1)):
+async def test_on_any_history_the_result_is_valid_and_not_longer(
+    history: list[Message], tokens: int
+) -> None:
+    for stage in (
+        KeepLast(tokens),
+        DropMiddle(tokens),
+        ClearOldResults(tokens, keep=1),
+        MaskOldResults(1),
+    ):
         result = await run(stage, history)
         assert result.reports[0].outcome in (Outcome.CHANGED, Outcome.SKIPPED)
         assert not check(result.messages)
         assert COUNTER.total(result.messages) <= COUNTER.total(history)
 
 
-# By name ------------------------------------------------------------------------------------------------------
+# By name ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", POLICIES)
-async def test_every_policy_makes_a_pipeline_that_leaves_a_short_conversation_alone(name: str) -> None:
+async def test_every_policy_makes_a_pipeline_that_leaves_a_short_conversation_alone(
+    name: str,
+) -> None:
     history = work(3)
     pipeline = Policy(name)(Workbench())
 
@@ -171,7 +200,9 @@ async def test_every_policy_makes_a_pipeline_that_leaves_a_short_conversation_al
 
 
 @pytest.mark.parametrize("name", BUDGETED)
-async def test_every_way_to_keep_to_a_budget_leaves_what_fits_and_shortens_what_does_not(name: str) -> None:
+async def test_every_way_to_keep_to_a_budget_leaves_what_fits_and_shortens_what_does_not(
+    name: str,
+) -> None:
     history = work(12)
     tokens = COUNTER.total(history)
 

@@ -33,7 +33,10 @@ class Failing:
 
 
 def written(folder: Path, name: str, steps: int = 4) -> str:
-    loop = [step(f"t{n}", "bash", {"command": f"make part_{n}"}, f"part_{n} is made\n" * 30) for n in range(steps)]
+    loop = [
+        step(f"t{n}", "bash", {"command": f"make part_{n}"}, f"part_{n} is made\n" * 30)
+        for n in range(steps)
+    ]
     history = conversation(user("Make all parts."), *loop, assistant("Done."))
     path = folder / name
     path.write_text("\n".join(map(json.dumps, history)), "utf-8")
@@ -80,13 +83,19 @@ def test_a_worker_that_dies_is_told_as_the_files_error(tmp_path: Path):
 
 
 def test_progress_hears_of_each_file_once(tmp_path: Path):
-    paths = [written(tmp_path, "a.jsonl"), written(tmp_path, "b.jsonl"), str(tmp_path / "none.jsonl")]
+    paths = [
+        written(tmp_path, "a.jsonl"),
+        written(tmp_path, "b.jsonl"),
+        str(tmp_path / "none.jsonl"),
+    ]
     heard: list[str] = []
-    replay_files([*paths, paths[0]], MAKERS, processes=2, progress=lambda file: heard.append(file.path))
+    replay_files(
+        [*paths, paths[0]], MAKERS, processes=2, progress=lambda file: heard.append(file.path)
+    )
     assert sorted(heard) == sorted(paths)
 
 
-# Pages ------------------------------------------------------------------------------------------------------------
+# Pages --------------------------------------------------------------------------------------------
 
 
 def test_a_report_comes_back_from_another_process_when_a_page_is_wanted(tmp_path: Path):

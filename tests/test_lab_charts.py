@@ -17,12 +17,16 @@ def test_no_name_of_a_report_gets_into_an_expression():
         for name, item in value.items() if isinstance(value, dict) else ():
             if isinstance(item, str) and name in {"signal", "expr", "test", "update", "init"}:
                 yield item
-        for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        for item in (
+            value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        ):
             yield from expressions(item)
 
     found = list(expressions(charts(report)))
     assert found
-    assert not any(name in text for name in ("a-stage", "a-policy", "with-it", "without-it") for text in found)
+    assert not any(
+        name in text for name in ("a-stage", "a-policy", "with-it", "without-it") for text in found
+    )
 
 
 def test_there_is_a_chart_for_whatever_the_report_holds():

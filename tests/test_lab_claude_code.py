@@ -26,12 +26,26 @@ def session() -> list[dict[str, Any]]:
     return [
         {"type": "summary", "summary": "Go."},
         code_line("user", "Go.", uuid="1", timestamp="2026-01-01T10:00:00.000Z"),
-        code_line("assistant", [{"type": "thinking", "thinking": "hm", "signature": "s"}], id="r1", uuid="2"),
-        code_line("assistant", [tool_use("t1")], id="r1", uuid="3", usage={"input_tokens": 3}, model="claude-x"),
+        code_line(
+            "assistant",
+            [{"type": "thinking", "thinking": "hm", "signature": "s"}],
+            id="r1",
+            uuid="2",
+        ),
+        code_line(
+            "assistant",
+            [tool_use("t1")],
+            id="r1",
+            uuid="3",
+            usage={"input_tokens": 3},
+            model="claude-x",
+        ),
         code_line("user", [tool_result("t1")], uuid="4", timestamp="2026-01-01T10:00:09Z"),
         code_line("assistant", [tool_use("t2")], id="r1", uuid="5"),
         code_line("user", [tool_result("t2")], uuid="6"),
-        code_line("assistant", [text("Done.")], id="r2", uuid="7", timestamp="2026-01-01T10:00:11Z"),
+        code_line(
+            "assistant", [text("Done.")], id="r2", uuid="7", timestamp="2026-01-01T10:00:11Z"
+        ),
     ]
 
 
@@ -39,7 +53,12 @@ def test_the_lines_of_one_reply_are_one_message_and_its_results_the_next() -> No
     found = parse_transcript(lines(*session()))
 
     assert found.format == "Claude Code session"
-    assert [message["role"] for message in found.messages] == ["user", "assistant", "user", "assistant"]
+    assert [message["role"] for message in found.messages] == [
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+    ]
     assert [call.id for call in tool_calls(found.messages)] == ["t1", "t2"]
     assert [result.tool_use_id for result in tool_results(found.messages)] == ["t1", "t2"]
     assert not found.repaired
@@ -57,13 +76,18 @@ def test_times_are_kept_by_message() -> None:
     ("line", "why"),
     [
         (code_line("user", "inner", isSidechain=True), "of a subagent"),
-        (code_line("user", "This session is continued …", isCompactSummary=True), "summary of a compaction"),
+        (
+            code_line("user", "This session is continued …", isCompactSummary=True),
+            "summary of a compaction",
+        ),
         (code_line("assistant", [text("No.")], model="<synthetic>"), "shown to the user only"),
         (code_line("user", "Go.", uuid="1"), "repeated"),
         ({"type": "file-history-snapshot", "snapshot": {}}, "not a message"),
     ],
 )
-def test_what_the_main_conversation_never_saw_is_left_out_and_counted(line: dict[str, Any], why: str) -> None:
+def test_what_the_main_conversation_never_saw_is_left_out_and_counted(
+    line: dict[str, Any], why: str
+) -> None:
     plain = parse_transcript(lines(*session()))
     found = parse_transcript(lines(*session(), line))
 

@@ -16,14 +16,18 @@ from ctxpipe.lab.batch import replay_files
 from ctxpipe.lab.cluster import cluster
 from ctxpipe.lab.policies import policies
 
-distributed = pytest.importorskip("distributed", reason="distributed, of the extra dask, is not installed")
+distributed = pytest.importorskip(
+    "distributed", reason="distributed, of the extra dask, is not installed"
+)
 
 MAKERS = policies(["none", "coding"])
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as local:
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+    ) as local:
         yield local.scheduler_address
 
 
@@ -62,7 +66,10 @@ def test_a_long_file_reaches_its_worker_whole(address: str, tmp_path: Path):
 
 @pytest.mark.parametrize("wrong", ["nowhere", "foo://bar:1", "tcp://127.0.0.1:x"])
 def test_an_address_that_is_none_is_a_misuse(wrong: str):
-    with pytest.raises(SettingsError, match=f"no Dask scheduler answers at {wrong}"), cluster(wrong):
+    with (
+        pytest.raises(SettingsError, match=f"no Dask scheduler answers at {wrong}"),
+        cluster(wrong),
+    ):
         pytest.fail("there is no such cluster")
 
 

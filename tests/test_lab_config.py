@@ -70,8 +70,14 @@ def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
     [
         ("[[stage]\n", " is no TOML: "),
         ("", " names no [[stage]]"),
-        ("\n[[stage]]\nuse = 'Nonsense'\n", ", line 3: stage 1: use is 'Nonsense'; there are DirectOffload"),
-        ("[[stage]]\n[[stage]]\nuse = 'Compact'\n", ", line 1: stage 1: use is None; there are DirectOffload"),
+        (
+            "\n[[stage]]\nuse = 'Nonsense'\n",
+            ", line 3: stage 1: use is 'Nonsense'; there are DirectOffload",
+        ),
+        (
+            "[[stage]]\n[[stage]]\nuse = 'Compact'\n",
+            ", line 1: stage 1: use is None; there are DirectOffload",
+        ),
         (
             "[[stage]]\nuse = 'Compact'\n[[stage]]\nuse = 'DirectOffload'\nmin_chars = -1\n",
             ", line 5: stage 2: min_chars: min_chars is -1",
@@ -84,8 +90,14 @@ def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
             "[[stage]]\nuse = 'Compact'\n[[stage]]\nuse = 'DirectOffload'\nstorage = 1\n",
             ", line 5: stage 2: storage means",
         ),
-        ("[[stage]]\nuse = 'DirectOffload'\npreview = 7\n", ", line 3: stage 1: preview is 7; give a table"),
-        ("[[stage]]\nuse = 'DirectOffload'\npreview = { heads = 7 }\n", ": stage 1: preview: heads means nothing here"),
+        (
+            "[[stage]]\nuse = 'DirectOffload'\npreview = 7\n",
+            ", line 3: stage 1: preview is 7; give a table",
+        ),
+        (
+            "[[stage]]\nuse = 'DirectOffload'\npreview = { heads = 7 }\n",
+            ": stage 1: preview: heads means nothing here",
+        ),
         (
             "[[stage]]\nuse = 'BatchOffload'\ngate = { use = 'Door' }\n",
             ", line 3: stage 1: gate is 'Door'; there are",
@@ -94,7 +106,10 @@ def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
             "[[stage]]\nuse = 'BatchOffload'\ngate = 'RatioGate'\n",
             ": stage 1: gate is 'RatioGate'; give a table",
         ),
-        ("[[stage]]\nuse = 'BatchOffload'\ninputs = 3\n", ", line 3: stage 1: inputs is 3; give a list of names"),
+        (
+            "[[stage]]\nuse = 'BatchOffload'\ninputs = 3\n",
+            ", line 3: stage 1: inputs is 3; give a list of names",
+        ),
         (
             "[[stage]]\nuse = 'BatchOffload'\ngate = { use = [1] }\n",
             ", line 3: stage 1: gate is [1]; there are RatioGate",
@@ -103,17 +118,29 @@ def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
             "[[stage]]\nuse = 'BatchOffload'\ngate = { use = 'RentOrBuyGate', alpha = 'x' }\n",
             ", line 3: stage 1: gate: alpha is 'x'; give a number",
         ),
-        ("[[stage]]\nuse = 'SmartTruncate'\nshell = 'yes'\n", ", line 3: stage 1: shell is 'yes'; give true or false"),
+        (
+            "[[stage]]\nuse = 'SmartTruncate'\nshell = 'yes'\n",
+            ", line 3: stage 1: shell is 'yes'; give true or false",
+        ),
         (
             "[[stage]]\nuse = 'Compact'\nrestore = { max_files = true }\n",
             ", line 3: stage 1: restore: max_files is True; give",
         ),
         ("[[stage]]\nuse = 'Compact'\nretry = 5\n", ", line 3: stage 1: retry means nothing here"),
-        (f"[[stage]]\nuse = 'Compact'\nevidence_tokens = {'9' * 5000}\n", " is no TOML: Exceeds the limit"),
+        (
+            f"[[stage]]\nuse = 'Compact'\nevidence_tokens = {'9' * 5000}\n",
+            " is no TOML: Exceeds the limit",
+        ),
         ("stage = [3]\n", ", line 1: stage 1 is 3; give a table"),
         ("budget = 3\n[[stage]]\nuse = 'Compact'\n", ", line 1: [budget] is 3; give a table"),
-        ("[budget]\nwindow = -5\n[[stage]]\nuse = 'Compact'\n", ", line 2: [budget]: window: window is -5"),
-        ("[budgets]\n[[stage]]\nuse = 'Compact'\n", ": budgets means nothing here; there are [budget] and [[stage]]"),
+        (
+            "[budget]\nwindow = -5\n[[stage]]\nuse = 'Compact'\n",
+            ", line 2: [budget]: window: window is -5",
+        ),
+        (
+            "[budgets]\n[[stage]]\nuse = 'Compact'\n",
+            ": budgets means nothing here; there are [budget] and [[stage]]",
+        ),
     ],
 )
 def test_nonsense_is_told_with_the_file_and_the_place(tmp_path: Path, text: str, told: str):

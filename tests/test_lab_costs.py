@@ -24,7 +24,9 @@ def work(calls: int, name: str = "t") -> list[Message]:
     return conversation(user("Go."), *(step(f"{name}{i}") for i in range(calls)))
 
 
-def sent(cache: PromptCache, messages: list[Message], seconds: float | None = None, overhead: float = 0) -> CacheUse:
+def sent(
+    cache: PromptCache, messages: list[Message], seconds: float | None = None, overhead: float = 0
+) -> CacheUse:
     return cache.request(messages, sums(messages, overhead), seconds)
 
 
@@ -51,7 +53,9 @@ def test_system_prompt_and_tools_stay_cached_when_the_conversation_begins_anew()
     cache = PromptCache()
     sent(cache, work(2), overhead=500)
 
-    assert sent(cache, [user("Other."), *work(2)[1:]], overhead=500) == CacheUse(read=500, written=5000)
+    assert sent(cache, [user("Other."), *work(2)[1:]], overhead=500) == CacheUse(
+        read=500, written=5000
+    )
 
 
 def test_a_rewrite_costs_what_stands_behind_it() -> None:
@@ -87,7 +91,9 @@ def test_without_a_mark_at_the_change_the_look_back_must_reach_an_entry() -> Non
 
 
 @pytest.mark.parametrize(("mark_behind", "read"), [(True, 6000), (False, 4000)])
-def test_the_next_change_finds_what_was_written_behind_the_last_one(mark_behind: bool, read: int) -> None:
+def test_the_next_change_finds_what_was_written_behind_the_last_one(
+    mark_behind: bool, read: int
+) -> None:
     cache, history = PromptCache(CacheRules(mark_behind=mark_behind)), work(9)
     for calls in range(9):
         sent(cache, history[: 1 + 2 * calls])
@@ -95,7 +101,8 @@ def test_the_next_change_finds_what_was_written_behind_the_last_one(mark_behind:
     twice = [*once[:8], user("changed, later"), *once[9:]]
 
     assert sent(cache, once).read == 3000
-    # Message 6 ends what was changed; the entries of requests that ended between it and message 8 are gone.
+    # Message 6 ends what was changed; the entries of requests that ended between it and message 8
+    # are gone.
     assert sent(cache, twice).read == read
 
 
@@ -127,7 +134,11 @@ def test_to_peek_sends_nothing() -> None:
     cache = PromptCache()
     sent(cache, work(1))
 
-    assert cache.peek(work(2), sums(work(2))) == cache.peek(work(2), sums(work(2))) == CacheUse(3000, 2000)
+    assert (
+        cache.peek(work(2), sums(work(2)))
+        == cache.peek(work(2), sums(work(2)))
+        == CacheUse(3000, 2000)
+    )
     assert sent(cache, work(2)) == CacheUse(3000, 2000)
 
 
@@ -140,14 +151,16 @@ def test_every_token_of_a_prompt_is_billed_once_and_only_what_is_shared_is_read(
         now += pause
         after = work(calls, name=f"v{version}-")
         use = sent(cache, after, now)
-        shared = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), None)
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), None
+        )
         assert use.prompt == TOKENS * len(after)
         assert use.read <= TOKENS * (min(len(before), len(after)) if shared is None else shared)
         assert use.read == 0 or pause <= 300
         before = after
 
 
-# The bill -----------------------------------------------------------------------------------------------------
+# The bill -----------------------------------------------------------------------------------------
 
 
 def test_a_bill_adds_up_what_was_read_written_fresh_and_said() -> None:
@@ -169,7 +182,9 @@ def test_a_bill_adds_up_what_was_read_written_fresh_and_said() -> None:
 
 def test_above_a_cliff_the_whole_request_is_dearer() -> None:
     prices = Prices(1, 1.25, 2, 0.1, 5, cliffs=(Cliff(1000, 2, 1.5),))
-    below, above = (bill([Request(0, "reply", CacheUse(0, size), 10)], prices) for size in (1000, 1001))
+    below, above = (
+        bill([Request(0, "reply", CacheUse(0, size), 10)], prices) for size in (1000, 1001)
+    )
 
     assert below.total == 1250 + 50
     assert above.total == 2 * 1.25 * 1001 + 1.5 * 50

@@ -18,7 +18,9 @@ async def test_a_session_is_reported_as_it_goes_on():
     for index in (1, 3, 5):
         result = await pipeline.run(before, session_id="s", system=SYSTEM, tools=TOOLS)
         extra = index == 5
-        live.add(before, result.messages, result.reports, history[index], history[:index], extra=extra)
+        live.add(
+            before, result.messages, result.reports, history[index], history[:index], extra=extra
+        )
         before = [*result.messages, *history[index : index + 2]]
 
     report = live.report("A task")
@@ -34,4 +36,9 @@ async def test_a_session_is_reported_as_it_goes_on():
 def test_a_session_without_turns_is_a_report_without_turns():
     report = LiveReport(TokenCounter()).report("Nothing", subtitle="at all")
 
-    assert (report.title, report.subtitle, report.turns, report.blocks) == ("Nothing", "at all", (), ())
+    assert (report.title, report.subtitle, report.turns, report.blocks) == (
+        "Nothing",
+        "at all",
+        (),
+        (),
+    )

@@ -24,8 +24,16 @@ CHAT: list[dict[str, Any]] = [
         "role": "assistant",
         "content": None,
         "tool_calls": [
-            {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bonn"}'}},
-            {"id": "c2", "type": "function", "function": {"name": "weather", "arguments": "{broken"}},
+            {
+                "id": "c1",
+                "type": "function",
+                "function": {"name": "weather", "arguments": '{"city": "Bonn"}'},
+            },
+            {
+                "id": "c2",
+                "type": "function",
+                "function": {"name": "weather", "arguments": "{broken"},
+            },
         ],
     },
     {"role": "tool", "tool_call_id": "c1", "content": "21 degrees"},
@@ -34,7 +42,9 @@ CHAT: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("whole", [json.dumps(CHAT), json.dumps({"model": "gpt", "messages": CHAT}), lines(*CHAT)])
+@pytest.mark.parametrize(
+    "whole", [json.dumps(CHAT), json.dumps({"model": "gpt", "messages": CHAT}), lines(*CHAT)]
+)
 def test_a_chat_becomes_messages_with_its_calls_and_results_in_pairs(whole: str) -> None:
     found = parse_transcript(whole)
 
@@ -45,15 +55,28 @@ def test_a_chat_becomes_messages_with_its_calls_and_results_in_pairs(whole: str)
         ("weather", {"city": "Bonn"}),
         ("weather", {"arguments": "{broken"}),
     ]
-    assert [result.content for result in tool_results(found.messages)] == ["21 degrees", [text("no such city")]]
-    assert [message["role"] for message in found.messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert [result.content for result in tool_results(found.messages)] == [
+        "21 degrees",
+        [text("no such city")],
+    ]
+    assert [message["role"] for message in found.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+    ]
 
 
 def test_a_call_in_the_form_before_tools_finds_its_result() -> None:
     found = parse_transcript(
         lines(
             {"role": "user", "content": "Go."},
-            {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+            {
+                "role": "assistant",
+                "content": None,
+                "function_call": {"name": "f", "arguments": "{}"},
+            },
             {"role": "function", "name": "f", "content": "7"},
             {"role": "assistant", "content": "Seven."},
         )
@@ -84,14 +107,18 @@ def test_a_picture_in_a_chat_stays_a_picture() -> None:
         ({"role": "user", "content": 7}, "line 2: int as content"),
     ],
 )
-def test_a_chat_of_another_shape_is_refused_with_its_line(message: dict[str, Any], told: str) -> None:
+def test_a_chat_of_another_shape_is_refused_with_its_line(
+    message: dict[str, Any], told: str
+) -> None:
     with pytest.raises(TranscriptError, match=told):
         parse_transcript(lines(CHAT[3], message))
 
 
 def test_a_part_of_a_chat_that_no_message_knows_is_kept_as_text() -> None:
     sound = {"type": "input_audio", "input_audio": {"data": "QUJD", "format": "wav"}}
-    found = parse_transcript(lines({"role": "user", "content": [sound]}, {"role": "assistant", "content": "A bell."}))
+    found = parse_transcript(
+        lines({"role": "user", "content": [sound]}, {"role": "assistant", "content": "A bell."})
+    )
 
     assert "input_audio" in compact_json(found.messages[0])
 

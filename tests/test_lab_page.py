@@ -45,11 +45,25 @@ def transcript(turns: int = 8, text: str = "x = 1\n" * 400) -> Transcript:
     """An agent that reads a file in each turn."""
     messages: list[object] = [{"role": "user", "content": f"Read them all. {HOSTILE}"}]
     for turn in range(turns):
-        call = {"type": "tool_use", "id": f"t{turn}", "name": "Read", "input": {"path": f"f{turn}.py"}}
-        result = {"type": "tool_result", "tool_use_id": f"t{turn}", "content": f"file {turn}\n{text}{HOSTILE}"}
-        messages += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+        call = {
+            "type": "tool_use",
+            "id": f"t{turn}",
+            "name": "Read",
+            "input": {"path": f"f{turn}.py"},
+        }
+        result = {
+            "type": "tool_result",
+            "tool_use_id": f"t{turn}",
+            "content": f"file {turn}\n{text}{HOSTILE}",
+        }
+        messages += [
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result]},
+        ]
     messages.append({"role": "assistant", "content": "All read."})
-    return parse_transcript(json.dumps({"system": "Be brief.", "messages": messages}), "a-conversation")
+    return parse_transcript(
+        json.dumps({"system": "Be brief.", "messages": messages}), "a-conversation"
+    )
 
 
 def with_offload(bench: Workbench) -> ContextPipeline:
@@ -63,32 +77,53 @@ def without(_: Workbench) -> ContextPipeline:
 @pytest.fixture(scope="module")
 def replayed() -> Report:
     """A replay through a pipeline that offloads."""
-    recall = [RecallPoint("keep last", 1000.0, 0.4), RecallPoint("oracle", 1000.0, 0.9, oracle=True)]
+    recall = [
+        RecallPoint("keep last", 1000.0, 0.4),
+        RecallPoint("oracle", 1000.0, 0.9, oracle=True),
+    ]
     return anyio.run(lambda: replayed_report(transcript(), with_offload, without, recall=recall))
 
 
 def long_report(turns: int = 500) -> Report:
     """As many turns as the page must bear, each with an action on a long text."""
-    original = "".join(f"line {n}: something that a tool has printed, more or less\n" for n in range(300))
-    swap = Replaced("result of Read", original, "[Content offloaded to: /there/t.md]", "/there/t.md", 4000.0, 12.0)
+    original = "".join(
+        f"line {n}: something that a tool has printed, more or less\n" for n in range(300)
+    )
+    swap = Replaced(
+        "result of Read",
+        original,
+        "[Content offloaded to: /there/t.md]",
+        "/there/t.md",
+        4000.0,
+        12.0,
+    )
     action = Action("BatchOffload", "changed", "1 block moved to files", 3988.0, (swap,))
     made = [
         PageTurn(dict.fromkeys(KINDS, 100.0 * turn), 4000.0 * turn, 0.01, 0.05, "Read", (action,))
         for turn in range(1, turns + 1)
     ]
-    blocks = tuple(BlockFate("result of Read", "results", 4000.0, turn, "moved") for turn in range(1, 16))
+    blocks = tuple(
+        BlockFate("result of Read", "results", 4000.0, turn, "moved") for turn in range(1, 16)
+    )
     return Report("A long conversation", tuple(made), unit="dollars", blocks=blocks)
 
 
-# As text ------------------------------------------------------------------------------------------------------
+# As text ------------------------------------------------------------------------------------------
 
 
 def test_no_text_of_a_transcript_becomes_markup():
     replaced = Replaced(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 2.0, 1.0)
-    turn = PageTurn({"user": 5.0}, 6.0, label=HOSTILE, actions=(Action(HOSTILE, HOSTILE, HOSTILE, 1.0, (replaced,)),))
+    turn = PageTurn(
+        {"user": 5.0},
+        6.0,
+        label=HOSTILE,
+        actions=(Action(HOSTILE, HOSTILE, HOSTILE, 1.0, (replaced,)),),
+    )
     blocks = (BlockFate(HOSTILE, "user", 5.0, 1, HOSTILE),)
     recall = (RecallPoint(HOSTILE, 10.0, 0.5),)
-    report = Report(HOSTILE, (turn,), HOSTILE, HOSTILE, HOSTILE, HOSTILE, recall=recall, blocks=blocks)
+    report = Report(
+        HOSTILE, (turn,), HOSTILE, HOSTILE, HOSTILE, HOSTILE, recall=recall, blocks=blocks
+    )
 
     written = page(report)
 
@@ -125,7 +160,11 @@ def test_one_page_goes_where_it_was_asked_for_and_several_beside_it(tmp_path: Pa
 
     assert page_paths(html, ["x/a.jsonl", "x/a.jsonl"]) == {"x/a.jsonl": html}
     several = page_paths(html, ["x/a.jsonl", "y/a.jsonl", "-"])
-    assert [path.name for path in several.values()] == ["report-a.html", "report-a-2.html", "report-stdin.html"]
+    assert [path.name for path in several.values()] == [
+        "report-a.html",
+        "report-a-2.html",
+        "report-stdin.html",
+    ]
 
 
 def test_every_figure_stands_in_a_table():
@@ -142,14 +181,16 @@ def test_a_page_of_500_turns_stays_below_3_megabytes():
     assert size < 3_000_000
 
 
-# In a browser -------------------------------------------------------------------------------------------------
+# In a browser -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
-        pytest.skip("there is no Chromium with its driver: apt-get install chromium chromium-driver")
+        pytest.skip(
+            "there is no Chromium with its driver: apt-get install chromium chromium-driver"
+        )
     options = Options()
     options.binary_location = chromium
     for switch in (*SWITCHES, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
@@ -158,7 +199,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     service = Service(driver)
     with Chrome(options=options, service=service) as chrome:
         yield chrome
-    vars(service)["process"] = None  # older versions would stop it again, over a socket that nobody closes
+    vars(service)["process"] = (
+        None  # older versions would stop it again, over a socket that nobody closes
+    )
 
 
 Show = Callable[[Report], Chrome]
@@ -213,7 +256,11 @@ def test_nothing_is_asked_of_any_network(show: Show, replayed: Report):
     chrome = show(replayed)
 
     events = [json.loads(entry["message"])["message"] for entry in logged(chrome, "performance")]
-    asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    asked = [
+        event["params"]["request"]["url"]
+        for event in events
+        if event["method"] == "Network.requestWillBeSent"
+    ]
     assert len(asked) == 1
     assert asked[0].startswith("file://")
 
@@ -221,7 +268,9 @@ def test_nothing_is_asked_of_any_network(show: Show, replayed: Report):
 def test_text_of_a_transcript_stays_text(show: Show, replayed: Report):
     report = dataclasses.replace(replayed, title=HOSTILE)
     chrome = show(report)
-    chrome.execute_script("arguments[0].click()", chrome.find_element(By.CSS_SELECTOR, "button[data-action]"))
+    chrome.execute_script(
+        "arguments[0].click()", chrome.find_element(By.CSS_SELECTOR, "button[data-action]")
+    )
 
     assert chrome.find_elements(By.TAG_NAME, "img") == []
     assert chrome.title != "owned"
@@ -239,13 +288,17 @@ def test_hovering_shows_the_turn(show: Show, replayed: Report):
     assert "DirectOffload: changed" in text_of(chrome, "#readout")
 
 
-def test_a_click_on_an_action_shows_the_placeholder_and_what_it_replaced(show: Show, replayed: Report):
+def test_a_click_on_an_action_shows_the_placeholder_and_what_it_replaced(
+    show: Show, replayed: Report
+):
     chrome = show(replayed)
 
     ActionChains(chrome).click(mark(chrome, 2)).perform()
 
     assert text_of(chrome, "#action-title") == "Turn 4: DirectOffload changed"
-    assert text_of(chrome, "#action pre.placeholder").startswith("[Tool result offloaded to file: /ctxpipe/")
+    assert text_of(chrome, "#action pre.placeholder").startswith(
+        "[Tool result offloaded to file: /ctxpipe/"
+    )
     assert text_of(chrome, "#action pre.original").startswith("file 2\nx = 1\n")
 
 
@@ -253,7 +306,11 @@ def test_the_keyboard_reaches_a_turn_its_action_and_the_way_back(show: Show, rep
     chrome = show(replayed)
 
     def focused() -> str:
-        return str(chrome.execute_script("const at = document.activeElement; return at.id || at.textContent"))
+        return str(
+            chrome.execute_script(
+                "const at = document.activeElement; return at.id || at.textContent"
+            )
+        )
 
     def press(*keys: str) -> None:
         ActionChains(chrome).send_keys(*keys).perform()
@@ -288,14 +345,21 @@ def test_a_block_that_left_opens_what_replaced_it(show: Show, replayed: Report):
     assert where.name in text_of(chrome, "#action-body h3")
 
 
-def test_without_the_line_to_compare_with_the_chart_takes_the_rest_larger(show: Show, replayed: Report):
+def test_without_the_line_to_compare_with_the_chart_takes_the_rest_larger(
+    show: Show, replayed: Report
+):
     chrome = show(replayed)
-    before = int(float(chrome.find_element(By.CSS_SELECTOR, "#tokens .mark-area.role-mark").rect["height"]))
+    before = int(
+        float(chrome.find_element(By.CSS_SELECTOR, "#tokens .mark-area.role-mark").rect["height"])
+    )
 
     chrome.find_element(By.ID, "compare").click()
 
     def height(_: Chrome) -> bool:
-        return bool(chrome.find_element(By.CSS_SELECTOR, "#tokens .mark-area.role-mark").rect["height"] > 2 * before)
+        return bool(
+            chrome.find_element(By.CSS_SELECTOR, "#tokens .mark-area.role-mark").rect["height"]
+            > 2 * before
+        )
 
     WebDriverWait(chrome, 10).until(height)
 
@@ -304,7 +368,9 @@ def test_a_kind_can_be_shown_alone(show: Show, replayed: Report):
     chrome = show(replayed)
     button = chrome.find_element(By.CSS_SELECTOR, "button[data-kind=placeholders]")
     drawn_kinds = len(chrome.find_elements(By.CSS_SELECTOR, "#tokens .mark-area path"))
-    assert drawn_kinds == len({kind for turn in replayed.turns for kind, tokens in turn.tokens.items() if tokens})
+    assert drawn_kinds == len(
+        {kind for turn in replayed.turns for kind, tokens in turn.tokens.items() if tokens}
+    )
 
     button.click()
 
@@ -315,7 +381,9 @@ def test_a_kind_can_be_shown_alone(show: Show, replayed: Report):
     assert button.get_attribute("aria-pressed") == "true"
 
 
-@pytest.mark.parametrize(("scheme", "paper"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(21, 24, 27)")])
+@pytest.mark.parametrize(
+    ("scheme", "paper"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(21, 24, 27)")]
+)
 def test_the_page_is_as_light_or_dark_as_its_reader_likes(show: Show, scheme: str, paper: str):
     chrome = show(long_report(3))
 

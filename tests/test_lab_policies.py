@@ -44,7 +44,9 @@ def test_prices_reach_the_gate():
 def test_a_name_that_does_not_exist_is_told_with_those_that_do():
     with pytest.raises(SettingsError, match="there is no policy 'all'; there are none, keep-last"):
         policies(["none", "all"])
-    with pytest.raises(SettingsError, match="there is no way 'all' to keep to a budget; there are keep last"):
+    with pytest.raises(
+        SettingsError, match="there is no way 'all' to keep to a budget; there are keep last"
+    ):
         BudgetedPolicy("all", 1000)
 
 

@@ -48,7 +48,7 @@ def cut_at(transcript: Transcript, call: int) -> Cut:
     return Cut(transcript, call, AtomIndex(), COUNTER)
 
 
-# What is used later -------------------------------------------------------------------------------------------
+# What is used later -------------------------------------------------------------------------------
 
 
 def test_a_future_reference_is_what_a_later_reply_says_and_the_history_has_said() -> None:
@@ -83,7 +83,7 @@ def test_a_conversation_is_cut_where_enough_lies_before_and_behind() -> None:
     assert not list(cuts(transcript, min_tokens=0, min_weight=0, min_calls=50))
 
 
-# What is left of it -------------------------------------------------------------------------------------------
+# What is left of it -------------------------------------------------------------------------------
 
 
 async def test_the_full_context_has_recall_one() -> None:
@@ -130,7 +130,7 @@ def test_means_give_each_context_the_same_say() -> None:
     assert mean_recall([]).cuts == 0
 
 
-# Bounds -------------------------------------------------------------------------------------------------------
+# Bounds -------------------------------------------------------------------------------------------
 
 
 def test_one_who_knows_the_future_keeps_the_blocks_that_are_used() -> None:
@@ -161,7 +161,9 @@ def test_lines_need_less_than_blocks_and_strings_less_than_lines() -> None:
 
 @settings(max_examples=settings().max_examples // 10)
 @given(st.sets(st.integers(0, 7), min_size=1), st.integers(0, 3000))
-def test_no_bound_is_above_its_room_and_with_all_the_room_nothing_is_missing(used: set[int], room: int) -> None:
+def test_no_bound_is_above_its_room_and_with_all_the_room_nothing_is_missing(
+    used: set[int], room: int
+) -> None:
     cut = cut_at(talk(8, *map(fact, sorted(used))), 8)
 
     for name, oracle in ORACLES.items():

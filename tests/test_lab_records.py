@@ -16,7 +16,9 @@ def lines(*values: object) -> str:
     return "".join(json.dumps(value) + "\n" for value in values)
 
 
-@pytest.mark.parametrize(("time", "seconds"), [("2026-01-01T00:00:00Z", 1767225600), (1767225600, 1767225600)])
+@pytest.mark.parametrize(
+    ("time", "seconds"), [("2026-01-01T00:00:00Z", 1767225600), (1767225600, 1767225600)]
+)
 def test_a_time_is_text_or_a_number(time: object, seconds: float) -> None:
     for stamp in (time, seconds * 1000):
         reply = {"role": "assistant", "content": "Hi.", "timestamp": stamp}

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from histories import assistant, conversation, histories, step, text, tool_result, tool_use, user, view
+from histories import (
+    assistant,
+    conversation,
+    histories,
+    step,
+    text,
+    tool_result,
+    tool_use,
+    user,
+    view,
+)
 from hypothesis import given, settings
 
 from ctxpipe.lab.atoms import Atom, AtomIndex
@@ -17,9 +27,15 @@ ROOT = "/store/"
 class Lab:
     """A past, a context and a store that share an index."""
 
-    def __init__(self, past: list[Message], context: list[Message], files: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, past: list[Message], context: list[Message], files: dict[str, str] | None = None
+    ) -> None:
         index = AtomIndex()
-        self.past, self.context, self.store = Past(index), Context(index, "s"), Store(index, TokenCounter(), ROOT)
+        self.past, self.context, self.store = (
+            Past(index),
+            Context(index, "s"),
+            Store(index, TokenCounter(), ROOT),
+        )
         for message in past:
             self.past.learn(message)
         self.context.update(context)
@@ -30,17 +46,24 @@ class Lab:
 
 
 RESULT = "read_this and more_of_it"
-HISTORY = conversation(user("Look for start_here."), step("t1", "bash", {"command": "look"}, RESULT))
+HISTORY = conversation(
+    user("Look for start_here."), step("t1", "bash", {"command": "look"}, RESULT)
+)
 
 
 def pointing(key: str) -> list[Message]:
-    return conversation(user("Look for start_here."), step("t1", result=f"[Content offloaded to: /x/{key}]"))
+    return conversation(
+        user("Look for start_here."), step("t1", result=f"[Content offloaded to: /x/{key}]")
+    )
 
 
 def test_a_reply_uses_what_was_said_before_it_and_nothing_else() -> None:
     lab = Lab(HISTORY, HISTORY)
 
-    assert lab.past.used_by(assistant("I did read_this, start_here and never_seen.")) == ["Iread_this", "Istart_here"]
+    assert lab.past.used_by(assistant("I did read_this, start_here and never_seen.")) == [
+        "Iread_this",
+        "Istart_here",
+    ]
 
 
 def test_what_stands_in_the_context_is_visible() -> None:
@@ -66,7 +89,9 @@ def test_an_archive_is_a_file_of_messages() -> None:
     lines = "a line of the result that somebody will want to quote"
     past = conversation(user("Go."), step("t1", result=f"first\n{lines}"))
 
-    lab = Lab(past, [user("[archive: /x/s/compact-1.json]")], {"s/compact-1.json": compact_json(past)})
+    lab = Lab(
+        past, [user("[archive: /x/s/compact-1.json]")], {"s/compact-1.json": compact_json(past)}
+    )
 
     assert lab.use(f"L{lines}").pointer == 1
 
@@ -100,7 +125,9 @@ def test_what_is_missing_is_fetched_from_its_newest_source_that_no_model_wrote()
 def test_what_only_a_model_wrote_is_fetched_from_there_each_block_once() -> None:
     past = [user("Go."), assistant("read_this then more_of_it"), user("Ok.")]
 
-    assert [source.role for source in needed(["Iread_this", "Imore_of_it"], Lab(past, []).past)] == ["assistant"]
+    assert [
+        source.role for source in needed(["Iread_this", "Imore_of_it"], Lab(past, []).past)
+    ] == ["assistant"]
 
 
 def test_a_context_forgets_what_left_it_and_keeps_what_stays() -> None:
@@ -130,12 +157,17 @@ def test_blocks_of_one_message_are_sources_of_their_own() -> None:
     ]
     lab = Lab(past, [])
 
-    assert [(s.call_id, s.text) for s in lab.past.sources[-2:]] == [("a", "one_thing"), ("b", "other_thing")]
+    assert [(s.call_id, s.text) for s in lab.past.sources[-2:]] == [
+        ("a", "one_thing"),
+        ("b", "other_thing"),
+    ]
 
 
 @settings(max_examples=settings().max_examples // 10)
 @given(histories(2), histories(2))
-def test_a_context_kept_up_is_a_context_made_anew(before: list[Message], after: list[Message]) -> None:
+def test_a_context_kept_up_is_a_context_made_anew(
+    before: list[Message], after: list[Message]
+) -> None:
     kept, anew = Lab([], before), Lab([], [*before[:2], *after])
     kept.context.update([*before[:2], *after])
     index = AtomIndex()

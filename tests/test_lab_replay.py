@@ -11,7 +11,15 @@ import pytest
 from histories import assistant, conversation, histories, step, text, tool_use, user
 from hypothesis import given, settings
 
-from ctxpipe import BatchOffload, Budget, Compact, ContextPipeline, DirectOffload, RatioGate, Restore
+from ctxpipe import (
+    BatchOffload,
+    Budget,
+    Compact,
+    ContextPipeline,
+    DirectOffload,
+    RatioGate,
+    Restore,
+)
 from ctxpipe.lab.baselines import KeepLast
 from ctxpipe.lab.costs import CacheRules, CacheUse, bill
 from ctxpipe.lab.policies import Policy
@@ -37,14 +45,20 @@ def recorded(messages: list[Message], **more: object) -> Transcript:
 
 
 def work(calls: int, *, long: Sequence[int] = (), last: str = "All done here.") -> list[Message]:
-    steps = [step(f"t{i}", result=f"{i} {LOG}" if i in long else f"{i} is fine") for i in range(calls)]
+    steps = [
+        step(f"t{i}", result=f"{i} {LOG}" if i in long else f"{i} is fine") for i in range(calls)
+    ]
     return conversation(user("Go."), *steps, assistant(last))
 
 
 def offloading(keep_recent: int = 1) -> PipelineMaker:
     def make(bench: Workbench) -> ContextPipeline:
         return ContextPipeline(
-            [BatchOffload(bench.storage, RatioGate(0.2), keep_recent=keep_recent, reference="absolute")]
+            [
+                BatchOffload(
+                    bench.storage, RatioGate(0.2), keep_recent=keep_recent, reference="absolute"
+                )
+            ]
         )
 
     return make
@@ -63,7 +77,7 @@ class Seen:
         return Skip("only looking")
 
 
-# As in life ---------------------------------------------------------------------------------------------------
+# As in life ---------------------------------------------------------------------------------------
 
 
 async def test_each_reply_is_one_call_with_all_that_was_said_before_it() -> None:
@@ -78,7 +92,9 @@ async def test_each_reply_is_one_call_with_all_that_was_said_before_it() -> None
 
 @settings(max_examples=settings().max_examples // 10)
 @given(histories(3, thoughts=False))
-async def test_without_stages_the_whole_conversation_is_sent_and_nothing_is_missed(history: list[Message]) -> None:
+async def test_without_stages_the_whole_conversation_is_sent_and_nothing_is_missed(
+    history: list[Message],
+) -> None:
     if not any(message["role"] == "assistant" for message in history):
         return
     transcript = recorded(history)
@@ -99,7 +115,12 @@ async def test_what_a_stage_replaced_stays_replaced() -> None:
 
     await replay(recorded(work(6, long=[0])), make, FREE)
 
-    assert [FACT in compact_json(context) for context in seen.contexts] == [False, True, True, *[False] * 4]
+    assert [FACT in compact_json(context) for context in seen.contexts] == [
+        False,
+        True,
+        True,
+        *[False] * 4,
+    ]
 
 
 async def test_every_context_that_is_sent_is_valid() -> None:
@@ -137,7 +158,7 @@ async def test_only_what_stages_did_is_reported() -> None:
     assert told == [(2, Outcome.CHANGED)]
 
 
-# Time ---------------------------------------------------------------------------------------------------------
+# Time ---------------------------------------------------------------------------------------------
 
 
 async def test_after_a_pause_longer_than_the_cache_lives_the_stages_know_that_it_is_cold() -> None:
@@ -155,7 +176,13 @@ async def test_without_times_the_cache_never_lapses_unless_the_agent_rests() -> 
     awake, resting = [await replay(transcript, NONE, Settings(rest_every=n)) for n in (0, 3)]
 
     assert [request.use.read > 0 for request in awake.requests[2:]] == [True] * 5
-    assert [request.use.read > 0 for request in resting.requests[2:]] == [True, False, True, True, False]
+    assert [request.use.read > 0 for request in resting.requests[2:]] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 async def test_the_rules_of_the_cache_are_the_replay_s() -> None:
@@ -166,10 +193,12 @@ async def test_the_rules_of_the_cache_are_the_replay_s() -> None:
     assert found.requests[2].use.read > 0
 
 
-# Reading back -------------------------------------------------------------------------------------------------
+# Reading back -------------------------------------------------------------------------------------
 
 
-async def refetching(last: str, settings: Settings | None = None, keep_recent: int = 1) -> tuple[Replay, Seen]:
+async def refetching(
+    last: str, settings: Settings | None = None, keep_recent: int = 1
+) -> tuple[Replay, Seen]:
     seen = Seen()
 
     def make(bench: Workbench) -> ContextPipeline:
@@ -198,7 +227,10 @@ async def test_where_nothing_points_to_it_the_call_is_made_again() -> None:
         return ContextPipeline([*Policy("mask")(bench).stages, seen])
 
     history = conversation(
-        user("Go."), step("t0", "grep", {"q": "x"}, LOG), *(step(f"u{i}") for i in range(12)), assistant(FACT)
+        user("Go."),
+        step("t0", "grep", {"q": "x"}, LOG),
+        *(step(f"u{i}") for i in range(12)),
+        assistant(FACT),
     )
     await replay(recorded(history), make)
 
@@ -257,13 +289,16 @@ async def test_a_direct_offload_s_preview_counts_as_visible() -> None:
     assert found.use.lost == found.use.pointer == 0
 
 
-# Compaction ---------------------------------------------------------------------------------------------------
+# Compaction ---------------------------------------------------------------------------------------
 
 
 async def test_a_summary_is_paid_for_as_if_a_model_had_written_it() -> None:
     def make(bench: Workbench) -> ContextPipeline:
         stage = Compact(
-            ExtractiveSummarizer(), archive=bench.storage, restore=Restore(files=bench.files), clock=bench.clock
+            ExtractiveSummarizer(),
+            archive=bench.storage,
+            restore=Restore(files=bench.files),
+            clock=bench.clock,
         )
         return ContextPipeline([stage], budget=Budget(window=20_000, trigger=3000))
 
@@ -280,10 +315,14 @@ async def test_a_summary_is_paid_for_as_if_a_model_had_written_it() -> None:
 async def test_a_summariser_s_own_bill_is_taken_where_it_tells_one() -> None:
     class Billed:
         async def __call__(self, _messages: Sequence[Message], /) -> Summary:
-            return Summary("## Goals\nGo on.", input_tokens=900, cached_tokens=600, output_tokens=77)
+            return Summary(
+                "## Goals\nGo on.", input_tokens=900, cached_tokens=600, output_tokens=77
+            )
 
     def make(bench: Workbench) -> ContextPipeline:
-        stage = Compact(Billed(), archive=bench.storage, restore=Restore(files=bench.files), clock=bench.clock)
+        stage = Compact(
+            Billed(), archive=bench.storage, restore=Restore(files=bench.files), clock=bench.clock
+        )
         return ContextPipeline([stage], budget=Budget(window=20_000, trigger=3000))
 
     found = await replay(recorded(work(12, long=range(12))), make, FREE)
@@ -295,7 +334,10 @@ async def test_a_summariser_s_own_bill_is_taken_where_it_tells_one() -> None:
 async def test_what_only_an_archive_holds_is_one_hop_away_where_its_path_is_told() -> None:
     def make(bench: Workbench) -> ContextPipeline:
         stage = Compact(
-            ExtractiveSummarizer(), archive=bench.storage, restore=Restore(files=bench.files), clock=bench.clock
+            ExtractiveSummarizer(),
+            archive=bench.storage,
+            restore=Restore(files=bench.files),
+            clock=bench.clock,
         )
         return ContextPipeline([stage], budget=Budget(window=20_000, trigger=3000))
 
@@ -307,11 +349,13 @@ async def test_what_only_an_archive_holds_is_one_hop_away_where_its_path_is_told
     assert found.use.lost + found.use.pointer > 0
 
 
-# Odd conversations --------------------------------------------------------------------------------------------
+# Odd conversations --------------------------------------------------------------------------------
 
 
 async def test_two_replies_in_a_row_are_two_calls() -> None:
-    found = await replay(recorded([user("Go."), assistant("One."), assistant("Two."), user("Ok.")]), NONE)
+    found = await replay(
+        recorded([user("Go."), assistant("One."), assistant("Two."), user("Ok.")]), NONE
+    )
 
     assert [one.messages for one in found.steps] == [1, 2]
 
@@ -319,15 +363,23 @@ async def test_two_replies_in_a_row_are_two_calls() -> None:
 async def test_system_prompt_and_tools_of_the_transcript_are_part_of_every_prompt() -> None:
     bare = await replay(recorded(work(1)), NONE)
     full = await replay(recorded(work(1), system="Be brief. " * 50, tools=[{"name": "bash"}]), NONE)
-    more = {round(b.prompt_tokens - a.prompt_tokens, 6) for a, b in zip(bare.steps, full.steps, strict=True)}
+    more = {
+        round(b.prompt_tokens - a.prompt_tokens, 6)
+        for a, b in zip(bare.steps, full.steps, strict=True)
+    }
 
     assert len(more) == 1
     assert more.pop() > 100
 
 
 async def test_a_reply_with_calls_only_or_pictures_in_the_history_does_no_harm() -> None:
-    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"}}
-    history = conversation(user(picture), [assistant(tool_use("t")), user(text("Never mind."))], assistant("Ok."))
+    picture = {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"},
+    }
+    history = conversation(
+        user(picture), [assistant(tool_use("t")), user(text("Never mind."))], assistant("Ok.")
+    )
 
     found = await replay(recorded(history), Policy("coding"))
 
@@ -339,14 +391,19 @@ def replayed(file: Path, make: PipelineMaker, settings: Settings | None = None) 
 
 
 @pytest.mark.shared
-def test_the_full_context_of_a_real_session_has_recall_one_and_its_cache_nearly_always_hits(shared: Path) -> None:
+def test_the_full_context_of_a_real_session_has_recall_one_and_its_cache_nearly_always_hits(
+    shared: Path,
+) -> None:
     file = shared / "transcripts" / "kimicli-fetchurl.jsonl"
     found, resting = replayed(file, NONE), replayed(file, NONE, Settings(rest_every=33))
 
     assert found.use.recall == 1
     assert found.use.total > 100
     assert 0.93 < bill(found.requests, Prices.relative()).hit_rate < 0.97
-    assert bill(resting.requests, Prices.relative()).hit_rate < bill(found.requests, Prices.relative()).hit_rate
+    assert (
+        bill(resting.requests, Prices.relative()).hit_rate
+        < bill(found.requests, Prices.relative()).hit_rate
+    )
 
 
 @pytest.mark.shared
@@ -355,4 +412,6 @@ def test_on_a_real_session_nothing_is_lost_and_the_gate_saves_money(shared: Path
     none, gated = replayed(file, NONE), replayed(file, Policy("rent-or-buy"))
 
     assert gated.use.lost == 0
-    assert bill(gated.requests, Prices.relative()).total < bill(none.requests, Prices.relative()).total
+    assert (
+        bill(gated.requests, Prices.relative()).total < bill(none.requests, Prices.relative()).total
+    )

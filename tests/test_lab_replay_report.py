@@ -24,18 +24,26 @@ async def test_a_report_holds_what_the_replays_tell():
 
     report = await replayed_report(transcript(turns=20), direct, none, settings=settings)
 
-    assert [turn.total for turn in report.turns] == pytest.approx([step.prompt_tokens for step in ours.steps])
-    assert [turn.tokens_without for turn in report.turns] == [step.prompt_tokens for step in theirs.steps]
+    assert [turn.total for turn in report.turns] == pytest.approx(
+        [step.prompt_tokens for step in ours.steps]
+    )
+    assert [turn.tokens_without for turn in report.turns] == [
+        step.prompt_tokens for step in theirs.steps
+    ]
     assert sum(turn.cost for turn in report.turns) < sum(turn.cost_without for turn in report.turns)
     assert report.facts[0].without == f"{sum(step.prompt_tokens for step in theirs.steps):,.0f}"
     assert [turn.label for turn in report.turns[-2:]] == ["Read", "an answer"]
 
 
 @pytest.mark.parametrize(
-    ("names", "said"), [([], "an answer"), (["Read"], "Read"), (["Read", "Bash", "Read"], "Read ×2, Bash")]
+    ("names", "said"),
+    [([], "an answer"), (["Read"], "Read"), (["Read", "Bash", "Read"], "Read ×2, Bash")],
 )
 def test_a_turn_is_named_by_what_the_model_did(names: Sequence[str], said: str):
-    content = [{"type": "tool_use", "id": str(n), "name": name, "input": {}} for n, name in enumerate(names)]
+    content = [
+        {"type": "tool_use", "id": str(n), "name": name, "input": {}}
+        for n, name in enumerate(names)
+    ]
     reply = {"role": "assistant", "content": content or "Done."}
 
     assert label(reply) == said  # type: ignore[arg-type]
@@ -44,7 +52,10 @@ def test_a_turn_is_named_by_what_the_model_did(names: Sequence[str], said: str):
 async def test_no_management_is_called_so_on_the_page():
     moments, prices = list[Moment](), await to_thread.run_sync(prices_of, "claude-opus-4-5")
     told = transcript(turns=4)
-    replays = {"mine": await replay(told, direct, watch=moments.append), "none": await replay(told, none)}
+    replays = {
+        "mine": await replay(told, direct, watch=moments.append),
+        "none": await replay(told, none),
+    }
 
     report = await Pages("mine", "none", prices).report(told, replays, moments, None, AtomIndex())
 
@@ -62,7 +73,9 @@ async def test_the_oracle_stands_above_each_way_to_keep_to_a_budget():
 
     views = [step(f"t{n}", "Read", {"path": f"src/f{n}.py"}, source(n)) for n in range(20)]
     uses = [step(f"u{n}", "Grep", {"pattern": f"value_{n}_150"}, "none") for n in range(20)]
-    told = parse_transcript(compact_json(conversation(user("Go."), *views, *uses, assistant("Done."))))
+    told = parse_transcript(
+        compact_json(conversation(user("Go."), *views, *uses, assistant("Done.")))
+    )
 
     points = await recall_points(told)
 

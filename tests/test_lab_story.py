@@ -35,7 +35,15 @@ async def test_the_kinds_add_up_to_the_whole_prompt(make: object):
 async def test_every_kind_is_told_apart():
     told, _ = await watched(direct)
 
-    assert set(told.tokens[6]) == {"system", "tools", "user", "assistant", "thinking", "calls", "placeholders"}
+    assert set(told.tokens[6]) == {
+        "system",
+        "tools",
+        "user",
+        "assistant",
+        "thinking",
+        "calls",
+        "placeholders",
+    }
     assert told.tokens[6]["user"] == TokenCounter().text("Read every file, please.")
 
 
@@ -75,14 +83,23 @@ async def test_the_biggest_blocks_say_where_they_went():
     assert (gone.fate, gone.stage) == ("moved to tool-result-t0.md", "BatchOffload")
     assert gone.until in [call + 1 for call, actions in told.actions.items() if actions]
     assert (there.fate, there.until) == ("still in the context", None)
-    assert [block.tokens for block in told.blocks] == sorted((block.tokens for block in told.blocks), reverse=True)
+    assert [block.tokens for block in told.blocks] == sorted(
+        (block.tokens for block in told.blocks), reverse=True
+    )
     assert next(block.turn for block in told.blocks if block.name.endswith("f3.py")) == 5
 
 
 async def test_a_call_whose_input_left_names_the_file_it_went_to():
     text = "x = 1\n" * 500
-    call = [assistant(tool_use("t0", "Write", {"path": "f.py", "content": text})), user(tool_result("t0", "Done."))]
-    history = [user("Go."), *call, *(message for n in range(1, 9) for message in view(f"t{n}", f"f{n}.py", "y"))]
+    call = [
+        assistant(tool_use("t0", "Write", {"path": "f.py", "content": text})),
+        user(tool_result("t0", "Done.")),
+    ]
+    history = [
+        user("Go."),
+        *call,
+        *(message for n in range(1, 9) for message in view(f"t{n}", f"f{n}.py", "y")),
+    ]
     storage = Workbench().storage
     stage = BatchOffload(storage, RatioGate(0.1), reference="absolute", inputs={"Write"})
     result = await ContextPipeline([stage]).run(history, session_id="s")
@@ -100,11 +117,18 @@ async def test_a_long_path_is_cut_between_its_segments():
 
     told = story([Moment(0, history, history)], TokenCounter())
 
-    assert next(b.name for b in told.blocks if b.kind == "results") == f"result of read_file: …{'/folder' * 5}/name.py"
+    assert (
+        next(b.name for b in told.blocks if b.kind == "results")
+        == f"result of read_file: …{'/folder' * 5}/name.py"
+    )
 
 
 async def test_a_block_that_was_read_twice_is_listed_once():
-    context = [user("Go."), *view("t0", "f.py", "x = 1\n" * 50), *view("t1", "f.py", "x = 1\n" * 50)]
+    context = [
+        user("Go."),
+        *view("t0", "f.py", "x = 1\n" * 50),
+        *view("t1", "f.py", "x = 1\n" * 50),
+    ]
 
     told = story([Moment(0, context, context)], TokenCounter())
 

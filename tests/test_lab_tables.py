@@ -25,7 +25,7 @@ def replayed(*, read: float, fresh: float, use: Use) -> Replay:
     return Replay("t", (Step(0, read + fresh, 1, (request,), (), use),))
 
 
-# Figures ----------------------------------------------------------------------------------------------------------
+# Figures ------------------------------------------------------------------------------------------
 
 
 def test_the_cost_is_told_in_that_of_the_baseline():
@@ -56,7 +56,7 @@ def test_nothing_used_is_nothing_missed():
     assert (row.visible, row.reachable) == (1.0, 1.0)
 
 
-# What fills a context ---------------------------------------------------------------------------------------------
+# What fills a context -----------------------------------------------------------------------------
 
 
 def test_the_kinds_hold_every_token_of_the_blocks():

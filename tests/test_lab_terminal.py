@@ -31,7 +31,17 @@ def test_a_policy_has_a_row_at_80_columns_and_a_column_at_40():
     rows = [figure("none"), figure("rent-or-buy")]
     wide = figures_text("t", rows, 80, dollars=False).splitlines()
     narrow = figures_text("t", rows, 40, dollars=False).splitlines()
-    assert wide[1].split() == ["policy", "calls", "cost", "ratio", "hits", "peak", "fetched", "seen", "found"]
+    assert wide[1].split() == [
+        "policy",
+        "calls",
+        "cost",
+        "ratio",
+        "hits",
+        "peak",
+        "fetched",
+        "seen",
+        "found",
+    ]
     assert narrow[1].split() == ["policy", "none", "rent-or-buy"]
 
 
@@ -40,7 +50,9 @@ def test_dollars_are_shown_as_dollars():
 
 
 def test_what_was_billed_is_told_in_a_sentence():
-    found = Calibration(1, billed_tokens=1300, simulated_tokens=1000, billed_read=1196, simulated_read=950)
+    found = Calibration(
+        1, billed_tokens=1300, simulated_tokens=1000, billed_read=1196, simulated_read=950
+    )
 
     assert calibration_text(found) == (
         "The bills of 1 call hold 1.30 times the prompt tokens that are simulated without management; "

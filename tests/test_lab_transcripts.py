@@ -25,15 +25,24 @@ def lines(*values: object) -> str:
     return "".join(json.dumps(value) + "\n" for value in values)
 
 
-WORK: list[Message] = conversation(user("Go."), step("t1", "bash", {"command": "ls"}, "a.py"), step("t2"))
+WORK: list[Message] = conversation(
+    user("Go."), step("t1", "bash", {"command": "ls"}, "a.py"), step("t2")
+)
 
-# The kinds ----------------------------------------------------------------------------------------------------
+# The kinds ----------------------------------------------------------------------------------------
 
 
 def test_the_normal_form_is_a_header_and_one_message_per_line() -> None:
-    found = parse_transcript(lines({"type": "header", "id": "x", "model": "m-1", "tools": {"bash": 2}}, *WORK))
+    found = parse_transcript(
+        lines({"type": "header", "id": "x", "model": "m-1", "tools": {"bash": 2}}, *WORK)
+    )
 
-    assert (found.format, found.model, found.messages, found.calls) == ("normal form", "m-1", WORK, 2)
+    assert (found.format, found.model, found.messages, found.calls) == (
+        "normal form",
+        "m-1",
+        WORK,
+        2,
+    )
     assert found.tools is None
 
 
@@ -81,14 +90,20 @@ def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_reply_as_the_api_gave_it_tells_its_bill() -> None:
-    reply = {"type": "message", "role": "assistant", "model": "m-1", "content": [text("Hi.")], "usage": {"x": 1}}
+    reply = {
+        "type": "message",
+        "role": "assistant",
+        "model": "m-1",
+        "content": [text("Hi.")],
+        "usage": {"x": 1},
+    }
     found = parse_transcript(lines(user("Hi?"), reply))
 
     assert found.messages[1] == {"role": "assistant", "content": [text("Hi.")]}
     assert (found.model, found.usages) == ("m-1", {1: {"x": 1}})
 
 
-# What is broken -----------------------------------------------------------------------------------------------
+# What is broken -----------------------------------------------------------------------------------
 
 
 def test_broken_pairs_are_mended_and_counted() -> None:
@@ -124,17 +139,32 @@ def error(raw: bytes | str, tmp_path: Path) -> str:
         (lines(WORK[0], 7), ", line 2: int instead of an object"),
         (lines(WORK[0], {"role": "assistant"}), ", line 2: has no content"),
         (lines(WORK[0], {"role": "robot", "content": "x"}), ", line 2: has the role 'robot'"),
-        (json.dumps([WORK[0], {"role": "assistant", "content": 7}]), ", message 1: has int as content"),
+        (
+            json.dumps([WORK[0], {"role": "assistant", "content": 7}]),
+            ", message 1: has int as content",
+        ),
         (lines({"messages": WORK}, {"messages": WORK}), ", line 2: a second conversation"),
         (lines(WORK[0]), " holds no reply of a model"),
         (lines({"type": "header"}), " holds no reply of a model"),
         ("[" * 100_000, ", line 1: the JSON is nested too deeply"),
         ('{"a": 1}', ", line 1: has no role"),
-        (lines(WORK[0], {"role": "user", "content": [7]}), ", line 2: block 0 is int, not a mapping"),
+        (
+            lines(WORK[0], {"role": "user", "content": [7]}),
+            ", line 2: block 0 is int, not a mapping",
+        ),
         (json.dumps(WORK)[:-1] + ", " + "9" * 5000 + "]", ", line 1: a number has more digits"),
-        (json.dumps({"messages": WORK, "system": 7}), ": the system prompt is neither text nor a list of blocks"),
-        (json.dumps({"messages": WORK, "system": ["Hi."]}), ": the system prompt is neither text nor a list of blocks"),
-        (json.dumps({"messages": WORK, "tools": ["bash"]}), ": the tools are not a list of objects"),
+        (
+            json.dumps({"messages": WORK, "system": 7}),
+            ": the system prompt is neither text nor a list of blocks",
+        ),
+        (
+            json.dumps({"messages": WORK, "system": ["Hi."]}),
+            ": the system prompt is neither text nor a list of blocks",
+        ),
+        (
+            json.dumps({"messages": WORK, "tools": ["bash"]}),
+            ": the tools are not a list of objects",
+        ),
         (b"\xff\xfe[", ", line 1: this is not UTF-16 text"),
     ],
 )
@@ -156,17 +186,40 @@ ODD: st.SearchStrategy[Any] = st.sampled_from(
     [None, True, 7, -1.5, 10**400, 1e300, float("nan"), "", "x", [], ["x"], [[]], {}, {"type": []}]
 )
 SOUND: list[list[dict[str, Any]]] = [
-    [{"type": "header", "model": "m-1", "system": "Be brief.", "tools": {"bash": 2}}, *map(dict, WORK)],
-    [{"messages": WORK, "system": [text("Be brief.")], "tools": [{"name": "bash"}], "model": "m-1"}],
     [
-        {"type": "user", "uuid": "1", "timestamp": "2026-01-01T10:00:00Z", "message": WORK[0], "isSidechain": False},
-        {"type": "assistant", "uuid": "2", "message": {**WORK[1], "id": "r1", "model": "m-1", "usage": {}}},
+        {"type": "header", "model": "m-1", "system": "Be brief.", "tools": {"bash": 2}},
+        *map(dict, WORK),
+    ],
+    [
+        {
+            "messages": WORK,
+            "system": [text("Be brief.")],
+            "tools": [{"name": "bash"}],
+            "model": "m-1",
+        }
+    ],
+    [
+        {
+            "type": "user",
+            "uuid": "1",
+            "timestamp": "2026-01-01T10:00:00Z",
+            "message": WORK[0],
+            "isSidechain": False,
+        },
+        {
+            "type": "assistant",
+            "uuid": "2",
+            "message": {**WORK[1], "id": "r1", "model": "m-1", "usage": {}},
+        },
         {"type": "user", "uuid": "3", "timestamp": 1767225600, "message": WORK[2]},
     ],
     [
         {
             "role": "user",
-            "content": [{"type": "text", "text": "Go."}, {"type": "image_url", "image_url": {"url": "x"}}],
+            "content": [
+                {"type": "text", "text": "Go."},
+                {"type": "image_url", "image_url": {"url": "x"}},
+            ],
         },
         {
             "role": "assistant",
@@ -180,7 +233,9 @@ SOUND: list[list[dict[str, Any]]] = [
 ]
 
 
-@given(st.sampled_from(SOUND), st.lists(st.tuples(st.integers(0, 500), ODD), min_size=1, max_size=3))
+@given(
+    st.sampled_from(SOUND), st.lists(st.tuples(st.integers(0, 500), ODD), min_size=1, max_size=3)
+)
 def test_whatever_stands_in_its_fields_a_file_is_read_or_refused_by_name(
     sound: list[dict[str, Any]], changes: list[tuple[int, Any]]
 ) -> None:
@@ -229,17 +284,27 @@ def test_a_very_long_line_is_read(tmp_path: Path) -> None:
 
 
 def test_a_transcript_without_tools_or_with_pictures_only_is_a_transcript() -> None:
-    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"}}
+    picture = {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"},
+    }
 
     assert parse_transcript(lines(user("Hi?"), {"role": "assistant", "content": "Hi."})).calls == 1
-    assert parse_transcript(lines(user(picture), {"role": "assistant", "content": "A cat."})).calls == 1
+    assert (
+        parse_transcript(lines(user(picture), {"role": "assistant", "content": "A cat."})).calls
+        == 1
+    )
 
 
 @pytest.mark.shared
 def test_every_shared_transcript_is_read_as_it_is(shared: Path) -> None:
-    index = {entry["id"]: entry for entry in json.loads((shared / "transcripts" / "INDEX.json").read_text())}
+    index = {
+        entry["id"]: entry
+        for entry in json.loads((shared / "transcripts" / "INDEX.json").read_text())
+    }
     found: dict[str, Transcript] = {
-        file.stem: read_transcript(file) for file in sorted((shared / "transcripts").glob("*.jsonl"))
+        file.stem: read_transcript(file)
+        for file in sorted((shared / "transcripts").glob("*.jsonl"))
     }
 
     assert found.keys() == index.keys()

@@ -27,12 +27,16 @@ FILES = [f"{n}.jsonl" for n in range(9)]
 class Written:
     """Conversations whose costs and recalls follow a rule on the pipeline's settings."""
 
-    def __init__(self, rule: Callable[[int, str], tuple[float, float]], broken: Sequence[str] = ()) -> None:
+    def __init__(
+        self, rule: Callable[[int, str], tuple[float, float]], broken: Sequence[str] = ()
+    ) -> None:
         self.rule = rule
         self.broken = broken
         self.seen: Counter[tuple[str, str]] = Counter()
 
-    def __call__(self, paths: Sequence[str], makers: Mapping[str, PipelineMaker]) -> list[FileReplay]:
+    def __call__(
+        self, paths: Sequence[str], makers: Mapping[str, PipelineMaker]
+    ) -> list[FileReplay]:
         self.seen.update((path, name) for path in paths for name in makers)
         return [self._file(path, makers) for path in paths]
 
@@ -47,7 +51,9 @@ class Written:
         if batch:
             cost, recall = self.rule(batch[0].keep_recent, path)
         request = Request(0, "reply", CacheUse(0, 0, cost), 0.0)
-        return Replay(path, (Step(0, cost, 1, (request,), (), Use(visible=recall, lost=1 - recall)),))
+        return Replay(
+            path, (Step(0, cost, 1, (request,), (), Use(visible=recall, lost=1 - recall)),)
+        )
 
 
 def dearer_with_more(keep: int, path: str) -> tuple[float, float]:
@@ -58,7 +64,10 @@ def test_the_preset_in_toml_is_the_preset():
     bench = Workbench()
     ours = ConfiguredPolicy("preset", Candidate().toml(), PRICES)(bench)
     preset = Policy("coding", PRICES)(bench)
-    assert (ours.budget.window, ours.budget.trigger) == (preset.budget.window, preset.budget.trigger)
+    assert (ours.budget.window, ours.budget.trigger) == (
+        preset.budget.window,
+        preset.budget.trigger,
+    )
     assert ours.stages[:2] == preset.stages[:2]
     assert list(map(type, ours.stages)) == list(map(type, preset.stages))
 
@@ -67,7 +76,9 @@ def test_what_is_chosen_is_read_back_by_config(tmp_path: Path):
     for number, candidate in enumerate(candidates(30)):
         path = tmp_path / f"{number}.toml"
         path.write_text(candidate.toml(), "utf-8")
-        batch = next(s for s in read_config(path, PRICES)(Workbench()).stages if isinstance(s, BatchOffload))
+        batch = next(
+            s for s in read_config(path, PRICES)(Workbench()).stages if isinstance(s, BatchOffload)
+        )
         assert (batch.keep_recent, batch.min_chars) == (candidate.keep_recent, candidate.min_chars)
 
 
@@ -88,7 +99,13 @@ def test_the_cheapest_that_shows_enough_is_chosen():
 
 
 def test_where_none_shows_enough_the_one_that_shows_most_is_chosen():
-    tuned = tune(FILES, Written(lambda keep, _: (keep, 0.5 + keep / 100)), prices=PRICES, recall=0.95, budget=400)
+    tuned = tune(
+        FILES,
+        Written(lambda keep, _: (keep, 0.5 + keep / 100)),
+        prices=PRICES,
+        recall=0.95,
+        budget=400,
+    )
     assert tuned.chosen.candidate
     assert tuned.chosen.candidate.keep_recent == 12
     assert not tuned.reached
@@ -104,7 +121,12 @@ def test_no_conversation_is_replayed_twice_and_the_budget_holds():
 
 def test_each_fold_is_tested_on_conversations_it_did_not_choose_by():
     # Keeping two calls is free on every conversation but one, where it shows nothing.
-    written = Written(lambda keep, path: (1.0 if keep == 2 else 50.0, 0.0 if keep == 2 and path == "4.jsonl" else 1.0))
+    written = Written(
+        lambda keep, path: (
+            1.0 if keep == 2 else 50.0,
+            0.0 if keep == 2 and path == "4.jsonl" else 1.0,
+        )
+    )
     tuned = tune(FILES, written, prices=PRICES, recall=0.95, folds=9, budget=2000)
     assert len(tuned.folds) == 9
     missed = [fold for fold in tuned.folds if fold.score.recall == 0.0]
@@ -157,7 +179,10 @@ def test_the_front_holds_what_no_other_beats_in_both():
 
 @pytest.mark.shared
 def test_real_conversations_get_cheaper_by_tuning(shared: Path):
-    paths = [str(shared / "transcripts" / f"{name}.jsonl") for name in ("mini-django-11564", "sweagent-sphinx-11445")]
+    paths = [
+        str(shared / "transcripts" / f"{name}.jsonl")
+        for name in ("mini-django-11564", "sweagent-sphinx-11445")
+    ]
 
     def evaluate(files: Sequence[str], makers: Mapping[str, PipelineMaker]) -> list[FileReplay]:
         return replay_files(files, makers, processes=1)

@@ -72,7 +72,18 @@ async def test_a_view_whose_result_comes_later_counts_and_one_that_failed_does_n
     files.learn([result])
     failed = [assistant(tool_use("t2", "read_file", {"path": "b.py"}))]
     files.learn(failed)
-    files.learn([user({"type": "tool_result", "tool_use_id": "t2", "content": "no such file", "is_error": True})])
+    files.learn(
+        [
+            user(
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t2",
+                    "content": "no such file",
+                    "is_error": True,
+                }
+            )
+        ]
+    )
 
     assert (await files.read("a.py", 100)).text == "text"
     with pytest.raises(StorageError, match=r"b\.py"):

@@ -44,12 +44,17 @@ from ctxpipe.messages import (
 )
 
 SURROGATE = "half a pair \ud83d"
-IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"}}
+IMAGE = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"},
+}
 
 
 def told(messages: list[Message], *, encoding: bool = True) -> list[str]:
     """The problems that `check` finds, as text."""
-    return [f"message {problem.index}: {problem.text}" for problem in check(messages, encoding=encoding)]
+    return [
+        f"message {problem.index}: {problem.text}" for problem in check(messages, encoding=encoding)
+    ]
 
 
 def marked(words: str = "hi") -> dict[str, Any]:
@@ -61,7 +66,7 @@ def sdk_reply(*content: object) -> Message:
     return cast("Message", {"role": "assistant", "content": list(content)})
 
 
-# Reading ------------------------------------------------------------------------------------------------------
+# Reading ------------------------------------------------------------------------------------------
 
 
 def test_a_field_is_read_from_a_mapping_and_from_an_sdk_object_alike() -> None:
@@ -90,13 +95,17 @@ def test_a_text_block_without_a_text_says_nothing() -> None:
 
 
 def test_what_the_user_wrote_has_neither_tool_results_nor_blanks_nor_the_assistants_words() -> None:
-    history = conversation(user("go"), assistant("ok"), user(tool_result("t1", "x"), text(" "), text("more")))
+    history = conversation(
+        user("go"), assistant("ok"), user(tool_result("t1", "x"), text(" "), text("more"))
+    )
 
     assert list(user_texts(history)) == [(0, "go"), (2, "more")]
 
 
 def test_tool_calls_come_in_order_with_their_places() -> None:
-    history = conversation(user("go"), assistant(text("two"), call("a"), call("b", "grep", {"pattern": "x"})))
+    history = conversation(
+        user("go"), assistant(text("two"), call("a"), call("b", "grep", {"pattern": "x"}))
+    )
 
     found = list(tool_calls(history))
 
@@ -107,7 +116,9 @@ def test_tool_calls_come_in_order_with_their_places() -> None:
 
 
 def test_tool_results_come_in_order_with_their_places() -> None:
-    history = conversation(user("go"), assistant(call("a"), call("b")), user(tool_result("b"), tool_result("a", None)))
+    history = conversation(
+        user("go"), assistant(call("a"), call("b")), user(tool_result("b"), tool_result("a", None))
+    )
 
     assert [(r.place, r.tool_use_id, r.content, r.is_error) for r in tool_results(history)] == [
         ((2, 0), "b", "done", False),
@@ -135,7 +146,9 @@ def test_the_input_of_a_call_that_is_no_mapping_reads_as_empty() -> None:
 def test_calls_are_read_from_sdk_objects() -> None:
     reply = sdk_reply(ToolUseBlock(type="tool_use", id="t1", name="bash", input={"command": "ls"}))
 
-    assert [(c.id, c.name, c.input) for c in tool_calls([reply])] == [("t1", "bash", {"command": "ls"})]
+    assert [(c.id, c.name, c.input) for c in tool_calls([reply])] == [
+        ("t1", "bash", {"command": "ls"})
+    ]
 
 
 def test_only_the_calls_of_the_last_message_are_pending() -> None:
@@ -174,11 +187,15 @@ def test_compact_json_has_no_blanks_keeps_the_order_and_leaves_other_scripts_rea
     ]
 
 
-# Rewriting ----------------------------------------------------------------------------------------------------
+# Rewriting ----------------------------------------------------------------------------------------
 
 
 def test_rewriting_replaces_one_key_and_keeps_all_others() -> None:
-    block = {**tool_result("a", "long", is_error=True), "cache_control": {"type": "ephemeral"}, "future": [1]}
+    block = {
+        **tool_result("a", "long", is_error=True),
+        "cache_control": {"type": "ephemeral"},
+        "future": [1],
+    }
     history = conversation(user("go"), assistant(call("a")), user(block))
 
     edited = rewrite(history, {(2, 0): "short"})
@@ -193,11 +210,19 @@ def test_rewriting_leaves_the_input_and_every_other_message_alone() -> None:
     edited = rewrite(history, {(2, 0): "short"})
 
     assert history == before
-    assert [new is old for new, old in zip(edited, history, strict=True)] == [True, True, False, True, True]
+    assert [new is old for new, old in zip(edited, history, strict=True)] == [
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_a_rewritten_message_shares_nothing_that_could_be_edited() -> None:
-    history = conversation(user("go"), assistant(call("a")), user(tool_result("a"), {"type": "new", "of": [1]}))
+    history = conversation(
+        user("go"), assistant(call("a")), user(tool_result("a"), {"type": "new", "of": [1]})
+    )
 
     edited = rewrite(history, {(2, 0): "short"})
     cast("Any", edited[2]["content"])[1]["of"].append(2)
@@ -206,7 +231,9 @@ def test_a_rewritten_message_shares_nothing_that_could_be_edited() -> None:
 
 
 def test_another_key_than_the_content_can_be_rewritten() -> None:
-    history = [assistant(text("I write"), call("a", "write_file", {"path": "x", "content": "long"}))]
+    history = [
+        assistant(text("I write"), call("a", "write_file", {"path": "x", "content": "long"}))
+    ]
 
     edited = rewrite(history, {(0, 1): {"path": "x", "content": "short"}}, key="input")
 
@@ -227,7 +254,9 @@ def test_an_sdk_object_is_rewritten_as_a_dict_and_its_neighbours_stay_objects() 
 
 
 @given(histories(repeat_ids=True), st.data())
-def test_rewriting_touches_the_given_places_and_nothing_else(history: list[Message], data: st.DataObject) -> None:
+def test_rewriting_touches_the_given_places_and_nothing_else(
+    history: list[Message], data: st.DataObject
+) -> None:
     places = [result.place for result in tool_results(history)]
     chosen = data.draw(st.sets(st.sampled_from(places))) if places else set()
     before = copy.deepcopy(history)
@@ -240,7 +269,7 @@ def test_rewriting_touches_the_given_places_and_nothing_else(history: list[Messa
         assert (new is old) == (index not in {place[0] for place in chosen})
 
 
-# The shape ----------------------------------------------------------------------------------------------------
+# The shape ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -258,17 +287,37 @@ def test_rewriting_touches_the_given_places_and_nothing_else(history: list[Messa
         ([{"role": ["user"], "content": "hi"}], r"message 0 has the role \['user'\]"),
         ([{"role": "user", "content": 5}], "message 0 has int as content"),
         ([{"role": "user", "content": text("hi")}], "message 0 has dict as content"),
-        ([{"role": "user", "content": [text("hi"), "there"]}], "block 1 of message 0 is str, not a mapping"),
+        (
+            [{"role": "user", "content": [text("hi"), "there"]}],
+            "block 1 of message 0 is str, not a mapping",
+        ),
         ([user("hi"), {"role": "user", "content": [None]}], "block 0 of message 1 is NoneType"),
         ([user({"type": "text", "text": 5})], "block 0 of message 0 has int as text"),
-        ([assistant({"type": "thinking", "thinking": ["hm"]})], "block 0 of message 0 has list as thinking"),
-        ([user({**tool_result("a"), "content": 5})], "block 0 of message 0 is a tool_result with int as content"),
-        ([user({**tool_result("a"), "content": text("x")})], "block 0 of message 0 is a tool_result with dict"),
-        ([user(tool_result("a", ["x"]))], "block 0 of message 0 holds a block that is str, not a mapping"),
-        ([user(tool_result("a", [{"type": "text", "text": 1}]))], "block 0 of message 0 holds a block that has int"),
+        (
+            [assistant({"type": "thinking", "thinking": ["hm"]})],
+            "block 0 of message 0 has list as thinking",
+        ),
+        (
+            [user({**tool_result("a"), "content": 5})],
+            "block 0 of message 0 is a tool_result with int as content",
+        ),
+        (
+            [user({**tool_result("a"), "content": text("x")})],
+            "block 0 of message 0 is a tool_result with dict",
+        ),
+        (
+            [user(tool_result("a", ["x"]))],
+            "block 0 of message 0 holds a block that is str, not a mapping",
+        ),
+        (
+            [user(tool_result("a", [{"type": "text", "text": 1}]))],
+            "block 0 of message 0 holds a block that has int",
+        ),
     ],
 )
-def test_what_has_not_the_shape_of_messages_is_refused_by_index(messages: object, words: str) -> None:
+def test_what_has_not_the_shape_of_messages_is_refused_by_index(
+    messages: object, words: str
+) -> None:
     with pytest.raises(InvalidHistory, match=words):
         ensure_messages(messages)
 
@@ -290,7 +339,10 @@ def test_a_history_known_in_part_is_looked_at_from_there_on() -> None:
         user({"type": "text"}),
         user(tool_result("a", None)),
         user(tool_result("a", [text("x"), IMAGE])),
-        sdk_reply(TextBlock(type="text", text="hi"), ToolUseBlock(type="tool_use", id="a", name="b", input={})),
+        sdk_reply(
+            TextBlock(type="text", text="hi"),
+            ToolUseBlock(type="tool_use", id="a", name="b", input={}),
+        ),
     ],
 )
 def test_everything_that_can_be_read_has_the_shape_of_a_message(message: Message) -> None:
@@ -298,7 +350,9 @@ def test_everything_that_can_be_read_has_the_shape_of_a_message(message: Message
 
 
 @given(histories(), broken_histories())
-def test_histories_sound_or_broken_have_the_shape_of_messages(sound: list[Message], broken: list[Message]) -> None:
+def test_histories_sound_or_broken_have_the_shape_of_messages(
+    sound: list[Message], broken: list[Message]
+) -> None:
     ensure_messages(sound)
     ensure_messages(broken)
 
@@ -307,11 +361,18 @@ def test_an_invalid_history_is_a_value_error_too() -> None:
     assert issubclass(InvalidHistory, ValueError)
 
 
-# The rules ----------------------------------------------------------------------------------------------------
+# The rules ----------------------------------------------------------------------------------------
 
 
 def test_a_sound_conversation_has_no_problem() -> None:
-    assert told(conversation(system("be"), user("go"), step("a", say="look", think="hm"), assistant("done"))) == []
+    assert (
+        told(
+            conversation(
+                system("be"), user("go"), step("a", say="look", think="hm"), assistant("done")
+            )
+        )
+        == []
+    )
     assert told([]) == []
     assert told([system("be")]) == []
 
@@ -374,7 +435,10 @@ def test_calls_of_the_last_message_may_wait_for_their_results() -> None:
             [user("go"), assistant(call("a"), call("a")), user(tool_result("a"), tool_result("a"))],
             ["message 1: the id 'a' for more than one tool_use"],
         ),
-        ([user(tool_result("a"))], ["message 0: the tool_result 'a' has no tool_use in the message before"]),
+        (
+            [user(tool_result("a"))],
+            ["message 0: the tool_result 'a' has no tool_use in the message before"],
+        ),
         (
             [user("go"), assistant(call("a")), user(tool_result("a"), tool_result("a"))],
             ["message 2: the tool_result 'a' has no tool_use in the message before"],
@@ -393,7 +457,9 @@ def test_calls_of_the_last_message_may_wait_for_their_results() -> None:
         ),
     ],
 )
-def test_each_broken_rule_is_told_with_its_message(history: list[Message], expected: list[str]) -> None:
+def test_each_broken_rule_is_told_with_its_message(
+    history: list[Message], expected: list[str]
+) -> None:
     assert told(history) == expected
 
 
@@ -412,7 +478,9 @@ def test_lone_surrogates_in_thinking_stay_because_thinking_is_never_changed() ->
 def test_lone_surrogates_are_found_inside_the_input_of_a_call_and_in_sdk_objects() -> None:
     deep = call("a", "bash", {"args": [{"at": SURROGATE}]})
     known = TextBlock(type="text", text=SURROGATE)
-    unknown = TextBlock.model_validate({"type": "text", "text": "ok", "future": {"said": SURROGATE}})
+    unknown = TextBlock.model_validate(
+        {"type": "text", "text": "ok", "future": {"said": SURROGATE}}
+    )
 
     for block in (deep, known, unknown):
         assert told([user("go"), sdk_reply(block)]) == ["message 1: a lone surrogate"]
@@ -422,7 +490,9 @@ def test_the_thinking_of_sdk_objects_is_known_as_thinking() -> None:
     thought = ThinkingBlock(type="thinking", thinking="hm", signature="s")
     hidden = RedactedThinkingBlock(type="redacted_thinking", data="x")
 
-    assert told([user("go"), sdk_reply(hidden, thought)]) == ["message 1: it ends in a thinking block"]
+    assert told([user("go"), sdk_reply(hidden, thought)]) == [
+        "message 1: it ends in a thinking block"
+    ]
 
 
 @given(broken_histories(), st.data())
@@ -441,7 +511,9 @@ def test_a_problem_reads_as_a_sentence() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=12))
-def test_marks_counted_from_turn_to_turn_are_those_counted_afresh(turns: list[tuple[int, bool]]) -> None:
+def test_marks_counted_from_turn_to_turn_are_those_counted_afresh(
+    turns: list[tuple[int, bool]],
+) -> None:
     counted, history = CacheMarks(), list[Message]()
     for marks, again in turns:
         if again and history:

@@ -1,5 +1,5 @@
-"""The API's rules for server tools, ids, inputs, system messages, compaction blocks and keys: each is told by its
-name and place, and repaired.
+"""The API's rules for server tools, ids, inputs, system messages, compaction blocks and keys: each
+is told by its name and place, and repaired.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def names(messages: list[Message], **options: int) -> list[tuple[int, int | None
     return [(problem.index, problem.block, problem.rule) for problem in check(messages, **options)]  # type: ignore[arg-type]
 
 
-# What is accepted ---------------------------------------------------------------------------------------------
+# What is accepted ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_what_the_api_takes_is_no_problem(history: list[Message]) -> None:
     assert repair(history) is history
 
 
-# What is not --------------------------------------------------------------------------------------------------
+# What is not --------------------------------------------------------------------------------------
 
 BROKEN: list[tuple[str, list[Message], tuple[int, int | None, str], list[Message]]] = [
     (
@@ -133,9 +133,19 @@ BROKEN: list[tuple[str, list[Message], tuple[int, int | None, str], list[Message
     ),
     (
         "words beside the results for a running program end its turn",
-        [user("go"), assistant(server_use(), by_program("a")), user(tool_result("a"), text("stop")), assistant("ok")],
+        [
+            user("go"),
+            assistant(server_use(), by_program("a")),
+            user(tool_result("a"), text("stop")),
+            assistant("ok"),
+        ],
         (1, 0, "server-tool"),
-        [user("go"), assistant(tool_use("a")), user(tool_result("a"), text("stop")), assistant("ok")],
+        [
+            user("go"),
+            assistant(tool_use("a")),
+            user(tool_result("a"), text("stop")),
+            assistant("ok"),
+        ],
     ),
     (
         "the result of a search that nobody made",
@@ -145,7 +155,13 @@ BROKEN: list[tuple[str, list[Message], tuple[int, int | None, str], list[Message
     ),
     (
         "a result in a later turn",
-        [user("go"), assistant(server_use()), user("wait"), assistant(server_result(), text("so")), user("ok")],
+        [
+            user("go"),
+            assistant(server_use()),
+            user("wait"),
+            assistant(server_result(), text("so")),
+            user("ok"),
+        ],
         (1, 0, "server-tool"),
         [user(text("go"), text("wait")), assistant(text("so")), user("ok")],
     ),
@@ -157,7 +173,11 @@ BROKEN: list[tuple[str, list[Message], tuple[int, int | None, str], list[Message
     ),
     (
         "two results for one call",
-        [user("go"), assistant(server_use(), server_result(), server_result(), text("so")), user("ok")],
+        [
+            user("go"),
+            assistant(server_use(), server_result(), server_result(), text("so")),
+            user("ok"),
+        ],
         (1, 2, "server-tool"),
         [user("go"), assistant(server_use(), server_result(), text("so")), user("ok")],
     ),
@@ -201,9 +221,21 @@ BROKEN: list[tuple[str, list[Message], tuple[int, int | None, str], list[Message
     ),
     (
         "a system message between a call and its result",
-        [user("go"), assistant(tool_use("a")), system("be brief"), user(tool_result("a")), assistant("so")],
+        [
+            user("go"),
+            assistant(tool_use("a")),
+            system("be brief"),
+            user(tool_result("a")),
+            assistant("so"),
+        ],
         (2, None, "system-place"),
-        [user("go"), assistant(tool_use("a")), user(tool_result("a")), system("be brief"), assistant("so")],
+        [
+            user("go"),
+            assistant(tool_use("a")),
+            user(tool_result("a")),
+            system("be brief"),
+            assistant("so"),
+        ],
     ),
     (
         "a system message before the user goes on",
@@ -231,13 +263,21 @@ BROKEN: list[tuple[str, list[Message], tuple[int, int | None, str], list[Message
     ),
     (
         "two signed compaction blocks",
-        [user(compaction(signature="s"), text("go")), assistant(text("so"), compaction(signature="t")), user("on")],
+        [
+            user(compaction(signature="s"), text("go")),
+            assistant(text("so"), compaction(signature="t")),
+            user("on"),
+        ],
         (1, 1, "compaction"),
         [assistant(compaction(signature="t")), user("on")],
     ),
     (
         "a reply that was appended as it came",
-        [user("go"), reply(content=[text("hi")], id="msg_1", model="m", usage={}, stop_reason=None), user("x")],
+        [
+            user("go"),
+            reply(content=[text("hi")], id="msg_1", model="m", usage={}, stop_reason=None),
+            user("x"),
+        ],
         (1, None, "message-key"),
         [user("go"), assistant(text("hi")), user("x")],
     ),
@@ -304,7 +344,9 @@ BROKEN: list[tuple[str, list[Message], tuple[int, int | None, str], list[Message
 ]
 
 
-@pytest.mark.parametrize(("history", "problem", "repaired"), [case[1:] for case in BROKEN], ids=[c[0] for c in BROKEN])
+@pytest.mark.parametrize(
+    ("history", "problem", "repaired"), [case[1:] for case in BROKEN], ids=[c[0] for c in BROKEN]
+)
 async def test_what_the_api_refuses_is_told_with_rule_and_block_and_repaired(
     history: list[Message], problem: tuple[int, int | None, str], repaired: list[Message]
 ) -> None:
@@ -328,7 +370,9 @@ def test_every_rule_has_a_name_that_the_problems_use() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
 
 
-@pytest.mark.parametrize(("kind_of_result", "id"), [(name, f"srvtoolu_{n}") for n, name in enumerate(RESULTS)])
+@pytest.mark.parametrize(
+    ("kind_of_result", "id"), [(name, f"srvtoolu_{n}") for n, name in enumerate(RESULTS)]
+)
 def test_every_kind_of_server_result_needs_its_call(kind_of_result: str, id: str) -> None:  # noqa: A002
     orphan = [user("go"), assistant(server_result(id, kind_of_result), text("so")), user("ok")]
 
@@ -351,14 +395,18 @@ def test_new_messages_tell_of_a_server_tool_that_was_called_before_them() -> Non
     assert check(history[:3], 2) == []
 
 
-# Ids and inputs -----------------------------------------------------------------------------------------------
+# Ids and inputs -----------------------------------------------------------------------------------
 
 IDS = ["functions.Bash:0", "call|1", "", " ", "é", "a b", "\ud83d", "x" * 300 + ".", None, 7]
 
 
 @pytest.mark.parametrize("id", IDS)
 def test_an_id_that_the_api_does_not_take_becomes_another_in_call_and_result(id: Any) -> None:  # noqa: A002
-    history = [user("go"), assistant(tool_use(id), tool_use("b")), user(tool_result(id, "found"), tool_result("b"))]
+    history = [
+        user("go"),
+        assistant(tool_use(id), tool_use("b")),
+        user(tool_result(id, "found"), tool_result("b")),
+    ]
 
     assert (1, 0, "tool-id") in names(history)
     assert (2, 0, "tool-id") in names(history)
@@ -389,7 +437,11 @@ def test_ids_of_server_tools_and_of_callers_are_renamed_with_them() -> None:
 
 @given(st.lists(st.text(max_size=6), min_size=1, max_size=6, unique=True))
 def test_ids_stay_different_and_are_the_same_in_every_process(ids: list[str]) -> None:
-    history = [user("go"), assistant(*map(tool_use, ids)), user(*(tool_result(i, f"for {i}") for i in ids))]
+    history = [
+        user("go"),
+        assistant(*map(tool_use, ids)),
+        user(*(tool_result(i, f"for {i}") for i in ids)),
+    ]
 
     repaired = repair(history)
 
@@ -421,7 +473,9 @@ def without(words: str) -> str:
     ],
 )
 @pytest.mark.parametrize("make", [tool_use, server_use, mcp_use])
-def test_an_input_that_is_no_object_becomes_one_and_loses_nothing(make: Any, given_input: Any, expected: Any) -> None:
+def test_an_input_that_is_no_object_becomes_one_and_loses_nothing(
+    make: Any, given_input: Any, expected: Any
+) -> None:
     call = {**make("srvtoolu_1"), "input": given_input}
     history = [user("go"), assistant(call)]
 
@@ -437,7 +491,7 @@ def test_an_input_that_is_missing_or_held_by_an_sdk_object_is_repaired_too() -> 
     assert [as_dict(b)["input"] for b in blocks(repair(history)[1])] == [{}, {}]
 
 
-# Marks for the cache ------------------------------------------------------------------------------------------
+# Marks for the cache ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -462,12 +516,16 @@ async def test_the_messages_keep_as_many_marks_as_the_rest_of_the_request_leaves
 
     result = await ContextPipeline([]).session("s").run(history, **parts, request=options)
 
-    kept = [index for index, m in enumerate(result.messages) if any(as_dict(b).get("cache_control") for b in blocks(m))]
+    kept = [
+        index
+        for index, m in enumerate(result.messages)
+        if any(as_dict(b).get("cache_control") for b in blocks(m))
+    ]
     assert kept == list(range(0, 2 * marked, 2))[max(0, marked - left) :]
     assert [p.rule for p in result.repaired] == (["cache-marks"] if marked > left else [])
 
 
-# Values -------------------------------------------------------------------------------------------------------
+# Values -------------------------------------------------------------------------------------------
 
 
 class Colour(Enum):
@@ -494,7 +552,9 @@ UNSENDABLE = [
 
 @pytest.mark.parametrize("value", UNSENDABLE, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("where", ["input", "deeper", "future"])
-async def test_what_the_client_cannot_encode_is_refused_by_its_place(value: object, where: str) -> None:
+async def test_what_the_client_cannot_encode_is_refused_by_its_place(
+    value: object, where: str
+) -> None:
     made: dict[str, Any] = {
         "input": tool_use("a", given={"x": value}),
         "deeper": tool_use("a", given={"x": [{"y": (value,)}]}),
@@ -516,22 +576,30 @@ def test_the_client_refuses_exactly_what_is_refused_here() -> None:
                 openapi_dumps({"x": value})
 
 
-# Whatever is lost ---------------------------------------------------------------------------------------------
+# Whatever is lost ---------------------------------------------------------------------------------
 
 
 @st.composite
 def turns(draw: st.DrawFn) -> list[Message]:
-    """A history of calls of all kinds, whole, from which messages and blocks are lost, doubled and swapped."""
+    """A history of calls of all kinds, whole, from which messages and blocks are lost, doubled and
+    swapped.
+    """
     history: list[Message] = [user("go")]
     for n in range(draw(st.integers(1, 4))):
         search = [server_use(f"srvtoolu_{n}"), server_result(f"srvtoolu_{n}"), text(f"found {n}")]
         program = [
-            assistant(text(f"run {n}"), server_use(f"srvtoolu_{n}"), by_program(f"t{n}", f"srvtoolu_{n}")),
+            assistant(
+                text(f"run {n}"), server_use(f"srvtoolu_{n}"), by_program(f"t{n}", f"srvtoolu_{n}")
+            ),
             user(tool_result(f"t{n}")),
             assistant(server_result(f"srvtoolu_{n}"), text(f"ran {n}")),
         ]
         paused = [assistant(*search[:1]), assistant(*search[1:])]
-        plain = [assistant(text(f"call {n}"), tool_use(f"t{n}")), user(tool_result(f"t{n}")), assistant(f"so {n}")]
+        plain = [
+            assistant(text(f"call {n}"), tool_use(f"t{n}")),
+            user(tool_result(f"t{n}")),
+            assistant(f"so {n}"),
+        ]
         history += draw(st.sampled_from([[assistant(*search)], paused, program, plain]))
         history += [user(f"next {n}"), *draw(st.sampled_from([[], [system("be brief")]]))]
     history = history[: len(history) - draw(st.integers(0, 3))]
@@ -563,10 +631,14 @@ def test_what_was_repaired_breaks_no_rule_whatever_was_lost(history: list[Messag
 
 
 @given(turns())
-def test_repairing_loses_no_words_and_no_more_server_tools_than_problems(history: list[Message]) -> None:
+def test_repairing_loses_no_words_and_no_more_server_tools_than_problems(
+    history: list[Message],
+) -> None:
     def words(messages: list[Message]) -> set[str]:
         said = [b for m in messages for b in map(as_dict, blocks(m)) if b["type"] == "text"]
-        return {b["text"] for b in said} | {m["content"] for m in messages if isinstance(m["content"], str)}
+        return {b["text"] for b in said} | {
+            m["content"] for m in messages if isinstance(m["content"], str)
+        }
 
     def pairs(messages: list[Message]) -> int:
         return sum(kind(b).endswith("_tool_result") for m in messages for b in blocks(m))
@@ -596,7 +668,11 @@ def test_calls_with_the_words_of_an_interruption_are_still_calls() -> None:
 
 def test_thinking_of_the_sdk_without_a_signature_goes_too() -> None:
     made = ThinkingBlock.model_construct(type="thinking", thinking="x", signature=None)
-    history = [user("go"), cast("Message", {"role": "assistant", "content": [made, text("y")]}), user("x")]
+    history = [
+        user("go"),
+        cast("Message", {"role": "assistant", "content": [made, text("y")]}),
+        user("x"),
+    ]
 
     assert repair(history)[1] == assistant(text("y"))
 
@@ -606,13 +682,15 @@ def test_a_rule_tells_what_is_done_or_that_nothing_can_be() -> None:
 
 
 def test_the_page_lists_every_rule_as_the_table_has_it() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parent.parent / "docs" / "troubleshooting.md").read_text(
+        encoding="utf-8"
+    )
 
     for rule in RULES:
         assert f"| `{rule.name}` | {rule.says} | {rule.repair or 'InvalidHistory'} |" in page
 
 
-# What dumps, errors and marks do not keep ------------------------------------------------------------------------
+# What dumps, errors and marks do not keep ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("given_caller", [None, "direct", []])
@@ -633,7 +711,9 @@ def test_a_caller_of_none_goes_from_an_sdk_object_too() -> None:
     assert repair(history)[1]["content"] == [tool_use("a")]
 
 
-@pytest.mark.parametrize("extra", [{"citations": None}, {"text": None}, {"citations": None, "text": None}])
+@pytest.mark.parametrize(
+    "extra", [{"citations": None}, {"text": None}, {"citations": None, "text": None}]
+)
 def test_a_compaction_block_loses_the_keys_that_a_dump_adds(extra: dict[str, None]) -> None:
     history = [user("go"), assistant(compaction(**extra), text("so")), user("on")]
 
@@ -650,8 +730,13 @@ def test_an_error_without_words_gets_some(content: Any) -> None:
 
 
 @pytest.mark.parametrize("kind_of_block", ["image", "document", "hologram"])
-def test_an_error_with_more_than_words_is_an_error_no_more_and_loses_nothing(kind_of_block: str) -> None:
-    content = [text("failed"), {"type": kind_of_block, "source": {"type": "url", "url": "https://example.com"}}]
+def test_an_error_with_more_than_words_is_an_error_no_more_and_loses_nothing(
+    kind_of_block: str,
+) -> None:
+    content = [
+        text("failed"),
+        {"type": kind_of_block, "source": {"type": "url", "url": "https://example.com"}},
+    ]
     history = [user("go"), assistant(tool_use("a")), user(tool_result("a", content, is_error=True))]
 
     assert names(history) == [(2, 0, "error-result")]
@@ -693,14 +778,24 @@ async def test_a_session_that_grows_hears_of_a_late_hour() -> None:
 @pytest.mark.parametrize("foreign", ["call_1", "toolu_1", "srvtoolu_a-b", "功能:0"])
 def test_a_server_tools_id_of_another_provider_becomes_one_with_the_prefix(foreign: str) -> None:
     made = assistant(server_use(foreign), by_program("t", foreign))
-    history = [user("go"), made, user(tool_result("t")), assistant(server_result(foreign), text("so")), user("on")]
+    history = [
+        user("go"),
+        made,
+        user(tool_result("t")),
+        assistant(server_result(foreign), text("so")),
+        user("on"),
+    ]
 
     repaired: Any = repair(history)
 
     name = repaired[1]["content"][0]["id"]
     assert {rule for _, _, rule in names(history)} == {"tool-id"}
     assert name.startswith("srvtoolu_")
-    assert repaired[1]["content"][1]["caller"]["tool_id"] == repaired[3]["content"][0]["tool_use_id"] == name
+    assert (
+        repaired[1]["content"][1]["caller"]["tool_id"]
+        == repaired[3]["content"][0]["tool_use_id"]
+        == name
+    )
     assert not check(repaired)
 
 
@@ -716,13 +811,19 @@ def test_words_beside_the_results_of_a_program_make_its_calls_the_models_own() -
 @pytest.mark.parametrize("role", ["user", "assistant"])
 def test_results_of_a_kind_and_id_that_nobody_knows_pass_wherever_they_stand(role: str) -> None:
     block = {"type": "smell_tool_result", "tool_use_id": "nobody:1", "payload": [1]}
-    history = [user("go"), cast("Message", {"role": role, "content": [block, text("so")]}), user("on")]
+    history = [
+        user("go"),
+        cast("Message", {"role": role, "content": [block, text("so")]}),
+        user("on"),
+    ]
 
     assert not check(history)
     assert repair(history) is history
 
 
-@pytest.mark.parametrize("later", [compaction(), compaction(None), compaction("more", encrypted_content="x")])
+@pytest.mark.parametrize(
+    "later", [compaction(), compaction(None), compaction("more", encrypted_content="x")]
+)
 def test_after_a_signed_compaction_block_comes_no_other(later: dict[str, Any]) -> None:
     first = assistant(compaction(signature="s"))
     history = [first, user("go"), assistant(later, text("so")), user("on")]
@@ -747,16 +848,28 @@ async def test_a_session_that_grows_by_broken_messages_sends_none_of_them(
     assert bool(told) >= bool(check(history))
 
 
-@pytest.mark.parametrize("odd", [{"text": "hi"}, {"type": None, "text": "hi"}, {"type": 5, "text": "hi"}])
+@pytest.mark.parametrize(
+    "odd", [{"text": "hi"}, {"type": None, "text": "hi"}, {"type": 5, "text": "hi"}]
+)
 def test_a_block_without_a_type_is_found_and_mended_wherever_it_stands(odd: Any) -> None:
     history: Any = [
         {"role": "user", "content": [odd]},
-        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "ls", "input": {}}]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [odd, {"of": 1}]}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "t", "name": "ls", "input": {}}],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "t", "content": [odd, {"of": 1}]}],
+        },
     ]
 
     mended: Any = repair(history)
 
     assert [problem.rule for problem in check(history)] == ["block-type", "block-type"]
     assert check(mended) == []
-    assert mended[0]["content"] == mended[2]["content"][0]["content"] == [{"type": "text", "text": "hi"}]
+    assert (
+        mended[0]["content"]
+        == mended[2]["content"][0]["content"]
+        == [{"type": "text", "text": "hi"}]
+    )

@@ -33,7 +33,16 @@ from ctxpipe import (
     SmartTruncate,
     load_archive,
 )
-from ctxpipe.messages import MAX_DEPTH, Message, as_json, compact_json, copied, is_equal, rebuilt, strings
+from ctxpipe.messages import (
+    MAX_DEPTH,
+    Message,
+    as_json,
+    compact_json,
+    copied,
+    is_equal,
+    rebuilt,
+    strings,
+)
 from ctxpipe.stage import Stage
 from ctxpipe.summarizers import Summary
 
@@ -77,7 +86,9 @@ def stages(root: Path) -> list[Stage]:
     storage = LocalStorage(root)
     return [
         DirectOffload(storage, min_chars=500),
-        BatchOffload(storage, gate=RatioGate(0.01), min_chars=300, inputs={"write"}, min_input_chars=100),
+        BatchOffload(
+            storage, gate=RatioGate(0.01), min_chars=300, inputs={"write"}, min_input_chars=100
+        ),
         Compact(summarise, archive=storage),
         SmartTruncate(archive=storage, max_tokens=1_000),
     ]
@@ -85,7 +96,10 @@ def stages(root: Path) -> list[Stage]:
 
 def conversation(*blocks: Any) -> list[Message]:
     turns = [
-        [assistant(tool_use(f"t{k}", "write", {"path": "a", "text": LONG})), user(tool_result(f"t{k}", LONG))]
+        [
+            assistant(tool_use(f"t{k}", "write", {"path": "a", "text": LONG})),
+            user(tool_result(f"t{k}", LONG)),
+        ]
         for k in range(3)
     ]
     calls = [block for block in blocks if block["type"] == "tool_use"]
@@ -116,9 +130,14 @@ DEEP: dict[str, Callable[[int], list[Message]]] = {
 
 @pytest.mark.parametrize(
     ("kind_of_block", "levels"),
-    [*(("both", levels) for levels in (200, 500, 900, 990)), *((name, 990) for name in DEEP if name != "both")],
+    [
+        *(("both", levels) for levels in (200, 500, 900, 990)),
+        *((name, 990) for name in DEEP if name != "both"),
+    ],
 )
-async def test_no_depth_that_can_be_sent_costs_a_turn(levels: int, kind_of_block: str, tmp_path: Path) -> None:
+async def test_no_depth_that_can_be_sent_costs_a_turn(
+    levels: int, kind_of_block: str, tmp_path: Path
+) -> None:
     history = DEEP[kind_of_block](levels)
     before = as_json(history)
     pipeline = ContextPipeline(stages(tmp_path), budget=Budget(window=9_000))
@@ -144,12 +163,15 @@ async def test_each_stage_alone_acts_on_deep_values_from_a_deep_stack(
     pipeline = ContextPipeline([stages(tmp_path)[stage]], budget=Budget(window=4_000))
 
     async def below(frames: int) -> Any:
-        return await (below(frames - 1) if frames else pipeline.run(history, session_id="s", force=True))
+        return await (
+            below(frames - 1) if frames else pipeline.run(history, session_id="s", force=True)
+        )
 
     result = await below(300)
 
     assert [str(report) for report in result.reports if report.error is not None] == []
-    # The last result is new, and only direct offloading looks at it; the others have old ones to act on.
+    # The last result is new, and only direct offloading looks at it; the others have old ones to
+    # act on.
     assert result.reports[0].outcome is Outcome.CHANGED
 
 
@@ -163,7 +185,9 @@ async def test_an_unknown_block_comes_back_as_it_was_however_deep_it_is() -> Non
 
 @pytest.mark.parametrize("levels", [1_100, 5_000])
 @pytest.mark.parametrize("kind_of_block", DEEP)
-async def test_what_is_too_deep_for_every_client_is_refused_by_its_place(levels: int, kind_of_block: str) -> None:
+async def test_what_is_too_deep_for_every_client_is_refused_by_its_place(
+    levels: int, kind_of_block: str
+) -> None:
     history = DEEP[kind_of_block](levels)
 
     words = r"message \d, block \d: it holds values nested more than 1,000 levels deep"
@@ -176,22 +200,34 @@ async def test_a_value_that_holds_itself_is_refused() -> None:
     value["self"] = [value, value]
 
     with pytest.raises(InvalidHistory, match="nested more than"):
-        await ContextPipeline([]).run([user("go"), assistant(tool_use("a", "x", value))], session_id="s")
+        await ContextPipeline([]).run(
+            [user("go"), assistant(tool_use("a", "x", value))], session_id="s"
+        )
 
 
 async def test_a_model_of_the_sdk_that_cannot_be_sent_is_refused() -> None:
-    made = ToolUseBlock.model_construct(type="tool_use", id="a", name="x", input={"q": mappings(500)})
+    made = ToolUseBlock.model_construct(
+        type="tool_use", id="a", name="x", input={"q": mappings(500)}
+    )
     history = [user("go"), cast("Message", {"role": "assistant", "content": [made]})]
 
-    with pytest.raises(InvalidHistory, match="message 1, block 0: it holds a ToolUseBlock that cannot be sent"):
+    with pytest.raises(
+        InvalidHistory, match="message 1, block 0: it holds a ToolUseBlock that cannot be sent"
+    ):
         await ContextPipeline([]).run(history, session_id="s")
 
 
-# The same text as the encoder's own -------------------------------------------------------------------------------
+# The same text as the encoder's own ---------------------------------------------------------------
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
 )
 
 
@@ -206,7 +242,9 @@ def test_deep_values_are_written_as_the_encoder_writes_shallow_ones(
 
     separators = None if indent else (",", ":")
     inner = json.dumps([[value]], indent=indent, ensure_ascii=ensure_ascii, separators=separators)
-    outer = asyncio.run(_deep_in_the_stack(lambda: as_json(wrapped, indent=indent, ensure_ascii=ensure_ascii)))
+    outer = asyncio.run(
+        _deep_in_the_stack(lambda: as_json(wrapped, indent=indent, ensure_ascii=ensure_ascii))
+    )
     assert "".join(outer.split()) == "[" * 798 + "".join(inner.split()) + "]" * 798
     assert json.loads(as_json(value, indent=indent, ensure_ascii=ensure_ascii)) == value
 
@@ -236,10 +274,12 @@ def test_a_copy_and_the_strings_of_a_value_do_not_depend_on_how_it_is_read(value
 
 def test_deep_values_are_compared_by_what_they_say() -> None:
     assert is_equal(both(990), both(990))
-    assert not is_equal(both(990), {**both(990), "c": 1} if isinstance(both(990), dict) else [*both(990), 1])
+    assert not is_equal(
+        both(990), {**both(990), "c": 1} if isinstance(both(990), dict) else [*both(990), 1]
+    )
 
 
-# Types that the client sends ------------------------------------------------------------------------------------
+# Types that the client sends ----------------------------------------------------------------------
 
 
 class Colour(StrEnum):
@@ -264,7 +304,10 @@ SENT: dict[str, tuple[Any, Any]] = {
     "a named text": (Colour.RED, "red"),
     "a named number": (Level.LOW, 1),
     "a model": (TextBlock(type="text", text="hi"), {"type": "text", "text": "hi"}),
-    "a number as key": ({1: "x", None: "y", 2.5: "z", False: "w"}, {"1": "x", "null": "y", "2.5": "z", "false": "w"}),
+    "a number as key": (
+        {1: "x", None: "y", 2.5: "z", False: "w"},
+        {"1": "x", "null": "y", "2.5": "z", "false": "w"},
+    ),
 }
 
 
@@ -287,7 +330,9 @@ def test_a_value_is_encoded_as_the_client_encodes_it(name: str) -> None:
         ("a result", "a set"),
     ],
 )
-async def test_no_stage_fails_for_what_the_client_sends(name: str, where: str, tmp_path: Path) -> None:
+async def test_no_stage_fails_for_what_the_client_sends(
+    name: str, where: str, tmp_path: Path
+) -> None:
     value = SENT[name][0]
     made: dict[str, Any] = {
         "an input": tool_use("d", "write", {"when": value, "text": LONG}),
@@ -320,14 +365,21 @@ async def test_an_archive_holds_what_was_sent(tmp_path: Path) -> None:
 
     [record] = [r for r in await storage.records("s") if r.endswith(".json")]
     archived = await load_archive(record)
-    assert cast("Any", archived[3]["content"])[1]["input"] == {name: expected for name, (_, expected) in SENT.items()}
+    assert cast("Any", archived[3]["content"])[1]["input"] == {
+        name: expected for name, (_, expected) in SENT.items()
+    }
 
 
 async def test_the_path_of_a_picture_is_left_for_the_client_to_read(tmp_path: Path) -> None:
-    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": Path("a.png")}}
+    picture = {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": Path("a.png")},
+    }
     history = [user("look", cast("Any", picture)), *conversation()[1:]]
 
-    result = await ContextPipeline(stages(tmp_path), budget=Budget(window=90_000)).run(history, session_id="s")
+    result = await ContextPipeline(stages(tmp_path), budget=Budget(window=90_000)).run(
+        history, session_id="s"
+    )
 
     assert result.repaired == ()
     assert cast("Any", result.messages[0]["content"])[1] == picture

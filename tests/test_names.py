@@ -57,7 +57,8 @@ def is_harmless(name: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", ["toolu_01AbC", "a", "0", "_x", "-x", "a.b-c_d", "A" * 120, "call_0", "con-1", "console"]
+    "name",
+    ["toolu_01AbC", "a", "0", "_x", "-x", "a.b-c_d", "A" * 120, "call_0", "con-1", "console"],
 )
 def test_a_clean_id_is_its_own_file_name(name: str) -> None:
     assert safe_name(name) == name
@@ -78,7 +79,10 @@ def test_an_id_that_had_to_be_changed_is_still_to_be_recognised() -> None:
     assert re.fullmatch(r"id-[0-9a-f]{8}", safe_name(""))
 
 
-@given(st.text(st.characters(), max_size=300) | st.from_regex(r"[A-Za-z0-9._/\\-]{0,130}", fullmatch=True))
+@given(
+    st.text(st.characters(), max_size=300)
+    | st.from_regex(r"[A-Za-z0-9._/\\-]{0,130}", fullmatch=True)
+)
 def test_any_id_becomes_a_harmless_name(name: str) -> None:
     assert is_harmless(safe_name(name))
 
@@ -97,7 +101,16 @@ def test_a_name_is_the_same_in_any_process() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["job-42", "a", "0", "_x", "a.b-c_d", "a" * 120, "550e8400-e29b-41d4-a716-446655440000", "tenant-alice-9bdbb017"],
+    [
+        "job-42",
+        "a",
+        "0",
+        "_x",
+        "a.b-c_d",
+        "a" * 120,
+        "550e8400-e29b-41d4-a716-446655440000",
+        "tenant-alice-9bdbb017",
+    ],
 )
 def test_a_plain_lower_case_session_id_is_its_own_folder(name: str) -> None:
     assert session_folder(name) == name
@@ -125,7 +138,9 @@ def test_any_other_session_id_becomes_a_harmless_folder_with_a_hash(name: str) -
     assert re.fullmatch(r"[a-z0-9_-][a-z0-9._-]*-[0-9a-f]{16}", folder)
 
 
-@pytest.mark.parametrize("victim", ["tenant/alice", "Tenant-Alice", "con", "", "\ud83d", "x" * 500, "é"])
+@pytest.mark.parametrize(
+    "victim", ["tenant/alice", "Tenant-Alice", "con", "", "\ud83d", "x" * 500, "é"]
+)
 def test_no_session_id_can_be_chosen_to_meet_the_folder_of_another(victim: str) -> None:
     folders = [session_folder(victim)]
     for _ in range(3):
@@ -157,13 +172,17 @@ def test_session_ids_that_a_disk_may_take_for_one_have_two_folders(one: str, oth
 def session_ids(draw: st.DrawFn) -> str:
     """Ids, and what others make of them: their folders, and another case."""
     name = draw(st.text(max_size=12) | st.text("aA./\\-0b", max_size=6) | st.sampled_from(HOSTILE))
-    for change in draw(st.lists(st.sampled_from([session_folder, safe_name, str.upper, str.lower]), max_size=3)):
+    for change in draw(
+        st.lists(st.sampled_from([session_folder, safe_name, str.upper, str.lower]), max_size=3)
+    ):
         name = change(name)
     return name
 
 
 @given(st.lists(session_ids(), unique=True, max_size=20))
-def test_different_sessions_have_different_folders_also_where_case_is_ignored(names: list[str]) -> None:
+def test_different_sessions_have_different_folders_also_where_case_is_ignored(
+    names: list[str],
+) -> None:
     folders = [session_folder(name) for name in names]
 
     assert len({folder.casefold() for folder in folders}) == len(names)

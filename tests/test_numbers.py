@@ -66,7 +66,9 @@ def check_numbers(result: Result, before: int, after: int) -> None:
 async def test_direct_offload_alone_shows_what_it_saved() -> None:
     history = conversation(user("go"), step("t1", result="line of a long log\n" * 700))
 
-    result = await ContextPipeline([DirectOffload(LocalStorage(tempfile.mkdtemp()))]).run(history, session_id="s")
+    result = await ContextPipeline([DirectOffload(LocalStorage(tempfile.mkdtemp()))]).run(
+        history, session_id="s"
+    )
 
     before, after = count_tokens(history), count_tokens(result.messages)
     assert before - after > 2_000
@@ -76,7 +78,9 @@ async def test_direct_offload_alone_shows_what_it_saved() -> None:
 
 @FEWER
 @given(histories(2))
-async def test_a_session_shows_the_numbers_of_a_fresh_count_at_every_turn(history: list[Message]) -> None:
+async def test_a_session_shows_the_numbers_of_a_fresh_count_at_every_turn(
+    history: list[Message],
+) -> None:
     session = four().session("s")
     context: list[Message] = []
     for end in range(1, len(history) + 1):
@@ -90,7 +94,9 @@ async def test_a_session_shows_the_numbers_of_a_fresh_count_at_every_turn(histor
 
 @FEWER
 @given(histories(2))
-async def test_a_run_without_memory_and_a_plan_show_the_numbers_of_a_fresh_count(history: list[Message]) -> None:
+async def test_a_run_without_memory_and_a_plan_show_the_numbers_of_a_fresh_count(
+    history: list[Message],
+) -> None:
     before = count_tokens(history, system=SYSTEM, tools=TOOLS)
 
     planned = await four().plan(history, session_id="s", system=SYSTEM, tools=TOOLS)
@@ -134,7 +140,9 @@ async def refused(turn: Turn) -> Change:
 
 
 @pytest.mark.parametrize("stage", [failing, refused])
-async def test_a_stage_that_failed_or_was_refused_leaves_the_numbers_as_they_were(stage: Stage) -> None:
+async def test_a_stage_that_failed_or_was_refused_leaves_the_numbers_as_they_were(
+    stage: Stage,
+) -> None:
     history = conversation(user("go on"))
 
     result = await ContextPipeline([stage]).run(history, session_id="s")
@@ -159,7 +167,10 @@ async def test_sdk_objects_count_as_they_are_sent() -> None:
 async def test_no_text_is_encoded_twice_for_the_numbers() -> None:
     counter = TokenCounter()
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tempfile.mkdtemp()))], counter=counter)
-    session, history = pipeline.session("s"), conversation(user("go"), step("t1", result="word " * 900))
+    session, history = (
+        pipeline.session("s"),
+        conversation(user("go"), step("t1", result="word " * 900)),
+    )
     await session.run(history)
     encoded = counter.encoded_chars
 
@@ -169,7 +180,9 @@ async def test_no_text_is_encoded_twice_for_the_numbers() -> None:
     assert counter.encoded_chars == encoded
 
 
-async def test_a_counter_that_fails_costs_the_numbers_and_not_the_turn(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_counter_that_fails_costs_the_numbers_and_not_the_turn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def broken(text: str) -> int:
         raise ZeroDivisionError(text)
 

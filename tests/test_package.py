@@ -13,9 +13,20 @@ from processes import python
 import ctxpipe
 
 MODULES = sorted(
-    module.name for module in pkgutil.walk_packages(ctxpipe.__path__, "ctxpipe.") if "__main__" not in module.name
+    module.name
+    for module in pkgutil.walk_packages(ctxpipe.__path__, "ctxpipe.")
+    if "__main__" not in module.name
 )
-HEAVY = ("aiofiles", "anthropic", "ast_grep_py", "distributed", "opentelemetry", "rich", "tenacity", "tiktoken")
+HEAVY = (
+    "aiofiles",
+    "anthropic",
+    "ast_grep_py",
+    "distributed",
+    "opentelemetry",
+    "rich",
+    "tenacity",
+    "tiktoken",
+)
 
 
 def test_the_public_names_are_sorted_and_each_is_there() -> None:
@@ -62,7 +73,10 @@ def test_every_public_name_says_what_it_promises(name: str) -> None:
 
 
 def test_importing_it_loads_nothing_heavy() -> None:
-    assert python(f"import sys, ctxpipe; print([name for name in {HEAVY} if name in sys.modules])") == "[]"
+    assert (
+        python(f"import sys, ctxpipe; print([name for name in {HEAVY} if name in sys.modules])")
+        == "[]"
+    )
 
 
 def test_building_a_pipeline_loads_neither_anthropic_nor_tiktoken() -> None:

@@ -1,4 +1,7 @@
-"""Stages run in order over a turn, guarded, timed and reported; whatever is remembered decides nothing."""
+"""Stages run in order over a turn, guarded, timed and reported.
+
+Whatever is remembered decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,9 @@ from ctxpipe.placeholders import previewed_reference, reference
 from ctxpipe.stages.offload import WRITING_TOOLS
 from ctxpipe.summarizers import ExtractiveSummarizer
 
-HISTORY = conversation(user("go"), step("a", say="look", result="found " * 50), assistant("done"), user("and now?"))
+HISTORY = conversation(
+    user("go"), step("a", say="look", result="found " * 50), assistant("done"), user("and now?")
+)
 
 
 def proposing(change: Callable[[list[Message]], Sequence[Message]], **options: Any) -> Stage:
@@ -91,17 +96,24 @@ def shortened(messages: list[Message]) -> list[Message]:
     return messages
 
 
-# Running ------------------------------------------------------------------------------------------------------
+# Running ------------------------------------------------------------------------------------------
 
 
 async def test_without_stages_the_very_same_list_comes_back() -> None:
     result = await run()
 
     assert result.messages is HISTORY
-    assert (result.reports, result.repaired, result.changed, result.first_changed_index) == ((), (), False, None)
+    assert (result.reports, result.repaired, result.changed, result.first_changed_index) == (
+        (),
+        (),
+        False,
+        None,
+    )
 
 
-async def test_the_stages_run_in_the_order_in_which_they_were_added_each_on_the_context_of_the_one_before() -> None:
+async def test_the_stages_run_in_the_order_in_which_they_were_added_each_on_the_context_of_the_one_before() -> (
+    None
+):
     seen: list[tuple[str, int]] = []
 
     def noting(name: str) -> Stage:
@@ -112,7 +124,9 @@ async def test_the_stages_run_in_the_order_in_which_they_were_added_each_on_the_
         return note
 
     history = chat(6)
-    result = await ContextPipeline().use(noting("one")).use(noting("two")).run(history, session_id="s")
+    result = (
+        await ContextPipeline().use(noting("one")).use(noting("two")).run(history, session_id="s")
+    )
 
     assert seen == [("one", 6), ("two", 5)]
     assert result.messages == history[:4]
@@ -130,7 +144,15 @@ async def test_a_turn_knows_session_force_budget_and_the_tokens_of_the_whole_req
     turns: list[tuple[Any, ...]] = []
 
     async def note(turn: Turn) -> None:
-        turns.append((turn.session_id, turn.force, turn.budget.window, await turn.raw_tokens(), turn.overhead))
+        turns.append(
+            (
+                turn.session_id,
+                turn.force,
+                turn.budget.window,
+                await turn.raw_tokens(),
+                turn.overhead,
+            )
+        )
 
     pipeline = ContextPipeline([note], budget=Budget(1000), counter=len)
     tools = [{"name": "t", "description": "d"}]
@@ -149,7 +171,10 @@ async def test_what_is_added_to_the_tools_in_place_counts_from_then_on() -> None
     async def note(turn: Turn) -> None:
         overheads.append(turn.overhead)
 
-    pipeline, session = ContextPipeline([note], counter=len), ContextPipeline([note], counter=len).session("s")
+    pipeline, session = (
+        ContextPipeline([note], counter=len),
+        ContextPipeline([note], counter=len).session("s"),
+    )
     tools, system = [{"name": "t"}], [{"type": "text", "text": "be brief"}]
     for _ in range(2):
         await pipeline.run([user("four")], session_id="s", system=system, tools=tools)
@@ -161,7 +186,9 @@ async def test_what_is_added_to_the_tools_in_place_counts_from_then_on() -> None
     assert overheads == [before, before, before + added, before + added]
 
 
-async def test_a_stage_is_not_asked_before_the_history_is_known_to_have_the_shape_of_messages(tmp_path: Path) -> None:
+async def test_a_stage_is_not_asked_before_the_history_is_known_to_have_the_shape_of_messages(
+    tmp_path: Path,
+) -> None:
     for broken, words in (
         ({"role": "user"}, "a history is a list"),
         ([user("go"), {"role": "user"}], "message 1 has no content"),
@@ -209,14 +236,17 @@ async def test_a_session_that_is_no_text_is_refused_by_name(session: Any) -> Non
             await attempt(HISTORY, session_id=session)
 
 
-# Guarding -----------------------------------------------------------------------------------------------------
+# Guarding -----------------------------------------------------------------------------------------
 
 
 async def test_a_proposal_that_is_sound_and_shorter_counts() -> None:
     result = await run(proposing(shortened))
 
     assert [found.content for found in tool_results(result.messages)] == ["short"]
-    assert (result.reports[0].outcome, result.reports[0].first_changed_index) == (Outcome.CHANGED, 2)
+    assert (result.reports[0].outcome, result.reports[0].first_changed_index) == (
+        Outcome.CHANGED,
+        2,
+    )
     assert result.first_changed_index == 2
 
 
@@ -228,10 +258,16 @@ async def test_a_proposal_that_is_sound_and_shorter_counts() -> None:
         (lambda messages: [messages[0], *messages[2:]], "the tool_result 'a' has no tool_use"),
         (lambda messages: [*messages[:3], assistant("")], "it is empty"),
         (lambda messages: [*messages[:3], assistant(text(" "))], "an empty text block"),
-        (lambda messages: [*messages[:3], assistant(text("x"), thinking("y"))], "it ends in a thinking block"),
+        (
+            lambda messages: [*messages[:3], assistant(text("x"), thinking("y"))],
+            "it ends in a thinking block",
+        ),
         (lambda messages: [*messages[:3], assistant("half \ud83d")], "a lone surrogate"),
         (
-            lambda messages: [*messages[:3], user(*[{**text("x"), "cache_control": {"type": "e"}} for _ in range(5)])],
+            lambda messages: [
+                *messages[:3],
+                user(*[{**text("x"), "cache_control": {"type": "e"}} for _ in range(5)]),
+            ],
             "the first of more than 4 cache_control marks",
         ),
     ],
@@ -265,16 +301,27 @@ async def test_a_proposal_of_equal_messages_changes_nothing() -> None:
     result = await run(proposing(lambda messages: messages, may_grow=True))
 
     assert result.messages is HISTORY
-    assert (result.reports[0].outcome, result.reports[0].reason) == (Outcome.SKIPPED, "the proposal changes nothing")
+    assert (result.reports[0].outcome, result.reports[0].reason) == (
+        Outcome.SKIPPED,
+        "the proposal changes nothing",
+    )
 
 
-@pytest.mark.parametrize(("verdict", "reason"), [(True, "vetoed"), ("too much at once", "too much at once")])
+@pytest.mark.parametrize(
+    ("verdict", "reason"), [(True, "vetoed"), ("too much at once", "too much at once")]
+)
 async def test_a_veto_refuses_a_proposal(verdict: bool | str, reason: str) -> None:
-    result = await run(proposing(shortened, detail=Offloaded(results=1)), veto=lambda _turn, _change: verdict)
+    result = await run(
+        proposing(shortened, detail=Offloaded(results=1)), veto=lambda _turn, _change: verdict
+    )
 
     assert result.messages is HISTORY
     [report] = result.reports
-    assert (report.outcome, report.reason, report.detail) == (Outcome.REFUSED, reason, Offloaded(results=1))
+    assert (report.outcome, report.reason, report.detail) == (
+        Outcome.REFUSED,
+        reason,
+        Offloaded(results=1),
+    )
 
 
 async def test_a_veto_sees_turn_and_proposal_and_may_let_it_pass() -> None:
@@ -300,14 +347,16 @@ async def test_a_veto_that_fails_stops_the_proposal_and_not_the_turn() -> None:
     assert [report.outcome for report in result.reports] == [Outcome.FAILED, Outcome.SKIPPED]
 
 
-# Failing ------------------------------------------------------------------------------------------------------
+# Failing ------------------------------------------------------------------------------------------
 
 
 async def failing(_turn: Turn) -> None:
     raise ZeroDivisionError("division by zero")
 
 
-async def test_a_stage_that_fails_is_reported_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stage_that_fails_is_reported_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     result = await run(failing, proposing(shortened))
 
     failed, changed = result.reports
@@ -364,17 +413,24 @@ async def test_a_function_that_cannot_be_awaited_is_a_failure() -> None:
     result = await run(cast("Stage", late))
 
     assert result.reports[0].outcome is Outcome.FAILED
-    assert result.reports[0].reason == "its answer, str, cannot be awaited; write the stage as `async def`"
+    assert (
+        result.reports[0].reason
+        == "its answer, str, cannot be awaited; write the stage as `async def`"
+    )
 
 
-async def test_cancellation_passes_through_and_the_next_turn_is_as_if_nothing_had_happened(tmp_path: Path) -> None:
+async def test_cancellation_passes_through_and_the_next_turn_is_as_if_nothing_had_happened(
+    tmp_path: Path,
+) -> None:
     patience = 0.01
 
     async def slow(_turn: Turn) -> None:
         await anyio.sleep(patience and 60)
 
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path)), slow, proposing(shortened)])
-    history = conversation(HISTORY, [assistant(tool_use("b"))], [user(tool_result("b", "line of a log\n" * 200))])
+    history = conversation(
+        HISTORY, [assistant(tool_use("b"))], [user(tool_result("b", "line of a log\n" * 200))]
+    )
     before = copy.deepcopy(history)
 
     with anyio.move_on_after(patience) as scope:
@@ -384,7 +440,11 @@ async def test_cancellation_passes_through_and_the_next_turn_is_as_if_nothing_ha
 
     assert scope.cancelled_caught
     assert history == before
-    assert [report.outcome for report in result.reports] == [Outcome.CHANGED, Outcome.SKIPPED, Outcome.CHANGED]
+    assert [report.outcome for report in result.reports] == [
+        Outcome.CHANGED,
+        Outcome.SKIPPED,
+        Outcome.CHANGED,
+    ]
 
 
 async def test_a_turn_cancelled_while_a_file_is_being_written_leaves_it_whole_and_the_history_as_it_was(
@@ -393,7 +453,9 @@ async def test_a_turn_cancelled_while_a_file_is_being_written_leaves_it_whole_an
     scope = anyio.CancelScope()
 
     def cancelling(words: str) -> str:
-        anyio.from_thread.run_sync(scope.cancel)  # we are in the worker thread, in the midst of the write
+        anyio.from_thread.run_sync(
+            scope.cancel
+        )  # we are in the worker thread, in the midst of the write
         return words
 
     async def pause(_turn: Turn) -> None:
@@ -424,7 +486,7 @@ async def test_what_is_no_exception_is_never_caught() -> None:
         await run(stop)
 
 
-# Reporting ----------------------------------------------------------------------------------------------------
+# Reporting ----------------------------------------------------------------------------------------
 
 
 async def test_every_stage_is_reported_as_it_ends() -> None:
@@ -446,7 +508,9 @@ async def test_every_stage_is_reported_as_it_ends() -> None:
     assert all(report.seconds >= 0 for report in told)
 
 
-async def test_an_observer_that_fails_never_breaks_the_turn(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_observer_that_fails_never_breaks_the_turn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def fail(report: StageReport) -> None:
         raise ZeroDivisionError
 
@@ -455,7 +519,10 @@ async def test_an_observer_that_fails_never_breaks_the_turn(caplog: pytest.LogCa
     assert [report.outcome for report in result.reports] == [Outcome.CHANGED, Outcome.SKIPPED]
     told = [record.message for record in caplog.records if record.levelname == "ERROR"]
     assert len(told) == 2
-    assert all(line.startswith("on_report failed, and the turn goes on: ZeroDivisionError") for line in told)
+    assert all(
+        line.startswith("on_report failed, and the turn goes on: ZeroDivisionError")
+        for line in told
+    )
 
 
 async def test_each_stage_writes_one_line_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -463,16 +530,24 @@ async def test_each_stage_writes_one_line_to_the_log(caplog: pytest.LogCaptureFi
         await run(nothing, proposing(shortened), proposing(lambda messages: messages[1:]), failing)
 
     levels = [(record.name, record.levelname) for record in caplog.records]
-    assert levels == [("ctxpipe", level) for level in ("DEBUG", "INFO", "WARNING", "WARNING", "DEBUG")]
+    assert levels == [
+        ("ctxpipe", level) for level in ("DEBUG", "INFO", "WARNING", "WARNING", "DEBUG")
+    ]
     assert caplog.records[1].message.startswith("propose [s] changed: from message 2 on; ")
     assert caplog.records[-1].exc_info is not None  # the traceback, for whoever asks for it
 
 
-async def test_no_text_of_the_conversation_is_ever_logged(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+async def test_no_text_of_the_conversation_is_ever_logged(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     history = conversation(user("a secret"), step("a", say="a secret", result="a secret\n" * 200))
 
     with caplog.at_level(logging.DEBUG):
-        await run(DirectOffload(LocalStorage(tmp_path)), BatchOffload(LocalStorage(tmp_path)), history=history)
+        await run(
+            DirectOffload(LocalStorage(tmp_path)),
+            BatchOffload(LocalStorage(tmp_path)),
+            history=history,
+        )
 
     assert len(caplog.records) >= 2
     assert "secret" not in caplog.text
@@ -562,7 +637,9 @@ anyio.run(main)
     assert python(script) == "[]"
 
 
-def test_an_sdk_that_only_the_environment_names_gets_the_spans_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_sdk_that_only_the_environment_names_gets_the_spans_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("OTEL_PYTHON_TRACER_PROVIDER", "sdk_tracer_provider")
     script = """
 import anyio
@@ -577,7 +654,7 @@ anyio.run(main)
     assert python(script) == "ctxpipe.look"
 
 
-# Mending ------------------------------------------------------------------------------------------------------
+# Mending ------------------------------------------------------------------------------------------
 
 
 async def test_a_broken_history_is_mended_and_told() -> None:
@@ -613,7 +690,7 @@ async def test_a_history_that_stays_broken_is_mended_at_every_turn() -> None:
         assert len(result.repaired) == 1
 
 
-# Thinking behind a rewritten message --------------------------------------------------------------------------
+# Thinking behind a rewritten message --------------------------------------------------------------
 
 THOUGHTFUL = conversation(
     user("go"),
@@ -671,7 +748,9 @@ async def test_inside_an_open_tool_loop_thinking_is_never_stripped() -> None:
 
 
 async def test_thinking_behind_a_block_that_is_stripped_later_has_lost_its_bond_too() -> None:
-    """The thinking of an open loop stays, and goes once the loop is closed: what came behind had been bound to it."""
+    """The thinking of an open loop stays, and goes once the loop is closed: what came behind had
+    been bound to it.
+    """
     session = ContextPipeline([proposing(shortened)], thinking="strip").session("s")
     history = [*THOUGHTFUL[:5]]
     assert (await session.run(history)).request_options == drop_block()
@@ -692,7 +771,10 @@ async def test_protected_thinking_keeps_what_stands_before_it() -> None:
     accepted = await run(proposing(shorter_end), history=THOUGHTFUL, thinking="protect")
 
     assert refused.messages is THOUGHTFUL
-    assert refused.reports[0].reason == "it would rewrite a message before kept thinking, which is protected"
+    assert (
+        refused.reports[0].reason
+        == "it would rewrite a message before kept thinking, which is protected"
+    )
     assert accepted.changed
 
 
@@ -716,7 +798,7 @@ async def test_where_prices_are_known_a_change_says_what_it_burns_and_saves() ->
     assert cost.saved_per_call > 0
 
 
-# Remembering --------------------------------------------------------------------------------------------------
+# Remembering --------------------------------------------------------------------------------------
 
 
 class Counting:
@@ -818,7 +900,9 @@ async def test_many_sessions_at_once_do_not_mix(tmp_path: Path) -> None:
         context: list[Message] = [user(f"{name} go")]
         for number in range(5):
             words = f"{name} says line {number}\n" * 20
-            context = (await pipeline.run([*context, *step("call_0", result=words)], session_id=name)).messages
+            context = (
+                await pipeline.run([*context, *step("call_0", result=words)], session_id=name)
+            ).messages
         pointers = [reference(found.content) for found in tool_results(context)]
         assert len(set(pointers)) == 5
         for number, pointer in enumerate(pointers):
@@ -830,7 +914,9 @@ async def test_many_sessions_at_once_do_not_mix(tmp_path: Path) -> None:
             tasks.start_soon(converse, f"session {number}")
 
 
-async def test_two_runs_of_one_session_at_once_both_give_what_one_alone_would(tmp_path: Path) -> None:
+async def test_two_runs_of_one_session_at_once_both_give_what_one_alone_would(
+    tmp_path: Path,
+) -> None:
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path))])
     history = conversation(user("go"), step("a", result="line of a log\n" * 200))
     results: list[Result] = []
@@ -847,7 +933,7 @@ async def test_two_runs_of_one_session_at_once_both_give_what_one_alone_would(tm
     assert results[0].changed
 
 
-# Planning -----------------------------------------------------------------------------------------------------
+# Planning -----------------------------------------------------------------------------------------
 
 
 async def test_a_stage_that_cannot_tell_beforehand_says_so_and_is_not_asked() -> None:
@@ -881,9 +967,15 @@ async def test_a_plan_is_judged_as_a_run_is() -> None:
     stages = [Planned(breaking), Planned(failing), Planned(proposing(shortened))]
 
     planned = await ContextPipeline(stages).plan(HISTORY, session_id="s")
-    vetoed = await ContextPipeline(stages, veto=lambda _turn, _change: "no").plan(HISTORY, session_id="s")
+    vetoed = await ContextPipeline(stages, veto=lambda _turn, _change: "no").plan(
+        HISTORY, session_id="s"
+    )
 
-    assert [r.outcome for r in planned.reports] == [Outcome.REFUSED, Outcome.FAILED, Outcome.PLANNED]
+    assert [r.outcome for r in planned.reports] == [
+        Outcome.REFUSED,
+        Outcome.FAILED,
+        Outcome.PLANNED,
+    ]
     assert vetoed.reports[2].reason == "no"
     with pytest.raises(ZeroDivisionError):
         await ContextPipeline(stages, on_error="raise").plan(HISTORY, session_id="s")
@@ -891,8 +983,13 @@ async def test_a_plan_is_judged_as_a_run_is() -> None:
 
 async def test_stages_of_one_kind_plan_without_sharing_what_they_remember(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path / "root")
-    history = conversation(user("go"), step("a", result="x y z " * 50), step("b", result="x y z " * 500), step("c"))
-    stages = [BatchOffload(storage, RatioGate(0), min_chars=2000), BatchOffload(storage, RatioGate(0), min_chars=200)]
+    history = conversation(
+        user("go"), step("a", result="x y z " * 50), step("b", result="x y z " * 500), step("c")
+    )
+    stages = [
+        BatchOffload(storage, RatioGate(0), min_chars=2000),
+        BatchOffload(storage, RatioGate(0), min_chars=200),
+    ]
     pipeline = ContextPipeline(stages)
 
     planned = await pipeline.plan(history, session_id="s")
@@ -921,7 +1018,9 @@ async def test_a_plan_touches_neither_disk_nor_threads_nor_memory(
         return await hop(*args, **options)
 
     monkeypatch.setattr(anyio.to_thread, "run_sync", noted)
-    history = conversation(user("go"), step("a", result="x y z " * 500), step("b", result="x y z " * 500))
+    history = conversation(
+        user("go"), step("a", result="x y z " * 500), step("b", result="x y z " * 500)
+    )
 
     planned = await pipeline.plan(history, session_id="s")
 
@@ -933,7 +1032,7 @@ async def test_a_plan_touches_neither_disk_nor_threads_nor_memory(
     assert known == [0]
 
 
-# Whatever comes -----------------------------------------------------------------------------------------------
+# Whatever comes -----------------------------------------------------------------------------------
 
 
 def offloading(root: str, **options: Any) -> ContextPipeline:
@@ -942,7 +1041,13 @@ def offloading(root: str, **options: Any) -> ContextPipeline:
     return ContextPipeline(
         [
             DirectOffload(storage, min_chars=300, preview=Preview(20, 10), read_back_chars=700),
-            BatchOffload(storage, RatioGate(0.05), min_chars=60, inputs=WRITING_TOOLS | {"bash"}, min_input_chars=12),
+            BatchOffload(
+                storage,
+                RatioGate(0.05),
+                min_chars=60,
+                inputs=WRITING_TOOLS | {"bash"},
+                min_input_chars=12,
+            ),
         ],
         **options,
     )
@@ -956,10 +1061,16 @@ def texts_of(history: Sequence[Message]) -> set[str]:
             content = cast("Any", block).get("content")
             if isinstance(content, list):
                 told = [part for part in content if part["type"] == "text"]
-                held |= {json.dumps(told, ensure_ascii=False, separators=s, indent=i) for s, i in FORMS}
+                held |= {
+                    json.dumps(told, ensure_ascii=False, separators=s, indent=i) for s, i in FORMS
+                }
             elif content is not None:
                 held.add(content)
-            held |= {value for value in cast("Any", block).get("input", {}).values() if isinstance(value, str)}
+            held |= {
+                value
+                for value in cast("Any", block).get("input", {}).values()
+                if isinstance(value, str)
+            }
     return held
 
 
@@ -969,9 +1080,12 @@ FORMS: list[tuple[tuple[str, str] | None, int | None]] = [((",", ":"), None), (N
 def pointers_in(messages: Sequence[Message]) -> list[str]:
     found = [result.content for result in tool_results(messages)]
     opened = [
-        content[0]["text"] if isinstance(content, list) and content else content for content in cast("Any", found)
+        content[0]["text"] if isinstance(content, list) and content else content
+        for content in cast("Any", found)
     ]
-    return [where for content in opened if (where := reference(content) or previewed_reference(content))]
+    return [
+        where for content in opened if (where := reference(content) or previewed_reference(content))
+    ]
 
 
 def file_text(root: str, where: str) -> str:
@@ -1011,7 +1125,9 @@ async def test_behind_every_placeholder_lies_the_whole_text(history: list[Messag
 
 
 @given(histories(2))
-async def test_a_second_run_gives_the_same_object_and_writes_nothing(history: list[Message]) -> None:
+async def test_a_second_run_gives_the_same_object_and_writes_nothing(
+    history: list[Message],
+) -> None:
     with tempfile.TemporaryDirectory() as root:
         first = await offloading(root).run(history, session_id="s")
         before = {path: path.stat().st_mtime_ns for path in Path(root).rglob("*")}
@@ -1077,12 +1193,24 @@ class Caller:
     def add_in_place(self) -> None:
         content = self.now[-1]["content"] if self.now else ""
         if isinstance(content, list):
-            content.append(cast("Any", text("x")) if self._draw(st.booleans()) else cast("Any", tool_result("late")))
+            content.append(
+                cast("Any", text("x"))
+                if self._draw(st.booleans())
+                else cast("Any", tool_result("late"))
+            )
 
     def turn(self, last: Result | None) -> None:
         if last is not None and self._draw(st.booleans()):
             self.now = last.messages
-        ways = [self.grow, self.grow, self.grow, self.shrink, self.branch, self.rebuild, self.add_in_place]
+        ways = [
+            self.grow,
+            self.grow,
+            self.grow,
+            self.shrink,
+            self.branch,
+            self.rebuild,
+            self.add_in_place,
+        ]
         self._draw(st.sampled_from(ways))()
 
 
@@ -1090,7 +1218,9 @@ class Caller:
 async def test_what_is_remembered_changes_nothing(
     source: list[Message], other: list[Message], data: st.DataObject
 ) -> None:
-    """The same turns through one remembered session and through fresh pipelines: equal results (R10c)."""
+    """The same turns through one remembered session and through fresh pipelines: equal results
+    (R10c).
+    """
     caller, last = Caller(data, source, other), None
     with tempfile.TemporaryDirectory() as root:
         remembered = offloading(root)
@@ -1141,14 +1271,18 @@ async def test_nothing_is_offloaded_twice(history: list[Message], data: st.DataO
             # What points to a file goes on doing so in the same words.
             for result in tool_results(context):
                 was = before.get(result.place)
-                assert result.content == was or not pointers_in([user(tool_result("x", cast("Any", was)))])
+                assert result.content == was or not pointers_in(
+                    [user(tool_result("x", cast("Any", was)))]
+                )
         held = [path.read_bytes().decode() for path in Path(root).rglob("*.md")]
 
     assert [words for words in held if reference(words) or previewed_reference(words)] == []
 
 
 @pytest.mark.parametrize("order", [1, -1])
-async def test_sdk_objects_pass_through_every_stage_in_any_order(tmp_path: Path, order: int) -> None:
+async def test_sdk_objects_pass_through_every_stage_in_any_order(
+    tmp_path: Path, order: int
+) -> None:
     storage = LocalStorage(tmp_path)
     stages: list[Stage] = [
         DirectOffload(storage, min_chars=2000),
@@ -1160,17 +1294,31 @@ async def test_sdk_objects_pass_through_every_stage_in_any_order(tmp_path: Path,
     context: list[Message] = [user("go")]
     acted: set[str] = set()
     for number in range(40):
-        made = ToolUseBlock(type="tool_use", id=f"t{number}", name="write_file", input={"text": f"{number} is " * 90})
-        said = TextBlock(type="text", text=f"Step {number}: " + "look at what there is " * 20, citations=None)
+        made = ToolUseBlock(
+            type="tool_use",
+            id=f"t{number}",
+            name="write_file",
+            input={"text": f"{number} is " * 90},
+        )
+        said = TextBlock(
+            type="text", text=f"Step {number}: " + "look at what there is " * 20, citations=None
+        )
         thought = ThinkingBlock(type="thinking", thinking="hm " * 20, signature="signed")
-        found = TextBlock(type="text", text=f"{number} line of a log\n" * (150 if number % 5 == 0 else 40))
-        context = [*context, cast("Message", {"role": "assistant", "content": [thought, said, made]})]
+        found = TextBlock(
+            type="text", text=f"{number} line of a log\n" * (150 if number % 5 == 0 else 40)
+        )
+        context = [
+            *context,
+            cast("Message", {"role": "assistant", "content": [thought, said, made]}),
+        ]
         answered: list[Any] = [tool_result(f"t{number}", [found])]
         context += [cast("Message", {"role": "user", "content": answered})]
 
         result = await pipeline.run(context, session_id="s")
 
-        assert [report.reason for report in result.reports if report.outcome is Outcome.FAILED] == []
+        assert [
+            report.reason for report in result.reports if report.outcome is Outcome.FAILED
+        ] == []
         assert faults(result.messages) == []
         acted |= {report.stage for report in result.reports if report.outcome is Outcome.CHANGED}
         context = result.messages
@@ -1179,18 +1327,39 @@ async def test_sdk_objects_pass_through_every_stage_in_any_order(tmp_path: Path,
 
 
 async def test_hostile_ids_go_through_every_offload_stage_and_stay_inside(tmp_path: Path) -> None:
-    hostile = ["../../x", "/etc/x", "a\\b", "a/b", "a\0", ".", "", "x" * 1500, "漢", "CON", "con", "{path}", "[x]\n"]
+    hostile = [
+        "../../x",
+        "/etc/x",
+        "a\\b",
+        "a/b",
+        "a\0",
+        ".",
+        "",
+        "x" * 1500,
+        "漢",
+        "CON",
+        "con",
+        "{path}",
+        "[x]\n",
+    ]
     root = tmp_path / "root"
     pipeline = offloading(str(root))
     context: list[Message] = [user("go")]
-    said = [f"{number} line of a log\n" * (16 if number % 2 else 40) for number in range(2 * len(hostile))]
+    said = [
+        f"{number} line of a log\n" * (16 if number % 2 else 40)
+        for number in range(2 * len(hostile))
+    ]
     for name, words in zip([*hostile, *hostile], said, strict=True):
-        context = (await pipeline.run([*context, *step(name, result=words)], session_id="../../s")).messages
+        context = (
+            await pipeline.run([*context, *step(name, result=words)], session_id="../../s")
+        ).messages
 
     *pointers, last = [result.content for result in tool_results(context)]
     assert [file_text(str(root), where) for where in pointers_in(context)] == said[: len(pointers)]
     assert last == said[-1]  # it is new, and below the limit for new ones
-    assert {path for path in tmp_path.rglob("*") if path.is_file() and root not in path.parents} == set()
+    assert {
+        path for path in tmp_path.rglob("*") if path.is_file() and root not in path.parents
+    } == set()
     # The API takes few characters in an id: each becomes another one, and no two the same.
     names = {call.id for call in tool_calls(context)}
     assert len(names) == len(set(hostile))
@@ -1201,14 +1370,20 @@ async def test_sdk_objects_pass_through_both_offload_stages(tmp_path: Path) -> N
     pipeline = offloading(str(tmp_path))
     context: list[Message] = [user("go")]
     for number in range(6):
-        made = ToolUseBlock(type="tool_use", id=f"t{number}", name="write_file", input={"text": f"{number} " * 400})
+        made = ToolUseBlock(
+            type="tool_use", id=f"t{number}", name="write_file", input={"text": f"{number} " * 400}
+        )
         content = [TextBlock(type="text", text="look", citations=None), made]
         context = [*context, cast("Message", {"role": "assistant", "content": content})]
-        context += [user(tool_result(f"t{number}", [TextBlock(type="text", text=f"{number} line\n" * 100)]))]
+        context += [
+            user(tool_result(f"t{number}", [TextBlock(type="text", text=f"{number} line\n" * 100)]))
+        ]
 
         result = await pipeline.run(context, session_id="s")
 
-        assert [report.outcome for report in result.reports if report.outcome is Outcome.FAILED] == []
+        assert [
+            report.outcome for report in result.reports if report.outcome is Outcome.FAILED
+        ] == []
         assert faults(result.messages) == []
         context = result.messages
     assert len(pointers_in(context)) == 6

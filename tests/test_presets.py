@@ -12,7 +12,16 @@ from typing import TypeAlias
 import pytest
 from histories import assistant, conversation, step, tool_use, user
 
-from ctxpipe import BatchOffload, Budget, Compact, ContextPipeline, DirectOffload, LocalStorage, SmartTruncate, presets
+from ctxpipe import (
+    BatchOffload,
+    Budget,
+    Compact,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    SmartTruncate,
+    presets,
+)
 from ctxpipe.lab.workbench import MemoryStorage
 from ctxpipe.messages import Message, check, tool_results
 from ctxpipe.prices import Prices
@@ -39,7 +48,12 @@ async def test_a_preset_is_a_plain_list_of_four_stages(preset: Preset, tmp_path:
     stages = preset(LocalStorage(tmp_path))
 
     assert type(stages) is list
-    assert [type(stage) for stage in stages] == [DirectOffload, BatchOffload, Compact, SmartTruncate]
+    assert [type(stage) for stage in stages] == [
+        DirectOffload,
+        BatchOffload,
+        Compact,
+        SmartTruncate,
+    ]
     assert len(ContextPipeline(stages).stages) == 4
 
 
@@ -56,7 +70,10 @@ def test_its_stages_can_be_changed_one_by_one(tmp_path: Path) -> None:
 def test_the_prices_reach_the_gate(tmp_path: Path) -> None:
     prices = Prices.relative(read=0.05)
     storage = LocalStorage(tmp_path)
-    stages = presets.coding_agent(storage, work_dir=tmp_path, prices=prices), presets.chat(storage, prices=prices)
+    stages = (
+        presets.coding_agent(storage, work_dir=tmp_path, prices=prices),
+        presets.chat(storage, prices=prices),
+    )
     for _, batch, *_ in stages:
         assert isinstance(batch, BatchOffload)
         assert isinstance(batch.gate, RentOrBuyGate)
@@ -82,7 +99,9 @@ async def test_a_short_conversation_is_left_alone(preset: Preset, tmp_path: Path
 
 
 @pytest.mark.parametrize("preset", [coding_agent, presets.chat])
-async def test_a_long_new_result_leaves_with_a_preview_and_an_absolute_path(preset: Preset, tmp_path: Path) -> None:
+async def test_a_long_new_result_leaves_with_a_preview_and_an_absolute_path(
+    preset: Preset, tmp_path: Path
+) -> None:
     history = work(1, "first words " + "x" * 9000 + " last words")
 
     result = await ContextPipeline(preset(LocalStorage(tmp_path))).run(history, session_id="s")
@@ -97,25 +116,34 @@ async def test_a_long_new_result_leaves_with_a_preview_and_an_absolute_path(pres
 
 
 async def test_old_results_and_inputs_leave_once_they_have_cost_enough(tmp_path: Path) -> None:
-    written = [assistant(tool_use("w", "Write", {"file_path": "a.py", "content": WORDS})), *step("w")[1:]]
+    written = [
+        assistant(tool_use("w", "Write", {"file_path": "a.py", "content": WORDS})),
+        *step("w")[1:],
+    ]
     history = conversation(user("Go."), written, work(60)[1:])
 
-    result = await ContextPipeline(presets.coding_agent(LocalStorage(tmp_path), work_dir=tmp_path)).run(
-        history, session_id="s"
-    )
+    result = await ContextPipeline(
+        presets.coding_agent(LocalStorage(tmp_path), work_dir=tmp_path)
+    ).run(history, session_id="s")
 
     assert result.reports[1].outcome is Outcome.CHANGED
     assert "Write" in WRITING_TOOLS
     assert WORDS not in str(result.messages[1]["content"])
-    assert all(message is old for message, old in zip(result.messages[-10:], history[-10:], strict=True))
+    assert all(
+        message is old for message, old in zip(result.messages[-10:], history[-10:], strict=True)
+    )
 
 
 @pytest.mark.parametrize("preset", [coding_agent, presets.chat])
 async def test_near_the_limit_the_history_is_compacted(preset: Preset, tmp_path: Path) -> None:
     stages = preset(LocalStorage(tmp_path), summarize=ExtractiveSummarizer())
-    talk = [message for i in range(40) for message in (user(f"{i} {WORDS}"), assistant(f"{i} {WORDS}"))]
+    talk = [
+        message for i in range(40) for message in (user(f"{i} {WORDS}"), assistant(f"{i} {WORDS}"))
+    ]
 
-    result = await ContextPipeline(stages, budget=SMALL).run([*talk, user("And now?")], session_id="s")
+    result = await ContextPipeline(stages, budget=SMALL).run(
+        [*talk, user("And now?")], session_id="s"
+    )
 
     assert result.reports[2].outcome is Outcome.CHANGED
     assert not check(result.messages)
@@ -126,12 +154,18 @@ async def test_when_compaction_fails_the_context_is_truncated(tmp_path: Path) ->
     async def broken(_messages: object) -> str:
         raise ConnectionError("no network")
 
-    direct, batch, compact, truncate = presets.coding_agent(LocalStorage(tmp_path), work_dir=None, summarize=broken)  # type: ignore[arg-type]
+    direct, batch, compact, truncate = presets.coding_agent(
+        LocalStorage(tmp_path), work_dir=None, summarize=broken
+    )  # type: ignore[arg-type]
     assert isinstance(compact, Compact)
     stages: list[Stage] = [direct, batch, replace(compact, retry=Retry(max_retries=0)), truncate]
-    talk = [message for i in range(40) for message in (user(f"{i} {WORDS}"), assistant(f"{i} {WORDS}"))]
+    talk = [
+        message for i in range(40) for message in (user(f"{i} {WORDS}"), assistant(f"{i} {WORDS}"))
+    ]
 
-    result = await ContextPipeline(stages, budget=SMALL).run([*talk, user("And now?")], session_id="s")
+    result = await ContextPipeline(stages, budget=SMALL).run(
+        [*talk, user("And now?")], session_id="s"
+    )
 
     assert [report.outcome for report in result.reports[2:]] == [Outcome.FAILED, Outcome.CHANGED]
     assert not check(result.messages)

@@ -24,7 +24,7 @@ def sums(*tokens: int) -> list[int]:
     return list(accumulate(tokens, initial=0))
 
 
-# By name ------------------------------------------------------------------------------------------------------
+# By name ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,9 @@ def sums(*tokens: int) -> list[int]:
         ("claude-fable-5-1", 1.25, 2.0, 0.025),
     ],
 )
-def test_a_model_has_its_prices_for_the_cache(model: str, write: float, hour: float, read: float) -> None:
+def test_a_model_has_its_prices_for_the_cache(
+    model: str, write: float, hour: float, read: float
+) -> None:
     prices = prices_of(model, at=WHEN)
 
     assert prices.write / prices.input == pytest.approx(write)
@@ -82,7 +84,9 @@ def test_what_is_given_overrides_what_is_listed() -> None:
 
 
 def test_an_unknown_model_is_an_error_that_says_what_to_pass() -> None:
-    with pytest.raises(SettingsError, match=r"'my-model-7b'.*input=…, output=….*read=… and write=…"):
+    with pytest.raises(
+        SettingsError, match=r"'my-model-7b'.*input=…, output=….*read=… and write=…"
+    ):
         prices_of("my-model-7b")
 
 
@@ -108,7 +112,7 @@ def test_importing_prices_loads_no_price_list() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-# Rewrites -----------------------------------------------------------------------------------------------------
+# Rewrites -----------------------------------------------------------------------------------------
 
 
 def test_rewriting_in_the_cached_part_burns_the_price_of_writing_what_stays_behind_it() -> None:
@@ -125,7 +129,9 @@ def test_rewriting_in_the_cached_part_burns_the_price_of_writing_what_stays_behi
 
 
 def test_what_was_never_sent_is_free_to_change() -> None:
-    cost = rewrite_cost(TENTH, sums(1000, 2000, 500), sums(1000, 2000, 100), first_changed=2, sent=2)
+    cost = rewrite_cost(
+        TENTH, sums(1000, 2000, 500), sums(1000, 2000, 100), first_changed=2, sent=2
+    )
 
     assert (cost.invalidated_tokens, cost.rewritten_tokens, cost.burnt) == (0, 0, 0)
     assert cost.saved_now == pytest.approx(1.25 * 400)
@@ -151,7 +157,9 @@ def test_coming_back_under_a_cliff_saves_its_price_at_every_call() -> None:
 
 
 def test_tokens_are_told_as_billed() -> None:
-    cost = rewrite_cost(TENTH, sums(1000, 2000), sums(100, 2000), first_changed=0, sent=2, factor=1.5)
+    cost = rewrite_cost(
+        TENTH, sums(1000, 2000), sums(100, 2000), first_changed=0, sent=2, factor=1.5
+    )
 
     assert cost.freed_tokens == 1350
     assert cost.burnt == pytest.approx(1.5 * 1.15 * 2100)
@@ -161,17 +169,24 @@ tokens = st.lists(st.integers(1, 5000), min_size=1, max_size=12)
 
 
 @given(before=tokens, sent=st.integers(0, 12), data=st.data())
-def test_the_parts_add_up_to_the_two_bills(before: list[int], sent: int, data: st.DataObject) -> None:
+def test_the_parts_add_up_to_the_two_bills(
+    before: list[int], sent: int, data: st.DataObject
+) -> None:
     sent = min(sent, len(before))
     after = [data.draw(st.integers(0, size)) for size in before]
-    first = next((i for i, (old, new) in enumerate(zip(before, after, strict=True)) if old != new), len(before))
+    first = next(
+        (i for i, (old, new) in enumerate(zip(before, after, strict=True)) if old != new),
+        len(before),
+    )
 
     def bill(messages: list[int], cached: int) -> float:
         return TENTH.read * sum(messages[:cached]) + TENTH.write * sum(messages[cached:])
 
     cost = rewrite_cost(TENTH, sums(*before), sums(*after), first, sent)
 
-    assert bill(after, min(first, sent)) - bill(before, sent) == pytest.approx(cost.burnt - cost.saved_now)
+    assert bill(after, min(first, sent)) - bill(before, sent) == pytest.approx(
+        cost.burnt - cost.saved_now
+    )
     assert TENTH.read * (sum(before) - sum(after)) == pytest.approx(cost.saved_per_call)
 
 

@@ -48,10 +48,12 @@ def wait_for_end(pid: int, seconds: float) -> bool:
     return False
 
 
-# Answers --------------------------------------------------------------------------------------------------------
+# Answers ------------------------------------------------------------------------------------------
 
 
-async def test_texts_arrive_whole_whatever_their_length_and_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_texts_arrive_whole_whatever_their_length_and_characters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     texts = ["", "\ud800 é \u2028\n\0", "漢" * 3_000_000]
 
     answers = await run(measure, *texts)
@@ -73,7 +75,9 @@ async def test_a_worker_that_takes_all_memory_or_crashes_has_failed(work: proces
     assert await run(work) == Answers([], "failed")
 
 
-@pytest.mark.parametrize("script", [None, "exit 3", "echo hello", "echo hello; exec sleep 60", "exec cat"])
+@pytest.mark.parametrize(
+    "script", [None, "exit 3", "echo hello", "echo hello; exec sleep 60", "exec cat"]
+)
 async def test_where_no_worker_starts_that_is_said(
     script: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +101,9 @@ async def test_many_at_once_answer_each_for_itself() -> None:
         for number in range(6):
             group.start_soon(ask, number)
 
-    assert {number: each.items for number, each in answers.items()} == {n: [[n, "x" * min(n, 3)]] for n in range(6)}
+    assert {number: each.items for number, each in answers.items()} == {
+        n: [[n, "x" * min(n, 3)]] for n in range(6)
+    }
 
 
 def test_the_job_is_read_before_it_is_begun_and_answered_line_by_line() -> None:
@@ -117,7 +123,7 @@ def test_a_worker_imports_nothing_that_its_job_does_not_need() -> None:
     assert python(f"import sys, {modules}; print({heavy} & sys.modules.keys())") == "set()"
 
 
-# Nothing is left behind -----------------------------------------------------------------------------------------
+# Nothing is left behind ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("work", [spin, spin_in_c])
@@ -163,7 +169,9 @@ STARTS = {
 @pytest.mark.parametrize("start", STARTS)
 def test_a_worker_ends_when_its_parent_is_killed(work: str, start: str, tmp_path: Path) -> None:
     file = tmp_path / "pid"
-    script = PARENT.format(tests=str(Path(__file__).parent), work=work, seconds=60, start=STARTS[start])
+    script = PARENT.format(
+        tests=str(Path(__file__).parent), work=work, seconds=60, start=STARTS[start]
+    )
     with subprocess.Popen([sys.executable, "-c", script, str(file)]):
         while not (file.exists() and file.read_text()):
             time.sleep(0.02)
@@ -178,10 +186,16 @@ def test_a_worker_that_hears_of_no_death_ends_by_its_own_alarm(tmp_path: Path) -
     """As on systems that do not tell a process of its parent's death, while C code runs."""
     file = tmp_path / "pid"
     job = Job("jobs", "spin_in_c", 1, 1.0, 2**30, os.getpid())
-    command = [sys.executable, "-c", "import ctxpipe.worker as w; w._ask_for_end_with_parent = lambda: None; w.main()"]
+    command = [
+        sys.executable,
+        "-c",
+        "import ctxpipe.worker as w; w._ask_for_end_with_parent = lambda: None; w.main()",
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     given = pickle.dumps(job) + pickle.dumps(str(file)) + pickle.dumps(None)
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    worker = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
     assert worker.stdin is not None
     worker.stdin.write(given)
     worker.stdin.flush()
@@ -194,9 +208,15 @@ def test_a_worker_whose_input_ends_ends_itself(tmp_path: Path) -> None:
     """As on systems that do not tell a process of its parent's death, while Python code runs."""
     file = tmp_path / "pid"
     job = Job("jobs", "spin", 1, 60.0, 2**30, os.getpid())
-    command = [sys.executable, "-c", "import ctxpipe.worker as w; w._ask_for_end_with_parent = lambda: None; w.main()"]
+    command = [
+        sys.executable,
+        "-c",
+        "import ctxpipe.worker as w; w._ask_for_end_with_parent = lambda: None; w.main()",
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    worker = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
 
     worker.communicate(pickle.dumps(job) + pickle.dumps(str(file)) + pickle.dumps(None), timeout=30)
 
@@ -215,7 +235,9 @@ async def leave():
 import os
 anyio.run(leave)
 """
-    script = PARENT.format(tests=str(Path(__file__).parent), work="spin_in_c", seconds=60, start=start)
+    script = PARENT.format(
+        tests=str(Path(__file__).parent), work="spin_in_c", seconds=60, start=start
+    )
     subprocess.run([sys.executable, "-c", script, str(file)], check=True, timeout=60)
 
     assert wait_for_end(int(file.read_text()), 10)

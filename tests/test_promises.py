@@ -1,16 +1,18 @@
-"""Whole pipelines and sessions under fire: after every step, each of the promises that hold everywhere still holds.
+"""Whole pipelines and sessions under fire: after every step, each of the promises that hold
+everywhere still holds.
 
-A state machine plays a caller who does what callers do (append, adopt, branch, shorten, rebuild, move cache marks, come
-back in another process) to random pipelines, while the disk fills up, the summariser fails, the clock jumps, runs are
-cancelled at any await and overlap. The promises themselves are in `promises.py`.
+A state machine plays a caller who does what callers do (append, adopt, branch, shorten, rebuild,
+move cache marks, come back in another process) to random pipelines, while the disk fills up, the
+summariser fails, the clock jumps, runs are cancelled at any await and overlap. The promises
+themselves are in `promises.py`.
 
-The suite takes 2,000 steps, always the same ones (and more where by then not every stage has acted). The long profile
-is started by hand, and prints its figures::
+The suite takes 2,000 steps, always the same ones (and more where by then not every stage has
+acted). The long profile is started by hand, and prints its figures::
 
     PROMISES_STEPS=100000 pytest -s tests/test_promises.py
 
-It also prints the seed of every 2,000 steps or so, a new one each time; PROMISES_SEED begins with that one again. A
-failure prints the steps that lead to it in any case.
+It also prints the seed of every 2,000 steps or so, a new one each time; PROMISES_SEED begins with
+that one again. A failure prints the steps that lead to it in any case.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ TOOLS = [{"name": "bash", "description": "Runs a command.", "input_schema": {"ty
 figures: Counter[str] = Counter()
 
 
-# Collaborators ----------------------------------------------------------------------------------------------------
+# Collaborators ------------------------------------------------------------------------------------
 
 
 class Clock:
@@ -132,7 +134,9 @@ class Writer:
                 )
             case "extracts":
                 return await ExtractiveSummarizer()(messages)
-        return Summary(f"{len(messages)} messages, {sum(map(len, map(plain_json, messages)))} characters")
+        return Summary(
+            f"{len(messages)} messages, {sum(map(len, map(plain_json, messages)))} characters"
+        )
 
 
 MODES = ("good", "good", "fails", "blank", "refuses", "chatters", "plays us", "extracts")
@@ -149,7 +153,7 @@ class Tokens:
         return len(text) // 4 + 1
 
 
-# The pipeline under test ------------------------------------------------------------------------------------------
+# The pipeline under test --------------------------------------------------------------------------
 
 
 STAGES = ("direct", "batch", "compact", "truncate")
@@ -161,9 +165,13 @@ class Setting:
     def __init__(self, random: Random, folder: Path, clock: Clock) -> None:
         self.clock = clock
         self.root, self.work = folder / "root", folder / "work"
-        self.order = list(STAGES) if random.randrange(2) else random.sample(STAGES, random.randrange(1, 5))
+        self.order = (
+            list(STAGES) if random.randrange(2) else random.sample(STAGES, random.randrange(1, 5))
+        )
         trigger = random.choice((300, 1000, 2500, 8000))
-        self.budget = Budget(window=2 * trigger, trigger=trigger, target=trigger * random.randrange(1, 10) // 10)
+        self.budget = Budget(
+            window=2 * trigger, trigger=trigger, target=trigger * random.randrange(1, 10) // 10
+        )
         self.thinking = random.choice(("keep", "keep", "strip", "protect"))
         self.direct = {
             "min_chars": random.choice((1, 300, 1000)),
@@ -172,7 +180,9 @@ class Setting:
             "read_back_chars": random.choice((700, 100_000)),
         }
         self.batch = {
-            "gate": random.choice((RatioGate(0.05), RatioGate(0.2), RentOrBuyGate(min_calls=3, min_tokens=50))),
+            "gate": random.choice(
+                (RatioGate(0.05), RatioGate(0.2), RentOrBuyGate(min_calls=3, min_tokens=50))
+            ),
             "min_chars": random.choice((1, 60, 400)),
             "keep_recent": random.randrange(3),
             "inputs": random.choice((frozenset(), frozenset({"write_file", "bash"}))),
@@ -190,7 +200,9 @@ class Setting:
         (self.work / "src").mkdir(parents=True)
         (self.work.parent / "outside.txt").write_text(SECRET)
         (self.work / "src" / "file0.py").write_text(python_source(8))
-        (self.work / "src" / "file1.ts").write_text("export function one(a: number) {\n  return a;\n}\n" * 9)
+        (self.work / "src" / "file1.ts").write_text(
+            "export function one(a: number) {\n  return a;\n}\n" * 9
+        )
         (self.work / "src" / "file2.txt").write_text("notes\n" * 50)
         (self.work / "src" / "file3.py").symlink_to(self.work.parent / "outside.txt")
 
@@ -242,7 +254,7 @@ class Watch:
         self.told.clear()
 
 
-# The machine ------------------------------------------------------------------------------------------------------
+# The machine --------------------------------------------------------------------------------------
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -261,10 +273,15 @@ class Caller(RuleBasedStateMachine):
         self.pointers: dict[tuple[str, str, str], str] = {}
         self.is_cleaned = False
         self.sent: list[Message] | None = None  # what the session sent last; None: it begins anew
-        self.seen: list[Message] = []  # what the model saw last, and how much of the history that was
+        self.seen: list[
+            Message
+        ] = []  # what the model saw last, and how much of the history that was
         self.seen_of = 0
-        self.adopted = 0  # so many messages are of a context that was adopted, and not those of *raw* one by one
-        self.raw: list[Message] | None = []  # the history before any context was adopted as one; None: nobody knows
+        # so many messages are of a context that was adopted, and not those of *raw* one by one
+        self.adopted = 0
+        self.raw: (
+            list[Message] | None
+        ) = []  # the history before any context was adopted as one; None: nobody knows
         self.last: Result | None = None
         self.asked: Session | None = None  # whose result that is
         self.raced = False
@@ -282,7 +299,7 @@ class Caller(RuleBasedStateMachine):
         self.session = self._session(self.watch)
         self._append(self.talk.opening())
 
-    # What the caller does -----------------------------------------------------------------------------------------
+    # What the caller does -------------------------------------------------------------------------
 
     def _append(self, messages: list[Message]) -> None:
         self.originals.learn(messages)
@@ -315,7 +332,9 @@ class Caller(RuleBasedStateMachine):
         self.work(1, False)
         self._turn()
 
-    @precondition(lambda self: len(self.history) < 300 and not self.needs_run and self.history != [])
+    @precondition(
+        lambda self: len(self.history) < 300 and not self.needs_run and self.history != []
+    )
     @rule(steps=st.integers(20, 90), go=st.integers(0, 3))
     def work_long(self, steps: int, go: int) -> None:
         if go == 0 and self.history[-1]["role"] == "user":
@@ -335,7 +354,9 @@ class Caller(RuleBasedStateMachine):
             self._replaced(list(self.last.messages))
 
     def _says_the_same(self, context: Sequence[Message]) -> bool:
-        """Whether each message of *context* stands for one of the raw history, whatever lies in files now."""
+        """Whether each message of *context* stands for one of the raw history, whatever lies in
+        files now.
+        """
         return self.raw is not None and list(map(_shape, context)) == list(map(_shape, self.raw))
 
     @rule(share=st.floats(0, 1), drop=st.booleans())
@@ -351,7 +372,9 @@ class Caller(RuleBasedStateMachine):
     def _cut(self, at: int) -> None:
         if at == len(self.history):
             return
-        if self.raw is not None:  # in an adopted context, nobody can tell which message stands for which
+        if (
+            self.raw is not None
+        ):  # in an adopted context, nobody can tell which message stands for which
             self.raw = self.raw[: at - len(self.history)] if at >= self.adopted else None
         self._replaced(self.history[:at])
         self.sent, self.needs_run = None, True
@@ -359,7 +382,9 @@ class Caller(RuleBasedStateMachine):
     @rule(as_json=st.booleans())
     def rebuild(self, as_json: bool) -> None:
         """Other objects that say the same."""
-        self._replaced([_reloaded(m) for m in self.history] if as_json else copy.deepcopy(self.history))
+        self._replaced(
+            [_reloaded(m) for m in self.history] if as_json else copy.deepcopy(self.history)
+        )
 
     @rule()
     def mark(self) -> None:
@@ -368,7 +393,11 @@ class Caller(RuleBasedStateMachine):
         for message in reversed(self.history):
             content = message["content"]
             for block in reversed(content if isinstance(content, list) else []):
-                if isinstance(block, dict) and block["type"] in ("text", "tool_result") and not marked:
+                if (
+                    isinstance(block, dict)
+                    and block["type"] in ("text", "tool_result")
+                    and not marked
+                ):
                     cast("dict[str, Any]", block)["cache_control"] = {"type": "ephemeral"}
                     marked = True
                 elif isinstance(block, dict):
@@ -390,16 +419,21 @@ class Caller(RuleBasedStateMachine):
         if go == 0 and isinstance(content, list) and self.history[-1]["role"] == "user":
             in_raw = bool(self.raw and plain_json(self.raw[-1]) == plain_json(self.history[-1]))
             content.append({"type": "text", "text": self.talk.words("late")})
-            if self.raw:  # of what was handed in before the context was adopted, the last message may be another one
+            # of what was handed in before the context was adopted, the last message may be another
+            # one
+            if self.raw:
                 self.raw = [*self.raw[:-1], self.history[-1]] if in_raw else None
             self.known = snapshot(self.history)
             if self.seen_of == len(self.history):  # what the model saw is another message now
                 self.sent = self.sent[:-1] if self.sent else None
                 self.edited = self.needs_run = True
 
-    # What happens to him ------------------------------------------------------------------------------------------
+    # What happens to him --------------------------------------------------------------------------
 
-    @rule(room=st.integers(0, 20_000), trouble=st.sampled_from(("full", "denied", "unreadable", *["well"] * 6)))
+    @rule(
+        room=st.integers(0, 20_000),
+        trouble=st.sampled_from(("full", "denied", "unreadable", *["well"] * 6)),
+    )
     def disk(self, room: int, trouble: str) -> None:
         self.setting.disk.mend()
         self.setting.disk.room = room if trouble == "full" else None
@@ -420,14 +454,24 @@ class Caller(RuleBasedStateMachine):
 
     @rule(damage=st.sampled_from(("", "", "", "torn", "flipped", "gone")), share=st.floats(0, 1))
     def come_back(self, damage: str, share: float) -> None:
-        """Another process goes on with the same conversation, perhaps after somebody has been at the journal."""
+        """Another process goes on with the same conversation, perhaps after somebody has been at
+        the journal.
+        """
         path = self.setting.root / session_folder(self.id) / NAME
         held = path.read_bytes() if path.exists() else b""
         if damage and held:
             at = min(len(held) - 1, int(share * len(held)))
-            torn = held[:at] if damage == "torn" else held[:at] + bytes([held[at] ^ 1]) + held[at + 1 :]
+            torn = (
+                held[:at]
+                if damage == "torn"
+                else held[:at] + bytes([held[at] ^ 1]) + held[at + 1 :]
+            )
             path.write_bytes(b"" if damage == "gone" else torn)
-        self.setting.disk = FailingDisk(self.setting.disk.storage) if self.setting.disk.is_well else self.setting.disk
+        self.setting.disk = (
+            FailingDisk(self.setting.disk.storage)
+            if self.setting.disk.is_well
+            else self.setting.disk
+        )
         self.watch = Watch(self.setting)
         self.session = self._session(self.watch)
         if not self.setting.journalled or damage or not self.setting.disk.is_well:
@@ -438,20 +482,31 @@ class Caller(RuleBasedStateMachine):
             self._forgotten()
 
     def _forgotten(self) -> None:
-        """The session begins anew, and what the model has seen of this history may be something else."""
+        """The session begins anew, and what the model has seen of this history may be something
+        else.
+        """
         self.sent, self.signed, self.raw = None, False, None
 
     @rule(factor=st.floats(0.5, 3), cached=st.booleans())
     def observe(self, factor: float, cached: bool) -> None:
-        billed = round(factor * self.watch.pipeline.counter.total(self.last.messages)) if self.last else 0
-        usage = {"input_tokens": 0 if cached else billed, "cache_read_input_tokens": billed if cached else 0}
+        billed = (
+            round(factor * self.watch.pipeline.counter.total(self.last.messages))
+            if self.last
+            else 0
+        )
+        usage = {
+            "input_tokens": 0 if cached else billed,
+            "cache_read_input_tokens": billed if cached else 0,
+        }
         self.session.observe(usage)
 
-    # Turns --------------------------------------------------------------------------------------------------------
+    # Turns ----------------------------------------------------------------------------------------
 
     def _session(self, watch: Watch) -> Session:
         journal = self.setting.disk if self.setting.journalled else None
-        return watch.pipeline.session(self.id, journal=journal, verify=self.setting.verify, clock=self.clock)
+        return watch.pipeline.session(
+            self.id, journal=journal, verify=self.setting.verify, clock=self.clock
+        )
 
     def _run(self, work: Callable[[], Awaitable[T]]) -> T:
         async def awaited() -> T:
@@ -521,7 +576,9 @@ class Caller(RuleBasedStateMachine):
         figures["turns repaired"] += bool(result.repaired)
         figures["turns with notices"] += bool(result.notices)
         self._heard(result)
-        self._checked(result, seen, sent=self.sent, signed=self.signed, edited=self.edited, in_session=True)
+        self._checked(
+            result, seen, sent=self.sent, signed=self.signed, edited=self.edited, in_session=True
+        )
         self._taken(result)
         return result
 
@@ -539,9 +596,13 @@ class Caller(RuleBasedStateMachine):
 
     @rule(at=st.integers(1, 25), how=st.sampled_from(("task", "scope")), force=st.booleans())
     def turn_cancelled(self, at: int, how: Literal["task", "scope"], force: bool) -> None:
-        """Cancelled at some await: nothing that was handed in has changed, and the next turn is as good as any."""
+        """Cancelled at some await: nothing that was handed in has changed, and the next turn is as
+        good as any.
+        """
         with self._watched() as seen:
-            result = self._run(lambda: cancelled(self.session.run(self.history, force=force), at, how))
+            result = self._run(
+                lambda: cancelled(self.session.run(self.history, force=force), at, how)
+            )
         self.raced = True  # a thread that was left alone goes on counting
         if result is None:
             figures["cancelled"] += 1
@@ -549,13 +610,22 @@ class Caller(RuleBasedStateMachine):
         else:
             self._heard(result)
             self._checked(
-                result, seen, sent=self.sent, signed=self.signed, edited=self.edited, in_session=True, raced=True
+                result,
+                seen,
+                sent=self.sent,
+                signed=self.signed,
+                edited=self.edited,
+                in_session=True,
+                raced=True,
             )
             self._taken(result)
 
     @rule(number=st.integers(2, 3), append=st.booleans())
     def turns_at_once(self, number: int, append: bool) -> None:
-        """Runs of one session at the same time, of its neighbour, and of the pipeline; the history grows meanwhile."""
+        """Runs of one session at the same time, of its neighbour, and of the pipeline.
+
+        The history grows meanwhile.
+        """
         neighbour = self.watch.pipeline.session(f"{self.id}2")
         other = [*Talk(Random(number)).opening(), *Talk(Random(number + 1)).loop(3)]
         results: list[Result] = []
@@ -584,9 +654,13 @@ class Caller(RuleBasedStateMachine):
         figures["runs at once"] += number
         assert snapshot(self.history)[:covered] == before
         assert all(not faults(result.messages) for result in results)
-        assert [covered <= result.covered <= len(self.history) for result in results] == [True] * number
+        assert [covered <= result.covered <= len(self.history) for result in results] == [
+            True
+        ] * number
         # One after the other: what the first has done, the second finds done.
-        if self.setting.disk.is_well and not any(map(_wants_more, (r for result in results for r in result.reports))):
+        if self.setting.disk.is_well and not any(
+            map(_wants_more, (r for result in results for r in result.reports))
+        ):
             for one, next_one in itertools.pairwise(results):
                 if one.covered == next_one.covered and self.setting.order == list(STAGES):
                     assert snapshot(one.messages) == snapshot(next_one.messages)
@@ -600,11 +674,19 @@ class Caller(RuleBasedStateMachine):
     def compact_by_hand(self, focus: bool) -> None:
         if "compact" in self.setting.order and self.history:
             with self._watched() as seen:
-                result = self._run(lambda: self.session.compact(self.history, focus="files" if focus else ""))
+                result = self._run(
+                    lambda: self.session.compact(self.history, focus="files" if focus else "")
+                )
             self._heard(result)
             stages = [stage for stage in self.watch.pipeline.stages if isinstance(stage, Compact)]
             self._checked(
-                result, seen, sent=self.sent, signed=self.signed, edited=self.edited, in_session=True, stages=stages
+                result,
+                seen,
+                sent=self.sent,
+                signed=self.signed,
+                edited=self.edited,
+                in_session=True,
+                stages=stages,
             )
             self._taken(result)
 
@@ -619,23 +701,31 @@ class Caller(RuleBasedStateMachine):
         last = self.last
         with self._watched() as seen:
             result = self._run(lambda: self.session.recover(refusal, self.history, last))
-        if result is None:  # a stage may have found something and made it no smaller, say by mending
+        if (
+            result is None
+        ):  # a stage may have found something and made it no smaller, say by mending
             self.last = self.sent = None
             self.needs_run = True
             return
         counts = self.watch.pipeline.counter.total
         assert counts(result.messages) < counts(last.messages)
-        self._checked(result, seen, sent=self.sent, signed=self.signed, edited=self.edited, in_session=True)
+        self._checked(
+            result, seen, sent=self.sent, signed=self.signed, edited=self.edited, in_session=True
+        )
         self._taken(result)
 
     @rule()
     def nonsense(self) -> None:
         """What is no history is refused, and nothing is forgotten."""
-        for given in (None, [*self.history, {"role": "user"}], [{"role": "nobody", "content": "x"}]):
+        for given in (
+            None,
+            [*self.history, {"role": "user"}],
+            [{"role": "nobody", "content": "x"}],
+        ):
             with pytest.raises(InvalidHistory):
                 self._run(lambda given=given: self.session.run(cast("Any", given)))  # type: ignore[misc]
 
-    # Without a session --------------------------------------------------------------------------------------------
+    # Without a session ----------------------------------------------------------------------------
 
     @rule()
     def plan(self) -> None:
@@ -651,12 +741,16 @@ class Caller(RuleBasedStateMachine):
 
     @rule()
     def run_once(self) -> None:
-        """Without a session: the promises, the same bytes in another process, and nothing to do the second time."""
+        """Without a session: the promises, the same bytes in another process, and nothing to do the
+        second time.
+        """
         self._run(others_done)  # a run that was cancelled may still be writing
         watch, self.watch = self.watch, Watch(self.setting)
         try:
             with self._watched() as seen:
-                result = self._run(lambda: self.watch.pipeline.run(self.history, session_id=self.id))
+                result = self._run(
+                    lambda: self.watch.pipeline.run(self.history, session_id=self.id)
+                )
             self._checked(result, seen, raced=False)
             if self.setting.disk.is_well:
                 self._same_in_another_process(result)
@@ -672,7 +766,10 @@ class Caller(RuleBasedStateMachine):
     def _settled(self, result: Result) -> None:
         """The pipeline's own output comes back as it is, unless a stage said that it wants more."""
         for _ in range(len(self.setting.order) + 2):
-            if any(_wants_more(report) for report in result.reports) or self.setting.writer.mode != "good":
+            if (
+                any(_wants_more(report) for report in result.reports)
+                or self.setting.writer.mode != "good"
+            ):
                 return
             other = Watch(self.setting)
             files, asked = files_below(self.setting.root), self.setting.writer.asked
@@ -681,13 +778,13 @@ class Caller(RuleBasedStateMachine):
                 assert (files_below(self.setting.root), self.setting.writer.asked) == (files, asked)
                 return
             figures["second runs that changed something"] += 1
-            assert self.watch.pipeline.counter.total(again.messages) < self.watch.pipeline.counter.total(
-                result.messages
-            )
+            assert self.watch.pipeline.counter.total(
+                again.messages
+            ) < self.watch.pipeline.counter.total(result.messages)
             result = again
         raise AssertionError("the pipeline does not settle on its own output")
 
-    # Getting everything back --------------------------------------------------------------------------------------
+    # Getting everything back ----------------------------------------------------------------------
 
     @rule()
     def restore(self) -> None:
@@ -714,7 +811,10 @@ class Caller(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         assert (self.folder / "outside.txt").read_text() == SECRET
-        assert sorted(path.name for path in self.folder.iterdir() if path.name != "root") == ["outside.txt", "work"]
+        assert sorted(path.name for path in self.folder.iterdir() if path.name != "root") == [
+            "outside.txt",
+            "work",
+        ]
         assert all(path.stat().st_mode & 0o77 == 0 for path in self.setting.root.rglob("*"))
         shutil.rmtree(self.folder)
 
@@ -725,13 +825,19 @@ class Caller(RuleBasedStateMachine):
 
 
 def _signed(seen: Sequence[Message], blocks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """*blocks* as a model signs them that has *seen* these messages, mended where nobody could have sent them."""
+    """*blocks* as a model signs them that has *seen* these messages, mended where nobody could have
+    sent them.
+    """
     if all(block["type"] != "thinking" for block in blocks):
         return [dict(block) for block in blocks]
     # A history that the API refuses was never sent as it is: the model has seen it repaired.
     messages = [_sendable(message) for message in repair(list(seen))]
-    system = [part for message in messages if message["role"] == "system" for part in message["content"]]
-    return sign({"system": system, "messages": [m for m in messages if m["role"] != "system"]}, blocks)
+    system = [
+        part for message in messages if message["role"] == "system" for part in message["content"]
+    ]
+    return sign(
+        {"system": system, "messages": [m for m in messages if m["role"] != "system"]}, blocks
+    )
 
 
 def _sendable(message: Message) -> dict[str, Any]:
@@ -740,9 +846,14 @@ def _sendable(message: Message) -> dict[str, Any]:
 
 
 def _shape(message: Message) -> list[object]:
-    """What stays of *message* when texts of calls and results go to files, and ids are made as the API takes them."""
+    """What stays of *message* when texts of calls and results go to files, and ids are made as the
+    API takes them.
+    """
     held = parts(message)
-    return [message["role"], *((part["type"], mended(part["text"]) if part["type"] == "text" else "") for part in held)]
+    return [
+        message["role"],
+        *((part["type"], mended(part["text"]) if part["type"] == "text" else "") for part in held),
+    ]
 
 
 def _calls_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -755,16 +866,22 @@ def _reloaded(message: Message) -> Message:
 
 def _unnumbered(messages: Sequence[Message]) -> list[str]:
     """The bytes of *messages*, but for the names of archives."""
-    return [re.sub(r"(compact|truncate|index|paths)-\d{8}T\d{6}Z-\d+", r"\1", text) for text in snapshot(messages)]
+    return [
+        re.sub(r"(compact|truncate|index|paths)-\d{8}T\d{6}Z-\d+", r"\1", text)
+        for text in snapshot(messages)
+    ]
 
 
 def _wants_more(report: StageReport) -> bool:
     detail = report.detail
-    held = any(getattr(detail, name, False) for name in ("over_target", "over_budget", "still_over", "failed"))
+    held = any(
+        getattr(detail, name, False)
+        for name in ("over_target", "over_budget", "still_over", "failed")
+    )
     return held or report.outcome in (Outcome.FAILED, Outcome.REFUSED)
 
 
-# Running it -------------------------------------------------------------------------------------------------------
+# Running it ---------------------------------------------------------------------------------------
 
 
 async def others_done() -> None:
@@ -783,21 +900,31 @@ def play(examples: int, begin: int) -> None:
                 deadline=None,
                 suppress_health_check=list(HealthCheck),
                 database=None,
-                phases=(Phase.generate,),  # to make a failing life shorter takes longer than to read it
+                phases=(
+                    Phase.generate,
+                ),  # to make a failing life shorter takes longer than to read it
             ),
         )
 
 
 def test_every_promise_holds_after_every_step() -> None:
     steps = int(os.environ.get("PROMISES_STEPS", "2000"))
-    begin = int(os.environ.get("PROMISES_SEED") or (secrets.randbelow(2**32) if "PROMISES_STEPS" in os.environ else 7))
+    begin = int(
+        os.environ.get("PROMISES_SEED")
+        or (secrets.randbelow(2**32) if "PROMISES_STEPS" in os.environ else 7)
+    )
     figures.clear()
     started = time.perf_counter()
     for number in itertools.count():
         print(f"seed {begin + number} after {figures['steps']} steps", flush=True)
         left = -(-(steps - figures["steps"]) // STEPS)
-        play(min(EXAMPLES, left) if left > 0 else EXAMPLES, begin + number)  # few examples are simple ones
-        acted = min(figures["Compact changed"], figures["SmartTruncate changed"], figures["restored"]) > 0
+        play(
+            min(EXAMPLES, left) if left > 0 else EXAMPLES, begin + number
+        )  # few examples are simple ones
+        acted = (
+            min(figures["Compact changed"], figures["SmartTruncate changed"], figures["restored"])
+            > 0
+        )
         if figures["steps"] >= (steps if acted else 5 * steps):
             break
     told = ", ".join(f"{times} {what}" for what, times in sorted(figures.items()))

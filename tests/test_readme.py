@@ -36,7 +36,12 @@ def test_every_file_of_the_benchmarks_that_is_named_exists():
 
 
 def test_its_rows_beside_the_peers_are_those_of_the_last_run():
-    results = (ROOT / "benchmarks/peers/results.md").read_text("utf-8").split("## In short")[1].split("\n## ")[0]
+    results = (
+        (ROOT / "benchmarks/peers/results.md")
+        .read_text("utf-8")
+        .split("## In short")[1]
+        .split("\n## ")[0]
+    )
     section = README.split("## Beside the peers")[1].split("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("|")]
 

@@ -42,7 +42,9 @@ def test_what_only_looks_like_one_is_none(row: Row, status: int | None) -> None:
 
 @pytest.mark.parametrize("status", [401, 403, 404, 408, 409, 429, 502, 503, 529])
 def test_a_status_that_means_something_else_decides(status: int) -> None:
-    assert as_refusal(ApiError(status, "prompt is too long: 200251 tokens > 200000 maximum")) is None
+    assert (
+        as_refusal(ApiError(status, "prompt is too long: 200251 tokens > 200000 maximum")) is None
+    )
 
 
 NUMBERS = {
@@ -93,7 +95,9 @@ def test_a_short_prompt_is_not_to_blame_for_a_long_answer(text: str) -> None:
 
 @pytest.mark.parametrize("window", [0, 1, 499])
 def test_a_window_that_no_model_has_is_not_believed(window: int) -> None:
-    assert read_refusal(400, f"prompt is too long: 9000 tokens > {window} maximum") == Refusal("Anthropic", 9000)
+    assert read_refusal(400, f"prompt is too long: 9000 tokens > {window} maximum") == Refusal(
+        "Anthropic", 9000
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,10 +156,21 @@ def test_the_type_of_a_frameworks_error_tells_it_without_a_status(name: str) -> 
     [
         {"code": "context_length_exceeded"},
         {"body": {"message": "no", "code": "context_length_exceeded"}},
-        {"body": {"type": "error", "error": {"type": "exceed_context_size_error", "message": "no"}}},
+        {
+            "body": {
+                "type": "error",
+                "error": {"type": "exceed_context_size_error", "message": "no"},
+            }
+        },
         {"body": "prompt is too long: 200251 tokens > 200000 maximum"},
         {"message": "Your input exceeds the context window of this model."},
-        {"response": type("Response", (), {"content": b'{"message": "Prompt is too long"}', "status_code": 400})()},
+        {
+            "response": type(
+                "Response",
+                (),
+                {"content": b'{"message": "Prompt is too long"}', "status_code": 400},
+            )()
+        },
     ],
 )
 def test_codes_and_bodies_are_looked_at(attributes: dict[str, object]) -> None:

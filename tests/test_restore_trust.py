@@ -1,4 +1,6 @@
-"""Which files `Restore` reads again: only those that a call of this conversation has really read or written."""
+"""Which files `Restore` reads again: only those that a call of this conversation has really read or
+written.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ READS = [
     tool_use("t", "shell", {"command": ["cat", "prod.json"]}),
 ]
 WRITES = [
-    tool_use("t", name, {keys if isinstance(keys, str) else keys[0]: "prod.json"} | {"command": "create"})
+    tool_use(
+        "t", name, {keys if isinstance(keys, str) else keys[0]: "prod.json"} | {"command": "create"}
+    )
     for name, keys in COMMON_WRITING_TOOLS.items()
 ]
 FAILURES = {
@@ -88,7 +92,9 @@ FAILURES = {
     "interrupted": tool_result("t", INTERRUPTED, is_error=True),
     "a denial that is marked as no error": tool_result("t", DENIED),
     "an error as JSON": tool_result("t", '{\n "error": "EACCES",\n "path": "prod.json"\n}'),
-    "an error in tags": tool_result("t", "<tool_use_error>File has not been read.</tool_use_error>"),
+    "an error in tags": tool_result(
+        "t", "<tool_use_error>File has not been read.</tool_use_error>"
+    ),
     "a denial with a long note": tool_result(
         "t", DENIED + "\n\n<system-reminder>" + "\nBe careful." * 200 + "\n</system-reminder>"
     ),
@@ -150,11 +156,18 @@ def test_a_call_without_a_result_never_does(call: dict[str, Any]) -> None:
     ],
 )
 def test_what_a_shell_says_of_a_failure_is_no_success(output: str) -> None:
-    assert used(answered(tool_use("t", "bash", {"command": "cat prod.json"}), tool_result("t", output))) == []
+    assert (
+        used(
+            answered(tool_use("t", "bash", {"command": "cat prod.json"}), tool_result("t", output))
+        )
+        == []
+    )
 
 
 def test_a_file_that_speaks_of_errors_is_still_one_that_was_read() -> None:
-    source = "\n".join(["# Handling failures", "", *(f"raise Failed('permission denied {n}')" for n in range(40))])
+    source = "\n".join(
+        ["# Handling failures", "", *(f"raise Failed('permission denied {n}')" for n in range(40))]
+    )
 
     assert used(answered(READS[0], tool_result("t", source))) != []
 
@@ -162,8 +175,14 @@ def test_a_file_that_speaks_of_errors_is_still_one_that_was_read() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        *(tool_use("t", name, {"file_path": "open.txt", "path": "prod.json"}) for name in ("read", "view", "View")),
-        *(tool_use("t", name, {"file_path": "open.txt", "filePath": "prod.json"}) for name in ("write", "edit")),
+        *(
+            tool_use("t", name, {"file_path": "open.txt", "path": "prod.json"})
+            for name in ("read", "view", "View")
+        ),
+        *(
+            tool_use("t", name, {"file_path": "open.txt", "filePath": "prod.json"})
+            for name in ("write", "edit")
+        ),
         tool_use("t", "bash", {"command": "cat open.txt", "cmd": "cat prod.json"}),
     ],
     ids=name_of,
@@ -176,34 +195,66 @@ def test_a_call_that_names_two_files_shows_neither(call: dict[str, Any]) -> None
 def test_a_command_line_reads_in_the_folder_that_it_is_given(key: str) -> None:
     call = tool_use("t", "exec_command", {"cmd": "cat prod.json", key: "/elsewhere"})
 
-    assert [file.path for file in used(answered(call, tool_result("t", "{}")))] == ["/elsewhere/prod.json"]
+    assert [file.path for file in used(answered(call, tool_result("t", "{}")))] == [
+        "/elsewhere/prod.json"
+    ]
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        *("cd sub", "make; cd sub", "(cd sub)", "pushd sub", "true && builtin cd sub", "A=1 cd sub", "ssh web1"),
-        *("if true; then cd sub; fi", "docker exec -it web bash", "su app", ". ./moves", "make\n" * 500),
+        *(
+            "cd sub",
+            "make; cd sub",
+            "(cd sub)",
+            "pushd sub",
+            "true && builtin cd sub",
+            "A=1 cd sub",
+            "ssh web1",
+        ),
+        *(
+            "if true; then cd sub; fi",
+            "docker exec -it web bash",
+            "su app",
+            ". ./moves",
+            "make\n" * 500,
+        ),
     ],
 )
 def test_a_relative_path_says_nothing_once_the_shell_may_be_elsewhere(line: str) -> None:
     moved = [user("Go."), *step("1", "bash", {"command": line}, "")]
-    denied = [assistant(tool_use("2", "Read", {"file_path": "a"})), user(tool_result("2", DENIED, is_error=True))]
+    denied = [
+        assistant(tool_use("2", "Read", {"file_path": "a"})),
+        user(tool_result("2", DENIED, is_error=True)),
+    ]
 
     assert used([*moved, *step("3", "bash", {"command": "cat a"}, "{}")]) == []
     assert used([*moved, *denied, *step("3", "bash", {"command": "cat a"}, "{}")]) == []
-    assert [file.path for file in used([*moved, *step("3", "bash", {"command": "cat /w/a"}, "{}")])] == ["/w/a"]
-    assert [file.path for file in used([*moved, *step("3", "Read", {"file_path": "a"}, "{}")])] == ["a"]
+    assert [
+        file.path for file in used([*moved, *step("3", "bash", {"command": "cat /w/a"}, "{}")])
+    ] == ["/w/a"]
+    assert [file.path for file in used([*moved, *step("3", "Read", {"file_path": "a"}, "{}")])] == [
+        "a"
+    ]
 
 
-@pytest.mark.parametrize("line", ["cat prod.json", "head -5 ./prod.json", "bash -lc 'cat prod.json'"])
+@pytest.mark.parametrize(
+    "line", ["cat prod.json", "head -5 ./prod.json", "bash -lc 'cat prod.json'"]
+)
 def test_a_command_line_that_is_denied_counts_also_where_none_is_a_view(line: str) -> None:
     seen = [user("Look."), *step("1", "read_file", {"path": "prod.json"}, "{}")]
-    denied = [assistant(tool_use("2", "bash", {"command": line})), user(tool_result("2", DENIED, is_error=True))]
+    denied = [
+        assistant(tool_use("2", "bash", {"command": line})),
+        user(tool_result("2", DENIED, is_error=True)),
+    ]
     granted = step("3", "bash", {"command": line}, "{}")
 
-    assert [file.denied for file in working_set([*seen, *denied, *granted], tools=COMMON_READING_TOOLS)] == [True]
-    assert [file.denied for file in working_set([*seen, *granted], tools=COMMON_READING_TOOLS)] == [False]
+    assert [
+        file.denied for file in working_set([*seen, *denied, *granted], tools=COMMON_READING_TOOLS)
+    ] == [True]
+    assert [file.denied for file in working_set([*seen, *granted], tools=COMMON_READING_TOOLS)] == [
+        False
+    ]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +280,10 @@ def test_a_call_that_was_denied_denies_every_file_that_it_names(call: dict[str, 
 
 def test_a_program_that_fails_denies_no_file() -> None:
     seen = [user("Look."), *step("1", "read_file", {"path": "app.py"}, "x = 1")]
-    for call in (tool_use("2", "bash", {"command": "python app.py"}), tool_use("2", "Edit", {"file_path": "app.py"})):
+    for call in (
+        tool_use("2", "bash", {"command": "python app.py"}),
+        tool_use("2", "Edit", {"file_path": "app.py"}),
+    ):
         failed = [assistant(call), user(tool_result("2", "no: exit code 1", is_error=True))]
 
         assert [file.path for file in used([*seen, *failed])] == ["app.py"]
@@ -237,7 +291,10 @@ def test_a_program_that_fails_denies_no_file() -> None:
 
 def test_one_reply_in_several_messages_is_one_reply() -> None:
     seen = [user("Look."), *step("1", "read_file", {"path": "prod.json"}, "{}")]
-    calls = [assistant(tool_use("2", "read_file", {"path": "prod.json"})), assistant(tool_use("3", "ls", {}))]
+    calls = [
+        assistant(tool_use("2", "read_file", {"path": "prod.json"})),
+        assistant(tool_use("3", "ls", {})),
+    ]
     results = user(tool_result("2", DENIED, is_error=True), tool_result("3", "prod.json"))
 
     assert used([*seen, *calls, results]) == []
@@ -266,8 +323,10 @@ async def test_of_two_results_of_a_call_the_one_that_failed_stays() -> None:
     "told",
     [
         "The user chose to skip the tool call, they want to proceed without running it",
-        "The user has specified a rule which prevents you from using this specific tool call.\n" + "rules\n" * 20,
-        "The user denied this operation and provided the following feedback:\n" + "no, not that one\n" * 5,
+        "The user has specified a rule which prevents you from using this specific tool call.\n"
+        + "rules\n" * 20,
+        "The user denied this operation and provided the following feedback:\n"
+        + "no, not that one\n" * 5,
         "File path must be within one of the workspace directories: /w",
         '{"status": "error", "reason": "policy"}',
         "Zugriff verweigert",
@@ -285,7 +344,9 @@ def test_a_command_line_that_runs_elsewhere_shows_no_file_of_this_folder(key: st
 
 
 def used(messages: list[Message]) -> list[Any]:
-    found = working_set(messages, tools=COMMON_READING_TOOLS, shell=True, writing_tools=COMMON_WRITING_TOOLS)
+    found = working_set(
+        messages, tools=COMMON_READING_TOOLS, shell=True, writing_tools=COMMON_WRITING_TOOLS
+    )
     return [file for file in found if not file.denied]
 
 
@@ -299,7 +360,10 @@ def test_the_newest_verdict_on_a_file_holds() -> None:
 
 def test_an_id_that_is_used_again_lends_no_result_to_the_call_before() -> None:
     history = [
-        *answered(tool_use("1", "read_file", {"path": "prod.json"}), tool_result("1", DENIED, is_error=True)),
+        *answered(
+            tool_use("1", "read_file", {"path": "prod.json"}),
+            tool_result("1", DENIED, is_error=True),
+        ),
         *step("1", "read_file", {"path": "open.txt"}, "open"),
     ]
 
@@ -308,16 +372,20 @@ def test_an_id_that_is_used_again_lends_no_result_to_the_call_before() -> None:
 
 def test_of_parallel_calls_each_has_its_own_verdict() -> None:
     calls = assistant(*(tool_use(name, "read_file", {"path": name}) for name in ("a", "b", "c")))
-    results = user(tool_result("c", "c"), tool_result("a", "a"), tool_result("b", DENIED, is_error=True))
+    results = user(
+        tool_result("c", "c"), tool_result("a", "a"), tool_result("b", DENIED, is_error=True)
+    )
 
     assert [file.path for file in used([user("Read."), calls, results])] == ["c", "a"]
 
 
-# On disk ------------------------------------------------------------------------------------------------------------
+# On disk ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
-async def test_a_denied_file_is_never_in_the_context(project: Path, failure: dict[str, Any]) -> None:
+async def test_a_denied_file_is_never_in_the_context(
+    project: Path, failure: dict[str, Any]
+) -> None:
     context, detail = await compacted(answered(READS[0], failure), project)
 
     assert SECRET not in context
@@ -332,7 +400,10 @@ async def test_a_file_denied_under_one_name_does_not_come_back_under_another(
     make(project / "prod.json", project / "alias.json")
     (project / "sub").mkdir()
     seen = step("1", "read_file", {"path": other.format(root=project)}, "{}")
-    denied = [*step("t", "read_file", {"path": "prod.json"})[:1], user(tool_result("t", DENIED, is_error=True))]
+    denied = [
+        *step("t", "read_file", {"path": "prod.json"})[:1],
+        user(tool_result("t", DENIED, is_error=True)),
+    ]
 
     forbidden, _ = await compacted([user("Look."), *seen, *denied], project)
     allowed, _ = await compacted([user("Look."), *denied, *seen], project)
@@ -364,12 +435,18 @@ async def test_no_text_opens_a_file(project: Path, text: str, where: str) -> Non
     assert SECRET not in context
 
 
-@pytest.mark.parametrize("name", ["notes\n.md", "notes\r.md", "a\u2028b", "a\u0085b", "a\x1b[2Jb", "a\x00b"])
-async def test_a_name_with_control_characters_is_not_read_and_the_report_says_so(project: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["notes\n.md", "notes\r.md", "a\u2028b", "a\u0085b", "a\x1b[2Jb", "a\x00b"]
+)
+async def test_a_name_with_control_characters_is_not_read_and_the_report_says_so(
+    project: Path, name: str
+) -> None:
     if "\0" not in name:
         (project / name).write_text(SECRET)
 
-    context, detail = await compacted([user("Look."), *step("t", "read_file", {"path": name}, "x")], project)
+    context, detail = await compacted(
+        [user("Look."), *step("t", "read_file", {"path": name}, "x")], project
+    )
 
     assert SECRET not in context
     assert any("control characters" in warning for warning in detail.warnings)
@@ -381,13 +458,15 @@ async def test_the_log_counts_what_is_not_restored_and_names_no_path(
 ) -> None:
     caplog.set_level(logging.INFO, "ctxpipe")
 
-    _, detail = await compacted([user("Look."), *step("t", "read_file", {"path": "what I said"}, "x")], project)
+    _, detail = await compacted(
+        [user("Look."), *step("t", "read_file", {"path": "what I said"}, "x")], project
+    )
 
     assert any("what I said" in warning for warning in detail.warnings)
     assert "what I said" not in caplog.text
 
 
-# Settings -----------------------------------------------------------------------------------------------------------
+# Settings -----------------------------------------------------------------------------------------
 
 
 async def test_without_restore_no_file_is_opened_and_the_report_says_so(
@@ -395,7 +474,12 @@ async def test_without_restore_no_file_is_opened_and_the_report_says_so(
 ) -> None:
     monkeypatch.chdir(project)
     stage = Compact(summarize, archive=LocalStorage(project.parent / "kept"))
-    history = [user("Look."), *step("t", "read_file", {"path": "prod.json"}, "x"), LONG, user("Go on.")]
+    history = [
+        user("Look."),
+        *step("t", "read_file", {"path": "prod.json"}, "x"),
+        LONG,
+        user("Go on."),
+    ]
 
     result = await ContextPipeline([stage], budget=Budget(window=9000)).run(history, session_id="s")
 
@@ -420,7 +504,9 @@ async def test_what_is_denied_can_be_replaced(project: Path) -> None:
     assert (await compacted(both, project, deny=no_json))[1].restored == ()
 
 
-async def test_the_rule_looks_below_the_folder_that_was_named_and_through_links(tmp_path: Path) -> None:
+async def test_the_rule_looks_below_the_folder_that_was_named_and_through_links(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "secrets" / "project"
     folder.mkdir(parents=True)
     (folder / "a.py").write_text("a = 1")
@@ -439,8 +525,12 @@ async def test_the_rule_looks_below_the_folder_that_was_named_and_through_links(
     assert SECRET not in context
 
 
-@pytest.mark.parametrize("path", ["/proc/self/comm", "proc/self/comm", "/dev/null/../../proc/self/status", "//sys/x"])
-async def test_below_the_root_of_the_disk_the_system_stays_denied(tmp_path: Path, path: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["/proc/self/comm", "proc/self/comm", "/dev/null/../../proc/self/status", "//sys/x"]
+)
+async def test_below_the_root_of_the_disk_the_system_stays_denied(
+    tmp_path: Path, path: str
+) -> None:
     project = tmp_path / "project"
     project.mkdir()
     history = [user("Look."), *step("1", "read_file", {"path": path}, "x"), LONG, user("Go on.")]
@@ -450,7 +540,9 @@ async def test_below_the_root_of_the_disk_the_system_stays_denied(tmp_path: Path
 
     detail = result.reports[0].detail
     assert isinstance(detail, Compacted)
-    assert [warning for warning in detail.warnings if "not to be shown" in warning] == list(detail.warnings)
+    assert [warning for warning in detail.warnings if "not to be shown" in warning] == list(
+        detail.warnings
+    )
     assert detail.restored == ()
 
 
@@ -462,12 +554,22 @@ async def test_a_reader_of_your_own_is_asked_for_nothing_that_is_denied(project:
             asked.append(path)
             if path == "gone":
                 raise StorageError("no such file")
-            return FileText("remote/.env" if path == "alias" else path, SECRET if path == "alias" else "open")
+            return FileText(
+                "remote/.env" if path == "alias" else path, SECRET if path == "alias" else "open"
+            )
 
     names = ("alias", ".env", "denied", "a\nb", "open.txt")
-    history = [user("Look."), *(m for n in names for m in step(n.strip(), "read_file", {"path": n}, "x"))]
-    history += [*step("d", "read_file", {"path": "denied"})[:1], user(tool_result("d", "", is_error=True))]
-    stage = Compact(summarize, archive=LocalStorage(project.parent / "kept"), restore=Restore(files=Remote()))
+    history = [
+        user("Look."),
+        *(m for n in names for m in step(n.strip(), "read_file", {"path": n}, "x")),
+    ]
+    history += [
+        *step("d", "read_file", {"path": "denied"})[:1],
+        user(tool_result("d", "", is_error=True)),
+    ]
+    stage = Compact(
+        summarize, archive=LocalStorage(project.parent / "kept"), restore=Restore(files=Remote())
+    )
 
     pipeline = ContextPipeline([stage], budget=Budget(window=9000))
     result = await pipeline.run([*history, LONG, user("Go on.")], session_id="s")
@@ -502,7 +604,9 @@ def test_a_preset_reads_files_only_where_it_is_told_to(tmp_path: Path) -> None:
         presets.coding_agent(storage)  # type: ignore[call-arg]
 
     given = {"none": None, "folder": str(tmp_path)}
-    restores = {name: presets.coding_agent(storage, work_dir=folder)[2] for name, folder in given.items()}
+    restores = {
+        name: presets.coding_agent(storage, work_dir=folder)[2] for name, folder in given.items()
+    }
 
     assert isinstance(restores["none"], Compact)
     assert restores["none"].restore is None

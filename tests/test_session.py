@@ -15,7 +15,17 @@ import anyio
 import pytest
 from api_rules import faults
 from cancellation import cancelled
-from histories import assistant, chat, conversation, histories, step, text, tool_result, tool_use, user
+from histories import (
+    assistant,
+    chat,
+    conversation,
+    histories,
+    step,
+    text,
+    tool_result,
+    tool_use,
+    user,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,7 +81,9 @@ def small(root: str | os.PathLike[str], summarize: Any = None, **options: Any) -
     stages = (
         DirectOffload(storage, min_chars=2000),
         BatchOffload(storage),
-        Compact(summarize or ExtractiveSummarizer(), storage, clock=float, retry=Retry(max_retries=0)),
+        Compact(
+            summarize or ExtractiveSummarizer(), storage, clock=float, retry=Retry(max_retries=0)
+        ),
         SmartTruncate(storage, max_tokens=900),
     )
     return ContextPipeline(stages, **{"budget": Budget(window=3000, trigger=2400), **options})
@@ -79,26 +91,37 @@ def small(root: str | os.PathLike[str], summarize: Any = None, **options: Any) -
 
 def compacting(root: str | os.PathLike[str], summarize: Summaries) -> ContextPipeline:
     """Compaction alone."""
-    return ContextPipeline([Compact(summarize, LocalStorage(root))], budget=Budget(window=3000, trigger=2400))
+    return ContextPipeline(
+        [Compact(summarize, LocalStorage(root))], budget=Budget(window=3000, trigger=2400)
+    )
 
 
 def loop(turns: int, words: int = 60) -> list[Message]:
     """An agent at work: a call and its result in each turn, every fourth result long."""
-    results = [LONG if i % 4 == 3 else f"line {i} of this result\n" * (words // 5) for i in range(turns)]
-    return conversation(user("go"), *(step(f"t{i}", result=results[i], say=f"step {i}") for i in range(turns)))
+    results = [
+        LONG if i % 4 == 3 else f"line {i} of this result\n" * (words // 5) for i in range(turns)
+    ]
+    return conversation(
+        user("go"), *(step(f"t{i}", result=results[i], say=f"step {i}") for i in range(turns))
+    )
 
 
 def bytes_of(messages: Sequence[Message]) -> list[str]:
     return [json.dumps(message) for message in messages]
 
 
-# Both kinds of caller ---------------------------------------------------------------------------------------------
+# Both kinds of caller -----------------------------------------------------------------------------
 
 
-async def test_a_caller_with_the_full_history_gets_what_one_gets_who_adopts_the_context(tmp_path: Path) -> None:
+async def test_a_caller_with_the_full_history_gets_what_one_gets_who_adopts_the_context(
+    tmp_path: Path,
+) -> None:
     history, sent = loop(40), list[list[str]]()
     session = small(tmp_path).session("s")
-    sent = [bytes_of((await session.run(history[:stop])).messages) for stop in range(1, len(history) + 1, 2)]
+    sent = [
+        bytes_of((await session.run(history[:stop])).messages)
+        for stop in range(1, len(history) + 1, 2)
+    ]
     for path in tmp_path.rglob("*.json"):
         path.unlink()
 
@@ -170,7 +193,9 @@ async def test_whatever_is_said_the_context_that_is_remembered_is_the_one_that_w
     assert asked[1].calls == asked[2].calls
 
 
-async def test_each_turn_is_a_byte_prefix_of_the_next_unless_it_says_from_where_on_not(tmp_path: Path) -> None:
+async def test_each_turn_is_a_byte_prefix_of_the_next_unless_it_says_from_where_on_not(
+    tmp_path: Path,
+) -> None:
     history, session, before = loop(60), small(tmp_path).session("s"), list[str]()
     changes = 0
     for stop in range(1, len(history) + 1, 2):
@@ -204,18 +229,28 @@ async def test_the_history_is_never_modified(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verify", [False, True])
-async def test_a_history_that_is_none_is_refused_and_nothing_is_lost(verify: bool, tmp_path: Path) -> None:
+async def test_a_history_that_is_none_is_refused_and_nothing_is_lost(
+    verify: bool, tmp_path: Path
+) -> None:
     session, history = small(tmp_path).session("s", verify=verify), chat(3)
     await session.run(history)
 
-    for nonsense in (None, "hello", [*history, {"role": "user"}], [{"role": "nobody", "content": "x"}]):
+    for nonsense in (
+        None,
+        "hello",
+        [*history, {"role": "user"}],
+        [{"role": "nobody", "content": "x"}],
+    ):
         with pytest.raises(InvalidHistory):
             await session.run(cast("Any", nonsense))
 
-    assert (await session.run([*history, assistant("more")])).messages == [*history, assistant("more")]
+    assert (await session.run([*history, assistant("more")])).messages == [
+        *history,
+        assistant("more"),
+    ]
 
 
-# At the same time -------------------------------------------------------------------------------------------------
+# At the same time ---------------------------------------------------------------------------------
 
 
 async def test_messages_appended_while_a_summary_is_written_are_not_lost(tmp_path: Path) -> None:
@@ -280,10 +315,14 @@ async def test_a_turn_that_was_cancelled_is_made_up_for_by_the_next(tmp_path: Pa
     assert summarize.calls == 2
 
 
-async def test_what_changed_in_a_turn_cancelled_at_its_journal_is_told_by_the_next(tmp_path: Path) -> None:
+async def test_what_changed_in_a_turn_cancelled_at_its_journal_is_told_by_the_next(
+    tmp_path: Path,
+) -> None:
     history, told = loop(30), set[int | None]()
     for at in range(1, 40):
-        session = compacting(tmp_path, Summaries()).session(f"s{at}", journal=LocalStorage(tmp_path))
+        session = compacting(tmp_path, Summaries()).session(
+            f"s{at}", journal=LocalStorage(tmp_path)
+        )
         await session.run(history[:5])
         if await cancelled(session.run(history), at, "task") is None:
             told.add((await session.run(history)).first_changed_index)
@@ -291,11 +330,15 @@ async def test_what_changed_in_a_turn_cancelled_at_its_journal_is_told_by_the_ne
     assert told == {0}
 
 
-async def test_thinking_behind_a_change_that_nobody_was_told_of_has_lost_its_bond(tmp_path: Path) -> None:
+async def test_thinking_behind_a_change_that_nobody_was_told_of_has_lost_its_bond(
+    tmp_path: Path,
+) -> None:
     """Whoever was cancelled may have asked the model with the history as it was."""
     history, options = loop(30), list[object]()
     for at in range(1, 40):
-        session = compacting(tmp_path, Summaries()).session(f"s{at}", journal=LocalStorage(tmp_path))
+        session = compacting(tmp_path, Summaries()).session(
+            f"s{at}", journal=LocalStorage(tmp_path)
+        )
         await session.run(history[:5])
         if await cancelled(session.run(history), at, "task") is None:
             grown = [*history, *conversation(step("then", think="hm", result="short"))]
@@ -332,7 +375,9 @@ async def fresh_tokens(pipeline: ContextPipeline, result: Result) -> int:
     return await turn.tokens()
 
 
-async def test_a_thousand_sessions_of_one_pipeline_know_nothing_of_each_other(tmp_path: Path) -> None:
+async def test_a_thousand_sessions_of_one_pipeline_know_nothing_of_each_other(
+    tmp_path: Path,
+) -> None:
     pipeline = small(tmp_path)
     sessions = [pipeline.session(f"s{number}") for number in range(1000)]
 
@@ -350,7 +395,9 @@ async def test_a_thousand_sessions_of_one_pipeline_know_nothing_of_each_other(tm
     assert all(pipeline.session(f"s{number}") is session for number, session in enumerate(sessions))
 
 
-def test_an_idle_session_of_200_messages_takes_at_most_64_kilobytes_beyond_them(tmp_path: Path) -> None:
+def test_an_idle_session_of_200_messages_takes_at_most_64_kilobytes_beyond_them(
+    tmp_path: Path,
+) -> None:
     """With a quarter of its results in files: what the context holds of its own is counted."""
     many = [copy.deepcopy(loop(100, words=5)[:200]) for _ in range(9)]
     # With a counter of its own: the one that all share may forget its older half just now.
@@ -373,8 +420,13 @@ def test_an_idle_session_of_200_messages_takes_at_most_64_kilobytes_beyond_them(
     assert taken <= 64 * 1024, taken
 
 
-def test_what_a_session_keeps_of_each_turn_is_small_however_often_the_context_is_rewritten(tmp_path: Path) -> None:
-    """The history is the caller's; beside it stand the context, and for each message the way back to it."""
+def test_what_a_session_keeps_of_each_turn_is_small_however_often_the_context_is_rewritten(
+    tmp_path: Path,
+) -> None:
+    """The history is the caller's.
+
+    Beside it stand the context, and for each message the way back to it.
+    """
     history = loop(300)
     session, held = small(tmp_path, Summaries(), counter=TokenCounter()).session("s"), list[int]()
 
@@ -391,13 +443,17 @@ def test_what_a_session_keeps_of_each_turn_is_small_however_often_the_context_is
     tracemalloc.stop()
 
     assert len(list(tmp_path.rglob("compact-*.json"))) > 4
-    assert (held[1] - held[0]) / 100 <= 2048, held  # a call, a result in a file, and the way back to it
+    assert (held[1] - held[0]) / 100 <= 2048, (
+        held
+    )  # a call, a result in a file, and the way back to it
 
 
-# Shortened, branched, repaired ------------------------------------------------------------------------------------
+# Shortened, branched, repaired --------------------------------------------------------------------
 
 
-async def test_thinking_behind_a_summary_that_is_taken_back_has_lost_its_bond(tmp_path: Path) -> None:
+async def test_thinking_behind_a_summary_that_is_taken_back_has_lost_its_bond(
+    tmp_path: Path,
+) -> None:
     asked: list[int] = []
 
     async def twice(messages: Sequence[Message], /) -> Summary:
@@ -411,7 +467,9 @@ async def test_thinking_behind_a_summary_that_is_taken_back_has_lost_its_bond(tm
     history = loop(30)
     await session.run(history)
     history += conversation(*(step(f"behind-{n}", think="hm", result=LONG) for n in range(4)))
-    await session.run(history)  # the thinking was said behind the first summary, and is in the second one
+    await session.run(
+        history
+    )  # the thinking was said behind the first summary, and is in the second one
 
     result = await session.run([*history[:-3], user(tool_result("behind-2", "edited"))])
 
@@ -432,7 +490,9 @@ async def test_a_mended_message_keeps_its_cache_mark_from_turn_to_turn(tmp_path:
     assert await session.restore_history() == [*history, assistant("ok"), user("on")]
 
 
-async def test_a_compaction_stays_when_the_last_message_grows_since_that_is_not_in_it(tmp_path: Path) -> None:
+async def test_a_compaction_stays_when_the_last_message_grows_since_that_is_not_in_it(
+    tmp_path: Path,
+) -> None:
     session, history = compacting(tmp_path, Summaries()).session("s"), loop(30)
     compacted = await session.run(history)
 
@@ -443,14 +503,18 @@ async def test_a_compaction_stays_when_the_last_message_grows_since_that_is_not_
     assert result.notices == ()
 
 
-async def test_a_compaction_that_is_taken_back_because_the_history_was_cut_is_told(tmp_path: Path) -> None:
+async def test_a_compaction_that_is_taken_back_because_the_history_was_cut_is_told(
+    tmp_path: Path,
+) -> None:
     session, history = compacting(tmp_path, Summaries()).session("s"), loop(30)
     compacted = await session.run(history)
 
     result = await session.run(history[:-4])
 
     assert result.messages[0] != compacted.messages[0]
-    assert result.notices == ("the history differs from the known one; message 0 and those after it are new",)
+    assert result.notices == (
+        "the history differs from the known one; message 0 and those after it are new",
+    )
 
 
 async def test_a_last_message_that_grows_in_place_is_nothing_to_tell(tmp_path: Path) -> None:
@@ -462,8 +526,12 @@ async def test_a_last_message_that_grows_in_place_is_nothing_to_tell(tmp_path: P
     assert (await session.run(history)).notices == ()
 
 
-async def test_a_caller_who_takes_over_the_context_and_cuts_it_at_once_is_recognised(tmp_path: Path) -> None:
-    """What the session knows of its beginning stands: the way back, and thinking that has lost its bond."""
+async def test_a_caller_who_takes_over_the_context_and_cuts_it_at_once_is_recognised(
+    tmp_path: Path,
+) -> None:
+    """What the session knows of its beginning stands: the way back, and thinking that has lost its
+    bond.
+    """
     storage = LocalStorage(tmp_path)
     session = ContextPipeline([BatchOffload(storage)]).session("s", journal=storage)
     history = conversation(user("go"), *(step(f"t{n}", think="hm", result=LONG) for n in range(6)))
@@ -473,7 +541,9 @@ async def test_a_caller_who_takes_over_the_context_and_cuts_it_at_once_is_recogn
     result = await session.run(context[:-2])
 
     assert result.messages == context[:-2]
-    assert result.notices == ("the history differs from the known one; message 11 and those after it are new",)
+    assert result.notices == (
+        "the history differs from the known one; message 11 and those after it are new",
+    )
     assert result.request_options == drop_block()
     assert await session.restore_history() == history[:-2]
 
@@ -482,8 +552,12 @@ async def test_a_history_that_is_cut_right_behind_what_was_taken_out_ends_with_i
     tmp_path: Path,
 ) -> None:
     stage = SmartTruncate(LocalStorage(tmp_path), max_tokens=300)
-    session = ContextPipeline([stage], budget=Budget(window=2000, trigger=1000, target=300)).session("s")
-    history = [said for n in range(8) for said in (user(f"ask {n} " * 40), assistant(f"say {n} " * 40))]
+    session = ContextPipeline(
+        [stage], budget=Budget(window=2000, trigger=1000, target=300)
+    ).session("s")
+    history = [
+        said for n in range(8) for said in (user(f"ask {n} " * 40), assistant(f"say {n} " * 40))
+    ]
     whole = await session.run([*history, user("last")], force=True)
     assert history[12] not in whole.messages
     assert history[13] in whole.messages
@@ -499,7 +573,9 @@ async def test_a_branch_is_told_and_shaped_anew_from_there(tmp_path: Path) -> No
 
     result = await session.run([*history[:4], user("another way")])
 
-    assert result.notices == ("the history differs from the known one; message 4 and those after it are new",)
+    assert result.notices == (
+        "the history differs from the known one; message 4 and those after it are new",
+    )
     assert result.messages == [*history[:4], user("another way")]
 
 
@@ -528,7 +604,9 @@ async def test_a_broken_history_is_mended_once_and_stays_mended(tmp_path: Path) 
 
 async def test_results_appended_in_place_reach_the_context(tmp_path: Path) -> None:
     session = small(tmp_path).session("s")
-    history = conversation(user("go"), assistant(tool_use("a"), tool_use("b")), user(tool_result("a", LONG)))
+    history = conversation(
+        user("go"), assistant(tool_use("a"), tool_use("b")), user(tool_result("a", LONG))
+    )
     await session.run(history)
 
     cast("list[Any]", history[-1]["content"]).append(tool_result("b", LONG + "b"))
@@ -541,7 +619,9 @@ async def test_results_appended_in_place_reach_the_context(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("verify", [True, False])
-async def test_an_edit_inside_a_message_that_is_known_is_noticed_with_verify(verify: bool, tmp_path: Path) -> None:
+async def test_an_edit_inside_a_message_that_is_known_is_noticed_with_verify(
+    verify: bool, tmp_path: Path
+) -> None:
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path))])
     session, history = pipeline.session("s", verify=verify), loop(6)
     before = await session.run(history)
@@ -551,33 +631,43 @@ async def test_an_edit_inside_a_message_that_is_known_is_noticed_with_verify(ver
 
     noticed = "the history differs from the known one; message 1 and those after it are new"
     assert result.notices == ((noticed,) if verify else ())
-    assert json.dumps(result.messages) == json.dumps(before.messages).replace('"step 0"', '"step 0, edited"')
+    assert json.dumps(result.messages) == json.dumps(before.messages).replace(
+        '"step 0"', '"step 0, edited"'
+    )
 
 
-# Hysteresis -------------------------------------------------------------------------------------------------------
+# Hysteresis ---------------------------------------------------------------------------------------
 
 
 def near_the_ratio(number: int) -> list[Message]:
     """A fifth of the characters may be offloaded, give or take."""
     old = [*step("old", result="o" * 1900), assistant("seen"), user("on")]
-    return conversation(user("go"), old, assistant("a" * (7600 + (-1) ** number * 90)), user("now?"))
+    return conversation(
+        user("go"), old, assistant("a" * (7600 + (-1) ** number * 90)), user("now?")
+    )
 
 
 def near_the_trigger(number: int) -> list[Message]:
     """The context reaches the trigger, give or take; no result is long enough to be offloaded."""
     steps = (step(f"t{i}", result=f"{i} " * 40) for i in range(17))
-    return conversation(user("go"), *steps, assistant("and"), user("word " * (175 + (-1) ** number * 22)))
+    return conversation(
+        user("go"), *steps, assistant("and"), user("word " * (175 + (-1) ** number * 22))
+    )
 
 
 @pytest.mark.parametrize("summaries", [True, False], ids=["compaction", "truncation"])
-async def test_a_size_that_bobs_around_the_trigger_is_rewritten_once(summaries: bool, tmp_path: Path) -> None:
+async def test_a_size_that_bobs_around_the_trigger_is_rewritten_once(
+    summaries: bool, tmp_path: Path
+) -> None:
     async def none(messages: Sequence[Message], /) -> Summary:
         raise RuntimeError("no model today")
 
     session = small(tmp_path, Summaries() if summaries else none).session("s")
     rewrites = [await rewritten_from(session, near_the_trigger(number)) for number in range(20)]
 
-    sizes = [ContextPipeline().counter.total(near_the_trigger(number)) * 3 // 2 for number in (0, 1)]
+    sizes = [
+        ContextPipeline().counter.total(near_the_trigger(number)) * 3 // 2 for number in (0, 1)
+    ]
     assert sizes[1] < 2400 <= sizes[0] < 1.02 * 2400 < 1.04 * sizes[1]
     assert len([first for first in rewrites if first is not None and first < 36]) == 1
 
@@ -592,7 +682,11 @@ async def test_results_that_bob_around_the_direct_threshold_are_judged_once(tmp_
         assert bytes_of(result.messages)[: len(before)] == before
         before = bytes_of(result.messages)
 
-    contents = [cast("Any", block)["content"] for message in result.messages[2::2] for block in blocks(message)]
+    contents = [
+        cast("Any", block)["content"]
+        for message in result.messages[2::2]
+        for block in blocks(message)
+    ]
     assert [len(content) < 2000 - 20 for content in contents] == [size >= 2000 for size in sizes]
 
 
@@ -618,7 +712,7 @@ async def rewritten_from(session: Session, history: list[Message]) -> int | None
     return (await session.run(history)).first_changed_index
 
 
-# Compacting by hand -----------------------------------------------------------------------------------------------
+# Compacting by hand -------------------------------------------------------------------------------
 
 
 async def test_compacting_by_hand_summarises_whatever_the_budget_says(tmp_path: Path) -> None:
@@ -656,10 +750,15 @@ async def test_while_calls_wait_for_their_results_compacting_says_so(tmp_path: P
     result = await session.compact(history)
 
     assert result.messages[-1] == history[-1]
-    assert (result.reports[0].outcome, "postponed" in result.reports[0].reason) == (Outcome.SKIPPED, True)
+    assert (result.reports[0].outcome, "postponed" in result.reports[0].reason) == (
+        Outcome.SKIPPED,
+        True,
+    )
 
 
-async def test_system_and_tools_of_the_last_turn_are_counted_when_compacting_by_hand(tmp_path: Path) -> None:
+async def test_system_and_tools_of_the_last_turn_are_counted_when_compacting_by_hand(
+    tmp_path: Path,
+) -> None:
     seen = list[int]()
 
     def look(turn: Turn, _: Change) -> bool:
@@ -686,7 +785,7 @@ async def test_compacting_what_was_never_handed_in_is_an_error(tmp_path: Path) -
         await small(tmp_path).session("s").compact()
 
 
-# What else a session knows ----------------------------------------------------------------------------------------
+# What else a session knows ------------------------------------------------------------------------
 
 
 async def test_the_cache_is_cold_once_it_has_lapsed(tmp_path: Path) -> None:
@@ -713,7 +812,9 @@ async def test_force_opens_the_gates(tmp_path: Path) -> None:
 
     result = await session.run(history, force=True)
 
-    assert {type(report.detail) for report in result.reports if report.outcome is Outcome.CHANGED} >= {Compacted}
+    assert {
+        type(report.detail) for report in result.reports if report.outcome is Outcome.CHANGED
+    } >= {Compacted}
 
 
 async def test_the_pipeline_hands_out_one_session_whoever_holds_it() -> None:
@@ -736,10 +837,14 @@ async def test_a_session_asked_for_anew_each_turn_keeps_its_context(tmp_path: Pa
     assert second.messages[: len(first.messages)] == first.messages
 
 
-async def test_beyond_the_limit_the_session_longest_unused_is_let_go_but_none_with_a_turn(tmp_path: Path) -> None:
+async def test_beyond_the_limit_the_session_longest_unused_is_let_go_but_none_with_a_turn(
+    tmp_path: Path,
+) -> None:
     summarize = Summaries(wait=True)
     pipeline = ContextPipeline(
-        [Compact(summarize, LocalStorage(tmp_path))], budget=Budget(window=3000, trigger=2400), max_sessions=2
+        [Compact(summarize, LocalStorage(tmp_path))],
+        budget=Budget(window=3000, trigger=2400),
+        max_sessions=2,
     )
     async with anyio.create_task_group() as group:
         running = pipeline.session("running")
@@ -771,7 +876,7 @@ async def test_of_a_session_that_nobody_has_run_the_history_is_empty(tmp_path: P
     assert await ContextPipeline().session("s", journal=LocalStorage(tmp_path)).history() == []
 
 
-# Any caller -------------------------------------------------------------------------------------------------------
+# Any caller ---------------------------------------------------------------------------------------
 
 
 def marked(message: Message, *, in_place: bool) -> Message:
@@ -785,7 +890,9 @@ def marked(message: Message, *, in_place: bool) -> Message:
 
 
 def with_marks_moved(history: list[Message], number: int, *, in_place: bool) -> list[Message]:
-    """*history* marked at its end and at one other place, and nowhere else, as a caller does it for each request."""
+    """*history* marked at its end and at one other place, and nowhere else, as a caller does it for
+    each request.
+    """
     if in_place:
         for message in history:
             for block in blocks(message):
@@ -806,13 +913,18 @@ def edited(history: list[Message], number: int) -> list[Message]:
 def cut(history: list[Message], number: int) -> list[Message]:
     """The beginning of *history*, which ends with no call."""
     stop = number % (len(history) + 1)
-    while stop and any(cast("Any", block)["type"] == "tool_use" for block in blocks(history[stop - 1])):
+    while stop and any(
+        cast("Any", block)["type"] == "tool_use" for block in blocks(history[stop - 1])
+    ):
         stop -= 1
     return history[:stop] or [user("anew")]
 
 
 ACT: dict[str, Callable[[list[Message], int], list[Message]]] = {
-    "grow": lambda history, number: [*history, *step(f"g{number}", result=f"{number} words " * (number % 60))],
+    "grow": lambda history, number: [
+        *history,
+        *step(f"g{number}", result=f"{number} words " * (number % 60)),
+    ],
     "long": lambda history, number: [*history, *step(f"l{number}", result=f"{number} " + LONG)],
     "cut": cut,
     "branch": lambda history, number: [*cut(history, number), user(f"another way {number}")],
@@ -821,11 +933,15 @@ ACT: dict[str, Callable[[list[Message], int], list[Message]]] = {
     "mark in place": lambda history, number: with_marks_moved(history, number, in_place=True),
     "edit": edited,
 }
-ACTIONS = st.lists(st.tuples(st.sampled_from(["grow", "grow", *ACT]), st.integers(0, 999)), min_size=1, max_size=14)
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["grow", "grow", *ACT]), st.integers(0, 999)), min_size=1, max_size=14
+)
 
 
 @pytest.mark.parametrize("adopts", [False, True], ids=["full history", "adopting"])
-@settings(max_examples=settings().max_examples // 5)  # each writes some files, and starts some sessions
+@settings(
+    max_examples=settings().max_examples // 5
+)  # each writes some files, and starts some sessions
 @given(ACTIONS)
 async def test_whatever_a_caller_does_the_context_is_sound_and_another_process_would_send_the_same(
     adopts: bool, actions: list[tuple[str, int]]

@@ -1,4 +1,6 @@
-"""What a bill, an impossible one, or a summary by the server makes of a session's estimate: no compaction too early."""
+"""What a bill, an impossible one, or a summary by the server makes of a session's estimate: no
+compaction too early.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Counting:
 def compacting(folder: Path) -> tuple[Session, Counting]:
     """A session that compacts at 184,000 tokens, and who writes its summaries."""
     summarize = Counting()
-    return ContextPipeline([Compact(summarize, archive=LocalStorage(folder))]).session("s"), summarize
+    return ContextPipeline([Compact(summarize, archive=LocalStorage(folder))]).session(
+        "s"
+    ), summarize
 
 
 def words(number: int) -> str:
@@ -45,7 +49,9 @@ BILLS: dict[str, dict[str, Any]] = {
     "a sum that is possible, but of searches": {"input_tokens": 120_000, **SEARCHES},
     "its parts": {
         "input_tokens": 190_000,
-        "iterations": [{"type": "message", "input_tokens": tokens} for tokens in (60_000, 63_000, 67_000)],
+        "iterations": [
+            {"type": "message", "input_tokens": tokens} for tokens in (60_000, 63_000, 67_000)
+        ],
         **SEARCHES,
     },
     "a proxy's": {"input_tokens": 10**15},
@@ -55,7 +61,9 @@ BILLS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", BILLS)
-async def test_a_bill_that_is_not_that_of_the_context_has_nothing_compacted(name: str, tmp_path: Path) -> None:
+async def test_a_bill_that_is_not_that_of_the_context_has_nothing_compacted(
+    name: str, tmp_path: Path
+) -> None:
     session, summarize = compacting(tmp_path)
     history = [user(words(50_000))]
 
@@ -102,7 +110,9 @@ async def test_parts_paid_in_a_turn_that_failed_are_used_by_the_next(
     stage = Compact(summarize, archive=LocalStorage(tmp_path), retry=retry, cooldown_seconds=0)
     session = ContextPipeline([stage], budget=Budget(window=8_000)).session("s")
     history = [
-        message for number in range(10) for message in (user(f"step {number}. " + words(300)), assistant(words(300)))
+        message
+        for number in range(10)
+        for message in (user(f"step {number}. " + words(300)), assistant(words(300)))
     ]
     history.append(user("last"))
 
@@ -122,7 +132,9 @@ SUMMARY_BLOCK = {"type": "compaction", "content": "what went before, in short"}
 
 @pytest.mark.parametrize("summaries", [1, 2])
 @pytest.mark.parametrize("bill", [1_000, 5_000])
-async def test_what_the_server_has_summarized_does_not_count(summaries: int, bill: int, tmp_path: Path) -> None:
+async def test_what_the_server_has_summarized_does_not_count(
+    summaries: int, bill: int, tmp_path: Path
+) -> None:
     session, summarize = compacting(tmp_path)
     history = [user("hi"), assistant(words(100_000)), user("more")]
     await session.run(history)
@@ -143,14 +155,20 @@ async def test_what_a_stream_tells_to_have_been_cleared_was_sent_too(tmp_path: P
     session, _ = compacting(tmp_path)
     history = [user(words(50_000))]
     await session.run(history)
-    edits = {"applied_edits": [{"type": "clear_tool_uses_20250919", "cleared_input_tokens": 20_000}]}
+    edits = {
+        "applied_edits": [{"type": "clear_tool_uses_20250919", "cleared_input_tokens": 20_000}]
+    }
     usage = {"input_tokens": 45_000}
 
     class Stream:
         async def events(self) -> Any:
             yield {"type": "message_start", "message": {"usage": usage, "model": "m"}}
             yield {"type": "content_block_start"}
-            yield {"type": "message_delta", "usage": {"output_tokens": 3}, "context_management": edits}
+            yield {
+                "type": "message_delta",
+                "usage": {"output_tokens": 3},
+                "context_management": edits,
+            }
 
         def __init__(self) -> None:
             self._iterator = self.events()

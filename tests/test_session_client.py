@@ -1,4 +1,7 @@
-"""The session's client, lent to a summariser that has none of its own; and the one warning where there is no model."""
+"""The session's client, lent to a summariser that has none of its own.
+
+And the one warning where there is no model.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +45,11 @@ class Run:
 
 def history(turns: int = 1) -> list[Message]:
     """A conversation of which each turn is too long for the budget."""
-    return [message for n in range(turns) for message in (user(f"{n} " + "word " * 4_000), assistant("Done."))] + [
-        user("Go on.")
-    ]
+    return [
+        message
+        for n in range(turns)
+        for message in (user(f"{n} " + "word " * 4_000), assistant("Done."))
+    ] + [user("Go on.")]
 
 
 def reply(body: RequestBody) -> Reply:
@@ -57,7 +62,9 @@ async def serving(
 ) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
     async with (
         MessagesServer(script) as server,
-        anthropic.AsyncAnthropic(base_url=server.url, api_key="given to the client alone", **options) as client,
+        anthropic.AsyncAnthropic(
+            base_url=server.url, api_key="given to the client alone", **options
+        ) as client,
     ):
         yield server, client
 
@@ -97,7 +104,10 @@ async def test_the_beta_part_of_a_client_stands_for_it(tmp_path: Path) -> None:
 
 async def test_the_middleware_lends_its_client(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    async with serving(middleware=[ctxpipe_middleware(run.pipeline, session_id="s")]) as (server, client):
+    async with serving(middleware=[ctxpipe_middleware(run.pipeline, session_id="s")]) as (
+        server,
+        client,
+    ):
         await client.messages.create(model="m", max_tokens=9, messages=history())
 
     assert models(server) == [SUMMARIES, "m"]
@@ -106,14 +116,19 @@ async def test_the_middleware_lends_its_client(tmp_path: Path) -> None:
 
 async def test_a_lent_client_with_our_middleware_is_not_shaped_again(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    async with serving(middleware=[ctxpipe_middleware(run.pipeline, session_id="s")]) as (server, client):
+    async with serving(middleware=[ctxpipe_middleware(run.pipeline, session_id="s")]) as (
+        server,
+        client,
+    ):
         await run.pipeline.session("s").create(client, model="m", max_tokens=9, messages=history())
 
     assert models(server) == [SUMMARIES, "m"]
     assert "word word" in str(server.requests[0].body["messages"])
 
 
-async def test_run_lends_the_client_that_it_is_given_and_a_later_compaction_by_hand_uses_it(tmp_path: Path) -> None:
+async def test_run_lends_the_client_that_it_is_given_and_a_later_compaction_by_hand_uses_it(
+    tmp_path: Path,
+) -> None:
     run = Run(tmp_path)
     async with serving() as (server, client):
         session = run.pipeline.session("s")
@@ -152,7 +167,7 @@ async def test_a_client_that_would_hold_the_loop_or_knows_other_models_is_not_le
         assert lendable(other) is None
 
 
-# Without a model -----------------------------------------------------------------------------------------------------
+# Without a model ----------------------------------------------------------------------------------
 
 
 def told(caplog: pytest.LogCaptureFixture) -> int:
@@ -175,7 +190,9 @@ async def test_without_a_model_a_session_warns_once_and_each_report_says_it(
     assert told(caplog) == 1
 
 
-async def test_each_session_warns_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_session_warns_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run = Run(tmp_path)
 
     for name in ("a", "b"):

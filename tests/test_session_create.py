@@ -1,4 +1,6 @@
-"""`Session.create` and `Session.stream`: the loop's body, with the real SDK against the loopback Messages API."""
+"""`Session.create` and `Session.stream`: the loop's body, with the real SDK against the loopback
+Messages API.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ import httpx2
 import pytest
 from histories import conversation, step, tool_result, user
 
-from ctxpipe import Budget, Change, ContextPipeline, DirectOffload, LocalStorage, Skip, SmartTruncate, Turn
+from ctxpipe import (
+    Budget,
+    Change,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    Skip,
+    SmartTruncate,
+    Turn,
+)
 from ctxpipe.messages import Message
 from ctxpipe.refusals import Refusal
 from ctxpipe.session import Session
@@ -41,7 +52,11 @@ from ctxpipe.testing import (
 
 LONG = "a long line of output\n" * 100
 TOOLS: list[dict[str, Any]] = [
-    {"name": "look", "description": "Looks. " * 200, "input_schema": {"type": "object", "properties": {}}}
+    {
+        "name": "look",
+        "description": "Looks. " * 200,
+        "input_schema": {"type": "object", "properties": {}},
+    }
 ]
 
 Ask: TypeAlias = Callable[..., Awaitable[Any]]
@@ -54,7 +69,9 @@ async def talk(
     """A server that follows *script*, and a client of it that tries once."""
     async with (
         MessagesServer(script, model=model or Model()) as server,
-        anthropic.AsyncAnthropic(base_url=server.url, api_key="test", **{"max_retries": 0, **client}) as client_of_it,
+        anthropic.AsyncAnthropic(
+            base_url=server.url, api_key="test", **{"max_retries": 0, **client}
+        ) as client_of_it,
     ):
         yield server, client_of_it
 
@@ -62,19 +79,27 @@ async def talk(
 # The ways to ask; each gives the message that was answered.
 
 
-async def created(session: Session, client: anthropic.AsyncAnthropic, messages: list[Message], **options: Any) -> Any:
+async def created(
+    session: Session, client: anthropic.AsyncAnthropic, messages: list[Message], **options: Any
+) -> Any:
     return await session.create(client, messages=messages, model="m", max_tokens=99, **options)
 
 
-async def streamed(session: Session, client: anthropic.AsyncAnthropic, messages: list[Message], **options: Any) -> Any:
+async def streamed(
+    session: Session, client: anthropic.AsyncAnthropic, messages: list[Message], **options: Any
+) -> Any:
     stream: Any = await created(session, client, messages, stream=True, **options)
     events = [event async for event in stream]
     assert [events[0].type, events[-1].type] == ["message_start", "message_stop"]
     return events[0].message
 
 
-async def helped(session: Session, client: anthropic.AsyncAnthropic, messages: list[Message], **options: Any) -> Any:
-    async with session.stream(client, messages=messages, model="m", max_tokens=99, **options) as stream:
+async def helped(
+    session: Session, client: anthropic.AsyncAnthropic, messages: list[Message], **options: Any
+) -> Any:
+    async with session.stream(
+        client, messages=messages, model="m", max_tokens=99, **options
+    ) as stream:
         return await stream.get_final_message()
 
 
@@ -88,18 +113,22 @@ def loop(turns: int) -> list[Message]:
 
 def truncating(folder: Path, window: int = 500_000) -> ContextPipeline:
     """A pipeline that believes in a larger window than the model has."""
-    return ContextPipeline([SmartTruncate(LocalStorage(folder), max_tokens=1500)], budget=Budget(window=window))
+    return ContextPipeline(
+        [SmartTruncate(LocalStorage(folder), max_tokens=1500)], budget=Budget(window=window)
+    )
 
 
 def messages_of(received: Received) -> list[Any]:
     return cast("list[Any]", received.body["messages"])
 
 
-# One call -----------------------------------------------------------------------------------------------------------
+# One call -----------------------------------------------------------------------------------------
 
 
 @every_way
-async def test_the_model_gets_the_context_and_the_caller_its_answer(ask: Ask, tmp_path: Path) -> None:
+async def test_the_model_gets_the_context_and_the_caller_its_answer(
+    ask: Ask, tmp_path: Path
+) -> None:
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=500)])
     history = loop(1)
     before = copy.deepcopy(history)
@@ -112,18 +141,25 @@ async def test_the_model_gets_the_context_and_the_caller_its_answer(ask: Ask, tm
     [request] = server.requests
     assert (reply.role, reply.model) == ("assistant", "m")
     assert messages_of(request) == json.loads(json.dumps(context)) != history
-    assert (request.body["system"], cast("Any", request.body)["stop_sequences"]) == ("Be brief.", ["halt"])
+    assert (request.body["system"], cast("Any", request.body)["stop_sequences"]) == (
+        "Be brief.",
+        ["halt"],
+    )
     assert history == before
 
 
 @every_way
-async def test_below_the_gates_the_request_is_the_one_without_a_session(ask: Ask, tmp_path: Path) -> None:
+async def test_below_the_gates_the_request_is_the_one_without_a_session(
+    ask: Ask, tmp_path: Path
+) -> None:
     history = loop(1)
 
     async with talk(["one", "two"]) as (server, client):
         await ask(truncating(tmp_path).session("s"), client, history)
         options: Any = {"stream": True} if ask is not created else {}
-        plain: Any = await client.messages.create(model="m", max_tokens=99, messages=cast("Any", history), **options)
+        plain: Any = await client.messages.create(
+            model="m", max_tokens=99, messages=cast("Any", history), **options
+        )
         _ = [event async for event in plain] if options else None
 
     ours, theirs = server.requests
@@ -173,7 +209,9 @@ REPLY: dict[str, Any] = {
     ],
 )
 @pytest.mark.parametrize("is_streamed", [False, True])
-async def test_a_reply_that_tells_no_usage_is_the_callers_all_the_same(told: Any, is_streamed: bool) -> None:
+async def test_a_reply_that_tells_no_usage_is_the_callers_all_the_same(
+    told: Any, is_streamed: bool
+) -> None:
     def gateway(_: httpx2.Request) -> httpx2.Response:
         if isinstance(told, str):
             return httpx2.Response(200, text=told, headers={"content-type": "text/html"})
@@ -184,11 +222,15 @@ async def test_a_reply_that_tells_no_usage_is_the_callers_all_the_same(told: Any
         return httpx2.Response(200, text=events, headers={"content-type": "text/event-stream"})
 
     async def ask(asked: Any, **given: Any) -> Any:
-        reply = await asked(model="m", max_tokens=9, messages=[user("hi")], stream=is_streamed, **given)
+        reply = await asked(
+            model="m", max_tokens=9, messages=[user("hi")], stream=is_streamed, **given
+        )
         return [str(event) async for event in reply] if is_streamed else str(reply)
 
     http = httpx2.AsyncClient(transport=httpx2.MockTransport(gateway))
-    async with anthropic.AsyncAnthropic(api_key="k", base_url="http://gateway.test", http_client=http) as client:
+    async with anthropic.AsyncAnthropic(
+        api_key="k", base_url="http://gateway.test", http_client=http
+    ) as client:
         session = ContextPipeline().session("s")
 
         assert await ask(session.create, client=client) == await ask(client.messages.create)
@@ -225,7 +267,9 @@ async def test_system_prompt_and_tools_count_into_the_budget(tmp_path: Path) -> 
 
 
 @every_way
-async def test_what_is_appended_while_the_model_thinks_goes_with_the_next_request(ask: Ask, tmp_path: Path) -> None:
+async def test_what_is_appended_while_the_model_thinks_goes_with_the_next_request(
+    ask: Ask, tmp_path: Path
+) -> None:
     session, history = truncating(tmp_path).session("s"), loop(2)
 
     def think(body: RequestBody) -> str:
@@ -254,14 +298,23 @@ async def test_thinking_that_lost_its_bond_is_dropped_by_the_api_and_not_refused
         for ask in (created, helped, created, helped, created):
             reply = await ask(session, client, history, extra_headers={"x-mine": "1"})
             content = [block.to_dict() for block in reply.content]
-            history += [{"role": "assistant", "content": content}, user(tool_result(reply.content[-1].id, "ok"))]
+            history += [
+                {"role": "assistant", "content": content},
+                user(tool_result(reply.content[-1].id, "ok")),
+            ]
 
     assert not server.refused
-    assert [bool(request.dropped) for request in server.requests] == [False, False, False, True, True]
+    assert [bool(request.dropped) for request in server.requests] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
     assert {request.headers["x-mine"] for request in server.requests} == {"1"}
 
 
-# Too long -----------------------------------------------------------------------------------------------------------
+# Too long -----------------------------------------------------------------------------------------
 
 WITHOUT_NUMBERS = [
     Failure(413, "request_too_large", "Request too large"),
@@ -288,7 +341,9 @@ async def test_after_prompt_is_too_long_a_shorter_request_follows_once(
 
 
 @every_way
-async def test_a_shorter_request_that_is_too_long_as_well_is_the_last(ask: Ask, tmp_path: Path) -> None:
+async def test_a_shorter_request_that_is_too_long_as_well_is_the_last(
+    ask: Ask, tmp_path: Path
+) -> None:
     async with talk(lambda _: prompt_too_long(), max_retries=2) as (server, client):
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
             await ask(truncating(tmp_path).session("s"), client, loop(20))
@@ -297,7 +352,9 @@ async def test_a_shorter_request_that_is_too_long_as_well_is_the_last(ask: Ask, 
 
 
 @every_way
-async def test_a_request_that_did_not_get_smaller_is_not_sent_again(ask: Ask, tmp_path: Path) -> None:
+async def test_a_request_that_did_not_get_smaller_is_not_sent_again(
+    ask: Ask, tmp_path: Path
+) -> None:
     async with talk(lambda _: prompt_too_long(), max_retries=2) as (server, client):
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
             await ask(truncating(tmp_path).session("s"), client, [user("go " * 2000)])
@@ -307,7 +364,11 @@ async def test_a_request_that_did_not_get_smaller_is_not_sent_again(ask: Ask, tm
 
 async def test_a_request_that_grew_instead_is_not_sent_again() -> None:
     async def grow(turn: Turn) -> Change | Skip:
-        return Change([user("preface " * 9), *turn.messages], may_grow=True) if turn.force else Skip("no need")
+        return (
+            Change([user("preface " * 9), *turn.messages], may_grow=True)
+            if turn.force
+            else Skip("no need")
+        )
 
     async with talk(lambda _: prompt_too_long()) as (server, client):
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
@@ -330,23 +391,53 @@ async def test_a_window_smaller_than_the_budget_says_is_told_and_learnt(
     assert server.refused == [refused]
     assert messages_of(following) == [*messages_of(shorter), user("and?")]
     told = [record.getMessage() for record in caplog.records if record.name == "ctxpipe"]
-    assert told == ["session s: the window of m is 6000 tokens, not 500000: the budget of this session is lowered"]
+    assert told == [
+        "session s: the window of m is 6000 tokens, not 500000: the budget of this session is lowered"
+    ]
 
 
 LOOKALIKES = [
-    Failure(400, "invalid_request_error", "max_tokens is too large: 300000. This model supports at most 64000"),
-    Failure(400, "invalid_request_error", "messages.0.content.1.image.source.base64: image exceeds 5 MB maximum"),
+    Failure(
+        400,
+        "invalid_request_error",
+        "max_tokens is too large: 300000. This model supports at most 64000",
+    ),
+    Failure(
+        400,
+        "invalid_request_error",
+        "messages.0.content.1.image.source.base64: image exceeds 5 MB maximum",
+    ),
     Failure(400, "invalid_request_error", "Invalid 'metadata.user_id': string too long."),
-    Failure(413, "error", "Request too large for model `m` on tokens per minute (TPM): Limit 6000, Requested 12000"),
-    Failure(400, "invalid_request_error", "input length and `max_tokens` exceed context limit: 900 + 199500 > 200000"),
+    Failure(
+        413,
+        "error",
+        "Request too large for model `m` on tokens per minute (TPM): Limit 6000, Requested 12000",
+    ),
+    Failure(
+        400,
+        "invalid_request_error",
+        "input length and `max_tokens` exceed context limit: 900 + 199500 > 200000",
+    ),
 ]
 TOO_FEW = [  # tokens, to be what was sent: an error quotes what somebody has written
-    Failure(400, "invalid_request_error", "messages.3.content: 'prompt is too long: 700 tokens > 600 maximum'"),
-    Failure(422, "error", "got 'This model's maximum context length is 800 tokens, your request has 900 input tokens'"),
+    Failure(
+        400,
+        "invalid_request_error",
+        "messages.3.content: 'prompt is too long: 700 tokens > 600 maximum'",
+    ),
+    Failure(
+        422,
+        "error",
+        "got 'This model's maximum context length is 800 tokens, your request has 900 input tokens'",
+    ),
 ]
 TOO_MANY = [
     Failure(400, "invalid_request_error", "prompt is too long: 900000 tokens > 400000 maximum"),
-    Failure(400, "invalid_request_error", "input length and `max_tokens` exceed context limit: 300500 + 9 > 300000"),
+    Failure(
+        400,
+        "invalid_request_error",
+        "input length and `max_tokens` exceed context limit: 300500 + 9 > 300000",
+    ),
     Failure(413, "error", f"prompt is too long: {10**14 + 1} tokens > {10**14} maximum"),
 ]
 
@@ -383,7 +474,9 @@ async def test_numbers_that_a_bill_has_shown_to_be_impossible_are_not_believed(
     assert [messages_of(request) for request in server.requests] == [loop(20)] * 3
 
 
-async def test_a_refusal_that_shortening_does_not_help_is_not_paid_for_again(tmp_path: Path) -> None:
+async def test_a_refusal_that_shortening_does_not_help_is_not_paid_for_again(
+    tmp_path: Path,
+) -> None:
     session, history = truncating(tmp_path, 30_000).session("s"), loop(20)
 
     async with talk(lambda _: WITHOUT_NUMBERS[1]) as (server, client):
@@ -395,14 +488,21 @@ async def test_a_refusal_that_shortening_does_not_help_is_not_paid_for_again(tmp
     assert server.calls == 2 + 3  # one more try in the first turn only
 
 
-async def test_a_system_prompt_that_is_named_only_once_makes_no_context_shorter(tmp_path: Path) -> None:
+async def test_a_system_prompt_that_is_named_only_once_makes_no_context_shorter(
+    tmp_path: Path,
+) -> None:
     session, history = truncating(tmp_path).session("s"), [user("hello")]
     sent = await session.run(history, system="Be brief. " * 9_000)
 
-    assert await session.recover(Refusal("a test", tokens=40_000, window=32_000), history, sent) is None
+    assert (
+        await session.recover(Refusal("a test", tokens=40_000, window=32_000), history, sent)
+        is None
+    )
 
 
-async def test_a_smaller_window_lowers_the_budget_of_that_model_alone_and_is_told_once(tmp_path: Path) -> None:
+async def test_a_smaller_window_lowers_the_budget_of_that_model_alone_and_is_told_once(
+    tmp_path: Path,
+) -> None:
     budgets: dict[str, Budget] = {}
 
     async def note(turn: Turn) -> Skip:
@@ -423,12 +523,16 @@ async def test_a_smaller_window_lowers_the_budget_of_that_model_alone_and_is_tol
     model = "large"
     await session.run(loop(20), request={"model": model})
 
-    assert told == ["the window of small is 32000 tokens, not 500000: the budget of this session is lowered"]
+    assert told == [
+        "the window of small is 32000 tokens, not 500000: the budget of this session is lowered"
+    ]
     assert budgets["small"] == Budget(32_000, trigger=28_800, target=17_280)
     assert budgets["large"] == Budget(500_000)
 
 
-async def test_what_the_budget_keeps_free_for_the_answer_is_not_counted_twice(tmp_path: Path) -> None:
+async def test_what_the_budget_keeps_free_for_the_answer_is_not_counted_twice(
+    tmp_path: Path,
+) -> None:
     budget = Budget(200_000, reserve_output=64_000)
     session = ContextPipeline([SmartTruncate(LocalStorage(tmp_path))], budget=budget).session("s")
     sent = await session.run(loop(20), request={"model": "m"})
@@ -437,18 +541,29 @@ async def test_what_the_budget_keeps_free_for_the_answer_is_not_counted_twice(tm
     shorter = await session.recover(refusal, loop(20), sent, request={"model": "m"})
     later = await session.run(loop(20), request={"model": "m"})
 
-    assert not [notice for notice in (*(shorter.notices if shorter else ()), *later.notices) if "lowered" in notice]
+    assert not [
+        notice
+        for notice in (*(shorter.notices if shorter else ()), *later.notices)
+        if "lowered" in notice
+    ]
 
 
-async def test_a_window_below_what_the_model_has_read_already_is_not_believed(tmp_path: Path) -> None:
+async def test_a_window_below_what_the_model_has_read_already_is_not_believed(
+    tmp_path: Path,
+) -> None:
     session, history = truncating(tmp_path).session("s"), [*loop(20), user("x " * 30_000)]
     sent = await session.run(history, request={"model": "m"})
     session.observe({"input_tokens": sent.tokens_after}, sent.messages, model="m")
 
-    assert await session.recover(Refusal("a test", window=8192), history, sent, request={"model": "m"}) is None
+    assert (
+        await session.recover(Refusal("a test", window=8192), history, sent, request={"model": "m"})
+        is None
+    )
 
 
-@pytest.mark.parametrize("failure", [rate_limited(), overloaded(), server_error(), Failure(400, "x", "no such model")])
+@pytest.mark.parametrize(
+    "failure", [rate_limited(), overloaded(), server_error(), Failure(400, "x", "no such model")]
+)
 @every_way
 async def test_another_refusal_reaches_the_caller_and_shortens_nothing(
     failure: Failure, ask: Ask, tmp_path: Path
@@ -466,7 +581,9 @@ async def test_another_refusal_reaches_the_caller_and_shortens_nothing(
 
 @pytest.mark.parametrize("failure", [rate_limited(0.01), overloaded(), server_error(), Cut()])
 @every_way
-async def test_what_the_sdk_sends_again_is_the_same_request(failure: Reply, ask: Ask, tmp_path: Path) -> None:
+async def test_what_the_sdk_sends_again_is_the_same_request(
+    failure: Reply, ask: Ask, tmp_path: Path
+) -> None:
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=500)])
 
     async with talk([failure, "ok"], max_retries=1) as (server, client):
@@ -476,7 +593,9 @@ async def test_what_the_sdk_sends_again_is_the_same_request(failure: Reply, ask:
 
 
 @every_way
-async def test_a_call_that_is_cancelled_is_made_up_for_by_the_next(ask: Ask, tmp_path: Path) -> None:
+async def test_a_call_that_is_cancelled_is_made_up_for_by_the_next(
+    ask: Ask, tmp_path: Path
+) -> None:
     pipeline = ContextPipeline([DirectOffload(LocalStorage(tmp_path), min_chars=500)])
     session, history = pipeline.session("s"), loop(1)
 
@@ -501,11 +620,16 @@ async def test_a_call_that_is_cancelled_is_made_up_for_by_the_next(ask: Ask, tmp
     assert await session.restore_history() == [*history, *step("t9", result="short")]
 
 
-async def test_recover_gives_nothing_where_only_the_system_prompt_is_shorter(tmp_path: Path) -> None:
+async def test_recover_gives_nothing_where_only_the_system_prompt_is_shorter(
+    tmp_path: Path,
+) -> None:
     budget = Budget(window=2000, trigger=1000, target=300)
     session = ContextPipeline([DirectOffload(LocalStorage(tmp_path))], budget=budget).session("s")
     history = [user("hello")]
     sent = await session.run(history, system="Be brief. " * 50)
     await session.run(history)  # as a turn that was cancelled, or one that only counts
 
-    assert await session.recover("prompt is too long: 2000 tokens > 1900 maximum", history, sent) is None
+    assert (
+        await session.recover("prompt is too long: 2000 tokens > 1900 maximum", history, sent)
+        is None
+    )

@@ -9,24 +9,39 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-STEP = 1 if settings().max_examples > 500 else 3  # in the nightly profile at every point, else at every third
+STEP = (
+    1 if settings().max_examples > 500 else 3
+)  # in the nightly profile at every point, else at every third
 
 
 def test_a_session_killed_at_any_await_goes_on_with_nothing_lost_and_no_summary_asked_for_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [sys.executable, str(Path(__file__).with_name("killed_session.py")), str(tmp_path), str(STEP)]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("killed_session.py")),
+        str(tmp_path),
+        str(STEP),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False, env=environment)
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=1200, check=False, env=environment
+    )
     assert ran.returncode == 0, ran.stderr
     *found, unharmed = map(json.loads, ran.stdout.splitlines())
 
     points, killed = [one["point"] for one in found], sum(one["killed"] for one in found)
     with capsys.disabled():
-        print(f"\n{killed} processes killed at {len(points)} of about {unharmed['point']} fault points")
+        print(
+            f"\n{killed} processes killed at {len(points)} of about {unharmed['point']} fault points"
+        )
     assert len(points) * STEP > 450
     assert set(unharmed["changed"]) == {"DirectOffload", "BatchOffload", "Compact", "SmartTruncate"}
-    assert {len(one["journalled before"]) for one in found} == {0, 1, 2}  # before, between and after the summaries
+    assert {len(one["journalled before"]) for one in found} == {
+        0,
+        1,
+        2,
+    }  # before, between and after the summaries
     assert {one["killed"] for one in found} == {1, 2}
     for one in [*found, unharmed]:
         assert (one["faults"], one["whole"], one["asked again"]) == ([], True, []), one["point"]
@@ -34,4 +49,7 @@ def test_a_session_killed_at_any_await_goes_on_with_nothing_lost_and_no_summary_
         assert one["contexts"].items() <= unharmed["contexts"].items(), one["point"]
         assert set(one["asked"]) <= set(unharmed["asked"]), one["point"]
         # What was handed in last is known without the caller, or what was handed in a turn before.
-        assert one["known before"] in {one["begun at"], one["begun at"] - 2 if one["begun at"] > 1 else 0}, one["point"]
+        assert one["known before"] in {
+            one["begun at"],
+            one["begun at"] - 2 if one["begun at"] > 1 else 0,
+        }, one["point"]

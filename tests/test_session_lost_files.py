@@ -1,4 +1,7 @@
-"""Files that somebody has deleted are written again from the history; a live session's are not deleted at all."""
+"""Files that somebody has deleted are written again from the history.
+
+A live session's are not deleted at all.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ GONE = "that the context points to"
 
 def pipeline(storage: LocalStorage) -> ContextPipeline:
     return ContextPipeline(
-        [DirectOffload(storage), BatchOffload(storage, RatioGate(0), min_chars=300, inputs=WRITING_TOOLS)]
+        [
+            DirectOffload(storage),
+            BatchOffload(storage, RatioGate(0), min_chars=300, inputs=WRITING_TOOLS),
+        ]
     )
 
 
@@ -32,10 +38,18 @@ BLOCKS = [text("one " * 400), text("two " * 400)]
 INPUT = {"path": "a.txt", "content": "word " * 600}
 HISTORIES: dict[str, list[Message]] = {
     "a new result": conversation(user("go"), step("t1", result=LONG)),
-    "an old result": conversation(user("go"), step("t1", result="word " * 100), assistant("a"), user("b")),
-    "a result of blocks": conversation(user("go"), assistant(tool_use("t1")), user(tool_result("t1", BLOCKS))),
+    "an old result": conversation(
+        user("go"), step("t1", result="word " * 100), assistant("a"), user("b")
+    ),
+    "a result of blocks": conversation(
+        user("go"), assistant(tool_use("t1")), user(tool_result("t1", BLOCKS))
+    ),
     "an input": conversation(
-        user("go"), assistant(tool_use("t1", "write_file", INPUT)), user(tool_result("t1")), assistant("a"), user("b")
+        user("go"),
+        assistant(tool_use("t1", "write_file", INPUT)),
+        user(tool_result("t1")),
+        assistant("a"),
+        user("b"),
     ),
 }
 
@@ -45,7 +59,9 @@ def files(root: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", HISTORIES)
-async def test_a_file_that_is_gone_is_written_again_with_a_notice(name: str, tmp_path: Path) -> None:
+async def test_a_file_that_is_gone_is_written_again_with_a_notice(
+    name: str, tmp_path: Path
+) -> None:
     storage, history = LocalStorage(tmp_path), HISTORIES[name]
     before = await session(storage).run(history)
     held = files(tmp_path)
@@ -87,7 +103,9 @@ async def test_a_clean_up_of_everything_beside_a_live_session_takes_nothing_it_n
     assert await live.history() == history
 
 
-async def test_a_clean_up_takes_the_files_of_a_session_that_nobody_has_used_for_long(tmp_path: Path) -> None:
+async def test_a_clean_up_takes_the_files_of_a_session_that_nobody_has_used_for_long(
+    tmp_path: Path,
+) -> None:
     history = HISTORIES["a new result"]
     await session(LocalStorage(tmp_path)).run(history)
     later = LocalStorage(tmp_path, clock=lambda: 4e9)

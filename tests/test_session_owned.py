@@ -24,10 +24,14 @@ ASKED: dict[str, Any] = {"model": "m", "max_tokens": 99}
 
 
 @asynccontextmanager
-async def talk(script: Script, **client: Any) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
+async def talk(
+    script: Script, **client: Any
+) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
     async with (
         MessagesServer(script) as server,
-        anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0, **client) as asking,
+        anthropic.AsyncAnthropic(
+            base_url=server.url, api_key="test", max_retries=0, **client
+        ) as asking,
     ):
         yield server, asking
 
@@ -39,7 +43,9 @@ def sent(server: MessagesServer) -> list[list[Any]]:
 def plain(history: list[Message]) -> list[Any]:
     """What a history says, as JSON, its bare texts as blocks."""
     told = [{**message, "content": _blocks(message)} for message in history]
-    return list(json.loads(json.dumps(told, default=lambda block: block.model_dump(exclude_none=True))))
+    return list(
+        json.loads(json.dumps(told, default=lambda block: block.model_dump(exclude_none=True)))
+    )
 
 
 def _blocks(message: Message) -> object:
@@ -161,7 +167,9 @@ def test_what_is_no_message_cannot_be_appended() -> None:
 OPEN = [user("go"), assistant(tool_use("toolu_1", "bash"), tool_use("toolu_2", "look"))]
 
 
-async def asked_for(way: str, session: Session, client: anthropic.AsyncAnthropic, **options: Any) -> None:
+async def asked_for(
+    way: str, session: Session, client: anthropic.AsyncAnthropic, **options: Any
+) -> None:
     if way == "create":
         await session.create(client, messages=OPEN, **ASKED, **options)
     else:
@@ -215,7 +223,9 @@ async def test_another_word_for_open_calls_is_refused() -> None:
             await asked_for("create", ContextPipeline().session("s"), client, open_calls="skip")
 
 
-async def test_a_mount_sends_such_a_request_as_it_came_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_mount_sends_such_a_request_as_it_came_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     middleware = ctxpipe_middleware(ContextPipeline(), session_id="s")
     async with talk(["never"], middleware=[middleware]) as (server, client):
         with caplog.at_level(logging.WARNING, "ctxpipe"):

@@ -10,7 +10,15 @@ import anyio
 import pytest
 from histories import chat, conversation, step, user
 
-from ctxpipe import Budget, Compact, ContextPipeline, DirectOffload, LocalStorage, Sessions, SettingsError
+from ctxpipe import (
+    Budget,
+    Compact,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    Sessions,
+    SettingsError,
+)
 from ctxpipe.messages import Message
 from ctxpipe.summarizers import Summary
 
@@ -18,12 +26,18 @@ LONG = "a long line of output\n" * 200
 
 
 def loop(name: str, turns: int) -> list[Message]:
-    return conversation(user(f"go {name}"), *(step(f"t{i}", result=LONG + name) for i in range(turns)))
+    return conversation(
+        user(f"go {name}"), *(step(f"t{i}", result=LONG + name) for i in range(turns))
+    )
 
 
-async def test_one_that_was_let_go_goes_on_from_its_journal_with_the_same_bytes(tmp_path: Path) -> None:
+async def test_one_that_was_let_go_goes_on_from_its_journal_with_the_same_bytes(
+    tmp_path: Path,
+) -> None:
     storage = LocalStorage(tmp_path)
-    sessions = Sessions(ContextPipeline([DirectOffload(storage)]), journal=storage, max_bytes=20_000)
+    sessions = Sessions(
+        ContextPipeline([DirectOffload(storage)]), journal=storage, max_bytes=20_000
+    )
     names = [f"s{number}" for number in range(12)]
     first = {name: (await sessions.get(name).run(loop(name, 3))).messages for name in names}
 
@@ -54,7 +68,9 @@ async def test_one_with_a_turn_running_is_never_let_go(tmp_path: Path) -> None:
         return Summary("so far")
 
     storage = LocalStorage(tmp_path)
-    pipeline = ContextPipeline([Compact(summarize, storage)], budget=Budget(window=3000, trigger=2400))
+    pipeline = ContextPipeline(
+        [Compact(summarize, storage)], budget=Budget(window=3000, trigger=2400)
+    )
     sessions = Sessions(pipeline, journal=storage, max_bytes=0)
     async with anyio.create_task_group() as group:
         group.start_soon(sessions.get("busy").run, loop("busy", 9))
@@ -88,7 +104,9 @@ async def test_the_bytes_follow_what_is_held(tmp_path: Path) -> None:
         (ContextPipeline(), {"max_bytes": "many"}),
     ],
 )
-def test_wrong_settings_are_refused(pipeline: Any, settings: dict[str, Any], tmp_path: Path) -> None:
+def test_wrong_settings_are_refused(
+    pipeline: Any, settings: dict[str, Any], tmp_path: Path
+) -> None:
     with pytest.raises(SettingsError):
         Sessions(pipeline, **{"journal": LocalStorage(tmp_path), **settings})
 

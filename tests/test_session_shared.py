@@ -70,7 +70,9 @@ def is_prefix_kept(before: dict[str, Any] | None, now: dict[str, Any]) -> bool:
     return bool(now["context"][:same] == before["context"][:same])
 
 
-def test_two_processes_that_alternate_pay_for_the_summaries_of_one_and_keep_every_prefix(tmp_path: Path) -> None:
+def test_two_processes_that_alternate_pay_for_the_summaries_of_one_and_keep_every_prefix(
+    tmp_path: Path,
+) -> None:
     alone = summaries_of_one(tmp_path / "alone")
     breaks = 0
     with workers(2, tmp_path / "shared") as made:

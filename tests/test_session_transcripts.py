@@ -1,4 +1,6 @@
-"""Recorded conversations of real agents, by a caller who keeps the whole history and one who adopts the context."""
+"""Recorded conversations of real agents, by a caller who keeps the whole history and one who adopts
+the context.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ class Life:
 
     def note(self, result: Result) -> None:
         self.seconds += SECONDS_A_TURN
-        self.acted.update(report.stage for report in result.reports if report.outcome is Outcome.CHANGED)
+        self.acted.update(
+            report.stage for report in result.reports if report.outcome is Outcome.CHANGED
+        )
 
 
 class Bytes:
@@ -103,13 +107,17 @@ class Bytes:
 
 def first_change(result: Result) -> int | None:
     """From where on the reports of a turn say that the context has changed."""
-    places = [report.first_changed_index for report in result.reports if report.outcome is Outcome.CHANGED]
+    places = [
+        report.first_changed_index for report in result.reports if report.outcome is Outcome.CHANGED
+    ]
     return min((place for place in places if place is not None), default=None)
 
 
 async def small_budget(history: list[Message]) -> Budget:
     """So small that summaries are needed again and again, even though long results are in files."""
-    long = {result.place: "" for result in tool_results(history) if len(str(result.content)) >= 1000}
+    long = {
+        result.place: "" for result in tool_results(history) if len(str(result.content)) >= 1000
+    }
     head = await COUNTER.count([message for message in history if message["role"] == "system"])
     trigger = max(1500, head * 2, await COUNTER.count(rewrite(history, long)) // 4)
     return Budget(window=2 * trigger, trigger=trigger)
@@ -137,7 +145,10 @@ async def test_until_a_summary_who_keeps_the_history_sends_the_bytes_of_who_adop
         assert now[:same] == before[:same]
         assert (result.covered, result.notices, result.first_changed_index) == (stop, (), first)
         assert len(sent) % 10 or faults(result.messages) == []
-        assert len(sent) % 25 or await as_another_process_sends(keeping, history[:stop]) in (now, None)
+        assert len(sent) % 25 or await as_another_process_sends(keeping, history[:stop]) in (
+            now,
+            None,
+        )
         sent.append(now)
     assert list(map(digest, await session.restore_history())) == list(map(digest, history))
 
@@ -153,11 +164,16 @@ async def test_until_a_summary_who_keeps_the_history_sends_the_bytes_of_who_adop
         assert told(context) == expected
     assert adopting.acted["Compact"]
     assert keeping.acted.keys() >= {"DirectOffload", "Compact"}
-    assert keeping.acted["SmartTruncate"] or keeping.asked < 6  # where a summary failed, the next may have come in time
+    assert (
+        keeping.acted["SmartTruncate"] or keeping.asked < 6
+    )  # where a summary failed, the next may have come in time
 
 
 async def as_another_process_sends(life: Life, history: list[Message]) -> list[str] | None:
-    """What a process sends that finds the journal of *life*; None when it has tried what was given up there."""
+    """What a process sends that finds the journal of *life*.
+
+    None when it has tried what was given up there.
+    """
     another, kept = Life(life.root, life.budget, life.seconds), life.root.with_name("kept")
     life.root.mkdir(exist_ok=True)
     shutil.copytree(life.root, kept)

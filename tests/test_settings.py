@@ -47,7 +47,9 @@ def test_every_setting_is_offered_under_the_name_of_its_variable() -> None:
     assert {setting.name for setting in SETTINGS} <= set(declared.__all__)
 
 
-def test_the_environment_wins_over_the_default_and_an_argument_over_both(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_wins_over_the_default_and_an_argument_over_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("OFFLOAD_CHAR_THRESHOLD", "250")
 
     assert OFFLOAD_CHAR_THRESHOLD() == 250
@@ -83,14 +85,18 @@ def test_a_fraction_is_the_decimal_that_was_written(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("ratio", ["-1", "2", "1e3"])
-def test_a_ratio_outside_of_0_to_1_is_the_callers_business(monkeypatch: pytest.MonkeyPatch, ratio: str) -> None:
+def test_a_ratio_outside_of_0_to_1_is_the_callers_business(
+    monkeypatch: pytest.MonkeyPatch, ratio: str
+) -> None:
     monkeypatch.setenv("OFFLOAD_RATIO_THRESHOLD", ratio)
 
     assert Decimal(ratio) == OFFLOAD_RATIO_THRESHOLD()
 
 
 @pytest.mark.parametrize("nonsense", ["many", "1.5", "0x10", "-1", "1e3", "nan", "٣x"])
-def test_nonsense_in_the_environment_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, nonsense: str) -> None:
+def test_nonsense_in_the_environment_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, nonsense: str
+) -> None:
     monkeypatch.setenv("OFFLOAD_CHAR_THRESHOLD", nonsense)
 
     with pytest.raises(SettingsError, match="the environment variable OFFLOAD_CHAR_THRESHOLD is"):
@@ -98,7 +104,9 @@ def test_nonsense_in_the_environment_is_refused_by_name(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("nonsense", ["abc", "nan", "inf", "-inf", "0,2", "20%"])
-def test_a_ratio_that_is_no_finite_number_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, nonsense: str) -> None:
+def test_a_ratio_that_is_no_finite_number_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, nonsense: str
+) -> None:
     monkeypatch.setenv("OFFLOAD_RATIO_THRESHOLD", nonsense)
 
     with pytest.raises(SettingsError, match="the environment variable OFFLOAD_RATIO_THRESHOLD is"):

@@ -43,7 +43,13 @@ from ctxpipe import (
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.presets import chat, coding_agent
 from ctxpipe.storage.files import LocalFiles
-from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, PromptSummarizer, Retry, Summary
+from ctxpipe.summarizers import (
+    AnthropicSummarizer,
+    ExtractiveSummarizer,
+    PromptSummarizer,
+    Retry,
+    Summary,
+)
 from ctxpipe.testing import MessagesServer
 
 HISTORY = conversation(user("go"))
@@ -174,7 +180,10 @@ async def test_an_answer_that_cannot_be_awaited_is_reported_with_the_way_out() -
     result = await ContextPipeline([cast("Any", name)]).run(HISTORY, session_id="s")
 
     assert result.reports[0].outcome is Outcome.FAILED
-    assert result.reports[0].reason == "its answer, str, cannot be awaited; write the stage as `async def`"
+    assert (
+        result.reports[0].reason
+        == "its answer, str, cannot be awaited; write the stage as `async def`"
+    )
 
 
 # Settings, by a table over all fields -------------------------------------------------------------
@@ -213,14 +222,18 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
         {},
         {
             "prices": ["claude", {}, None, Prices, CONVERSATION],
-            **dict.fromkeys(("alpha", "min_tokens", "min_calls", "free_calls", "placeholder_tokens"), NUMBERS),
+            **dict.fromkeys(
+                ("alpha", "min_tokens", "min_calls", "free_calls", "placeholder_tokens"), NUMBERS
+            ),
         },
     ),
     (
         Prices,
         {"input": 1.0, "write": 1.0, "write_1h": 1.0, "read": 1.0, "output": 1.0},
         {
-            **dict.fromkeys(("input", "write", "write_1h", "read", "output", "ttl_seconds"), NUMBERS),
+            **dict.fromkeys(
+                ("input", "write", "write_1h", "read", "output", "ttl_seconds"), NUMBERS
+            ),
             "cliffs": [5, "x", None, [5], (5,)],
         },
     ),
@@ -310,7 +323,14 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
         Compact,
         {"archive": STORAGE},
         {
-            "summarize": ["claude", 5, ExtractiveSummarizer, CONVERSATION, lambda _messages: "so far", sync_summary],
+            "summarize": [
+                "claude",
+                5,
+                ExtractiveSummarizer,
+                CONVERSATION,
+                lambda _messages: "so far",
+                sync_summary,
+            ],
             "archive": [".ctxpipe", 5, LocalStorage],
             "require_archive": FLAGS,
             "restore": [".", {}, Restore, CONVERSATION],
@@ -410,11 +430,19 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
             "clock": PLAIN,
         },
     ),
-    (TokenCounter, {}, {"encoding": [5, None, b"x", "no such", str, answer_late], "memo_bytes": SIZES}),
+    (
+        TokenCounter,
+        {},
+        {"encoding": [5, None, b"x", "no such", str, answer_late], "memo_bytes": SIZES},
+    ),
     (
         offload_tools,
         {"storage": STORAGE},
-        {"storage": [".ctxpipe", 5, None, LocalStorage], "session_id": ["", 5], "max_chars": [*SIZES, 0]},
+        {
+            "storage": [".ctxpipe", 5, None, LocalStorage],
+            "session_id": ["", 5],
+            "max_chars": [*SIZES, 0],
+        },
     ),
     (
         ctxpipe_middleware,
@@ -427,11 +455,21 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
             "threads": ["refuse", 5, None],
         },
     ),
-    (coding_agent, {"storage": STORAGE, "work_dir": "."}, {"storage": [".ctxpipe"], "prices": ["x"], "work_dir": [5]}),
+    (
+        coding_agent,
+        {"storage": STORAGE, "work_dir": "."},
+        {"storage": [".ctxpipe"], "prices": ["x"], "work_dir": [5]},
+    ),
     (chat, {"storage": STORAGE}, {"storage": [".ctxpipe"], "prices": ["x"], "summarize": ["x"]}),
 ]
 CASES = [
-    pytest.param(make, {**sound, name: value}, name, value, id=f"{getattr(make, '__name__', make)}-{name}-{index}")
+    pytest.param(
+        make,
+        {**sound, name: value},
+        name,
+        value,
+        id=f"{getattr(make, '__name__', make)}-{name}-{index}",
+    )
     for make, sound, wrong in WRONG
     for name, values in wrong.items()
     for index, value in enumerate(values)
@@ -461,7 +499,11 @@ def test_a_setting_of_the_wrong_type_is_refused_by_name(
 )
 def test_the_table_holds_every_field(made: Any) -> None:
     tested = {name for make, _, wrong in WRONG if make is made for name in wrong}
-    settings = {field.name for field in fields(made) if field.init} if hasattr(made, "__dataclass_fields__") else set()
+    settings = (
+        {field.name for field in fields(made) if field.init}
+        if hasattr(made, "__dataclass_fields__")
+        else set()
+    )
 
     assert settings <= tested
 
@@ -483,14 +525,23 @@ def sync_client(server: MessagesServer) -> anthropic.Anthropic:
 
 
 CLIENTS: list[tuple[Callable[[MessagesServer], Any], str]] = [
-    (sync_client, "client is Anthropic, which would block the event loop; give anthropic.AsyncAnthropic"),
+    (
+        sync_client,
+        "client is Anthropic, which would block the event loop; give anthropic.AsyncAnthropic",
+    ),
     (lambda server: sync_client(server).beta, "client is Beta, which would block the event loop"),
     (lambda server: sync_client(server).messages, "client is Messages, the messages of a client"),
-    (lambda _: anthropic.AsyncAnthropic(api_key="k").messages, "client is AsyncMessages, the messages of a client"),
+    (
+        lambda _: anthropic.AsyncAnthropic(api_key="k").messages,
+        "client is AsyncMessages, the messages of a client",
+    ),
     (lambda _: anthropic.AsyncAnthropic, "client is the class AsyncAnthropic"),
     (lambda _: None, "client is NoneType, which has no messages.create"),
     (lambda _: "sk-key", "client is str, which has no messages.create"),
-    (lambda _: SimpleNamespace(chat=SimpleNamespace(completions=None)), "which has no messages.create"),
+    (
+        lambda _: SimpleNamespace(chat=SimpleNamespace(completions=None)),
+        "which has no messages.create",
+    ),
 ]
 
 
@@ -517,7 +568,11 @@ async def test_the_beta_of_a_client_takes_betas() -> None:
     ):
         beta = cast("Any", client.beta)
         reply = await session.create(
-            beta, messages=HISTORY, model="claude-opus-4-5", max_tokens=50, betas=["context-1m-2025-08-07"]
+            beta,
+            messages=HISTORY,
+            model="claude-opus-4-5",
+            max_tokens=50,
+            betas=["context-1m-2025-08-07"],
         )
 
     assert cast("Any", reply.content[0]).text == "Hello."
@@ -552,22 +607,49 @@ REPLY = Reply.model_construct(stop_reason="end_turn", content=[TextBlock(type="t
         ({"role": "function", "name": "ls", "content": "42"}, "looks like OpenAI's form"),
         ({"role": "developer", "content": "Be brief."}, "looks like OpenAI's form"),
         ({"role": "assistant", "content": None, "tool_calls": [CALL]}, "looks like OpenAI's form"),
-        ({"role": "assistant", "content": "Look:", "tool_calls": [CALL]}, "looks like OpenAI's form"),
-        ({"role": "assistant", "content": None, "function_call": {"name": "ls"}}, "looks like OpenAI's form"),
-        ({"type": "function_call", "call_id": "c", "name": "ls", "arguments": "{}"}, "looks like OpenAI's form"),
-        ({"type": "function_call_output", "call_id": "c", "output": "42"}, "looks like OpenAI's form"),
+        (
+            {"role": "assistant", "content": "Look:", "tool_calls": [CALL]},
+            "looks like OpenAI's form",
+        ),
+        (
+            {"role": "assistant", "content": None, "function_call": {"name": "ls"}},
+            "looks like OpenAI's form",
+        ),
+        (
+            {"type": "function_call", "call_id": "c", "name": "ls", "arguments": "{}"},
+            "looks like OpenAI's form",
+        ),
+        (
+            {"type": "function_call_output", "call_id": "c", "output": "42"},
+            "looks like OpenAI's form",
+        ),
         ({"type": "reasoning", "summary": []}, "looks like OpenAI's form"),
-        ({"role": "user", "content": [{"type": "input_text", "text": "hi"}]}, "looks like OpenAI's form"),
-        ({"role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}, "looks like OpenAI's form"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "looks like OpenAI's form"),
+        (
+            {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+            "looks like OpenAI's form",
+        ),
+        (
+            {"role": "assistant", "content": [{"type": "output_text", "text": "hi"}]},
+            "looks like OpenAI's form",
+        ),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
+            "looks like OpenAI's form",
+        ),
         ({"role": "user", "parts": [{"text": "hi"}]}, "looks like Google's form"),
         ({"role": "model", "parts": [{"text": "hi"}]}, "looks like Google's form"),
         ({"type": "human", "data": {"content": "hi"}}, "looks like LangChain's form"),
         ({"lc": 1, "type": "constructor", "kwargs": {}}, "looks like LangChain's form"),
-        ({"role": "assistant", "content": [{"toolUse": {"name": "ls"}}]}, "looks like Bedrock Converse's form"),
+        (
+            {"role": "assistant", "content": [{"toolUse": {"name": "ls"}}]},
+            "looks like Bedrock Converse's form",
+        ),
         (ModelRequest(), "looks like another framework's form"),
         (AIMessage(), "looks like OpenAI's or LangChain's form"),
-        (REPLY, 'is Message, not a mapping with role and content; append {"role": "assistant", "content": reply'),
+        (
+            REPLY,
+            'is Message, not a mapping with role and content; append {"role": "assistant", "content": reply',
+        ),
         ("go", "is str, not a mapping"),
         ({"role": "x" * 5_000, "content": "hi"}, "has the role 'xxx"),
     ],
@@ -613,7 +695,9 @@ async def test_a_result_in_place_of_the_history_is_refused_with_the_way_out() ->
 # Usages -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("usage", [None, 5, "usage", {}, [], {"prompt_tokens": 5}, {"usage": None}, {"usage": {}}])
+@pytest.mark.parametrize(
+    "usage", [None, 5, "usage", {}, [], {"prompt_tokens": 5}, {"usage": None}, {"usage": {}}]
+)
 async def test_what_holds_no_usage_is_refused(usage: Any) -> None:
     pipeline = ContextPipeline([skip])
     session = pipeline.session("s")
@@ -631,7 +715,9 @@ async def test_what_holds_no_usage_is_refused(usage: Any) -> None:
         {"input_tokens": 900, "output_tokens": 1},
         {"usage": {"input_tokens": 900, "output_tokens": 1}},
         Usage(input_tokens=900, output_tokens=1),
-        Reply.model_construct(model=None, content=[], usage=Usage(input_tokens=900, output_tokens=1)),
+        Reply.model_construct(
+            model=None, content=[], usage=Usage(input_tokens=900, output_tokens=1)
+        ),
     ],
 )
 async def test_a_usage_and_the_reply_that_holds_it_teach_the_same(usage: Any) -> None:
@@ -655,6 +741,8 @@ async def test_a_usage_and_the_reply_that_holds_it_teach_the_same(usage: Any) ->
         ({"force": "no"}, "force is 'no'; give True or False"),
     ],
 )
-async def test_arguments_of_a_turn_that_make_no_sense_are_refused_by_name(wrong: dict[str, Any], words: str) -> None:
+async def test_arguments_of_a_turn_that_make_no_sense_are_refused_by_name(
+    wrong: dict[str, Any], words: str
+) -> None:
     with pytest.raises(SettingsError, match=words):
         await ContextPipeline().session("s").run(HISTORY, **wrong)

@@ -48,7 +48,12 @@ def secretive() -> list[Message]:
     long = f"{CANARY} in a long line of a log\n" * 200
     return conversation(
         user(f"go and find {CANARY}"),
-        *(step(f"t{n}", say=CANARY, think=CANARY, given={"command": f"echo {CANARY}"}, result=long) for n in range(4)),
+        *(
+            step(
+                f"t{n}", say=CANARY, think=CANARY, given={"command": f"echo {CANARY}"}, result=long
+            )
+            for n in range(4)
+        ),
         assistant(thinking(CANARY), CANARY),
         user(CANARY),
     )
@@ -114,9 +119,13 @@ STAGES: dict[str, Callable[[], Stage]] = {
     "batch, loud storage": lambda: BatchOffload(loud(), gate=RatioGate(0), keep_recent=0),
     "compact, loud archive": lambda: Compact(ExtractiveSummarizer(), archive=loud()),
     "compact, loud summarizer": lambda: Compact(loud_summary, archive=storage(), retry=ONCE),
-    "compact, loud model": lambda: Compact(PromptSummarizer(loud_ask), archive=storage(), retry=ONCE),
+    "compact, loud model": lambda: Compact(
+        PromptSummarizer(loud_ask), archive=storage(), retry=ONCE
+    ),
     "truncate, loud archive": lambda: SmartTruncate(archive=loud()),
-    "truncate, loud archive not required": lambda: SmartTruncate(archive=loud(), require_archive=False),
+    "truncate, loud archive not required": lambda: SmartTruncate(
+        archive=loud(), require_archive=False
+    ),
 }
 
 
@@ -147,7 +156,9 @@ async def test_whatever_a_stage_does_or_raises_nothing_of_the_conversation_is_to
 
     reports = [report for result in told for report in result.reports]
     assert CANARY not in logged(caplog)
-    assert CANARY not in shown_of(pipeline, session, *told, *reports, *(report.detail for report in reports))
+    assert CANARY not in shown_of(
+        pipeline, session, *told, *reports, *(report.detail for report in reports)
+    )
     assert not any(CANARY in report.reason for report in reports)
 
 
@@ -161,7 +172,9 @@ async def test_a_session_that_cannot_use_its_journal_tells_nothing_of_the_conver
             asked.append(given)
             raise StorageError(f"cannot append {CANARY}")
 
-    session = ContextPipeline([DirectOffload(storage())]).session("s", journal=LoudJournal(tempfile.mkdtemp()))
+    session = ContextPipeline([DirectOffload(storage())]).session(
+        "s", journal=LoudJournal(tempfile.mkdtemp())
+    )
 
     result = await session.run(secretive()[:3])
 
@@ -187,7 +200,9 @@ async def test_reprs_of_what_a_stage_sees_hold_no_messages() -> None:
     assert all(len(repr(value)) < 1_000 for value in seen)
 
 
-async def test_three_hundred_offloaded_results_are_one_short_line(caplog: pytest.LogCaptureFixture) -> None:
+async def test_three_hundred_offloaded_results_are_one_short_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     history = conversation(user("go"), *(step(f"t{n}", result="x" * 2_000) for n in range(300)))
     pipeline = ContextPipeline([BatchOffload(storage(), gate=RatioGate(0), keep_recent=0)])
 
@@ -249,7 +264,9 @@ def test_reprs_of_what_holds_texts_show_none(shown: object) -> None:
     assert CANARY not in repr(shown)
 
 
-async def test_folders_of_a_storage_are_told_at_debug_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_folders_of_a_storage_are_told_at_debug_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     root = tmp_path / "acme-merger"
     root.mkdir()
     (root / "s").write_text("no folder")

@@ -7,16 +7,34 @@ from dataclasses import FrozenInstanceError
 import pytest
 from histories import chat, user
 
-from ctxpipe import BatchOffload, Budget, Change, DirectOffload, Intent, Ledger, LocalStorage, Skip, TokenCounter, Turn
+from ctxpipe import (
+    BatchOffload,
+    Budget,
+    Change,
+    DirectOffload,
+    Intent,
+    Ledger,
+    LocalStorage,
+    Skip,
+    TokenCounter,
+    Turn,
+)
 from ctxpipe.edits.offload import Running
 from ctxpipe.stage import PlannedStage, Rewindable
 
 
 def turn(*messages: str, tracked: bool = False) -> Turn:
-    return Turn([user(words) for words in messages], ledger=Ledger(TokenCounter(len)), overhead=5, tracked=tracked)
+    return Turn(
+        [user(words) for words in messages],
+        ledger=Ledger(TokenCounter(len)),
+        overhead=5,
+        tracked=tracked,
+    )
 
 
-async def test_the_tokens_of_a_turn_are_those_of_its_messages_and_of_what_stands_beside_them() -> None:
+async def test_the_tokens_of_a_turn_are_those_of_its_messages_and_of_what_stands_beside_them() -> (
+    None
+):
     assert await turn("four", "sixsix").raw_tokens() == 15
     assert list(await turn("four", "sixsix").prefix_sums()) == [0, 4, 10]
 
@@ -58,7 +76,12 @@ def test_a_record_is_made_once_and_found_again_by_its_kind() -> None:
 
 
 def test_turns_and_answers_cannot_be_edited() -> None:
-    for value, name in ((turn(), "force"), (Change([]), "may_grow"), (Skip("no"), "reason"), (Intent("?"), "reason")):
+    for value, name in (
+        (turn(), "force"),
+        (Change([]), "may_grow"),
+        (Skip("no"), "reason"),
+        (Intent("?"), "reason"),
+    ):
         with pytest.raises((FrozenInstanceError, AttributeError)):
             setattr(value, name, True)
 

@@ -16,7 +16,14 @@ from hypothesis import given
 from ctxpipe import Budget, Compact, ContextPipeline, compact_messages
 from ctxpipe.errors import InvalidHistory, StorageError
 from ctxpipe.messages import Message
-from ctxpipe.stages.archive import FORM, Archived, archive_digest, archive_record, load_archive, verified_archive
+from ctxpipe.stages.archive import (
+    FORM,
+    Archived,
+    archive_digest,
+    archive_record,
+    load_archive,
+    verified_archive,
+)
 from ctxpipe.storage import LocalStorage
 from ctxpipe.storage.records import encode_record
 from ctxpipe.summarizers import Summary
@@ -28,7 +35,10 @@ async def archived(messages: list[Message], folder: Path) -> str:
 
 @given(histories(repeat_ids=True))
 def test_the_text_is_json_that_gives_the_very_messages(history: list[Message]) -> None:
-    assert json.loads("".join(encode_record(archive_record(history)))) == {"form": FORM, "messages": history}
+    assert json.loads("".join(encode_record(archive_record(history)))) == {
+        "form": FORM,
+        "messages": history,
+    }
 
 
 async def test_the_very_messages_come_back_from_disk(tmp_path: Path) -> None:
@@ -52,16 +62,22 @@ async def test_a_bare_list_of_messages_is_an_archive_too(tmp_path: Path) -> None
     assert await load_archive(await LocalStorage(tmp_path).save("s", "compact", history)) == history
 
 
-async def test_the_stage_writes_a_form_and_the_function_the_bare_list_of_the_requirements(tmp_path: Path) -> None:
+async def test_the_stage_writes_a_form_and_the_function_the_bare_list_of_the_requirements(
+    tmp_path: Path,
+) -> None:
     async def summarize(messages: Any, /) -> Summary:
         return Summary("It went well.")
 
     history = [user("go " * 900), assistant("a secret " * 900), user("on")]
     hidden = [user("go " * 900), assistant("a ****** " * 900), user("on")]
     storage = LocalStorage(tmp_path, redact=lambda text: text.replace("secret", "******"))
-    done = await compact_messages(history, summarize=summarize, archive=storage, context_token_limit=1_000)
+    done = await compact_messages(
+        history, summarize=summarize, archive=storage, context_token_limit=1_000
+    )
     stage = Compact(summarize, archive=storage)
-    result = await ContextPipeline([stage], budget=Budget(3_000)).run(history, session_id="s", force=True)
+    result = await ContextPipeline([stage], budget=Budget(3_000)).run(
+        history, session_id="s", force=True
+    )
 
     assert json.loads(Path(done.original_messages_path or "").read_text()) == hidden
     archive = cast("Any", result.reports[0].detail).archive
@@ -69,7 +85,10 @@ async def test_the_stage_writes_a_form_and_the_function_the_bare_list_of_the_req
 
 
 async def test_objects_of_the_sdk_come_back_as_they_would_be_sent(tmp_path: Path) -> None:
-    reply: Any = [TextBlock(type="text", text="hm"), ToolUseBlock(type="tool_use", id="t", name="ls", input={"a": 1})]
+    reply: Any = [
+        TextBlock(type="text", text="hm"),
+        ToolUseBlock(type="tool_use", id="t", name="ls", input={"a": 1}),
+    ]
 
     path = await archived([{"role": "assistant", "content": reply}], tmp_path)
 
@@ -78,7 +97,9 @@ async def test_objects_of_the_sdk_come_back_as_they_would_be_sent(tmp_path: Path
     ]
 
 
-async def test_what_cannot_be_archived_faithfully_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
+async def test_what_cannot_be_archived_faithfully_is_an_error_and_leaves_no_file(
+    tmp_path: Path,
+) -> None:
     odd: Any = {"role": "user", "content": [{"type": "text", "text": object()}]}
 
     with pytest.raises(StorageError, match="cannot be sent"):
@@ -103,7 +124,12 @@ def test_no_second_copy_of_the_history_is_ever_held(redact: Callable[[str], str]
     "text",
     [
         *("", "{", '{"role": "user"}', '["text"]', '[{"role": "user"}]', "null", '"text"', "3"),
-        *('{"form": 1}', '{"form": 1, "messages": 3}', '{"form": 0, "messages": []}', '{"messages": []}'),
+        *(
+            '{"form": 1}',
+            '{"form": 1, "messages": 3}',
+            '{"form": 0, "messages": []}',
+            '{"messages": []}',
+        ),
         *('{"form": "2", "messages": []}', "[" * 100_000),
     ],
 )
@@ -116,7 +142,9 @@ async def test_what_is_no_archive_is_refused(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("form", [2, 3, 10**9])
-async def test_an_archive_of_a_newer_form_is_refused_with_the_way_out(tmp_path: Path, form: int) -> None:
+async def test_an_archive_of_a_newer_form_is_refused_with_the_way_out(
+    tmp_path: Path, form: int
+) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"form": form, "entries": "of another kind"}))
 
@@ -129,7 +157,7 @@ async def test_a_missing_archive_is_a_storage_error(tmp_path: Path) -> None:
         await load_archive(tmp_path / "gone.json")
 
 
-# Archives that a context names ------------------------------------------------------------------------------------
+# Archives that a context names --------------------------------------------------------------------
 
 HISTORY = [user("go"), assistant("a lot"), user("on")]
 
@@ -162,7 +190,20 @@ async def test_no_other_file_is_believed_whatever_the_context_says(tmp_path: Pat
     [text] = await storage.write([("s/a.md", Path(path).read_text())])
 
     assert await verified_archive(storage, "s", path, digest) == Archived(HISTORY, [])
-    for name in (foreign, other, text, f"{path}x", "", "..", "/", "\0", "\ud800", "/etc/passwd", "a\nb", "x" * 10**6):
+    for name in (
+        foreign,
+        other,
+        text,
+        f"{path}x",
+        "",
+        "..",
+        "/",
+        "\0",
+        "\ud800",
+        "/etc/passwd",
+        "a\nb",
+        "x" * 10**6,
+    ):
         assert await verified_archive(storage, "s", name, digest) is None
     for wrong in ("", digest[:-1], digest.upper() + " ", "0" * 35, "\ud800"):
         assert await verified_archive(storage, "s", path, wrong) is None
@@ -175,14 +216,24 @@ async def test_an_archive_that_was_changed_is_no_longer_believed(tmp_path: Path)
     path = await archived(HISTORY, tmp_path)
     digest = await archive_digest(storage, path) or ""
 
-    for text in (Path(path).read_text().replace("a lot", "a lie"), "", "[" * 100_000, '{"form": 2}'):
+    for text in (
+        Path(path).read_text().replace("a lot", "a lie"),
+        "",
+        "[" * 100_000,
+        '{"form": 2}',
+    ):
         Path(path).write_text(text)
         assert await verified_archive(storage, "s", path, digest) is None
 
 
-async def test_a_record_with_the_right_digest_that_holds_no_messages_is_not_believed(tmp_path: Path) -> None:
+async def test_a_record_with_the_right_digest_that_holds_no_messages_is_not_believed(
+    tmp_path: Path,
+) -> None:
     storage = LocalStorage(tmp_path)
     for record in (["no message"], {"form": 2, "messages": []}, {"form": 1, "messages": "none"}):
         path = await storage.save("s", "compact", record)
 
-        assert await verified_archive(storage, "s", path, await archive_digest(storage, path) or "") is None
+        assert (
+            await verified_archive(storage, "s", path, await archive_digest(storage, path) or "")
+            is None
+        )

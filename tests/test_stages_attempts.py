@@ -42,7 +42,9 @@ def test_a_success_forgets_the_failures() -> None:
     assert attempts.refusal(now=0, tokens=10) == ""
 
 
-def test_a_context_that_cannot_be_brought_down_is_tried_again_when_it_changed_or_time_passed() -> None:
+def test_a_context_that_cannot_be_brought_down_is_tried_again_when_it_changed_or_time_passed() -> (
+    None
+):
     attempts = Attempts()
     attempts.stuck(until=100, tokens=1000)
 
@@ -68,7 +70,13 @@ def test_coming_back_within_three_turns_three_times_in_a_row_closes() -> None:
 
 
 def test_after_the_cooldown_coming_back_as_soon_closes_again_at_once() -> None:
-    assert compacted_at(10, 13, 15, 16, 30, 32, 50, 60, 62, 64) == [*[False] * 3, True, False, True, *[False] * 4]
+    assert compacted_at(10, 13, 15, 16, 30, 32, 50, 60, 62, 64) == [
+        *[False] * 3,
+        True,
+        False,
+        True,
+        *[False] * 4,
+    ]
 
 
 def test_a_longer_pause_begins_the_count_anew() -> None:

@@ -30,13 +30,26 @@ from ctxpipe import (
     StorageError,
     Turn,
 )
-from ctxpipe.compacted import ACKNOWLEDGED, CONTINUE, IN_PROGRESS, SUMMARY, summary_body, summary_extras
+from ctxpipe.compacted import (
+    ACKNOWLEDGED,
+    CONTINUE,
+    IN_PROGRESS,
+    SUMMARY,
+    summary_body,
+    summary_extras,
+)
 from ctxpipe.errors import InvalidHistory, SettingsError, SummaryFailed
 from ctxpipe.messages import Message, check
 from ctxpipe.stage import Intent
 from ctxpipe.stages.compact import Compact, CompactResult, compact_messages, load_archive
 from ctxpipe.storage.files import FileText
-from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, PromptSummarizer, Retry, Summary
+from ctxpipe.summarizers import (
+    AnthropicSummarizer,
+    ExtractiveSummarizer,
+    PromptSummarizer,
+    Retry,
+    Summary,
+)
 from ctxpipe.testing import (
     Cut,
     Hang,
@@ -52,7 +65,10 @@ from ctxpipe.testing import (
     tool_use,
 )
 
-PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K" * 50}}
+PICTURE = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K" * 50},
+}
 
 
 def words(text: str) -> int:
@@ -93,19 +109,28 @@ class Writer:
 def work(turns: int, results: int = 100) -> list[Message]:
     """A task of *turns* steps, each with a result of so many words."""
     return conversation(
-        *(step(f"t{n}", "bash", {"command": f"make step-{n}"}, "word " * results) for n in range(turns))
+        *(
+            step(f"t{n}", "bash", {"command": f"make step-{n}"}, "word " * results)
+            for n in range(turns)
+        )
     )
 
 
-LONG = conversation(system("Be brief."), user("Fix the login bug."), work(30), assistant("Almost."), user("Go on."))
-BUDGET = Budget(window=4000, trigger=2000)  # the first estimate is 1.5 tokens a word; the target is 1200
+LONG = conversation(
+    system("Be brief."), user("Fix the login bug."), work(30), assistant("Almost."), user("Go on.")
+)
+BUDGET = Budget(
+    window=4000, trigger=2000
+)  # the first estimate is 1.5 tokens a word; the target is 1200
 
 
 def piped(*stages: Any, budget: Budget = BUDGET, **settings: Any) -> ContextPipeline:
     return ContextPipeline(stages, budget=budget, counter=words, **settings)
 
 
-async def compacted(stage: Compact, history: list[Message], **settings: Any) -> tuple[list[Message], Compacted]:
+async def compacted(
+    stage: Compact, history: list[Message], **settings: Any
+) -> tuple[list[Message], Compacted]:
     """The context and the report of a compaction that has to count."""
     result = await piped(stage, **settings).run(history, session_id="s")
     report = result.reports[0]
@@ -123,7 +148,7 @@ def storage(tmp_path: Path) -> LocalStorage:
     return LocalStorage(tmp_path / "kept")
 
 
-# The function -------------------------------------------------------------------------------------------------------
+# The function -------------------------------------------------------------------------------------
 
 
 async def shortened(history: list[Message], folder: Path, **settings: Any) -> CompactResult:
@@ -137,7 +162,9 @@ async def shortened(history: list[Message], folder: Path, **settings: Any) -> Co
     return await compact_messages(history, **{**defaults, **settings})
 
 
-async def test_one_call_with_defaults_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_call_with_defaults_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     history = [user("Begin."), *work(20, results=12_000), user("Go on.")]
 
@@ -145,13 +172,17 @@ async def test_one_call_with_defaults_is_enough(tmp_path: Path, monkeypatch: pyt
 
     assert result.compacted
     assert [message["role"] for message in result.messages] == ["user", "assistant"]
-    assert "## Task Status" in cast("str", result.messages[0]["content"])  # no client, no key: no model
+    assert "## Task Status" in cast(
+        "str", result.messages[0]["content"]
+    )  # no client, no key: no model
     assert result.original_messages_path is not None
     assert Path(result.original_messages_path).parent == tmp_path / ".compact" / "default"
     assert await load_archive(result.original_messages_path) == history
 
 
-async def test_below_the_threshold_the_very_same_list_comes_back_and_nothing_happens(tmp_path: Path) -> None:
+async def test_below_the_threshold_the_very_same_list_comes_back_and_nothing_happens(
+    tmp_path: Path,
+) -> None:
     history, writer = chat(4), Writer()
 
     result = await shortened(history, tmp_path / "out", summarize=writer)
@@ -179,7 +210,9 @@ async def test_system_and_tools_count_into_the_threshold(tmp_path: Path) -> None
 
     assert not (await shortened(history, tmp_path)).compacted
     assert (await shortened(history, tmp_path, system="c " * 50)).compacted
-    assert (await shortened(history, tmp_path, tools=[{"name": "x", "description": "d " * 50}])).compacted
+    assert (
+        await shortened(history, tmp_path, tools=[{"name": "x", "description": "d " * 50}])
+    ).compacted
 
 
 async def test_everything_behind_the_head_becomes_the_summary(tmp_path: Path) -> None:
@@ -200,9 +233,17 @@ async def test_the_statistics_tell_tokens_messages_and_files(tmp_path: Path) -> 
 
     assert result.stats is not None
     assert result.stats.original_token_count == sum(words(text) for text in _texts(history))
-    assert result.stats.compacted_token_count == sum(words(text) for text in _texts(result.messages))
-    assert result.stats.compaction_ratio == result.stats.compacted_token_count / result.stats.original_token_count
-    assert (result.stats.compacted_message_count, result.stats.retained_message_count) == (len(history) - 1, 1)
+    assert result.stats.compacted_token_count == sum(
+        words(text) for text in _texts(result.messages)
+    )
+    assert (
+        result.stats.compaction_ratio
+        == result.stats.compacted_token_count / result.stats.original_token_count
+    )
+    assert (result.stats.compacted_message_count, result.stats.retained_message_count) == (
+        len(history) - 1,
+        1,
+    )
     assert (result.stats.restored_file_count, result.stats.restored_token_count) == (1, 3)
 
 
@@ -210,11 +251,19 @@ def _texts(messages: Sequence[Message]) -> list[str]:
     """What the counter sees: ids and names of calls, and the texts of calls and results."""
     found: list[str] = []
     for message in messages:
-        for block in [message["content"]] if isinstance(message["content"], str) else cast("Any", message["content"]):
+        for block in (
+            [message["content"]]
+            if isinstance(message["content"], str)
+            else cast("Any", message["content"])
+        ):
             if isinstance(block, str):
                 found.append(block)
             elif block["type"] == "tool_use":
-                found += [block["id"], block["name"], json.dumps(block["input"], separators=(",", ":"))]
+                found += [
+                    block["id"],
+                    block["name"],
+                    json.dumps(block["input"], separators=(",", ":")),
+                ]
             else:
                 found.append(block.get("text") or block.get("content"))
     return found
@@ -228,10 +277,14 @@ async def test_neither_the_list_nor_its_messages_are_modified(tmp_path: Path) ->
     assert history == LONG
 
 
-async def test_a_later_compaction_folds_the_summary_in_and_restores_files_again(tmp_path: Path) -> None:
+async def test_a_later_compaction_folds_the_summary_in_and_restores_files_again(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a.py").write_text("a = 1")
     writer = Writer("First.")
-    first = await shortened([*LONG, *view("r", "a.py", "x"), assistant("ok")], tmp_path, summarize=writer)
+    first = await shortened(
+        [*LONG, *view("r", "a.py", "x"), assistant("ok")], tmp_path, summarize=writer
+    )
     writer.text = "Second."
 
     second = await shortened([*first.messages, user("more"), *work(30)], tmp_path, summarize=writer)
@@ -243,10 +296,16 @@ async def test_a_later_compaction_folds_the_summary_in_and_restores_files_again(
 
 
 async def test_a_text_block_without_a_text_is_no_reason_not_to_compact(tmp_path: Path) -> None:
-    history = conversation(user({"type": "text", "text": None}, {"type": "text", "text": "Go."}), LONG[2:])
+    history = conversation(
+        user({"type": "text", "text": None}, {"type": "text", "text": "Go."}), LONG[2:]
+    )
 
     result = await compact_messages(
-        history, summarize=ExtractiveSummarizer(), counter=words, context_token_limit=1000, output_dir=tmp_path
+        history,
+        summarize=ExtractiveSummarizer(),
+        counter=words,
+        context_token_limit=1000,
+        output_dir=tmp_path,
     )
 
     assert result.compacted
@@ -260,10 +319,17 @@ async def test_commands_of_the_user_stand_behind_the_summary(tmp_path: Path) -> 
     assert "<command name='x'>\n/x 1\n</command>" in said(result.messages)[1]
 
 
-async def test_restored_files_give_way_where_the_result_would_not_be_smaller(tmp_path: Path) -> None:
+async def test_restored_files_give_way_where_the_result_would_not_be_smaller(
+    tmp_path: Path,
+) -> None:
     for name in ("old.txt", "new.txt"):
         (tmp_path / name).write_text("word " * 1500)
-    history = [user("a " * 1900), *view("1", "old.txt", "x"), *view("2", "new.txt", "x"), assistant("b")]
+    history = [
+        user("a " * 1900),
+        *view("1", "old.txt", "x"),
+        *view("2", "new.txt", "x"),
+        assistant("b"),
+    ]
 
     result = await shortened(history, tmp_path)
 
@@ -293,7 +359,11 @@ async def test_when_every_attempt_fails_the_very_same_list_comes_back(
     assert "RuntimeError" in result.reason
     assert len(writer.seen) == 3
     assert len(clock.waits) == 2
-    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.WARNING, logging.ERROR]
+    assert [record.levelno for record in caplog.records] == [
+        logging.WARNING,
+        logging.WARNING,
+        logging.ERROR,
+    ]
 
 
 async def test_a_failed_save_is_logged_and_does_not_stop_the_compaction(
@@ -308,24 +378,32 @@ async def test_a_failed_save_is_logged_and_does_not_stop_the_compaction(
     assert "not archived" in caplog.text
 
 
-async def test_with_require_archive_a_failed_save_stops_it_before_any_model_call(tmp_path: Path) -> None:
+async def test_with_require_archive_a_failed_save_stops_it_before_any_model_call(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "file").write_text("in the way")
     writer = Writer()
 
-    result = await shortened(LONG, tmp_path, output_dir=tmp_path / "file", summarize=writer, require_archive=True)
+    result = await shortened(
+        LONG, tmp_path, output_dir=tmp_path / "file", summarize=writer, require_archive=True
+    )
 
     assert result.messages is LONG
     assert writer.seen == []
 
 
-async def test_the_limits_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_limits_come_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CONTEXT_TOKEN_LIMIT", "100")
     monkeypatch.setenv("COMPACT_THRESHOLD_RATIO", "0.5")
     monkeypatch.setenv("COMPACT_MAX_RETRIES", "0")
     monkeypatch.setenv("COMPACT_OUTPUT_DIR", str(tmp_path / "elsewhere"))
     writer = Writer(failure=RuntimeError())
 
-    result = await compact_messages([user("word " * 50), assistant("ok")], summarize=writer, counter=words)
+    result = await compact_messages(
+        [user("word " * 50), assistant("ok")], summarize=writer, counter=words
+    )
 
     assert not result.compacted
     assert len(writer.seen) == 1
@@ -339,7 +417,10 @@ async def test_files_come_through_any_reader(tmp_path: Path) -> None:
 
     result = await shortened([*LONG, *view("r", "far.py", "x")], tmp_path, files=Remote())
 
-    assert said(result.messages)[3] == "[Restored after compact] far.py:\nfar.py of at most 320000 bytes"
+    assert (
+        said(result.messages)[3]
+        == "[Restored after compact] far.py:\nfar.py of at most 320000 bytes"
+    )
 
 
 @pytest.mark.parametrize("history", ["text", [1], [{"role": "user"}]])
@@ -348,10 +429,12 @@ async def test_what_is_no_history_is_refused(history: Any) -> None:
         await compact_messages(history)
 
 
-# The stage: what comes out ------------------------------------------------------------------------------------------
+# The stage: what comes out ------------------------------------------------------------------------
 
 
-async def test_below_its_trigger_the_stage_says_why_and_touches_nothing(storage: LocalStorage) -> None:
+async def test_below_its_trigger_the_stage_says_why_and_touches_nothing(
+    storage: LocalStorage,
+) -> None:
     history, writer = chat(4), Writer()
 
     result = await piped(Compact(writer, archive=storage)).run(history, session_id="s")
@@ -363,7 +446,11 @@ async def test_below_its_trigger_the_stage_says_why_and_touches_nothing(storage:
 
 
 async def test_the_trigger_compares_what_the_api_bills(storage: LocalStorage) -> None:
-    history = [user("word " * 1400), assistant("ok"), user("go on")]  # 1,403 words, estimated at 2,105 tokens
+    history = [
+        user("word " * 1400),
+        assistant("ok"),
+        user("go on"),
+    ]  # 1,403 words, estimated at 2,105 tokens
     pipeline = piped(Compact(Writer(), archive=storage))
     pipeline.observe({"input_tokens": 1403}, history, session_id="billed as counted")
 
@@ -379,7 +466,9 @@ async def test_force_opens_the_gate(storage: LocalStorage) -> None:
     assert (await pipeline.run(history, session_id="s", force=True)).changed
 
 
-async def test_the_context_is_summary_evidence_and_the_pending_request(storage: LocalStorage) -> None:
+async def test_the_context_is_summary_evidence_and_the_pending_request(
+    storage: LocalStorage,
+) -> None:
     context, detail = await compacted(Compact(Writer("S"), archive=storage), LONG)
 
     assert [message["role"] for message in context] == ["system", "user", "assistant", "user"]
@@ -411,14 +500,19 @@ async def test_a_request_under_way_is_told_as_such(storage: LocalStorage) -> Non
 
 
 async def test_a_history_that_ends_with_the_assistant_ends_so(storage: LocalStorage) -> None:
-    context, _ = await compacted(Compact(Writer(), archive=storage), [user("Fix it."), *work(20), assistant("Fixed.")])
+    context, _ = await compacted(
+        Compact(Writer(), archive=storage), [user("Fix it."), *work(20), assistant("Fixed.")]
+    )
 
     assert context[-1] == assistant(ACKNOWLEDGED)
     assert parsed_evidence(summary_extras(context[0])).requests == ["Fix it."]
 
 
 async def test_a_call_that_waits_for_its_result_puts_it_off(storage: LocalStorage) -> None:
-    history, writer = [*LONG[:-1], user("Go."), assistant(call("w", "bash", {"command": "x"}))], Writer()
+    history, writer = (
+        [*LONG[:-1], user("Go."), assistant(call("w", "bash", {"command": "x"}))],
+        Writer(),
+    )
 
     result = await piped(Compact(writer, archive=storage)).run(history, session_id="s")
 
@@ -427,12 +521,21 @@ async def test_a_call_that_waits_for_its_result_puts_it_off(storage: LocalStorag
     assert writer.seen == []
 
 
-async def test_files_in_work_come_back_and_secrets_do_not(tmp_path: Path, storage: LocalStorage) -> None:
+async def test_files_in_work_come_back_and_secrets_do_not(
+    tmp_path: Path, storage: LocalStorage
+) -> None:
     (tmp_path / "a.py").write_text("a = 1\n")
     (tmp_path / ".env").write_text("TOKEN=1")
-    history = [*LONG, *view("1", ".env", "TOKEN=1"), *view("2", "a.py", "a = 0\n"), *view("3", "gone.py", "x")]
+    history = [
+        *LONG,
+        *view("1", ".env", "TOKEN=1"),
+        *view("2", "a.py", "a = 0\n"),
+        *view("3", "gone.py", "x"),
+    ]
 
-    context, detail = await compacted(Compact(Writer(), archive=storage, restore=Restore(work_dir=tmp_path)), history)
+    context, detail = await compacted(
+        Compact(Writer(), archive=storage, restore=Restore(work_dir=tmp_path)), history
+    )
 
     assert detail.restored == ("a.py",)
     assert said(context)[3] == "[Restored after compact] a.py:\na = 1\n"
@@ -447,7 +550,11 @@ async def test_files_of_other_agents_and_files_written_come_back_when_named(
 ) -> None:
     (tmp_path / "read.py").write_text("r")
     (tmp_path / "written.py").write_text("w")
-    history = [*LONG, *step("1", "Read", {"file_path": "read.py"}), *step("2", "Edit", {"file_path": "written.py"})]
+    history = [
+        *LONG,
+        *step("1", "Read", {"file_path": "read.py"}),
+        *step("2", "Edit", {"file_path": "written.py"}),
+    ]
     stage = Compact(
         Writer(), archive=storage,
         restore=Restore(tmp_path, reading_tools={"Read": "file_path"}, writing_tools={"Edit": "file_path"}),
@@ -460,7 +567,9 @@ async def test_pinned_messages_stay_word_for_word(storage: LocalStorage) -> None
     rule = user("Never touch main.")
     history = [rule, *LONG[1:]]
 
-    context, _ = await compacted(Compact(Writer(), archive=storage, pin=lambda message: message == rule), history)
+    context, _ = await compacted(
+        Compact(Writer(), archive=storage, pin=lambda message: message == rule), history
+    )
 
     assert any(message is rule for message in context)
     assert check(context) == []
@@ -473,7 +582,10 @@ async def test_no_picture_from_before_is_left(storage: LocalStorage) -> None:
 
     assert "iVBOR" not in str(context)
     assert detail.archive is not None
-    assert said(context)[-1] == f"See:\n\n[The image of this message is not shown here. It is in {detail.archive}.]"
+    assert (
+        said(context)[-1]
+        == f"See:\n\n[The image of this message is not shown here. It is in {detail.archive}.]"
+    )
 
 
 async def test_the_report_tells_what_was_done_and_what_it_cost(storage: LocalStorage) -> None:
@@ -482,7 +594,12 @@ async def test_the_report_tells_what_was_done_and_what_it_cost(storage: LocalSto
     report = result.reports[0]
     detail = report.detail
     assert isinstance(detail, Compacted)
-    assert (detail.summarizer, detail.attempts, detail.input_tokens, detail.output_tokens) == ("Writer", 1, 7, 3)
+    assert (detail.summarizer, detail.attempts, detail.input_tokens, detail.output_tokens) == (
+        "Writer",
+        1,
+        7,
+        3,
+    )
     assert detail.messages_summarised == len(LONG) - 1
     assert detail.tokens_after < detail.tokens_before
     assert report.tokens_saved == detail.tokens_before - detail.tokens_after
@@ -491,7 +608,9 @@ async def test_the_report_tells_what_was_done_and_what_it_cost(storage: LocalSto
     assert await load_archive(detail.archive or "") == LONG[1:]
 
 
-async def test_without_client_and_key_the_extractive_summariser_writes_and_is_named(storage: LocalStorage) -> None:
+async def test_without_client_and_key_the_extractive_summariser_writes_and_is_named(
+    storage: LocalStorage,
+) -> None:
     for stage in (Compact(archive=storage), Compact(AnthropicSummarizer(), archive=storage)):
         context, detail = await compacted(stage, LONG)
 
@@ -499,7 +618,9 @@ async def test_without_client_and_key_the_extractive_summariser_writes_and_is_na
         assert "## Task Status" in said(context)[1]
 
 
-async def test_with_the_extractive_summariser_no_request_stands_twice(storage: LocalStorage) -> None:
+async def test_with_the_extractive_summariser_no_request_stands_twice(
+    storage: LocalStorage,
+) -> None:
     context, _ = await compacted(Compact(ExtractiveSummarizer(), archive=storage), LONG)
 
     assert "\n".join(said(context)).count("Fix the login bug.") == 1
@@ -509,14 +630,16 @@ async def test_the_same_history_gives_the_same_context(tmp_path: Path) -> None:
     contexts = []
     for _ in range(2):
         storage = LocalStorage(tmp_path / "kept", clock=lambda: 0.0)
-        contexts.append((await compacted(Compact(ExtractiveSummarizer(), archive=storage), LONG))[0])
+        contexts.append(
+            (await compacted(Compact(ExtractiveSummarizer(), archive=storage), LONG))[0]
+        )
         for path in archives(tmp_path):
             path.unlink()
 
     assert contexts[0] == contexts[1]
 
 
-# The target ---------------------------------------------------------------------------------------------------------
+# The target ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -524,17 +647,33 @@ def three_files(tmp_path: Path) -> list[Message]:
     """Three files of 300 words each, read one after the other, the third last."""
     for name in ("1.txt", "2.txt", "3.txt"):
         (tmp_path / name).write_text(f"{name} " * 300)
-    return [*LONG[:-1], *(m for n in "123" for m in view(n, f"{n}.txt", "x")), assistant("Seen."), user("Go on.")]
+    return [
+        *LONG[:-1],
+        *(m for n in "123" for m in view(n, f"{n}.txt", "x")),
+        assistant("Seen."),
+        user("Go on."),
+    ]
 
 
 @pytest.mark.parametrize(
     ("target", "restored"),
-    [(1900, ("3.txt", "2.txt", "1.txt")), (1500, ("3.txt", "2.txt")), (1000, ("3.txt",)), (500, ())],
+    [
+        (1900, ("3.txt", "2.txt", "1.txt")),
+        (1500, ("3.txt", "2.txt")),
+        (1000, ("3.txt",)),
+        (500, ()),
+    ],
 )
 async def test_restored_files_give_way_first_the_oldest_before_the_others(
-    tmp_path: Path, storage: LocalStorage, three_files: list[Message], target: int, restored: tuple[str, ...]
+    tmp_path: Path,
+    storage: LocalStorage,
+    three_files: list[Message],
+    target: int,
+    restored: tuple[str, ...],
 ) -> None:
-    stage = Compact(Writer(), archive=storage, restore=Restore(work_dir=tmp_path), fold_unrestored=False)
+    stage = Compact(
+        Writer(), archive=storage, restore=Restore(work_dir=tmp_path), fold_unrestored=False
+    )
     budget = Budget(window=4000, trigger=2000, target=target)
 
     context, detail = await compacted(stage, three_files, budget=budget)
@@ -544,22 +683,33 @@ async def test_restored_files_give_way_first_the_oldest_before_the_others(
     assert "make step-29" in said(context)[1]  # the evidence is whole
 
 
-async def test_then_the_evidence_gives_way_but_for_the_first_request_and_the_archive(storage: LocalStorage) -> None:
+async def test_then_the_evidence_gives_way_but_for_the_first_request_and_the_archive(
+    storage: LocalStorage,
+) -> None:
     budget = Budget(window=4000, trigger=2000, target=100)
 
     context, detail = await compacted(Compact(Writer(), archive=storage), LONG, budget=budget)
 
     assert not detail.over_target
     evidence = parsed_evidence(summary_extras(context[1]))
-    assert (evidence.requests, evidence.archives, evidence.commands) == (["Fix the login bug."], [detail.archive], {})
-
-
-async def test_a_leaner_context_is_taken_where_a_richer_one_would_not_be_smaller(storage: LocalStorage) -> None:
-    history = conversation(
-        user("Go."), *(step(f"t{n}", "bash", {"command": f"echo {n} a b c d e f g h i"}) for n in range(9))
+    assert (evidence.requests, evidence.archives, evidence.commands) == (
+        ["Fix the login bug."],
+        [detail.archive],
+        {},
     )
 
-    result = await piped(Compact(Writer("S"), archive=storage)).run(history, session_id="s", force=True)
+
+async def test_a_leaner_context_is_taken_where_a_richer_one_would_not_be_smaller(
+    storage: LocalStorage,
+) -> None:
+    history = conversation(
+        user("Go."),
+        *(step(f"t{n}", "bash", {"command": f"echo {n} a b c d e f g h i"}) for n in range(9)),
+    )
+
+    result = await piped(Compact(Writer("S"), archive=storage)).run(
+        history, session_id="s", force=True
+    )
 
     detail = result.reports[0].detail
     assert isinstance(detail, Compacted)
@@ -567,7 +717,9 @@ async def test_a_leaner_context_is_taken_where_a_richer_one_would_not_be_smaller
     assert parsed_evidence(summary_extras(result.messages[0])).commands == {}
 
 
-async def test_above_the_target_but_smaller_it_is_taken_and_reported_with_what_holds_it(storage: LocalStorage) -> None:
+async def test_above_the_target_but_smaller_it_is_taken_and_reported_with_what_holds_it(
+    storage: LocalStorage,
+) -> None:
     history = [system("rule " * 1000), *LONG[1:]]
 
     _, detail = await compacted(Compact(Writer(), archive=storage), history)
@@ -588,8 +740,14 @@ async def test_what_would_not_be_smaller_is_dropped(storage: LocalStorage) -> No
     assert report.detail.over_budget
 
 
-async def test_long_words_of_the_user_are_cut_head_and_tail_with_the_archives_path(storage: LocalStorage) -> None:
-    history = [user("Begin " + "x" * 90_000), assistant("ok"), user("Look: " + "word " * 30_000 + "that was it.")]
+async def test_long_words_of_the_user_are_cut_head_and_tail_with_the_archives_path(
+    storage: LocalStorage,
+) -> None:
+    history = [
+        user("Begin " + "x" * 90_000),
+        assistant("ok"),
+        user("Look: " + "word " * 30_000 + "that was it."),
+    ]
 
     context, detail = await compacted(Compact(Writer(), archive=storage), history)
 
@@ -615,13 +773,20 @@ class FirstLine:
 async def test_files_without_room_stand_behind_the_summary_by_their_names(
     tmp_path: Path, storage: LocalStorage, three_files: list[Message]
 ) -> None:
-    stage = Compact(Writer(), archive=storage, restore=Restore(work_dir=tmp_path), folder=FirstLine())
+    stage = Compact(
+        Writer(), archive=storage, restore=Restore(work_dir=tmp_path), folder=FirstLine()
+    )
 
-    context, detail = await compacted(stage, three_files, budget=Budget(window=4000, trigger=2000, target=1100))
+    context, detail = await compacted(
+        stage, three_files, budget=Budget(window=4000, trigger=2000, target=1100)
+    )
 
     assert (detail.restored, detail.folded) == (("3.txt",), ("2.txt", "1.txt"))
-    assert said(context)[1].endswith("</evidence>\n\n<system-reminder>\n## 2.txt\n2.txt\n</system-reminder>"
-                                     "\n\n<system-reminder>\n## 1.txt\n1.txt\n</system-reminder>")  # fmt: skip
+    assert said(context)[1].endswith(
+        "</evidence>\n\n<system-reminder>\n## 2.txt\n2.txt\n</system-reminder>"
+        # fmt: skip
+        "\n\n<system-reminder>\n## 1.txt\n1.txt\n</system-reminder>"
+    )
 
 
 async def test_source_files_without_room_are_reduced_to_the_names_they_define(
@@ -632,21 +797,32 @@ async def test_source_files_without_room_are_reduced_to_the_names_they_define(
     names = "\n\n<system-reminder>\n## File Context: big.py\n"
 
     context, detail = await compacted(
-        Compact(Writer(), archive=storage, restore=Restore(tmp_path, max_tokens_per_file=500)), history
+        Compact(Writer(), archive=storage, restore=Restore(tmp_path, max_tokens_per_file=500)),
+        history,
     )
-    result = await shortened(history, tmp_path, max_restore_tokens_per_file=500, fold_unrestored=True)
+    result = await shortened(
+        history, tmp_path, max_restore_tokens_per_file=500, fold_unrestored=True
+    )
 
     assert detail.folded == ("big.py",)
     for text in (said(context)[1], said(result.messages)[1]):
         assert names in text
         assert "f399" in text
-    assert "File Context" not in str((await shortened(history, tmp_path, max_restore_tokens_per_file=500)).messages)
+    assert "File Context" not in str(
+        (await shortened(history, tmp_path, max_restore_tokens_per_file=500)).messages
+    )
 
 
 async def test_paths_without_room_are_listed_beside_the_archive(storage: LocalStorage) -> None:
-    history = [*LONG, *conversation(*(view(f"v{n}", f"src/m{n}.py", "x") for n in range(300))), assistant("Seen.")]
+    history = [
+        *LONG,
+        *conversation(*(view(f"v{n}", f"src/m{n}.py", "x") for n in range(300))),
+        assistant("Seen."),
+    ]
 
-    context, detail = await compacted(Compact(Writer(), archive=storage, evidence_tokens=100), history)
+    context, detail = await compacted(
+        Compact(Writer(), archive=storage, evidence_tokens=100), history
+    )
 
     evidence = parsed_evidence(summary_extras(context[1]))
     listed = Path(evidence.index).read_text().splitlines()
@@ -655,9 +831,17 @@ async def test_paths_without_room_are_listed_beside_the_archive(storage: LocalSt
     assert Path(evidence.index).parent == Path(detail.archive or "").parent
 
 
-@pytest.mark.parametrize(("form", "begin"), [("storage", "./s/"), ("kept/{key}", "kept/s/"), ("absolute", "/")])
-async def test_the_path_that_the_model_sees_can_be_chosen(storage: LocalStorage, form: str, begin: str) -> None:
-    history = [*LONG, *conversation(*(view(f"v{n}", f"src/m{n}.py", "x") for n in range(300))), assistant("Seen.")]
+@pytest.mark.parametrize(
+    ("form", "begin"), [("storage", "./s/"), ("kept/{key}", "kept/s/"), ("absolute", "/")]
+)
+async def test_the_path_that_the_model_sees_can_be_chosen(
+    storage: LocalStorage, form: str, begin: str
+) -> None:
+    history = [
+        *LONG,
+        *conversation(*(view(f"v{n}", f"src/m{n}.py", "x") for n in range(300))),
+        assistant("Seen."),
+    ]
     stage = Compact(Writer(), archive=storage, evidence_tokens=100, reference=form)
 
     context, detail = await compacted(stage, history)
@@ -668,7 +852,7 @@ async def test_the_path_that_the_model_sees_can_be_chosen(storage: LocalStorage,
     assert Path(detail.archive or "").is_absolute()
 
 
-# Failures -----------------------------------------------------------------------------------------------------------
+# Failures -----------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -682,7 +866,9 @@ async def talking(*script: Reply) -> AsyncIterator[tuple[MessagesServer, anthrop
 
 @dataclass(frozen=True)
 class Failure:
-    """A way to fail: what the API answers, how many calls are made, and the waits between them (None: backing off)."""
+    """A way to fail: what the API answers, how many calls are made, and the waits between them
+    (None: backing off).
+    """
 
     name: str
     script: tuple[Reply, ...]
@@ -698,7 +884,10 @@ FAILURES = [
     Failure("429 with retry-after", (rate_limited(7),) * 3, waits=(7.0, 7.0)),
     Failure("429 with retry-after beyond what is left", (rate_limited(500),), calls=1, waits=()),
     Failure(
-        "429, then a retry-after beyond what is left", (rate_limited(60), rate_limited(61)), calls=2, waits=(60.0,)
+        "429, then a retry-after beyond what is left",
+        (rate_limited(60), rate_limited(61)),
+        calls=2,
+        waits=(60.0,),
     ),
     every("429", rate_limited()),
     every("529", overloaded()),
@@ -711,7 +900,12 @@ FAILURES = [
     every("a blank answer", answer(" \n")),
     every("only thoughts", answer(thinking("hm"))),
     every("a tool call", answer("Let me see.", tool_use("bash", {"command": "ls"}))),
-    Failure("cut off at max_tokens", (answer("half a summ", stop_reason="max_tokens"),) * 2, calls=2, waits=()),
+    Failure(
+        "cut off at max_tokens",
+        (answer("half a summ", stop_reason="max_tokens"),) * 2,
+        calls=2,
+        waits=(),
+    ),
     Failure("refused", (refusal("I would rather not."),), calls=1, waits=()),
     Failure("always too long", (prompt_too_long(),) * 5, calls=5, waits=()),
 ]
@@ -753,8 +947,13 @@ async def test_an_error_of_ours_is_asked_once(status: int, storage: LocalStorage
     from ctxpipe.testing import Failure as Refusal
 
     clock = Clock()
-    async with talking(Refusal(status, "invalid_request_error", "no such thing")) as (server, client):
-        stage = Compact(AnthropicSummarizer(client), archive=storage, retry=Retry(sleep=clock.sleep))
+    async with talking(Refusal(status, "invalid_request_error", "no such thing")) as (
+        server,
+        client,
+    ):
+        stage = Compact(
+            AnthropicSummarizer(client), archive=storage, retry=Retry(sleep=clock.sleep)
+        )
         result = await piped(stage).run(LONG, session_id="s")
 
     assert result.messages is LONG
@@ -765,7 +964,9 @@ async def test_an_error_of_ours_is_asked_once(status: int, storage: LocalStorage
 async def test_after_a_failure_the_next_answer_is_taken(storage: LocalStorage) -> None:
     clock = Clock()
     async with talking(overloaded(), Cut(), "Third time.") as (server, client):
-        stage = Compact(AnthropicSummarizer(client), archive=storage, retry=Retry(sleep=clock.sleep))
+        stage = Compact(
+            AnthropicSummarizer(client), archive=storage, retry=Retry(sleep=clock.sleep)
+        )
         context, detail = await compacted(stage, LONG)
 
     assert said(context)[1].startswith(f"{SUMMARY}Third time.")
@@ -774,15 +975,21 @@ async def test_after_a_failure_the_next_answer_is_taken(storage: LocalStorage) -
     assert detail.input_tokens > 0
 
 
-async def test_an_answer_of_five_seconds_stays_within_the_requirements_thirty(storage: LocalStorage) -> None:
+async def test_an_answer_of_five_seconds_stays_within_the_requirements_thirty(
+    storage: LocalStorage,
+) -> None:
     async with talking(answer("Slow but sound.", seconds=5)) as (_, client):
         with anyio.fail_after(30):
-            context, _ = await compacted(Compact(AnthropicSummarizer(client), archive=storage), LONG)
+            context, _ = await compacted(
+                Compact(AnthropicSummarizer(client), archive=storage), LONG
+            )
 
     assert "Slow but sound." in said(context)[1]
 
 
-async def test_cancellation_passes_at_once_and_leaves_nothing_half_done(tmp_path: Path, storage: LocalStorage) -> None:
+async def test_cancellation_passes_at_once_and_leaves_nothing_half_done(
+    tmp_path: Path, storage: LocalStorage
+) -> None:
     asked = anyio.Event()
 
     def hang(_body: object) -> Reply:
@@ -808,7 +1015,9 @@ async def test_no_archive_no_compaction(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     writer = Writer()
 
-    result = await piped(Compact(writer, archive=LocalStorage(tmp_path / "file"))).run(LONG, session_id="s")
+    result = await piped(Compact(writer, archive=LocalStorage(tmp_path / "file"))).run(
+        LONG, session_id="s"
+    )
 
     assert result.messages is LONG
     assert isinstance(result.reports[0].error, StorageError)
@@ -825,22 +1034,28 @@ async def test_without_requiring_an_archive_it_goes_on(tmp_path: Path) -> None:
         assert parsed_evidence(summary_extras(context[1])).archives == []
 
 
-# The breaker --------------------------------------------------------------------------------------------------------
+# The breaker --------------------------------------------------------------------------------------
 
 
 async def runs(pipeline: ContextPipeline, history: list[Message], times: int) -> list[Result]:
     return [await pipeline.run(history, session_id="s") for _ in range(times)]
 
 
-async def test_three_failures_in_a_row_close_for_a_cooldown_then_there_is_one_trial(storage: LocalStorage) -> None:
+async def test_three_failures_in_a_row_close_for_a_cooldown_then_there_is_one_trial(
+    storage: LocalStorage,
+) -> None:
     clock, writer = Clock(), Writer(failure=RuntimeError("down"))
-    stage = Compact(writer, archive=storage, retry=Retry(max_retries=0, sleep=clock.sleep), clock=clock)
+    stage = Compact(
+        writer, archive=storage, retry=Retry(max_retries=0, sleep=clock.sleep), clock=clock
+    )
     pipeline = piped(stage)
 
     results = await runs(pipeline, LONG, 100)
 
     assert len(writer.seen) == 3
-    assert [result.reports[0].outcome for result in results[:4]] == [Outcome.FAILED] * 3 + [Outcome.SKIPPED]
+    assert [result.reports[0].outcome for result in results[:4]] == [Outcome.FAILED] * 3 + [
+        Outcome.SKIPPED
+    ]
     assert "3 attempts failed in a row" in results[-1].reports[0].reason
     assert len(archives(Path(storage.root))) == 3
     clock.now += 300
@@ -879,7 +1094,9 @@ async def test_what_no_summary_can_shrink_costs_no_attempt_at_all(storage: Local
     assert detail.holds == "over budget: system prompt, tools and system messages hold 3000 tokens"
 
 
-async def test_a_result_still_over_the_trigger_is_taken_once_and_not_tried_again(storage: LocalStorage) -> None:
+async def test_a_result_still_over_the_trigger_is_taken_once_and_not_tried_again(
+    storage: LocalStorage,
+) -> None:
     writer = Writer("word " * 1500)
     pipeline = piped(Compact(writer, archive=storage))
 
@@ -904,7 +1121,9 @@ async def test_a_result_below_the_trigger_is_a_fixed_point(storage: LocalStorage
     assert len(writer.seen) == 1
 
 
-async def test_compaction_that_keeps_coming_back_is_reported_and_backs_off(storage: LocalStorage) -> None:
+async def test_compaction_that_keeps_coming_back_is_reported_and_backs_off(
+    storage: LocalStorage,
+) -> None:
     clock, writer = Clock(), Writer()
     pipeline = piped(Compact(writer, archive=storage, clock=clock))
     context, warnings = LONG, list[tuple[str, ...]]()
@@ -932,7 +1151,7 @@ async def test_sessions_do_not_share_a_breaker(storage: LocalStorage) -> None:
     assert len(writer.seen) == 4
 
 
-# Plan, settings -----------------------------------------------------------------------------------------------------
+# Plan, settings -----------------------------------------------------------------------------------
 
 
 async def test_the_plan_neither_writes_nor_asks(storage: LocalStorage) -> None:
@@ -949,7 +1168,9 @@ async def test_the_plan_neither_writes_nor_asks(storage: LocalStorage) -> None:
 async def test_the_plan_says_why_nothing_would_be_done(storage: LocalStorage) -> None:
     stage = Compact(Writer(), archive=storage)
 
-    assert "below the trigger" in (await piped(stage).plan(chat(2), session_id="s")).reports[0].reason
+    assert (
+        "below the trigger" in (await piped(stage).plan(chat(2), session_id="s")).reports[0].reason
+    )
     waiting = [*LONG[:-1], user("Go."), assistant(call("w"))]
     assert "postponed" in (await piped(stage).plan(waiting, session_id="s")).reports[0].reason
     assert isinstance(await stage.plan(Turn(LONG, budget=BUDGET, force=True)), Intent)
@@ -960,7 +1181,9 @@ async def ask(prompt: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "writer", [AnthropicSummarizer(model="m"), PromptSummarizer(ask, model="m")], ids=["a Claude model", "any model"]
+    "writer",
+    [AnthropicSummarizer(model="m"), PromptSummarizer(ask, model="m")],
+    ids=["a Claude model", "any model"],
 )
 def test_a_focus_reaches_the_summariser(writer: Any, storage: LocalStorage) -> None:
     stage = Compact(writer, archive=storage)
@@ -994,7 +1217,9 @@ def test_a_summariser_without_a_focus_stays(storage: LocalStorage) -> None:
     ],
     ids=repr,
 )
-def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, Any], storage: LocalStorage) -> None:
+def test_a_setting_that_makes_no_sense_is_refused(
+    settings: dict[str, Any], storage: LocalStorage
+) -> None:
     with pytest.raises(SettingsError):
         Compact(**{"summarize": Writer(), "archive": storage, **settings})
 

@@ -32,22 +32,34 @@ def transcript(path: Path) -> list[Message]:
 
 
 def paths_in_inputs(messages: Sequence[Message]) -> set[str]:
-    """The paths that tools were given: path arguments, and names with a folder and an ending in command lines."""
+    """The paths that tools were given: path arguments, and names with a folder and an ending in
+    command lines.
+    """
     found: set[str] = set()
     for message in messages:
         content: Any = message["content"]
         for block in content if isinstance(content, list) else []:
             for key, value in block["input"].items() if block["type"] == "tool_use" else []:
-                texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+                texts = (
+                    [value] if isinstance(value, str) else value if isinstance(value, list) else []
+                )
                 for text in filter(lambda text: isinstance(text, str), texts):
-                    found.update([text] if key in ARGUMENTS else NAMED.findall(text) if key in COMMANDS else [])
+                    found.update(
+                        [text]
+                        if key in ARGUMENTS
+                        else NAMED.findall(text)
+                        if key in COMMANDS
+                        else []
+                    )
     return {path.removeprefix("./").removeprefix("file://") for path in found}
 
 
 def paths_in_block(block: str) -> set[str]:
     """The paths in a list by folder: ``folder/: name, name``."""
     lines = re.findall(r"^(.*?/): (.+)$", block, re.MULTILINE)
-    return {(folder + name).removeprefix("./") for folder, names in lines for name in names.split(", ")}
+    return {
+        (folder + name).removeprefix("./") for folder, names in lines for name in names.split(", ")
+    }
 
 
 def parts(messages: Sequence[Message], number: int) -> Iterator[list[Message]]:
@@ -85,7 +97,9 @@ class Run:
         return len(paths), len(paths & here), len(paths & listed - here)
 
 
-async def compacted(name: str, messages: list[Message], times: int, folder: Path, budget: Budget) -> Run:
+async def compacted(
+    name: str, messages: list[Message], times: int, folder: Path, budget: Budget
+) -> Run:
     run, now = Run(name), 0.0
     stage = Compact(archive=LocalStorage(folder), restore=Restore(folder), clock=lambda: now)
     pipeline = ContextPipeline([stage], budget=budget)
@@ -104,7 +118,9 @@ async def compacted(name: str, messages: list[Message], times: int, folder: Path
         check_context(run, given)
         assert report.detail.over_target or 1.5 * report.detail.tokens_after <= budget.target
         raw = repair(given, encoding=False)  # a few of them were recorded broken
-        assert await load_archive(report.detail.archive or "") == [m for m in raw if m["role"] != "system"]
+        assert await load_archive(report.detail.archive or "") == [
+            m for m in raw if m["role"] != "system"
+        ]
     return run
 
 
@@ -155,8 +171,14 @@ async def test_paths_survive_over_all_transcripts(
     budget, sums = Budget(), [0, 0, 0]
     for path in longest(shared / "transcripts", 99):
         run = await compacted(path.stem, transcript(path), 1, tmp_path / path.stem, budget)
-        sums = [one + another for one, another in zip(sums, run.shares(), strict=True)] if run.details else sums
+        sums = (
+            [one + another for one, another in zip(sums, run.shares(), strict=True)]
+            if run.details
+            else sums
+        )
     total, here, listed = sums
     with capsys.disabled():
-        print(f"\n{total} paths in tool inputs: {here / total:.1%} in the block, {listed / total:.1%} in the index")
+        print(
+            f"\n{total} paths in tool inputs: {here / total:.1%} in the block, {listed / total:.1%} in the index"
+        )
     assert here >= 0.9 * total

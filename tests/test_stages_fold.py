@@ -16,7 +16,11 @@ from ctxpipe.stages.fold import Folder, fold_files
 from ctxpipe.tokens import TokenCounter
 
 SOURCES = Path(__file__).parent / "sources"
-FILES = [(path.name, path.read_text("utf-8")) for path in sorted(SOURCES.iterdir()) if path.stem.lower() != "forms"]
+FILES = [
+    (path.name, path.read_text("utf-8"))
+    for path in sorted(SOURCES.iterdir())
+    if path.stem.lower() != "forms"
+]
 FILES = [(path, text) for path, text in FILES if not path.endswith(".names")]
 
 
@@ -28,7 +32,9 @@ def nothing_remembered() -> Iterator[None]:
 
 
 def functions(count: int, prefix: str = "f") -> str:
-    return "".join(f"def {prefix}{number}(x):\n    return x + {number}\n" for number in range(count))
+    return "".join(
+        f"def {prefix}{number}(x):\n    return x + {number}\n" for number in range(count)
+    )
 
 
 def executable(path: Path, script: str) -> str:
@@ -41,7 +47,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "ctxpipe"]
 
 
-# What comes back --------------------------------------------------------------------------------------------------
+# What comes back ----------------------------------------------------------------------------------
 
 
 async def test_each_file_comes_back_as_its_block() -> None:
@@ -49,7 +55,12 @@ async def test_each_file_comes_back_as_its_block() -> None:
 
 
 async def test_what_cannot_be_folded_or_gets_no_shorter_comes_back_as_none() -> None:
-    files = [("a.txt", "def f(): pass\n" * 50), ("a.py", "x = 1\n" * 50), ("b.py", "def b(): pass"), ("c.py", "")]
+    files = [
+        ("a.txt", "def f(): pass\n" * 50),
+        ("a.py", "x = 1\n" * 50),
+        ("b.py", "def b(): pass"),
+        ("c.py", ""),
+    ]
 
     assert await Folder().fold([*files, ("d.py", functions(20))]) == [
         None,
@@ -105,11 +116,15 @@ async def test_without_a_limit_nothing_is_counted() -> None:
 async def test_options_are_those_of_the_function() -> None:
     files = [("a.py", functions(80))]
 
-    assert await Folder(merge_functions=False).fold(files) == list(fold_files(files, merge_functions=False).folded)
-    assert await Folder(max_line_span=10).fold(files) == list(fold_files(files, max_line_span=10).folded)
+    assert await Folder(merge_functions=False).fold(files) == list(
+        fold_files(files, merge_functions=False).folded
+    )
+    assert await Folder(max_line_span=10).fold(files) == list(
+        fold_files(files, max_line_span=10).folded
+    )
 
 
-# The worker process -----------------------------------------------------------------------------------------------
+# The worker process -------------------------------------------------------------------------------
 
 
 async def test_a_worker_process_folds_to_the_same_texts(caplog: pytest.LogCaptureFixture) -> None:
@@ -121,15 +136,23 @@ async def test_a_worker_process_folds_to_the_same_texts(caplog: pytest.LogCaptur
     assert said(caplog) == []
 
 
-async def test_all_files_go_to_one_worker_whatever_their_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys, "executable", executable(tmp_path / "python", f'echo "$$" >> {tmp_path}/ran; exit 1'))
+async def test_all_files_go_to_one_worker_whatever_their_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        sys, "executable", executable(tmp_path / "python", f'echo "$$" >> {tmp_path}/ran; exit 1')
+    )
 
-    await Folder().fold([("tiny.py", "def f(): pass"), ("b.py", functions(60)), ("no source.txt", "x")])
+    await Folder().fold(
+        [("tiny.py", "def f(): pass"), ("b.py", functions(60)), ("no source.txt", "x")]
+    )
 
     assert len((tmp_path / "ran").read_text().split()) == 1
 
 
-async def test_no_process_is_started_for_what_is_no_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_no_process_is_started_for_what_is_no_source(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(sys, "executable", executable(tmp_path / "python", f"touch {tmp_path}/ran"))
 
     assert await Folder().fold([("a.txt", "def f(): pass\n" * 50)]) == [None]
@@ -162,7 +185,9 @@ async def test_a_text_is_read_once_whoever_asks(
     first = await Folder().fold(FILES)
     monkeypatch.setattr(sys, "executable", "/no/such/python")
 
-    again = await Folder(max_tokens=None).fold([(f"elsewhere/{path}", text) for path, text in FILES])
+    again = await Folder(max_tokens=None).fold(
+        [(f"elsewhere/{path}", text) for path, text in FILES]
+    )
 
     assert [text and text.replace("elsewhere/", "") for text in again] == first
     assert said(caplog) == []
@@ -170,7 +195,10 @@ async def test_a_text_is_read_once_whoever_asks(
 
 @pytest.mark.parametrize("script", [None, "exit 3", "echo hello"])
 async def test_where_no_worker_starts_no_file_is_folded_and_that_is_said(
-    script: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    script: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     python = executable(tmp_path / "python", script) if script else "/no/such/python"
     monkeypatch.setattr(sys, "executable", python)
@@ -201,9 +229,13 @@ async def test_a_text_on_which_the_worker_fails_or_hangs_stays_and_the_rest_is_t
     assert [text is None for text in again] == [False, True, False]
 
 
-async def test_a_cancelled_fold_leaves_no_process_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_cancelled_fold_leaves_no_process_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     pid = tmp_path / "pid"
-    monkeypatch.setattr(sys, "executable", executable(tmp_path / "python", f"echo $$ > {pid}; exec sleep 60"))
+    monkeypatch.setattr(
+        sys, "executable", executable(tmp_path / "python", f"echo $$ > {pid}; exec sleep 60")
+    )
     async with anyio.create_task_group() as group:
         group.start_soon(Folder().fold, FILES)
         while not (pid.exists() and pid.read_text()):  # noqa: ASYNC110 - another process writes it
@@ -230,7 +262,9 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     script, log = tmp_path / "script.py", tmp_path / "log"
     script.write_text(SCRIPT)
 
-    ran = subprocess.run([sys.executable, script, log], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(
+        [sys.executable, script, log], capture_output=True, text=True, timeout=60, check=True
+    )
 
     assert ran.stdout == "1 | f\n"
     assert log.read_text() == "ran "
@@ -242,10 +276,14 @@ def test_no_module_in_the_current_folder_is_run(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     repository.mkdir()
     for name in ("pickle", "json", "anyio", "ctxpipe", "ast_grep_py"):
-        (repository / f"{name}.py").write_text(f"open({str(log)!r}, 'a').write('{name} ')\nraise SystemExit(1)\n")
+        (repository / f"{name}.py").write_text(
+            f"open({str(log)!r}, 'a').write('{name} ')\nraise SystemExit(1)\n"
+        )
 
     command = [sys.executable, str(script), str(log)]
-    ran = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(
+        command, cwd=repository, capture_output=True, text=True, timeout=60, check=True
+    )
 
     assert (ran.stdout, ran.stderr) == ("1 | f\n", "")
     assert log.read_text() == "ran "

@@ -49,16 +49,22 @@ async def test_the_ratio_comes_from_the_environment(monkeypatch: pytest.MonkeyPa
     assert RatioGate(0.1).ratio == 0.1
 
 
-@pytest.mark.parametrize("nonsense", ["abc", "0.2", None, float("nan"), float("inf"), True, Decimal("NaN")])
+@pytest.mark.parametrize(
+    "nonsense", ["abc", "0.2", None, float("nan"), float("inf"), True, Decimal("NaN")]
+)
 def test_a_ratio_that_is_no_finite_number_is_refused_by_name(nonsense: object) -> None:
     with pytest.raises(SettingsError, match="ratio is"):
         RatioGate(cast("float", nonsense))
 
 
-def test_nonsense_in_the_environment_is_refused_at_construction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nonsense_in_the_environment_is_refused_at_construction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("OFFLOAD_RATIO_THRESHOLD", "a fifth")
 
-    with pytest.raises(SettingsError, match="the environment variable OFFLOAD_RATIO_THRESHOLD is 'a fifth'"):
+    with pytest.raises(
+        SettingsError, match="the environment variable OFFLOAD_RATIO_THRESHOLD is 'a fifth'"
+    ):
         RatioGate()
 
 

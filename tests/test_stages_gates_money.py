@@ -28,22 +28,31 @@ LONG = "a word of a log that nobody reads twice " * 200  # some 1,800 tokens
 def work(calls: int, *, long: Sequence[int] = (), size: int = 1) -> list[Message]:
     """A session of so many tool calls, of which those in *long* have returned something long."""
     results = {i: f"{i} " + LONG * size for i in long}
-    return conversation(user("Go."), *(step(f"t{i}", result=results.get(i, f"{i} done")) for i in range(calls)))
+    return conversation(
+        user("Go."), *(step(f"t{i}", result=results.get(i, f"{i} done")) for i in range(calls))
+    )
 
 
-async def asked(gate: RentOrBuyGate, messages: list[Message], *, keep_recent: int = 5, cold: bool = False) -> object:
+async def asked(
+    gate: RentOrBuyGate, messages: list[Message], *, keep_recent: int = 5, cold: bool = False
+) -> object:
     stage = BatchOffload(LocalStorage("unused"), gate=gate, keep_recent=keep_recent, min_chars=400)
     planned = await stage.plan(Turn(messages, cold=cold))
     if isinstance(planned, Skip):
         return planned.reason
-    return [index for index, (old, new) in enumerate(zip(messages, planned.messages, strict=True)) if old is not new]
+    return [
+        index
+        for index, (old, new) in enumerate(zip(messages, planned.messages, strict=True))
+        if old is not new
+    ]
 
 
-# The decision -------------------------------------------------------------------------------------------------
+# The decision -------------------------------------------------------------------------------------
 
 
 def test_the_sums_are_those_of_the_definition() -> None:
-    # Two results; behind the second, 500 cached tokens survive, and what is left of the first stands before it.
+    # Two results; behind the second, 500 cached tokens survive, and what is left of the first
+    # stands before it.
     stock = Stock(freed=[900, 1000], reads=[40, 30], starts=[0, 950], cached=2500)
 
     first = 0.1 * (900 * 40 + 1000 * 30) - 2 * 1.15 * (2500 - 1900)
@@ -77,7 +86,11 @@ def test_without_candidates_there_is_no_flush() -> None:
 
 @st.composite
 def stocks(draw: st.DrawFn) -> Stock:
-    sizes = draw(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 80), st.integers(0, 3000)), max_size=15))
+    sizes = draw(
+        st.lists(
+            st.tuples(st.integers(0, 5000), st.integers(0, 80), st.integers(0, 3000)), max_size=15
+        )
+    )
     starts, freed, position = [], [], 0
     for tokens, _, gap in sizes:
         starts.append(position)
@@ -87,7 +100,9 @@ def stocks(draw: st.DrawFn) -> Stock:
     return Stock(freed, sorted((reads for _, reads, _ in sizes), reverse=True), starts, cached)
 
 
-rates = st.builds(Rates, st.sampled_from([0.025, 0.05, 0.1]), st.sampled_from([1.0, 1.25, 2.0]), st.floats(0, 8))
+rates = st.builds(
+    Rates, st.sampled_from([0.025, 0.05, 0.1]), st.sampled_from([1.0, 1.25, 2.0]), st.floats(0, 8)
+)
 
 
 @given(stocks(), rates)
@@ -95,7 +110,11 @@ def test_the_best_flush_is_the_best_of_all_suffixes(stock: Stock, rate: Rates) -
     def gain(start: int) -> float:
         old = range(start, len(stock.freed))
         carried = sum(stock.freed[i] * stock.reads[i] for i in old)
-        kept = stock.cached - stock.starts[start] - sum(stock.freed[i] for i in old if stock.starts[i] < stock.cached)
+        kept = (
+            stock.cached
+            - stock.starts[start]
+            - sum(stock.freed[i] for i in old if stock.starts[i] < stock.cached)
+        )
         return rate.read * carried - rate.alpha * (rate.write - rate.read) * max(0, kept)
 
     best = best_flush(stock, rate)
@@ -114,7 +133,10 @@ def test_nothing_negative_is_ever_freed_or_rewritten(stock: Stock, rate: Rates) 
     if best:
         assert 0 <= best.start < len(stock.freed)
         assert best.freed >= 0
-        assert best.gain <= rate.read * sum(f * r for f, r in zip(stock.freed, stock.reads, strict=True)) + 1e-9
+        assert (
+            best.gain
+            <= rate.read * sum(f * r for f, r in zip(stock.freed, stock.reads, strict=True)) + 1e-9
+        )
 
 
 @given(stocks(), rates, st.floats(0, 4))
@@ -130,18 +152,24 @@ def test_more_patience_never_flushes_more(stock: Stock, rate: Rates, more: float
 @given(stocks(), rates, st.integers(1, 20))
 def test_waiting_longer_never_makes_a_flush_less_due(stock: Stock, rate: Rates, calls: int) -> None:
     now = best_flush(stock, rate)
-    later = best_flush(Stock(stock.freed, [r + calls for r in stock.reads], stock.starts, stock.cached), rate)
+    later = best_flush(
+        Stock(stock.freed, [r + calls for r in stock.reads], stock.starts, stock.cached), rate
+    )
 
     if now and later:
         assert later.gain >= now.gain - 1e-9
 
 
-# The gate -----------------------------------------------------------------------------------------------------
+# The gate -----------------------------------------------------------------------------------------
 
 
 async def test_old_results_leave_once_carrying_them_has_cost_the_rewrite() -> None:
     gate = RentOrBuyGate(min_calls=0)
-    opened = [calls for calls in range(6, 60) if isinstance(await asked(gate, work(calls, long=[0])), list)]
+    opened = [
+        calls
+        for calls in range(6, 60)
+        if isinstance(await asked(gate, work(calls, long=[0])), list)
+    ]
 
     assert opened
     assert opened == list(range(opened[0], 60)), "once it is due it stays due"
@@ -196,7 +224,9 @@ async def test_a_cold_cache_lets_everything_old_leave() -> None:
 
 
 async def test_a_cold_cache_still_wants_enough_to_free() -> None:
-    assert "fewer than 9000" in str(await asked(RentOrBuyGate(min_tokens=9000), work(10, long=[0, 3]), cold=True))
+    assert "fewer than 9000" in str(
+        await asked(RentOrBuyGate(min_tokens=9000), work(10, long=[0, 3]), cold=True)
+    )
 
 
 async def test_where_caching_costs_nothing_extra_old_results_leave_at_once() -> None:
@@ -217,7 +247,10 @@ async def test_coming_back_under_a_price_cliff_counts() -> None:
 async def test_with_a_session_s_memory_the_gate_decides_as_without(tmp_path: Path) -> None:
     def pipeline(root: str) -> ContextPipeline:
         stage = BatchOffload(
-            LocalStorage(tmp_path / root), gate=RentOrBuyGate(min_calls=3, free_calls=2), keep_recent=2, min_chars=100
+            LocalStorage(tmp_path / root),
+            gate=RentOrBuyGate(min_calls=3, free_calls=2),
+            keep_recent=2,
+            min_chars=100,
         )
         return ContextPipeline([stage])
 
@@ -242,7 +275,9 @@ async def test_the_inputs_of_old_calls_weigh_what_would_leave() -> None:
         step("w", "Write", {"file_path": "a", "content": LONG * 3}),
         *(step(f"t{i}") for i in range(60)),
     )
-    stage = BatchOffload(LocalStorage("unused"), gate=RentOrBuyGate(), keep_recent=5, inputs={"Write"})
+    stage = BatchOffload(
+        LocalStorage("unused"), gate=RentOrBuyGate(), keep_recent=5, inputs={"Write"}
+    )
 
     planned = await stage.plan(Turn(history))
 
@@ -286,7 +321,7 @@ def test_a_setting_that_makes_no_sense_is_refused() -> None:
         RentOrBuyGate(min_calls=cast("int", "25"))
 
 
-# Read back, and old again -------------------------------------------------------------------------------------
+# Read back, and old again -------------------------------------------------------------------------
 
 
 def read_back(calls: int) -> list[Message]:
@@ -300,7 +335,11 @@ async def test_what_was_read_back_stays_for_good() -> None:
 
 async def test_without_keep_read_backs_it_leaves_again_once_it_is_old() -> None:
     stage = BatchOffload(
-        LocalStorage("unused"), gate=RentOrBuyGate(), keep_recent=5, min_chars=400, keep_read_backs=False
+        LocalStorage("unused"),
+        gate=RentOrBuyGate(),
+        keep_recent=5,
+        min_chars=400,
+        keep_read_backs=False,
     )
 
     assert isinstance(await stage.plan(Turn(read_back(4))), Skip)

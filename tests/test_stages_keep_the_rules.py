@@ -1,4 +1,6 @@
-"""Every stage alone, and all orders of the four, keep the API's rules: on random histories of every block type."""
+"""Every stage alone, and all orders of the four, keep the API's rules: on random histories of every
+block type.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Setting:
 
     def __init__(self, random: Random) -> None:
         trigger = random.choice((200, 800, 2500))
-        self.budget = Budget(window=2 * trigger, trigger=trigger, target=trigger * random.randrange(2, 10) // 10)
+        self.budget = Budget(
+            window=2 * trigger, trigger=trigger, target=trigger * random.randrange(2, 10) // 10
+        )
         self.thinking: Any = random.choice(("keep", "strip", "protect"))
         self.min_chars = random.choice((30, 300))
         self.preview = random.choice((None, None, Preview(20, 10)))
@@ -78,8 +82,13 @@ class Setting:
         return ContextPipeline(stages, budget=self.budget, thinking=self.thinking)
 
 
-def expect_accepted(history: Sequence[Mapping[str, Any]], context: Sequence[Mapping[str, Any]], root: str) -> None:
-    """The API accepts *context*; every unknown block is in it or in an archive below *root*; programs are whole."""
+def expect_accepted(
+    history: Sequence[Mapping[str, Any]], context: Sequence[Mapping[str, Any]], root: str
+) -> None:
+    """The API accepts *context*; every unknown block is in it or in an archive below *root*.
+
+    Programs are whole.
+    """
     assert refusals(context) == []
     assert not broken_programs(context)
     archived = [json.loads(path.read_bytes()) for path in Path(root).rglob("*.json")]
@@ -89,7 +98,12 @@ def expect_accepted(history: Sequence[Mapping[str, Any]], context: Sequence[Mapp
 
 def broken_programs(context: Sequence[Mapping[str, Any]]) -> list[str]:
     """Calls whose program is not in the context any more."""
-    blocks = [block for message in wire(context) for block in message["content"] if isinstance(block, dict)]
+    blocks = [
+        block
+        for message in wire(context)
+        for block in message["content"]
+        if isinstance(block, dict)
+    ]
     programs = {block.get("id") for block in blocks}
     return [
         b["id"]

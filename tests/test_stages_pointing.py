@@ -10,7 +10,15 @@ from histories import assistant, conversation, step, user
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe import BatchOffload, Compact, ContextPipeline, DirectOffload, LocalStorage, SettingsError, offload_tools
+from ctxpipe import (
+    BatchOffload,
+    Compact,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    SettingsError,
+    offload_tools,
+)
 from ctxpipe.messages import tool_results
 from ctxpipe.placeholders import reference
 from ctxpipe.stages.pointing import check_reference
@@ -25,18 +33,36 @@ WORKING = [
 REFUSED = [
     *("{name}", "/mnt/results/{name}", "q {key}", "C:{key}", "x{key}", "{path}?raw=1", "{path} "),
     *("{key}?raw=1", "{key}/", "{key}.txt", "{key}{key}", "{key}{path}", "{path}/{key}", "{key!r}"),
-    *("{key:>80}", "{key:.3}", "{key[0]}", "{path!s}", "{key.__class__}", "{0}", "{}", "{", "}", ""),
+    *(
+        "{key:>80}",
+        "{key:.3}",
+        "{key[0]}",
+        "{path!s}",
+        "{key.__class__}",
+        "{0}",
+        "{}",
+        "{",
+        "}",
+        "",
+    ),
     *("{{key}}", "/mnt/results", "\n{key}", "/a\r/{key}", "/a\0/{key}", "/a\u2028/{key}"),
     *(f"/{'a' * 4_000}/{{key}}", f"/{'{{' * 990}/{{key}}", "Absolute", " storage"),
 ]
 
 
 async def leads_back(folder: Path, form: str) -> bool:
-    """Whether the model's own tool and the session find what lies behind a placeholder of the *form*."""
+    """Whether the model's own tool and the session find what lies behind a placeholder of the
+    *form*.
+    """
     storage = LocalStorage(folder / "root")
-    history = conversation(user("go"), step("t1", "x", result=TEXT), step("t.2", "x", result=TEXT), assistant("ok"))
+    history = conversation(
+        user("go"), step("t1", "x", result=TEXT), step("t.2", "x", result=TEXT), assistant("ok")
+    )
     history = [*history, user("?"), *step("t3", "x", result=TEXT)]
-    stages = DirectOffload(storage, reference=form), BatchOffload(storage, keep_recent=0, reference=form)
+    stages = (
+        DirectOffload(storage, reference=form),
+        BatchOffload(storage, keep_recent=0, reference=form),
+    )
     session = ContextPipeline(stages, on_error="raise").session("Of a / tenant", journal=storage)
     result = await session.run(history)
 
@@ -59,7 +85,9 @@ async def test_an_accepted_form_leads_back_to_the_file(form: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("form", REFUSED)
-def test_a_form_that_leads_nowhere_is_refused_with_one_that_works(form: str, tmp_path: Path) -> None:
+def test_a_form_that_leads_nowhere_is_refused_with_one_that_works(
+    form: str, tmp_path: Path
+) -> None:
     storage = LocalStorage(tmp_path)
     for stage in (DirectOffload, BatchOffload):
         with pytest.raises(SettingsError, match=r"/mnt/results/\{key\}"):

@@ -33,7 +33,10 @@ def project(tmp_path: Path) -> Path:
 async def test_the_most_recent_file_comes_first_as_it_is_on_disk(project: Path) -> None:
     found = await restore_files(reads("a", "b"), work_dir=project)
 
-    assert found.messages == [user(restored_text("b", "content b")), user(restored_text("a", "content a"))]
+    assert found.messages == [
+        user(restored_text("b", "content b")),
+        user(restored_text("a", "content a")),
+    ]
     assert found.warnings == ()
     assert found.total_tokens == 4
 
@@ -52,7 +55,9 @@ async def test_five_files_are_restored_by_default(project: Path) -> None:
     assert [file.path for file in found.files] == ["g", "f", "e", "d", "c"]
 
 
-async def test_the_limits_come_from_the_environment(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_limits_come_from_the_environment(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MAX_RESTORE_FILES", "2")
     monkeypatch.setenv("MAX_RESTORE_TOKENS_PER_FILE", "40")
     monkeypatch.setenv("MAX_RESTORE_TOKENS_TOTAL", "50")
@@ -60,7 +65,9 @@ async def test_the_limits_come_from_the_environment(project: Path, monkeypatch: 
     (project / "b").write_text("word " * 30)
     (project / "c").write_text("word " * 30)
 
-    assert [f.path for f in (await restore_files(reads("a", "b", "c"), work_dir=project)).files] == ["c"]
+    assert [
+        f.path for f in (await restore_files(reads("a", "b", "c"), work_dir=project)).files
+    ] == ["c"]
     assert [f.path for f in (await restore_files(reads("b", "a"), work_dir=project)).files] == ["b"]
 
 
@@ -99,7 +106,9 @@ async def test_a_file_that_cannot_be_read_takes_its_place(project: Path) -> None
 async def test_two_names_of_one_file_are_one_file_and_one_place(project: Path) -> None:
     (project / "alias").symlink_to("b")
 
-    found = await restore_files(reads("a", "b", "./b", "alias"), work_dir=project, max_restore_files=2)
+    found = await restore_files(
+        reads("a", "b", "./b", "alias"), work_dir=project, max_restore_files=2
+    )
 
     assert [file.path for file in found.files] == ["alias", "a"]
 
@@ -113,7 +122,9 @@ async def test_an_empty_file_is_restored_at_no_cost(project: Path) -> None:
 
 
 async def test_files_that_changed_or_went_since_they_were_shown_are_marked(project: Path) -> None:
-    history = conversation(view("1", "a", "content a"), view("2", "b", "other"), view("3", "gone", "was here"))
+    history = conversation(
+        view("1", "a", "content a"), view("2", "b", "other"), view("3", "gone", "was here")
+    )
 
     found = await restore_files(history, work_dir=project)
 
@@ -132,16 +143,39 @@ async def test_every_hostile_path_has_its_warning_and_the_sound_one_is_restored(
     (project / ".env").write_text("TOKEN=the outside")
     with (project / "huge").open("wb") as file:
         file.truncate(5 * 10**9)
-    hostile = ["../outside", str(project.parent), "/etc/passwd", "/dev/zero", "pipe", "folder", "link", "device",
-               "binary", ".env", "huge", "gone", "a\0b", "x" * 400, "\udcff", "../project-evil/x"]  # fmt: skip
+    hostile = [
+        "../outside",
+        str(project.parent),
+        "/etc/passwd",
+        "/dev/zero",
+        "pipe",
+        "folder",
+        "link",
+        "device",
+        # fmt: skip
+        "binary",
+        ".env",
+        "huge",
+        "gone",
+        "a\0b",
+        "x" * 400,
+        "\udcff",
+        "../project-evil/x",
+    ]
 
     found = await restore_files(
-        reads("a", *hostile), work_dir=project, max_restore_files=99, files=LocalFiles(project, deny=is_secret)
+        reads("a", *hostile),
+        work_dir=project,
+        max_restore_files=99,
+        files=LocalFiles(project, deny=is_secret),
     )
 
     assert [file.path for file in found.files] == ["a"]
     assert len(found.warnings) == len(hostile)
-    assert all(repr(path) in warning for path, warning in zip(reversed(hostile), found.warnings, strict=True))
+    assert all(
+        repr(path) in warning
+        for path, warning in zip(reversed(hostile), found.warnings, strict=True)
+    )
     assert len(caplog.messages) == len(hostile)
     assert "the outside" not in "".join(found.warnings) + caplog.text
 
@@ -165,11 +199,17 @@ async def test_the_reader_is_asked_for_no_more_than_its_tokens_could_take() -> N
 
 async def test_other_reading_and_writing_tools_are_a_setting(project: Path) -> None:
     history = conversation(
-        step("1", "Read", {"file_path": "a"}), step("2", "Edit", {"file_path": "b"}), step("3", "sh", {"cmd": "cat c"})
+        step("1", "Read", {"file_path": "a"}),
+        step("2", "Edit", {"file_path": "b"}),
+        step("3", "sh", {"cmd": "cat c"}),
     )
 
     found = await restore_files(
-        history, work_dir=project, tools={"Read": "file_path"}, writing_tools={"Edit": "file_path"}, shell=True
+        history,
+        work_dir=project,
+        tools={"Read": "file_path"},
+        writing_tools={"Edit": "file_path"},
+        shell=True,
     )
 
     assert [file.path for file in found.files] == ["c", "b", "a"]

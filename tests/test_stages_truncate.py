@@ -71,9 +71,13 @@ def long_session(steps: int = 12, chars: int = 400) -> list[Message]:
     return conversation(user("the task"), *loop, assistant("so"), user("next"))
 
 
-def turn(messages: list[Message], *, trigger: int = 1000, target: int | None = None, **more: object) -> Turn:
+def turn(
+    messages: list[Message], *, trigger: int = 1000, target: int | None = None, **more: object
+) -> Turn:
     """A turn that counts characters, with a rate of 1.5 as before the first usage."""
-    budget = Budget(window=100_000, trigger=trigger, target=target if target is not None else trigger // 2)
+    budget = Budget(
+        window=100_000, trigger=trigger, target=target if target is not None else trigger // 2
+    )
     return Turn(messages, budget=budget, ledger=Ledger(CHARS), **more)  # type: ignore[arg-type]
 
 
@@ -83,10 +87,14 @@ def detail(proposal: Change | Skip) -> Truncated:
 
 
 def folded(messages: Sequence[Message]) -> list[int]:
-    return [result.message for result in tool_results(messages) if str(result.content).startswith(FOLDED)]
+    return [
+        result.message
+        for result in tool_results(messages)
+        if str(result.content).startswith(FOLDED)
+    ]
 
 
-# The function -------------------------------------------------------------------------------------------------
+# The function -------------------------------------------------------------------------------------
 
 
 async def test_tool_calls_of_the_middle_go_even_below_the_limit_and_all_text_stays() -> None:
@@ -123,7 +131,10 @@ async def test_every_file_view_is_folded_also_outside_the_middle() -> None:
 
 async def test_a_fold_that_is_not_smaller_and_a_text_without_names_stay() -> None:
     history = conversation(
-        user("go"), view("v1", "a.py", "def f(): 1"), view("v2", "notes.txt", "word " * 99), user("x")
+        user("go"),
+        view("v1", "a.py", "def f(): 1"),
+        view("v2", "notes.txt", "word " * 99),
+        user("x"),
     )
 
     result = await smart_truncate(history)
@@ -147,7 +158,9 @@ async def test_a_view_keeps_its_other_keys_when_it_is_folded() -> None:
 async def test_a_view_of_text_blocks_is_folded_and_one_with_a_picture_is_not() -> None:
     picture = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
     source = [text(python_source(20))]
-    history = conversation(user("go"), view("v1", "a.py", source), view("v2", "b.py", [*source, picture]), user("x"))
+    history = conversation(
+        user("go"), view("v1", "a.py", source), view("v2", "b.py", [*source, picture]), user("x")
+    )
 
     result = await smart_truncate(history)
 
@@ -171,7 +184,9 @@ async def test_the_system_prompt_and_the_tools_count_where_given() -> None:
     tokens = count_tokens(history, counter=len)
 
     alone = await smart_truncate(history, max_tokens=tokens, counter=len)
-    with_system = await smart_truncate(history, max_tokens=tokens, system="s" * 100, tools=[{"n": 1}], counter=len)
+    with_system = await smart_truncate(
+        history, max_tokens=tokens, system="s" * 100, tools=[{"n": 1}], counter=len
+    )
 
     assert alone.messages is history
     assert with_system.detail.deleted
@@ -179,7 +194,9 @@ async def test_the_system_prompt_and_the_tools_count_where_given() -> None:
 
 
 async def test_still_over_says_what_holds_the_rest() -> None:
-    history = conversation(system("s" * 50), user("u" * 900), chat(6)[1:5], assistant("a" * 300), user("next"))
+    history = conversation(
+        system("s" * 50), user("u" * 900), chat(6)[1:5], assistant("a" * 300), user("next")
+    )
 
     result = await smart_truncate(history, max_tokens=100, system="p" * 70, counter=len)
 
@@ -194,7 +211,9 @@ async def test_still_over_says_what_holds_the_rest() -> None:
 
 
 async def test_a_marker_is_left_where_messages_went() -> None:
-    result = await smart_truncate(chat(30, words=50), max_tokens=3000, counter=len, marker="[messages were removed]")
+    result = await smart_truncate(
+        chat(30, words=50), max_tokens=3000, counter=len, marker="[messages were removed]"
+    )
 
     assert sum("[messages were removed]" in words for words in said(result.messages)) == 1
 
@@ -224,14 +243,24 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, object], wo
 
 async def test_each_distinct_text_is_encoded_once() -> None:
     source = [python_source(30, lines) for lines in range(2, 11)]
-    steps = [(*step(f"t{n}", result=f"{n} " * 999), *view(f"v{n}", f"{n}.py", source[n])) for n in range(9)]
-    history, counter = conversation(user("go"), *steps, assistant("so"), user("next")), TokenCounter()
+    steps = [
+        (*step(f"t{n}", result=f"{n} " * 999), *view(f"v{n}", f"{n}.py", source[n]))
+        for n in range(9)
+    ]
+    history, counter = (
+        conversation(user("go"), *steps, assistant("so"), user("next")),
+        TokenCounter(),
+    )
     await counter.counts(history)
     known = counter.encoded_chars
 
     result = await smart_truncate(history, counter=counter)
 
-    folds = [str(found.content) for found in tool_results(result.messages) if str(found.content).startswith(FOLDED)]
+    folds = [
+        str(found.content)
+        for found in tool_results(result.messages)
+        if str(found.content).startswith(FOLDED)
+    ]
     assert len(folds) == 9
     # What is new are the folded texts, and for their joint budget the whole of them.
     assert counter.encoded_chars - known == sum(map(len, folds)) + len("\n".join(folds))
@@ -241,7 +270,9 @@ async def test_each_distinct_text_is_encoded_once() -> None:
 
 
 @given(broken_histories(), st.integers(0, 3000))
-async def test_no_broken_history_makes_the_function_fail(history: list[Message], max_tokens: int) -> None:
+async def test_no_broken_history_makes_the_function_fail(
+    history: list[Message], max_tokens: int
+) -> None:
     before = copy.deepcopy(history)
 
     result = await smart_truncate(history, max_tokens=max_tokens, counter=CHARS, folder=Nothing())
@@ -250,7 +281,7 @@ async def test_no_broken_history_makes_the_function_fail(history: list[Message],
     assert result.detail.tokens_after <= result.detail.tokens_before
 
 
-# When the stage acts ------------------------------------------------------------------------------------------
+# When the stage acts ------------------------------------------------------------------------------
 
 
 async def test_below_the_trigger_nothing_happens() -> None:
@@ -317,11 +348,13 @@ async def test_when_nothing_can_go_the_skip_says_what_holds_it() -> None:
     assert detail(answer).still_over
 
 
-# What the stage leaves alone ----------------------------------------------------------------------------------
+# What the stage leaves alone ----------------------------------------------------------------------
 
 
 async def test_the_results_that_the_model_has_not_seen_are_never_folded() -> None:
-    history = conversation(user("go"), *[view(f"v{n}", f"f{n}.py", python_source(30)) for n in range(6)])
+    history = conversation(
+        user("go"), *[view(f"v{n}", f"f{n}.py", python_source(30)) for n in range(6)]
+    )
 
     answer = await SmartTruncate()(turn(history))
 
@@ -374,9 +407,13 @@ def mentions(words: str) -> Callable[[Message], bool]:
 
 
 async def test_what_is_pinned_stays_as_it_is_a_call_with_its_result() -> None:
-    middle = conversation(step("kept", result="the measured value"), view("view", "a.py", python_source(4)))
+    middle = conversation(
+        step("kept", result="the measured value"), view("view", "a.py", python_source(4))
+    )
     history = conversation(long_session()[:13], middle, long_session()[13:])
-    stage = SmartTruncate(max_tokens=0, pin=lambda m: mentions("measured value")(m) or mentions("a.py")(m))
+    stage = SmartTruncate(
+        max_tokens=0, pin=lambda m: mentions("measured value")(m) or mentions("a.py")(m)
+    )
 
     answer = await stage(turn(history))
 
@@ -388,18 +425,24 @@ async def test_what_is_pinned_stays_as_it_is_a_call_with_its_result() -> None:
 
 async def test_a_marker_is_not_put_into_what_is_pinned() -> None:
     history = chat(30, words=50)
-    stage = SmartTruncate(max_tokens=0, pin=lambda message: message["role"] == "user", marker="[gone]")
+    stage = SmartTruncate(
+        max_tokens=0, pin=lambda message: message["role"] == "user", marker="[gone]"
+    )
 
     answer = await stage(turn(history))
 
     assert isinstance(answer, Skip | Change)
     messages = answer.messages if isinstance(answer, Change) else history
-    assert [m for m in messages if m["role"] == "user"] == [m for m in history if m["role"] == "user"]
+    assert [m for m in messages if m["role"] == "user"] == [
+        m for m in history if m["role"] == "user"
+    ]
 
 
 async def test_in_a_pipeline_that_protects_thinking_nothing_before_it_changes() -> None:
     history = [*long_session(4), assistant(thinking(), "hm"), *long_session(8)[3:]]
-    pipeline = ContextPipeline([SmartTruncate()], budget=Budget(4000, 2000), counter=CHARS, thinking="protect")
+    pipeline = ContextPipeline(
+        [SmartTruncate()], budget=Budget(4000, 2000), counter=CHARS, thinking="protect"
+    )
 
     result = await pipeline.run(history, session_id="s")
 
@@ -407,7 +450,7 @@ async def test_in_a_pipeline_that_protects_thinking_nothing_before_it_changes() 
     assert result.messages[:12] == history[:12]
 
 
-# Archive and dry run ------------------------------------------------------------------------------------------
+# Archive and dry run ------------------------------------------------------------------------------
 
 
 async def test_the_raw_messages_that_leave_or_change_are_archived(tmp_path: Path) -> None:
@@ -449,7 +492,7 @@ async def test_without_its_archive_nothing_leaves_unless_that_was_allowed(tmp_pa
     assert detail(answer).archive is None
 
 
-# In the pipeline ----------------------------------------------------------------------------------------------
+# In the pipeline ----------------------------------------------------------------------------------
 
 
 class Nothing:
@@ -481,7 +524,9 @@ async def test_the_stage_keeps_every_history_valid_and_its_ends_untouched(
     assert result.messages[: head + 1] == history[: head + 1]
     last = last_turn(history)
     assert result.messages[last - len(history) :] == history[last:]
-    commands = [words for message in history if message["role"] == "user" for words in said([message])]
+    commands = [
+        words for message in history if message["role"] == "user" for words in said([message])
+    ]
     kept = said(result.messages)
     assert all(words in kept for words in commands if "<command>" in words)
 
@@ -491,20 +536,31 @@ async def test_a_second_run_changes_nothing_once_the_limit_was_reached(
     history: list[Message], window: str, max_tokens: int
 ) -> None:
     for force in (False, True):
-        first = await small_pipeline(stage_of(window, max_tokens)).run(history, session_id="s", force=force)
+        first = await small_pipeline(stage_of(window, max_tokens)).run(
+            history, session_id="s", force=force
+        )
         report = first.reports[0]
         if isinstance(report.detail, Truncated) and report.detail.still_over:
             continue
-        again = await small_pipeline(stage_of(window, max_tokens)).run(first.messages, session_id="s", force=force)
+        again = await small_pipeline(stage_of(window, max_tokens)).run(
+            first.messages, session_id="s", force=force
+        )
         assert again.messages is first.messages
 
 
-@given(histories(), st.sets(st.integers(0, 40)), st.sampled_from(["average", "covering"]), st.integers(0, 3000))
+@given(
+    histories(),
+    st.sets(st.integers(0, 40)),
+    st.sampled_from(["average", "covering"]),
+    st.integers(0, 3000),
+)
 async def test_whatever_is_pinned_stays_byte_for_byte_in_a_sound_context(
     history: list[Message], chosen: set[int], window: str, max_tokens: int
 ) -> None:
     pinned = [message for index, message in enumerate(history) if index in chosen]
-    stage = replace(stage_of(window, max_tokens), pin=lambda message: any(message is other for other in pinned))
+    stage = replace(
+        stage_of(window, max_tokens), pin=lambda message: any(message is other for other in pinned)
+    )
 
     result = await small_pipeline(stage).run(history, session_id="s")
 
@@ -514,7 +570,9 @@ async def test_whatever_is_pinned_stays_byte_for_byte_in_a_sound_context(
 
 @given(broken_histories())
 async def test_a_broken_history_is_mended_and_then_truncated(history: list[Message]) -> None:
-    result = await small_pipeline(stage_of("covering", 500)).run(history, session_id="s", force=True)
+    result = await small_pipeline(stage_of("covering", 500)).run(
+        history, session_id="s", force=True
+    )
 
     assert check(result.messages) == []
 
@@ -525,9 +583,16 @@ async def test_every_order_of_the_stages_gives_a_valid_context(
 ) -> None:
     storage = LocalStorage(tmp_path_factory.getbasetemp() / "orders")
     compact = Compact(ExtractiveSummarizer(), storage)
-    stages = [stage_of("covering", 800), BatchOffload(storage), DirectOffload(storage, min_chars=300), compact]
+    stages = [
+        stage_of("covering", 800),
+        BatchOffload(storage),
+        DirectOffload(storage, min_chars=300),
+        compact,
+    ]
 
-    result = await small_pipeline(*[stages[place] for place in order]).run(history, session_id="s", force=True)
+    result = await small_pipeline(*[stages[place] for place in order]).run(
+        history, session_id="s", force=True
+    )
 
     assert check(result.messages) == []
     assert count_tokens(result.messages, counter=CHARS) <= count_tokens(history, counter=CHARS)
@@ -536,24 +601,32 @@ async def test_every_order_of_the_stages_gives_a_valid_context(
 async def test_the_report_names_the_first_message_that_changed() -> None:
     history = chat(40, words=30)
 
-    result = await small_pipeline(stage_of("covering", 1500), window=5000).run(history, session_id="s")
+    result = await small_pipeline(stage_of("covering", 1500), window=5000).run(
+        history, session_id="s"
+    )
 
     (report,) = result.reports
     assert report.outcome is Outcome.CHANGED
     assert report.first_changed_index is not None
     assert result.messages[: report.first_changed_index] == history[: report.first_changed_index]
-    assert report.tokens_saved == count_tokens(history, counter=CHARS) - count_tokens(result.messages, counter=CHARS)
+    assert report.tokens_saved == count_tokens(history, counter=CHARS) - count_tokens(
+        result.messages, counter=CHARS
+    )
 
 
 async def test_the_newest_turn_alone_above_the_budget_is_brought_under_it(tmp_path: Path) -> None:
-    """Four parallel results of 300 kB: cheap stages come first, pairs stay whole, the originals lie on disk (R19)."""
+    """Four parallel results of 300 kB: cheap stages come first, pairs stay whole, the originals lie
+    on disk (R19).
+    """
     words = [str(word) for word in range(10_000)]
     results = [" ".join(random.Random(n).choices(words, k=62_000)) for n in range(4)]
     calls = assistant(*[tool_use(f"t{n}") for n in range(4)])
     history = conversation(*long_session()[:-1], user("all of it"), calls)
     history.append(user(*[tool_result(f"t{n}", result) for n, result in enumerate(results)]))
     storage = LocalStorage(tmp_path)
-    pipeline = ContextPipeline([DirectOffload(storage), BatchOffload(storage), SmartTruncate(storage)])
+    pipeline = ContextPipeline(
+        [DirectOffload(storage), BatchOffload(storage), SmartTruncate(storage)]
+    )
 
     result = await pipeline.run(history, session_id="s")
 
@@ -573,7 +646,9 @@ async def refuse(prompt: str, model: str) -> str:
 async def test_when_compaction_fails_truncation_takes_over_by_itself(tmp_path: Path) -> None:
     history, storage = long_session(), LocalStorage(tmp_path)
     compact = Compact(PromptSummarizer(refuse), storage, retry=Retry(max_retries=0))
-    pipeline = ContextPipeline([compact, SmartTruncate(storage)], budget=Budget(6000), counter=CHARS)
+    pipeline = ContextPipeline(
+        [compact, SmartTruncate(storage)], budget=Budget(6000), counter=CHARS
+    )
 
     result = await pipeline.run(history, session_id="s")
 
@@ -583,11 +658,15 @@ async def test_when_compaction_fails_truncation_takes_over_by_itself(tmp_path: P
     assert not pipeline.budget.reached(count_tokens(result.messages, counter=CHARS) * 3 // 2)
 
 
-async def test_while_compaction_is_put_off_for_a_waiting_call_truncation_takes_over(tmp_path: Path) -> None:
+async def test_while_compaction_is_put_off_for_a_waiting_call_truncation_takes_over(
+    tmp_path: Path,
+) -> None:
     history = [*long_session(), assistant(tool_use("w1"))]
     storage = LocalStorage(tmp_path)
     compact = Compact(PromptSummarizer(refuse), storage, retry=Retry(max_retries=0))
-    pipeline = ContextPipeline([compact, SmartTruncate(storage)], budget=Budget(6000), counter=CHARS)
+    pipeline = ContextPipeline(
+        [compact, SmartTruncate(storage)], budget=Budget(6000), counter=CHARS
+    )
 
     result = await pipeline.run(history, session_id="s")
 
@@ -610,7 +689,7 @@ async def test_a_huge_request_that_nothing_can_shrink_is_reported_and_not_tried_
     assert "in the last turn" in report.reason
 
 
-# Real transcripts ---------------------------------------------------------------------------------------------
+# Real transcripts ---------------------------------------------------------------------------------
 
 
 @pytest.mark.shared
@@ -645,17 +724,23 @@ async def test_real_transcripts_cut_to_half_a_quarter_and_a_tenth_stay_valid(sha
 
 
 @pytest.mark.shared
-async def test_the_stage_keeps_real_transcripts_valid_and_their_ends_untouched(shared: Path) -> None:
+async def test_the_stage_keeps_real_transcripts_valid_and_their_ends_untouched(
+    shared: Path,
+) -> None:
     counter = TokenCounter()
     for file in sorted((shared / "transcripts").glob("*.jsonl")):
         history = repair([json.loads(line) for line in file.read_text().splitlines()[1:]])
         tokens = count_tokens(history, counter=counter)
-        pipeline = ContextPipeline([SmartTruncate(shell=True)], budget=Budget(tokens, 0.5, 0.25), counter=counter)
+        pipeline = ContextPipeline(
+            [SmartTruncate(shell=True)], budget=Budget(tokens, 0.5, 0.25), counter=counter
+        )
 
         result = await pipeline.run(history, session_id=file.stem)
 
         assert check(result.messages) == [], file.name
-        assert all(one["role"] != other["role"] for one, other in pairwise(result.messages)), file.name
+        assert all(one["role"] != other["role"] for one, other in pairwise(result.messages)), (
+            file.name
+        )
         assert result.messages[0] == history[0], file.name
         last = last_turn(history)
         assert result.messages[last - len(history) :] == history[last:], file.name

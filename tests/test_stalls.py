@@ -69,15 +69,23 @@ LONG: dict[str, Callable[[], list[Message]]] = {
     "a long text": lambda: [user("x " * 200_000)],
     "a long result": lambda: steps(1, "line of a log\n" * 20_000),
     "a long input": lambda: steps(1, given={"text": "x" * 300_000}),
-    "an input with many keys": lambda: steps(1, given={f"key {number}": number for number in range(5_000)}),
+    "an input with many keys": lambda: steps(
+        1, given={f"key {number}": number for number in range(5_000)}
+    ),
     "a deep block": lambda: [user("go", {"type": "future", "more": [[["x"] * 900] * 3] * 3})],
-    "many blocks": lambda: [user(*({"type": "text", "text": f"part {number}"} for number in range(3_000)))],
-    "a broken history": lambda: [message for place, message in enumerate(steps(300)) if place % 4 != 2],
+    "many blocks": lambda: [
+        user(*({"type": "text", "text": f"part {number}"} for number in range(3_000)))
+    ],
+    "a broken history": lambda: [
+        message for place, message in enumerate(steps(300)) if place % 4 != 2
+    ],
 }
 
 
 @pytest.mark.parametrize("name", LONG)
-async def test_what_is_long_is_looked_at_in_a_thread(name: str, threads: Threads, tmp_path: Path) -> None:
+async def test_what_is_long_is_looked_at_in_a_thread(
+    name: str, threads: Threads, tmp_path: Path
+) -> None:
     history = LONG[name]()
     for work in ("ensure_messages", "check", "repair"):
         threads.watch(runner, work)
@@ -103,13 +111,17 @@ async def test_truncation_is_done_in_a_thread(count: int, threads: Threads, tmp_
         threads.watch(truncate, work)
     stage = SmartTruncate(archive=LocalStorage(tmp_path), max_tokens=2_000)
 
-    result = await ContextPipeline([stage], budget=Budget(window=5_000)).run(steps(count, "x y " * 200), session_id="s")
+    result = await ContextPipeline([stage], budget=Budget(window=5_000)).run(
+        steps(count, "x y " * 200), session_id="s"
+    )
 
     assert result.changed
     assert threads.on_the_loop == set()
 
 
-@pytest.mark.parametrize("show", [lambda text: text, lambda text: text[::-1], lambda text: text.replace("line", "\tl")])
+@pytest.mark.parametrize(
+    "show", [lambda text: text, lambda text: text[::-1], lambda text: text.replace("line", "\tl")]
+)
 async def test_what_was_read_back_is_compared_with_its_file_in_a_thread(
     show: Callable[[str], str], threads: Threads, tmp_path: Path
 ) -> None:
@@ -140,7 +152,7 @@ async def test_what_is_too_long_to_be_compared_is_offloaded_like_any_other_resul
     assert (await storage.read("s/t9.md")).text == text
 
 
-# In pieces ------------------------------------------------------------------------------------------------------
+# In pieces ----------------------------------------------------------------------------------------
 
 TEXTS = st.text(st.sampled_from('ab1- \n\t漢🙂"\\\ud800\udc00'), max_size=60)
 
@@ -153,7 +165,9 @@ def test_pieces_make_up_the_text_and_part_no_surrogates(text: str, size: int) ->
 
         assert "".join(found) == text
         assert all(found)
-        assert not any("\ud800" <= one[-1] <= "\udbff" <= other[0] for one, other in pairwise(found))
+        assert not any(
+            "\ud800" <= one[-1] <= "\udbff" <= other[0] for one, other in pairwise(found)
+        )
         assert is_encodable(text) == ("\ud800" not in text and "\udc00" not in text)
         repaired = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         assert without_surrogates(text) == (text if is_encodable(text) else repaired)
@@ -178,7 +192,12 @@ def test_identifiers_are_those_of_the_whole_text(monkeypatch: pytest.MonkeyPatch
     assert facts.identifiers(history) == whole == ["PROJ-123", "a1b2c3d4"]
 
 
-@given(st.recursive(TEXTS | st.integers() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner)))
+@given(
+    st.recursive(
+        TEXTS | st.integers() | st.none(),
+        lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner),
+    )
+)
 def test_json_made_in_steps_is_the_same(value: Any) -> None:
     whole = compact_json(value)
     with pytest.MonkeyPatch.context() as patched:
@@ -197,7 +216,7 @@ def test_lines_are_compared_in_steps_as_at_once(lines: list[str], step: int) -> 
         assert list(offload._lines(text)) == text.splitlines()
 
 
-# What is bulky --------------------------------------------------------------------------------------------------
+# What is bulky ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -213,7 +232,9 @@ def test_a_short_history_and_a_known_one_are_not_bulky() -> None:
     assert not is_bulky([])
 
 
-def test_whether_something_is_bulky_is_asked_of_anything_and_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_something_is_bulky_is_asked_of_anything_and_costs_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     endless: list[Any] = []
     endless.append(endless)
     visited: list[int] = []
@@ -224,7 +245,14 @@ def test_whether_something_is_bulky_is_asked_of_anything_and_costs_little(monkey
 
     monkeypatch.setattr(bulk, "isinstance", noted, raising=False)
 
-    for odd in ([None], [object()], [endless], [{1: {2: 3}}], ["x" * 10**6] * 100, [[["x"] * 10**6] * 3]):
+    for odd in (
+        [None],
+        [object()],
+        [endless],
+        [{1: {2: 3}}],
+        ["x" * 10**6] * 100,
+        [[["x"] * 10**6] * 3],
+    ):
         is_bulky(odd)
 
     assert len(visited) < 20_000

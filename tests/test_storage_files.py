@@ -1,4 +1,6 @@
-"""Files of the project, read for the model: nothing leaks, nothing hangs, each refusal has its reason."""
+"""Files of the project, read for the model: nothing leaks, nothing hangs, each refusal has its
+reason.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,18 @@ async def refusal(root: Path, path: str, max_bytes: int = LIMIT) -> StorageError
     return caught.value
 
 
-@pytest.mark.parametrize("path", ["src/a.py", "./src/a.py", "src/../src/a.py", "src//a.py", "../project/src/a.py"])
-async def test_every_spelling_of_a_file_inside_gives_its_text_and_its_one_real_path(project: Path, path: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["src/a.py", "./src/a.py", "src/../src/a.py", "src//a.py", "../project/src/a.py"]
+)
+async def test_every_spelling_of_a_file_inside_gives_its_text_and_its_one_real_path(
+    project: Path, path: str
+) -> None:
     real = str((project / "src" / "a.py").resolve())
 
     assert await LocalFiles(project).read(path, LIMIT) == FileText(real, "print('a')\n")
-    assert await LocalFiles(project).read(str(project / path), LIMIT) == FileText(real, "print('a')\n")
+    assert await LocalFiles(project).read(str(project / path), LIMIT) == FileText(
+        real, "print('a')\n"
+    )
 
 
 async def test_a_link_that_stays_inside_is_followed_to_the_real_path(project: Path) -> None:
@@ -68,7 +76,7 @@ async def test_a_root_that_is_a_link_itself_is_fine(project: Path, tmp_path: Pat
     assert (await LocalFiles(tmp_path / "alias").read("src/a.py", LIMIT)).text == "print('a')\n"
 
 
-# Hostile paths -------------------------------------------------------------------------------------------------------
+# Hostile paths ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -127,7 +135,10 @@ def _loop(place: Path) -> None:
 
 
 def _socket(place: Path) -> None:
-    with contextlib.chdir(place.parent), contextlib.closing(socket.socket(socket.AF_UNIX)) as listening:
+    with (
+        contextlib.chdir(place.parent),
+        contextlib.closing(socket.socket(socket.AF_UNIX)) as listening,
+    ):
         listening.bind(place.name)
 
 
@@ -161,7 +172,9 @@ def _sparse(place: Path) -> None:
          "link to memory", "chain of links", "loop", "pipe", "socket", "5 GB", "folder", "binary", "NUL", "latin-1",
          "one byte too long"],
 )  # fmt: skip
-async def test_whatever_is_no_text_file_inside_is_refused(project: Path, make: Callable[[Path], None]) -> None:
+async def test_whatever_is_no_text_file_inside_is_refused(
+    project: Path, make: Callable[[Path], None]
+) -> None:
     make(project / "thing")
 
     await refusal(project, "thing")
@@ -234,7 +247,9 @@ async def test_a_file_that_may_not_be_read_is_refused() -> None:
             assert (await refusal(root, "locked.txt")).errno == errno.EACCES
 
 
-async def test_a_file_that_comes_and_goes_is_read_or_refused_but_never_anything_else(project: Path) -> None:
+async def test_a_file_that_comes_and_goes_is_read_or_refused_but_never_anything_else(
+    project: Path,
+) -> None:
     place, done = project / "flicker", False
 
     def swap() -> None:
@@ -284,7 +299,7 @@ async def test_text_comes_as_its_bytes_say(project: Path) -> None:
     assert (await LocalFiles(project).read("odd.txt", LIMIT)).text == "\ufeffa\r\nb\rü🙂\n"
 
 
-# Secrets -------------------------------------------------------------------------------------------------------------
+# Secrets ------------------------------------------------------------------------------------------
 
 
 async def test_a_denied_file_is_refused_under_every_name(project: Path) -> None:
@@ -298,10 +313,12 @@ async def test_a_denied_file_is_refused_under_every_name(project: Path) -> None:
     assert (await LocalFiles(project).read(".env", LIMIT)).text == "TOKEN=1"
 
 
-# Settings ------------------------------------------------------------------------------------------------------------
+# Settings -----------------------------------------------------------------------------------------
 
 
-async def test_a_later_change_of_the_folder_does_not_move_the_root(project: Path, tmp_path: Path) -> None:
+async def test_a_later_change_of_the_folder_does_not_move_the_root(
+    project: Path, tmp_path: Path
+) -> None:
     with contextlib.chdir(project):
         files = LocalFiles("src")
 

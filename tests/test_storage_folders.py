@@ -63,10 +63,14 @@ def outside(tmp_path: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
-# The root stays the same folder ---------------------------------------------------------------------
+# The root stays the same folder -------------------------------------------------------------------
 
 
 def _to_link(root: Path, outside: Path) -> None:
@@ -143,7 +147,9 @@ async def test_the_models_tools_and_a_session_share_the_pin(
     assert contents(outside) == before
 
 
-async def test_a_vanished_root_is_not_made_anew_behind_a_link(tmp_path: Path, outside: Path) -> None:
+async def test_a_vanished_root_is_not_made_anew_behind_a_link(
+    tmp_path: Path, outside: Path
+) -> None:
     root = tmp_path / "workspace" / "root"
     storage = LocalStorage(root)
     await storage.write([("s/t1.md", "ours")])
@@ -174,13 +180,17 @@ async def test_a_root_that_is_a_link_to_somebody_elses_files_is_refused(
     (tmp_path / "root").symlink_to(outside)
     before = contents(outside)
 
-    with pytest.raises(StorageError, match=r"is a link to .*home, which holds files that are not ctxpipe's"):
+    with pytest.raises(
+        StorageError, match=r"is a link to .*home, which holds files that are not ctxpipe's"
+    ):
         await act(LocalStorage(tmp_path / "root"))
 
     assert contents(outside) == before
 
 
-async def test_a_root_that_is_a_link_to_an_empty_folder_or_one_of_ours_is_fine(tmp_path: Path) -> None:
+async def test_a_root_that_is_a_link_to_an_empty_folder_or_one_of_ours_is_fine(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "root").symlink_to(tmp_path / "disk")
 
@@ -189,7 +199,9 @@ async def test_a_root_that_is_a_link_to_an_empty_folder_or_one_of_ours_is_fine(t
         assert Path(path).read_text() == words
 
 
-async def test_the_function_writes_where_it_is_told_and_marks_nothing(tmp_path: Path, outside: Path) -> None:
+async def test_the_function_writes_where_it_is_told_and_marks_nothing(
+    tmp_path: Path, outside: Path
+) -> None:
     (tmp_path / "out").symlink_to(outside)
     history = conversation(user("go"), step("t1", "x", result="data " * 600))
 
@@ -217,7 +229,7 @@ async def test_files_of_the_project_are_read_from_the_same_folder_only(
         assert SECRET not in str(refused.value)
 
 
-# Only regular files, and no waiting -----------------------------------------------------------------
+# Only regular files, and no waiting ---------------------------------------------------------------
 
 
 def _socket(path: Path) -> None:
@@ -240,17 +252,24 @@ SPECIAL: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
-async def test_a_journal_that_is_no_file_is_an_error_at_once(tmp_path: Path, make: Callable[[Path], object]) -> None:
+async def test_a_journal_that_is_no_file_is_an_error_at_once(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
     storage = LocalStorage(tmp_path)
     (tmp_path / "s").mkdir()
     make(tmp_path / "s/journal.jsonl")
 
-    with anyio.fail_after(10), pytest.raises(StorageError, match=r"cannot append to .*journal\.jsonl"):
+    with (
+        anyio.fail_after(10),
+        pytest.raises(StorageError, match=r"cannot append to .*journal\.jsonl"),
+    ):
         await storage.append("s", 0, "x")
 
 
 @pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
-async def test_a_turn_beside_special_files_of_our_names_ends(tmp_path: Path, make: Callable[[Path], object]) -> None:
+async def test_a_turn_beside_special_files_of_our_names_ends(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
     storage = LocalStorage(tmp_path)
     (tmp_path / "s").mkdir()
     for name in ("journal.jsonl", "t1.md", ".ctxpipe-session"):
@@ -259,14 +278,22 @@ async def test_a_turn_beside_special_files_of_our_names_ends(tmp_path: Path, mak
     history = conversation(user("go"), step("t1", "x", result="data " * 600))
 
     with anyio.fail_after(20):
-        result = await ContextPipeline([DirectOffload(storage)]).session("s", journal=storage).run(history)
+        result = (
+            await ContextPipeline([DirectOffload(storage)])
+            .session("s", journal=storage)
+            .run(history)
+        )
         await storage.cleanup(max_bytes=0, max_age=0, records=True)
 
     assert result.messages == history
 
 
-@pytest.mark.parametrize("make", [SPECIAL["pipe"], SPECIAL["socket"], SPECIAL["folder"], SPECIAL["link to a device"]])
-async def test_an_archive_that_is_no_file_is_an_error_at_once(tmp_path: Path, make: Callable[[Path], object]) -> None:
+@pytest.mark.parametrize(
+    "make", [SPECIAL["pipe"], SPECIAL["socket"], SPECIAL["folder"], SPECIAL["link to a device"]]
+)
+async def test_an_archive_that_is_no_file_is_an_error_at_once(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
     make(tmp_path / "compact.json")
 
     with anyio.fail_after(10), pytest.raises(StorageError, match="cannot read the archive"):
@@ -285,11 +312,19 @@ async def test_nothing_is_appended_to_a_file_that_has_a_name_elsewhere(tmp_path:
     assert (tmp_path / ".profile").read_text() == "mine"
 
 
-# File systems ---------------------------------------------------------------------------------------
+# File systems -------------------------------------------------------------------------------------
 
 
 UNSUPPORTED = [
-    *(errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EACCES, errno.EINVAL),
+    *(
+        errno.EPERM,
+        errno.ENOTSUP,
+        errno.EOPNOTSUPP,
+        errno.EMLINK,
+        errno.ENOSYS,
+        errno.EACCES,
+        errno.EINVAL,
+    ),
     *(errno.EXDEV, errno.ENOTTY, errno.EREMOTEIO, errno.EPROTO),
 ]
 FAULTS = [errno.EIO, errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.ESTALE]
@@ -310,7 +345,9 @@ async def test_a_file_system_without_that_call_keeps_texts_and_records(
     fail_always(call, number, monkeypatch)
     storage = LocalStorage(tmp_path / "root", fsync=True)
 
-    written = [path for words in ("one", "two", "one") for path in await storage.write([("s/a.md", words)])]
+    written = [
+        path for words in ("one", "two", "one") for path in await storage.write([("s/a.md", words)])
+    ]
     saved = [await storage.save("s", "compact", [MESSAGE]) for _ in range(2)]
     grown = [await storage.append("s", number, str(number)) for number in range(2)]
 
@@ -356,7 +393,9 @@ async def test_without_links_nobody_takes_a_name_that_another_is_taking(
         for number in range(24):
             tasks.start_soon(write, number)
 
-    assert {words: Path(path).read_text() for words, path in locations.items()} == {words: words for words in locations}
+    assert {words: Path(path).read_text() for words, path in locations.items()} == {
+        words: words for words in locations
+    }
 
 
 async def test_without_links_a_name_that_cannot_be_filled_is_given_back(
@@ -374,14 +413,16 @@ async def test_without_links_a_name_that_cannot_be_filled_is_given_back(
     assert list((tmp_path / "s").glob(".ctxpipe-tmp-*")) == []
 
 
-# A disk that ignores case ---------------------------------------------------------------------------
+# A disk that ignores case -------------------------------------------------------------------------
 
 
 @pytest.fixture
 def folding_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder whose entries are found whatever their case, as on macOS and Windows: names keep theirs, the first wins.
+    """A folder whose entries are found whatever their case, as on macOS and Windows: names keep
+    theirs, the first wins.
 
-    The kernel's own file systems fold case only where they were built for it, so the calls are led to the entry.
+    The kernel's own file systems fold case only where they were built for it, so the calls are led
+    to the entry.
     """
     listdir = os.listdir
 
@@ -394,7 +435,11 @@ def folding_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def lead(call: str, keyword: str = "dir_fd") -> None:
         inner = getattr(os, call)
         monkeypatch.setattr(
-            os, call, lambda name, *more, **options: inner(found(name, options.get(keyword)), *more, **options)
+            os,
+            call,
+            lambda name, *more, **options: inner(
+                found(name, options.get(keyword)), *more, **options
+            ),
         )
 
     for call in ("open", "mkdir", "stat", "access", "unlink", "rmdir"):
@@ -417,7 +462,9 @@ async def test_the_disk_of_these_tests_ignores_case(folding_disk: Path) -> None:
 
 
 @pytest.mark.parametrize("taken", ["hash", "number", "overwrite"])
-@pytest.mark.parametrize("names", [("toolu_A", "toolu_a"), ("a", "A"), ("call_Xy", "call_xY", "CALL_XY")])
+@pytest.mark.parametrize(
+    "names", [("toolu_A", "toolu_a"), ("a", "A"), ("call_Xy", "call_xY", "CALL_XY")]
+)
 async def test_no_two_texts_get_one_file_on_a_disk_that_ignores_case(
     folding_disk: Path, taken: str, names: tuple[str, ...]
 ) -> None:
@@ -432,15 +479,23 @@ async def test_no_two_texts_get_one_file_on_a_disk_that_ignores_case(
     }
 
 
-async def test_the_function_that_overwrites_gives_each_id_its_own_file_again_and_again(folding_disk: Path) -> None:
+async def test_the_function_that_overwrites_gives_each_id_its_own_file_again_and_again(
+    folding_disk: Path,
+) -> None:
     storage = LocalStorage(folding_disk, taken="overwrite")
-    paths = [await storage.write([(f"s/{name}.md", f"{name} {turn}")]) for turn in range(2) for name in ("T", "t")]
+    paths = [
+        await storage.write([(f"s/{name}.md", f"{name} {turn}")])
+        for turn in range(2)
+        for name in ("T", "t")
+    ]
 
     assert paths[:2] == paths[2:]
     assert [(await storage.read(path)).text for [path] in paths[2:]] == ["T 1", "t 1"]
 
 
-async def test_sessions_that_differ_in_case_share_nothing_on_such_a_disk(folding_disk: Path) -> None:
+async def test_sessions_that_differ_in_case_share_nothing_on_such_a_disk(
+    folding_disk: Path,
+) -> None:
     storage = LocalStorage(folding_disk)
     for name in ("Alice", "alice"):
         await storage.write([(f"{session_folder(name)}/t1.md", f"secret of {name}")])
@@ -452,22 +507,30 @@ async def test_sessions_that_differ_in_case_share_nothing_on_such_a_disk(folding
     assert (await storage.read("alice/t1.md")).text == "secret of alice"
 
 
-async def test_results_whose_ids_differ_in_case_come_back_each_as_it_was(folding_disk: Path) -> None:
+async def test_results_whose_ids_differ_in_case_come_back_each_as_it_was(
+    folding_disk: Path,
+) -> None:
     storage = LocalStorage(folding_disk)
     texts = {name: f"{name} " * 400 for name in ("toolu_Ab", "toolu_aB", "toolu_ab")}
     calls = assistant(*(tool_use(name, "x") for name in texts))
     results = user(*(tool_result(name, text) for name, text in texts.items()))
 
-    result = await ContextPipeline([DirectOffload(storage)]).run([user("go"), calls, results], session_id="s")
+    result = await ContextPipeline([DirectOffload(storage)]).run(
+        [user("go"), calls, results], session_id="s"
+    )
 
-    places = {block.tool_use_id: reference(block.content) or "" for block in tool_results(result.messages)}
+    places = {
+        block.tool_use_id: reference(block.content) or "" for block in tool_results(result.messages)
+    }
     assert {name: (await storage.read(where)).text for name, where in places.items()} == texts
 
 
-# Windows --------------------------------------------------------------------------------------------
+# Windows ------------------------------------------------------------------------------------------
 
 
-def test_where_files_cannot_be_opened_below_a_folder_the_storage_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_files_cannot_be_opened_below_a_folder_the_storage_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(os, "supports_dir_fd", set())
 
     for make in (LocalStorage, LocalFiles):
@@ -491,4 +554,7 @@ for make in (ctxpipe.LocalStorage, ctxpipe.storage.LocalFiles):
     except ctxpipe.SettingsError as error:
         print(str(error)[:30])
 """
-    assert python(script).splitlines() == ["LocalStorage needs Linux or ma", "LocalFiles needs Linux or macO"]
+    assert python(script).splitlines() == [
+        "LocalStorage needs Linux or ma",
+        "LocalFiles needs Linux or macO",
+    ]

@@ -21,7 +21,13 @@ from cancellation import cancelled
 from histories import assistant, conversation, text, tool_result, tool_use, user
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import folder_of_another_user, python, python_killed_at, python_of_another_user, small_disk
+from processes import (
+    folder_of_another_user,
+    python,
+    python_killed_at,
+    python_of_another_user,
+    small_disk,
+)
 
 from ctxpipe import (
     Archive,
@@ -82,7 +88,7 @@ def any_umask() -> Iterator[None]:
     os.umask(before)
 
 
-# Settings -----------------------------------------------------------------------------------------------------
+# Settings -----------------------------------------------------------------------------------------
 
 
 def test_it_fulfils_all_protocols(storage: LocalStorage) -> None:
@@ -108,7 +114,9 @@ def test_making_one_touches_no_disk(root: Path) -> None:
     assert not root.exists()
 
 
-async def test_a_later_change_of_the_folder_does_not_move_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_later_change_of_the_folder_does_not_move_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     storage = LocalStorage("below")
     (tmp_path / "elsewhere").mkdir()
@@ -117,10 +125,12 @@ async def test_a_later_change_of_the_folder_does_not_move_it(tmp_path: Path, mon
     assert await storage.write([("s/a.md", "x")]) == [str(tmp_path / "below/s/a.md")]
 
 
-# Writing ------------------------------------------------------------------------------------------------------
+# Writing ------------------------------------------------------------------------------------------
 
 
-async def test_a_batch_lies_where_it_was_said_to_lie_in_order(storage: LocalStorage, root: Path) -> None:
+async def test_a_batch_lies_where_it_was_said_to_lie_in_order(
+    storage: LocalStorage, root: Path
+) -> None:
     written = await storage.write([("s/b.md", "two"), ("s/a.md", "one"), ("t/a.md", "three")])
 
     assert written == [str(root / "s/b.md"), str(root / "s/a.md"), str(root / "t/a.md")]
@@ -148,7 +158,9 @@ async def test_a_lone_surrogate_stays_readable(storage: LocalStorage) -> None:
     assert Path(path).read_text() == "half \\ud83d of a pair"
 
 
-async def test_files_and_folders_are_private_whatever_the_umask(tmp_path: Path, any_umask: None) -> None:
+async def test_files_and_folders_are_private_whatever_the_umask(
+    tmp_path: Path, any_umask: None
+) -> None:
     for umask in (0, 0o022, 0o277, 0o777):
         root = tmp_path / f"{umask:o}" / "deeper"
         os.umask(umask)
@@ -183,18 +195,28 @@ async def test_another_text_goes_to_a_name_with_its_hash(storage: LocalStorage, 
 
     written = [path for words in texts for path in await storage.write([("s/a.md", words)])]
 
-    named = {"one": "a.md", "two": f"a-{content_hash('two')}.md", "three": f"a-{content_hash('three')}.md"}
+    named = {
+        "one": "a.md",
+        "two": f"a-{content_hash('two')}.md",
+        "three": f"a-{content_hash('three')}.md",
+    }
     assert written == [str(root / "s" / named[words]) for words in texts]
     assert [Path(path).read_text() for path in written] == texts
 
 
-async def test_where_even_the_name_with_the_hash_is_taken_a_number_helps(storage: LocalStorage, root: Path) -> None:
-    await storage.write([("s/a.md", "one"), (f"s/a-{content_hash('two')}.md", "an id that looks like it")])
+async def test_where_even_the_name_with_the_hash_is_taken_a_number_helps(
+    storage: LocalStorage, root: Path
+) -> None:
+    await storage.write(
+        [("s/a.md", "one"), (f"s/a-{content_hash('two')}.md", "an id that looks like it")]
+    )
 
     assert await storage.write([("s/a.md", "two")]) == [str(root / "s/a-1.md")]
 
 
-async def test_a_longer_file_that_begins_with_the_same_bytes_is_another_text(storage: LocalStorage) -> None:
+async def test_a_longer_file_that_begins_with_the_same_bytes_is_another_text(
+    storage: LocalStorage,
+) -> None:
     [longer] = await storage.write([("s/a.md", "xxxx")])
     [shorter] = await storage.write([("s/a.md", "xx")])
 
@@ -204,7 +226,9 @@ async def test_a_longer_file_that_begins_with_the_same_bytes_is_another_text(sto
 async def test_with_numbers_each_text_of_a_batch_has_a_file_of_its_own(root: Path) -> None:
     storage = LocalStorage(root, taken="number")
 
-    written = await storage.write([("a.md", "same"), ("a.md", "same"), ("a-1.md", "x"), ("a.md", "other")])
+    written = await storage.write(
+        [("a.md", "same"), ("a.md", "same"), ("a-1.md", "x"), ("a.md", "other")]
+    )
 
     assert [Path(path).name for path in written] == ["a.md", "a-1.md", "a-1-1.md", "a-2.md"]
 
@@ -249,8 +273,15 @@ async def test_a_synced_storage_writes_the_same(root: Path) -> None:
         assert files_below(root / taken) == ["s/a.md", "s/journal.jsonl"]
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["x", "a", "a-1"]), st.text(max_size=3)), max_size=12))
-async def test_a_file_once_named_never_changes_its_bytes(writes: list[tuple[str, str, str]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.sampled_from(["x", "a", "a-1"]), st.text(max_size=3)),
+        max_size=12,
+    )
+)
+async def test_a_file_once_named_never_changes_its_bytes(
+    writes: list[tuple[str, str, str]],
+) -> None:
     with tempfile.TemporaryDirectory() as root:
         # Two storages as of two processes, and ids used again with other texts.
         storages = LocalStorage(root), LocalStorage(root)
@@ -261,11 +292,13 @@ async def test_a_file_once_named_never_changes_its_bytes(writes: list[tuple[str,
             assert {path: Path(path).read_bytes() for path in seen} == seen
 
 
-# Nowhere else -------------------------------------------------------------------------------------------------
+# Nowhere else -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", ["", ".", "..", "/etc/x", "../x", "s/../../x", "s/..", "a\0b"])
-async def test_a_key_that_leads_out_of_the_root_is_refused(storage: LocalStorage, tmp_path: Path, key: str) -> None:
+async def test_a_key_that_leads_out_of_the_root_is_refused(
+    storage: LocalStorage, tmp_path: Path, key: str
+) -> None:
     with pytest.raises(StorageError, match="does not name a file below"):
         storage.location(key)
     with pytest.raises(StorageError):
@@ -273,7 +306,9 @@ async def test_a_key_that_leads_out_of_the_root_is_refused(storage: LocalStorage
     assert files_below(tmp_path) == []
 
 
-async def test_a_link_in_place_of_a_file_is_never_followed(storage: LocalStorage, root: Path, tmp_path: Path) -> None:
+async def test_a_link_in_place_of_a_file_is_never_followed(
+    storage: LocalStorage, root: Path, tmp_path: Path
+) -> None:
     outside = tmp_path / "outside.md"
     outside.write_text("x")
     (root / "s").mkdir(parents=True)
@@ -293,7 +328,9 @@ async def test_a_link_in_place_of_a_file_is_never_followed(storage: LocalStorage
     assert outside.read_text() == "x"
 
 
-async def test_overwriting_replaces_a_link_and_not_what_it_points_to(root: Path, tmp_path: Path) -> None:
+async def test_overwriting_replaces_a_link_and_not_what_it_points_to(
+    root: Path, tmp_path: Path
+) -> None:
     outside = tmp_path / "outside.md"
     outside.write_text("precious")
     (root / "s").mkdir(parents=True)
@@ -301,7 +338,11 @@ async def test_overwriting_replaces_a_link_and_not_what_it_points_to(root: Path,
 
     [path] = await LocalStorage(root, taken="overwrite").write([("s/a.md", "x")])
 
-    assert (Path(path).read_text(), Path(path).is_symlink(), outside.read_text()) == ("x", False, "precious")
+    assert (Path(path).read_text(), Path(path).is_symlink(), outside.read_text()) == (
+        "x",
+        False,
+        "precious",
+    )
 
 
 async def test_a_link_in_place_of_a_session_folder_is_never_followed(
@@ -347,7 +388,7 @@ async def test_what_is_no_file_neither_blocks_nor_leaks_a_descriptor(
     assert open_descriptors() == before
 
 
-# When it cannot -----------------------------------------------------------------------------------------------
+# When it cannot -----------------------------------------------------------------------------------
 
 
 async def test_a_root_that_is_a_file_is_an_error_with_its_cause(tmp_path: Path) -> None:
@@ -434,7 +475,7 @@ async def test_a_record_whose_making_fails_is_not_there(storage: LocalStorage, r
     assert files_below(root) == []
 
 
-# Other processes ----------------------------------------------------------------------------------------------
+# Other processes ----------------------------------------------------------------------------------
 
 
 def test_a_killed_writer_leaves_no_half_file_and_its_draft_is_swept(root: Path) -> None:
@@ -497,7 +538,9 @@ async def test_a_file_that_appears_while_we_write_is_kept(root: Path) -> None:
     assert (Path(path).read_text(), (root / "s/a.md").read_text()) == ("ours", "theirs")
 
 
-@pytest.mark.parametrize(("theirs", "ours_at"), [("ours", "a.md"), ("theirs", f"a-{content_hash('ours')}.md")])
+@pytest.mark.parametrize(
+    ("theirs", "ours_at"), [("ours", "a.md"), ("theirs", f"a-{content_hash('ours')}.md")]
+)
 @pytest.mark.parametrize("links", [True, False])
 async def test_when_another_process_is_faster_its_file_stays(
     root: Path, monkeypatch: pytest.MonkeyPatch, theirs: str, ours_at: str, links: bool
@@ -533,14 +576,18 @@ async def test_a_disk_that_fails_when_the_file_is_named_leaves_no_draft(
     assert files_below(root) == ["s/b.md"]
 
 
-async def test_without_hard_links_it_still_works(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_hard_links_it_still_works(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_links(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")  # as a FAT file system answers
 
     monkeypatch.setattr(os, "link", no_links)
     storage = LocalStorage(root)
 
-    written = [path for words in ("one", "two", "one") for path in await storage.write([("s/a.md", words)])]
+    written = [
+        path for words in ("one", "two", "one") for path in await storage.write([("s/a.md", words)])
+    ]
 
     assert [Path(path).read_text() for path in written] == ["one", "two", "one"]
     assert files_below(root) == [f"s/a-{content_hash('two')}.md", "s/a.md"]
@@ -568,7 +615,7 @@ anyio.run(main, *sys.argv[1:])
     assert len(files_below(root)) == 2000
 
 
-# Reading ------------------------------------------------------------------------------------------------------
+# Reading ------------------------------------------------------------------------------------------
 
 
 async def test_a_text_is_read_in_pages_of_characters(storage: LocalStorage) -> None:
@@ -593,7 +640,9 @@ async def test_a_page_is_a_slice(words: str, offset: int, limit: int | None) -> 
 
 
 @pytest.mark.parametrize("how", ["task", "scope"])
-async def test_reading_can_be_cancelled_at_any_await(storage: LocalStorage, how: Literal["task", "scope"]) -> None:
+async def test_reading_can_be_cancelled_at_any_await(
+    storage: LocalStorage, how: Literal["task", "scope"]
+) -> None:
     await storage.write([("s/a.md", "text")])
     read = [await cancelled(storage.read("s/a.md"), at, how) for at in range(1, 30)]
 
@@ -610,7 +659,9 @@ async def test_a_page_may_lie_across_the_chunks_that_are_read(storage: LocalStor
 
 
 @pytest.mark.parametrize("limits", [{"offset": -1}, {"limit": -1}])
-async def test_a_page_of_a_nonsensical_size_is_refused_by_name(storage: LocalStorage, limits: dict[str, int]) -> None:
+async def test_a_page_of_a_nonsensical_size_is_refused_by_name(
+    storage: LocalStorage, limits: dict[str, int]
+) -> None:
     with pytest.raises(SettingsError, match=f"{next(iter(limits))} is -1; give a whole number"):
         await storage.read("s/a.md", **limits)
 
@@ -647,9 +698,22 @@ async def test_a_text_of_the_function_for_whole_histories_is_found_too(root: Pat
 
 @pytest.mark.parametrize(
     "location",
-    ["", ".", "..", "/etc/passwd", "../outside.md", "s/../../outside.md", "s", "a\0b", "\ud83d.md", "x" * 5000],
+    [
+        "",
+        ".",
+        "..",
+        "/etc/passwd",
+        "../outside.md",
+        "s/../../outside.md",
+        "s",
+        "a\0b",
+        "\ud83d.md",
+        "x" * 5000,
+    ],
 )
-async def test_nothing_is_read_outside_of_the_root(storage: LocalStorage, tmp_path: Path, location: str) -> None:
+async def test_nothing_is_read_outside_of_the_root(
+    storage: LocalStorage, tmp_path: Path, location: str
+) -> None:
     (tmp_path / "outside.md").write_text("secret")
     await storage.write([("s/a.md", "x")])
 
@@ -659,22 +723,32 @@ async def test_nothing_is_read_outside_of_the_root(storage: LocalStorage, tmp_pa
         await anyio.to_thread.run_sync(storage.key, location)
 
 
-async def test_reading_a_thing_that_is_not_there_does_not_make_the_root(storage: LocalStorage, root: Path) -> None:
+async def test_reading_a_thing_that_is_not_there_does_not_make_the_root(
+    storage: LocalStorage, root: Path
+) -> None:
     with pytest.raises(StorageError):
         await storage.read("s/a.md")
 
     assert not root.exists()
 
 
-# Records ------------------------------------------------------------------------------------------------------
+# Records ------------------------------------------------------------------------------------------
 
 
 async def test_records_are_numbered_by_session_and_stem(root: Path) -> None:
-    storage = LocalStorage(root, clock=lambda: datetime(2026, 11, 20, 17, 24, tzinfo=UTC).timestamp())
+    storage = LocalStorage(
+        root, clock=lambda: datetime(2026, 11, 20, 17, 24, tzinfo=UTC).timestamp()
+    )
 
     saved = [
         await storage.save(*record, ["{}"])
-        for record in (("s", "compact"), ("s", "compact"), ("t", "compact"), ("s", "truncate"), ("s", "compact"))
+        for record in (
+            ("s", "compact"),
+            ("s", "compact"),
+            ("t", "compact"),
+            ("s", "truncate"),
+            ("s", "compact"),
+        )
     ]
 
     assert [Path(path).relative_to(root).as_posix() for path in saved] == [
@@ -692,7 +766,9 @@ async def test_the_numbers_go_on_in_another_process(root: Path) -> None:
     assert (await LocalStorage(root).save("s", "compact", ["{}"])).endswith("-2.json")
 
 
-async def test_many_records_saved_at_once_all_have_their_own_number(storage: LocalStorage, root: Path) -> None:
+async def test_many_records_saved_at_once_all_have_their_own_number(
+    storage: LocalStorage, root: Path
+) -> None:
     async with anyio.create_task_group() as tasks:
         for number in range(30):
             tasks.start_soon(storage.save, "s", "compact", [str(number)])
@@ -701,7 +777,9 @@ async def test_many_records_saved_at_once_all_have_their_own_number(storage: Loc
     assert sorted(int(number) for [number] in held) == list(range(30))
 
 
-async def test_records_are_listed_by_session_oldest_first_without_the_texts(storage: LocalStorage, root: Path) -> None:
+async def test_records_are_listed_by_session_oldest_first_without_the_texts(
+    storage: LocalStorage, root: Path
+) -> None:
     await storage.write([("s/a.md", "x")])
     saved = [await storage.save("s", "z", ["1"]), await storage.save("s", "a", ["2"])]
     await storage.append("s", 0, "x")
@@ -714,14 +792,16 @@ async def test_records_are_listed_by_session_oldest_first_without_the_texts(stor
     assert await storage.records("nobody") == []
 
 
-async def test_hostile_names_of_sessions_and_records_stay_inside(storage: LocalStorage, root: Path) -> None:
+async def test_hostile_names_of_sessions_and_records_stay_inside(
+    storage: LocalStorage, root: Path
+) -> None:
     for hostile in ("../../x", "/etc", "", "a/b"):
         saved = await storage.save(hostile, hostile, ["{}"])
         assert Path(saved).parent == root / session_folder(hostile)
         assert await storage.records(hostile) == [saved]
 
 
-# Cleaning up --------------------------------------------------------------------------------------------------
+# Cleaning up --------------------------------------------------------------------------------------
 
 
 async def aged(storage: LocalStorage, ages: dict[str, int], size: int = 100) -> list[str]:
@@ -756,7 +836,9 @@ async def test_what_is_too_old_goes(dated: LocalStorage, root: Path) -> None:
 
 
 async def test_the_oldest_go_until_the_rest_fits(dated: LocalStorage, root: Path) -> None:
-    [second, first, _, _] = await aged(dated, {"s/b.md": 30, "s/a.md": 40, "t/c.md": 20, "s/d.md": 10})
+    [second, first, _, _] = await aged(
+        dated, {"s/b.md": 30, "s/a.md": 40, "t/c.md": 20, "s/d.md": 10}
+    )
 
     cleaned = await dated.cleanup(max_bytes=200)
 
@@ -764,7 +846,9 @@ async def test_the_oldest_go_until_the_rest_fits(dated: LocalStorage, root: Path
     assert files_below(root) == ["s/d.md", "t/c.md"]
 
 
-async def test_a_folder_goes_when_it_has_been_empty_for_an_hour(dated: LocalStorage, root: Path) -> None:
+async def test_a_folder_goes_when_it_has_been_empty_for_an_hour(
+    dated: LocalStorage, root: Path
+) -> None:
     await aged(dated, {"s/a.md": 10, "t/b.md": 10, "u/c.md": 1})
 
     await dated.cleanup(max_age=5)
@@ -785,15 +869,39 @@ LIVE = "s/tool-result-live.md"
         [user(tool_result("live", placeholder(DIRECT, f"/root/{LIVE}")))],
         [user(tool_result("live", placeholder(BATCH, f"./{LIVE}")))],
         [user(tool_result("live", placeholder(BATCH, f"C:\\{LIVE}".replace("/", "\\"))))],
-        [user(tool_result("live", placeholder(DIRECT, f"/root [1]/{LIVE}", "x" * 99, Preview(5, 5))))],
-        [user(tool_result("live", [text(placeholder(DIRECT, f"/root/{LIVE}")), {"type": "image"}]))],
-        [assistant(tool_use("live", "write", {"edits": [{"new": placeholder(BATCH, f"./{LIVE}")}]}))],
-        [{"role": "user", "content": f"It said {placeholder(BATCH, f'./{LIVE}')} and {placeholder(BATCH, './x.md')}"}],
+        [
+            user(
+                tool_result(
+                    "live", placeholder(DIRECT, f"/root [1]/{LIVE}", "x" * 99, Preview(5, 5))
+                )
+            )
+        ],
+        [
+            user(
+                tool_result("live", [text(placeholder(DIRECT, f"/root/{LIVE}")), {"type": "image"}])
+            )
+        ],
+        [
+            assistant(
+                tool_use("live", "write", {"edits": [{"new": placeholder(BATCH, f"./{LIVE}")}]})
+            )
+        ],
+        [
+            {
+                "role": "user",
+                "content": f"It said {placeholder(BATCH, f'./{LIVE}')} and {placeholder(BATCH, './x.md')}",
+            }
+        ],
         [
             {
                 "role": "assistant",
                 "content": [
-                    ToolUseBlock(type="tool_use", id="a", name="w", input={"text": placeholder(BATCH, f"./{LIVE}")})
+                    ToolUseBlock(
+                        type="tool_use",
+                        id="a",
+                        name="w",
+                        input={"text": placeholder(BATCH, f"./{LIVE}")},
+                    )
                 ],
             }
         ],
@@ -821,7 +929,9 @@ async def test_records_go_only_when_asked(dated: LocalStorage, root: Path) -> No
     assert files_below(root) == []
 
 
-async def test_drafts_go_only_when_nobody_can_be_writing_them(dated: LocalStorage, root: Path) -> None:
+async def test_drafts_go_only_when_nobody_can_be_writing_them(
+    dated: LocalStorage, root: Path
+) -> None:
     await dated.write([("s/a.md", "x")])
     for name, age in (("1", 3601), ("2", 3599)):
         (root / f"s/.ctxpipe-tmp-{name}-0-0").write_text("half")
@@ -845,8 +955,12 @@ async def test_files_that_are_not_ours_stay(dated: LocalStorage, root: Path) -> 
     assert files_below(root) == sorted([*theirs, "s/link.md"])
 
 
-@pytest.mark.parametrize("limits", [{"max_bytes": -1}, {"max_age": -0.5}, {"max_age": float("nan")}])
-async def test_a_nonsensical_limit_is_refused_by_name(storage: LocalStorage, limits: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "limits", [{"max_bytes": -1}, {"max_age": -0.5}, {"max_age": float("nan")}]
+)
+async def test_a_nonsensical_limit_is_refused_by_name(
+    storage: LocalStorage, limits: dict[str, Any]
+) -> None:
     with pytest.raises(SettingsError, match=f"{next(iter(limits))} is "):
         await storage.cleanup(**limits)
 
@@ -867,7 +981,9 @@ async def test_cleaning_up_while_others_write_and_clean_up_harms_nobody(root: Pa
 
 
 async def test_a_text_can_be_json(storage: LocalStorage) -> None:
-    [path] = await storage.write([("s/a.md", json.dumps([{"type": "text", "text": "漢"}], ensure_ascii=False))])
+    [path] = await storage.write(
+        [("s/a.md", json.dumps([{"type": "text", "text": "漢"}], ensure_ascii=False))]
+    )
 
     assert json.loads(Path(path).read_text()) == [text("漢")]
 
@@ -878,13 +994,19 @@ async def test_live_is_a_list_of_histories(storage: LocalStorage, live: Any) -> 
         await storage.cleanup(max_age=1, live=live)
 
 
-@pytest.mark.parametrize("limits", [{"max_age": "30d"}, {"max_age": True}, {"max_bytes": "2GB"}, {"max_bytes": 1.5}])
-async def test_limits_of_the_wrong_type_are_refused_by_name(storage: LocalStorage, limits: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "limits", [{"max_age": "30d"}, {"max_age": True}, {"max_bytes": "2GB"}, {"max_bytes": 1.5}]
+)
+async def test_limits_of_the_wrong_type_are_refused_by_name(
+    storage: LocalStorage, limits: dict[str, Any]
+) -> None:
     with pytest.raises(SettingsError, match=f"{next(iter(limits))} is "):
         await storage.cleanup(**limits)
 
 
 @pytest.mark.parametrize("session_id", [None, 5, "", object()])
-async def test_a_session_is_deleted_by_its_name_only(storage: LocalStorage, session_id: Any) -> None:
+async def test_a_session_is_deleted_by_its_name_only(
+    storage: LocalStorage, session_id: Any
+) -> None:
     with pytest.raises(SettingsError, match="session_id is "):
         await storage.delete(session_id)

@@ -72,11 +72,13 @@ async def clean_up_everything(storage: LocalStorage) -> None:
         await storage.cleanup(max_bytes=0, max_age=0, records=records)
 
 
-# Marks ----------------------------------------------------------------------------------------------
+# Marks --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("exists", [False, True])
-async def test_a_root_that_is_made_or_empty_is_marked_and_kept_out_of_git(tmp_path: Path, exists: bool) -> None:
+async def test_a_root_that_is_made_or_empty_is_marked_and_kept_out_of_git(
+    tmp_path: Path, exists: bool
+) -> None:
     root = tmp_path / "root"
     if exists:
         root.mkdir()
@@ -89,8 +91,12 @@ async def test_a_root_that_is_made_or_empty_is_marked_and_kept_out_of_git(tmp_pa
     assert (root / ".gitignore").read_text() == "*\n"
 
 
-@pytest.mark.parametrize("content", ["README.md", ".git/config", ".gitignore", "src/main.py", ".DS_Store"])
-async def test_a_folder_with_other_content_is_used_and_never_marked(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    "content", ["README.md", ".git/config", ".gitignore", "src/main.py", ".DS_Store"]
+)
+async def test_a_folder_with_other_content_is_used_and_never_marked(
+    tmp_path: Path, content: str
+) -> None:
     write_old(tmp_path, [content])
 
     for _ in range(2):
@@ -145,7 +151,14 @@ sys.exit(sum(process.wait() for process in running))
 
     for turn in range(40):
         found = names_below(tmp_path / str(turn))
-        assert {"a/a.md", "b/a.md", "c/a.md", "both/a.md", f"a/{SESSION_MARK}", f"both/{SESSION_MARK}"} <= found
+        assert {
+            "a/a.md",
+            "b/a.md",
+            "c/a.md",
+            "both/a.md",
+            f"a/{SESSION_MARK}",
+            f"both/{SESSION_MARK}",
+        } <= found
         assert {ROOT_MARK, ".gitignore"} <= found
         assert not [name for name in found if "tmp" in name]
 
@@ -172,7 +185,7 @@ anyio.run(LocalStorage(sys.argv[1]).write, [("s/a.md", "x")])
     assert (root / "s/a.md").read_text() == "x"
 
 
-# Newer and damaged marks ----------------------------------------------------------------------------
+# Newer and damaged marks --------------------------------------------------------------------------
 
 NEWER = json.dumps({"form": 2, "folders": "elsewhere"})
 
@@ -192,7 +205,9 @@ NEWER = json.dumps({"form": 2, "folders": "elsewhere"})
     ],
     ids=["write", "read", "save", "append", "entries", "set aside", "records", "cleanup", "delete"],
 )
-async def test_a_root_of_a_newer_form_is_refused_and_left_alone(tmp_path: Path, act: Callable[[Any], Any]) -> None:
+async def test_a_root_of_a_newer_form_is_refused_and_left_alone(
+    tmp_path: Path, act: Callable[[Any], Any]
+) -> None:
     await LocalStorage(tmp_path).write([("s/a.md", "x")])
     (tmp_path / ROOT_MARK).write_text(NEWER)
     before = names_below(tmp_path)
@@ -215,7 +230,11 @@ async def test_a_session_of_a_newer_form_is_neither_written_nor_deleted(tmp_path
     storage = LocalStorage(tmp_path)
 
     for _ in range(2):
-        for act in (storage.write([("s/b.md", "x")]), storage.append("s", 0, "x"), storage.delete("s")):
+        for act in (
+            storage.write([("s/b.md", "x")]),
+            storage.append("s", 0, "x"),
+            storage.delete("s"),
+        ):
             with pytest.raises(StorageError, match="newer ctxpipe"):
                 await act
         with pytest.raises(StorageError, match="newer ctxpipe"):
@@ -265,7 +284,7 @@ async def test_a_mark_that_is_no_file_gives_no_right_to_delete(tmp_path: Path, k
     assert (root / "s/a.md").read_text() == "mine"
 
 
-# Files of others ------------------------------------------------------------------------------------
+# Files of others ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("beside", [[], ["s/b.md"], ["docs/t1.md", "job/t1.md"]])
@@ -281,7 +300,9 @@ async def test_a_name_like_ours_proves_nothing(tmp_path: Path, beside: list[str]
             await storage.delete(name)
     await LocalStorage(tmp_path).write([(key, "ours") for key in beside])
 
-    assert {name for name in names_below(tmp_path) if (tmp_path / name).read_text() == "mine"} == set(OURS_BY_NAME)
+    assert {
+        name for name in names_below(tmp_path) if (tmp_path / name).read_text() == "mine"
+    } == set(OURS_BY_NAME)
 
 
 async def test_files_of_others_in_our_folders_stay_with_the_folder(tmp_path: Path) -> None:
@@ -300,7 +321,9 @@ async def test_files_of_others_in_our_folders_stay_with_the_folder(tmp_path: Pat
 
 
 @pytest.mark.parametrize("session", ["docs", "s"])
-async def test_files_that_others_put_into_a_folder_that_we_made_stay(tmp_path: Path, session: str) -> None:
+async def test_files_that_others_put_into_a_folder_that_we_made_stay(
+    tmp_path: Path, session: str
+) -> None:
     storage = LocalStorage(tmp_path)
     await storage.write([(f"{session}/t1.md", "ours"), ("tool-result-1.md", "ours")])
     await storage.append(session, 0, "x")
@@ -317,7 +340,9 @@ async def test_files_that_others_put_into_a_folder_that_we_made_stay(tmp_path: P
     assert not (tmp_path / session / "journal.jsonl").exists()
 
 
-@pytest.mark.parametrize("name", [".ctxpipe-tmp-notes", ".ctxpipe-tmp-1", ".ctxpipe-tmp-1-2-3.md", ".ctxpipe-tmp-"])
+@pytest.mark.parametrize(
+    "name", [".ctxpipe-tmp-notes", ".ctxpipe-tmp-1", ".ctxpipe-tmp-1-2-3.md", ".ctxpipe-tmp-"]
+)
 async def test_a_name_that_begins_like_a_temporary_file_is_none(tmp_path: Path, name: str) -> None:
     await LocalStorage(tmp_path).write([("s/a.md", "x")])
     write_old(tmp_path, [name, f"s/{name}"])
@@ -331,7 +356,9 @@ async def test_a_name_that_begins_like_a_temporary_file_is_none(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("folder", ["s", ""])
-async def test_a_mark_that_is_another_file_by_a_second_name_is_not_written_to(tmp_path: Path, folder: str) -> None:
+async def test_a_mark_that_is_another_file_by_a_second_name_is_not_written_to(
+    tmp_path: Path, folder: str
+) -> None:
     storage = LocalStorage(tmp_path / "root")
     await storage.write([(f"{folder}/a.md".lstrip("/"), "x")])
     mark = tmp_path / "root" / folder / (SESSION_MARK if folder else ROOT_MARK)
@@ -358,7 +385,9 @@ async def test_a_torn_line_of_the_mark_costs_one_name(tmp_path: Path) -> None:
     assert [Path(path).name for path in deleted.files] == ["a.md", "c.md"]
 
 
-@pytest.mark.parametrize("name", ["report.md", "mine.log", "übersicht.md", "half \ud83d.md", "a b\n.md"])
+@pytest.mark.parametrize(
+    "name", ["report.md", "mine.log", "übersicht.md", "half \ud83d.md", "a b\n.md"]
+)
 async def test_a_file_of_any_name_that_was_written_here_is_known(tmp_path: Path, name: str) -> None:
     storage = LocalStorage(tmp_path)
     [text] = await storage.write([(f"s/{name.replace(chr(0xD83D), '')}", "x")])
@@ -393,8 +422,12 @@ def trees(draw: st.DrawFn) -> list[str]:
     return sorted({draw(folder) + draw(name) for _ in range(draw(st.integers(1, 8)))})
 
 
-@given(trees(), st.lists(st.sampled_from(["write", "save", "append", "clean", "delete"]), max_size=8))
-async def test_whatever_is_done_the_files_that_were_there_stay(tree: list[str], acts: list[str]) -> None:
+@given(
+    trees(), st.lists(st.sampled_from(["write", "save", "append", "clean", "delete"]), max_size=8)
+)
+async def test_whatever_is_done_the_files_that_were_there_stay(
+    tree: list[str], acts: list[str]
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         write_old(root, tree)
@@ -403,7 +436,9 @@ async def test_whatever_is_done_the_files_that_were_there_stay(tree: list[str], 
             try:
                 match act:
                     case "write":
-                        await storage.write([(f"{session}/t1.md", f"text {number}"), ("tool-result-t1.md", "text")])
+                        await storage.write(
+                            [(f"{session}/t1.md", f"text {number}"), ("tool-result-t1.md", "text")]
+                        )
                     case "save":
                         await storage.save(session, "compact", [MESSAGE])
                     case "append" if f"{session}/journal.jsonl" not in tree:
@@ -419,7 +454,7 @@ async def test_whatever_is_done_the_files_that_were_there_stay(tree: list[str], 
         assert {name: (root / name).read_text() for name in tree} == dict.fromkeys(tree, "mine")
 
 
-# Our own --------------------------------------------------------------------------------------------
+# Our own ------------------------------------------------------------------------------------------
 
 
 async def test_clean_up_knows_every_file_that_stages_and_sessions_write(tmp_path: Path) -> None:
@@ -462,7 +497,10 @@ async def test_a_journal_protects_its_session_as_long_as_it_is_young(tmp_path: P
     assert (await storage.cleanup(max_bytes=0, records=True)).files == ()
     cleaned = await storage.cleanup(max_age=30 * 86_400, max_bytes=0, records=True)
 
-    assert {str(Path(path).relative_to(tmp_path)) for path in cleaned.files} == {"old/a.md", "old/journal.jsonl"}
+    assert {str(Path(path).relative_to(tmp_path)) for path in cleaned.files} == {
+        "old/a.md",
+        "old/journal.jsonl",
+    }
 
 
 async def test_a_file_that_was_written_again_since_it_was_looked_at_stays(tmp_path: Path) -> None:
@@ -477,11 +515,13 @@ async def test_a_file_that_was_written_again_since_it_was_looked_at_stays(tmp_pa
     assert Path(path).exists()
 
 
-# One session ----------------------------------------------------------------------------------------
+# One session --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["s", "Tenant/S", "../s", "漢字", "a" * 300, "con"])
-async def test_deleting_a_session_leaves_nothing_of_it_and_all_of_the_others(tmp_path: Path, name: str) -> None:
+async def test_deleting_a_session_leaves_nothing_of_it_and_all_of_the_others(
+    tmp_path: Path, name: str
+) -> None:
     storage = LocalStorage(tmp_path)
     pipeline = ContextPipeline([DirectOffload(storage)])
     for session in (name, "other"):

@@ -11,7 +11,17 @@ from typing import Any, cast
 
 import pytest
 from anthropic.types import TextBlock, ToolUseBlock
-from histories import assistant, conversation, histories, step, text, tool_result, tool_use, user, view
+from histories import (
+    assistant,
+    conversation,
+    histories,
+    step,
+    text,
+    tool_result,
+    tool_use,
+    user,
+    view,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,26 +69,42 @@ def hiding(secret: str) -> Callable[[str], str]:
 
 
 def leaks(root: Path) -> list[str]:
-    return [path.name for path in root.rglob("*") if path.is_file() and PART.encode() in path.read_bytes()]
+    return [
+        path.name
+        for path in root.rglob("*")
+        if path.is_file() and PART.encode() in path.read_bytes()
+    ]
 
 
 def conversation_with(secret: str) -> list[Message]:
     """*secret* wherever a message can hold text."""
-    call: Any = tool_use("t2", "run", {"env": [{"deep": {secret: [secret, 1]}}], "at": Path(secret)})
+    call: Any = tool_use(
+        "t2", "run", {"env": [{"deep": {secret: [secret, 1]}}], "at": Path(secret)}
+    )
     said: Any = text(f"hm {secret}")
     if secret != SURROGATE:  # the SDK's own objects refuse lone surrogates
-        call, said = ToolUseBlock(**{**call, "input": {"deep": {secret: [secret, 1]}}}), TextBlock(**said)
+        call, said = (
+            ToolUseBlock(**{**call, "input": {"deep": {secret: [secret, 1]}}}),
+            TextBlock(**said),
+        )
     return [
         user(f"log in with {secret}, please"),
         assistant(tool_use("t1", "http", {"headers": {"auth": f"Bearer {secret}"}, secret: 1})),
-        user(tool_result("t1", [{"type": "text", "text": f"ok {secret}"}, {"type": "future", "of": {"x": secret}}])),
+        user(
+            tool_result(
+                "t1",
+                [{"type": "text", "text": f"ok {secret}"}, {"type": "future", "of": {"x": secret}}],
+            )
+        ),
         cast("Message", {"role": "assistant", "content": [said, call]}),
         user(tool_result("t2", f"done {secret}"), {"type": "text", "text": secret}),
     ]
 
 
 @secrets
-async def test_a_secret_reaches_no_archive_text_or_journal_in_any_form(secret: str, tmp_path: Path) -> None:
+async def test_a_secret_reaches_no_archive_text_or_journal_in_any_form(
+    secret: str, tmp_path: Path
+) -> None:
     storage, history = LocalStorage(tmp_path, redact=hiding(secret)), conversation_with(secret)
 
     await storage.save("s", "compact", {"form": 1, "messages": history})
@@ -91,8 +117,12 @@ async def test_a_secret_reaches_no_archive_text_or_journal_in_any_form(secret: s
     assert len(list((tmp_path / "s").glob("*"))) >= 3
 
 
-@pytest.mark.parametrize("secret", SECRETS[:6] + SECRETS[7:])  # no surrogate is sent, so none comes back
-async def test_a_session_with_every_stage_writes_no_secret_down(secret: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "secret", SECRETS[:6] + SECRETS[7:]
+)  # no surrogate is sent, so none comes back
+async def test_a_session_with_every_stage_writes_no_secret_down(
+    secret: str, tmp_path: Path
+) -> None:
     async def summarize(messages: Any, /) -> Summary:
         return Summary(f"The password is {secret}.")
 
@@ -103,13 +133,18 @@ async def test_a_session_with_every_stage_writes_no_secret_down(secret: str, tmp
         user(f"log in with {secret}"),
         step("t1", result=f"{secret} and more\n" * 90),
         [assistant(tool_use("t2", "run", {})), user(tool_result("t2", blocks))],
-        [assistant(tool_use("t3", "run", {"script": f"{secret}\n" * 900})), user(tool_result("t3", "ok"))],
+        [
+            assistant(tool_use("t3", "run", {"script": f"{secret}\n" * 900})),
+            user(tool_result("t3", "ok")),
+        ],
         *views,
         user(f"and now with {secret}"),
     )
     stages: list[Stage] = [
         DirectOffload(storage, min_chars=500),
-        BatchOffload(storage, min_chars=100, keep_recent=0, inputs=frozenset({"run"}), min_input_chars=500),
+        BatchOffload(
+            storage, min_chars=100, keep_recent=0, inputs=frozenset({"run"}), min_input_chars=500
+        ),
         Compact(summarize, storage, evidence_tokens=60),
         SmartTruncate(archive=storage),
     ]
@@ -119,7 +154,9 @@ async def test_a_session_with_every_stage_writes_no_secret_down(secret: str, tmp
         for stop in (3, 5, 7, 60, len(history)):
             await session.run(history[:stop], force=stop == len(history))
 
-    names = {re.sub(r"-\d{8}T\d{6}Z-\d+|-[0-9a-f]{8}", "", path.name) for path in tmp_path.rglob("*.*")}
+    names = {
+        re.sub(r"-\d{8}T\d{6}Z-\d+|-[0-9a-f]{8}", "", path.name) for path in tmp_path.rglob("*.*")
+    }
     listed = {"compact-paths.txt"} if secret.isprintable() and '"' not in secret else set()
     assert {"t1.md", "t2.md", NAME, "compact.json", *listed} <= names
     assert leaks(tmp_path) == []
@@ -133,8 +170,12 @@ async def test_a_session_with_every_stage_writes_no_secret_down(secret: str, tmp
         pytest.param("S3CR3T7-" * 40, id="the end of a command line"),
     ],
 )
-@pytest.mark.parametrize("is_kept", [True, False], ids=["the history is kept", "the context is adopted"])
-async def test_no_part_of_a_secret_is_cut_out_for_the_evidence(secret: str, is_kept: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "is_kept", [True, False], ids=["the history is kept", "the context is adopted"]
+)
+async def test_no_part_of_a_secret_is_cut_out_for_the_evidence(
+    secret: str, is_kept: bool, tmp_path: Path
+) -> None:
     async def summarize(messages: Any, /) -> Summary:
         return Summary("All is well.")
 
@@ -143,7 +184,10 @@ async def test_no_part_of_a_secret_is_cut_out_for_the_evidence(secret: str, is_k
     session = pipeline.session("s", journal=storage)
     history = conversation(
         user(f"Use {secret} with care. " + "Mind it. " * 2000 + secret),
-        *(step(f"t{number}", "run", {"command": f"get {secret}"}, "x " * 1500) for number in range(2)),
+        *(
+            step(f"t{number}", "run", {"command": f"get {secret}"}, "x " * 1500)
+            for number in range(2)
+        ),
         assistant(f"I used {secret}."),
         user("Go on."),
     )
@@ -171,7 +215,7 @@ def test_a_secret_deep_in_an_input_is_found(depth: int) -> None:
     assert parse_archive("".join(encode_record(history)), "a.json") == history
 
 
-# What is left alone -----------------------------------------------------------------------------------------------
+# What is left alone -------------------------------------------------------------------------------
 
 GREEDY: dict[str, Callable[[str], str]] = {
     "long hex": lambda text: re.sub(r"[0-9a-f]{16,}", "***", text),
@@ -184,9 +228,13 @@ greedy = pytest.mark.parametrize("redact", GREEDY.values(), ids=list(GREEDY))
 
 
 @greedy
-async def test_whatever_redact_does_an_archive_can_be_read_back(redact: Callable[[str], str], tmp_path: Path) -> None:
+async def test_whatever_redact_does_an_archive_can_be_read_back(
+    redact: Callable[[str], str], tmp_path: Path
+) -> None:
     history = conversation_with("a" * 40)
-    path = await LocalStorage(tmp_path, redact=redact).save("s", "compact", {"form": 1, "messages": history})
+    path = await LocalStorage(tmp_path, redact=redact).save(
+        "s", "compact", {"form": 1, "messages": history}
+    )
 
     found = await load_archive(path)
 
@@ -205,7 +253,11 @@ def test_redacting_keeps_the_number_and_the_shape_of_messages(
     def shape(value: Any) -> Any:
         if isinstance(value, dict):
             return sorted(map(repr, map(shape, value.values())))
-        return [shape(item) for item in value] if isinstance(value, list) else isinstance(value, str) or value
+        return (
+            [shape(item) for item in value]
+            if isinstance(value, list)
+            else isinstance(value, str) or value
+        )
 
     assert list(map(shape, found)) == list(map(shape, json.loads(json.dumps(history))))
 
@@ -220,11 +272,17 @@ def test_keys_that_become_the_same_keep_their_values() -> None:
 
     text = "".join(encode_record([call], lambda text: re.sub(r"sk-\d", "[key]", text)))
 
-    assert json.loads(text)[0]["content"][0]["input"] == {"[key]": 1, "[key] 2": 2, "[key] 3": {"[key]": 4}}
+    assert json.loads(text)[0]["content"][0]["input"] == {
+        "[key]": 1,
+        "[key] 2": 2,
+        "[key] 3": {"[key]": 4},
+    }
 
 
 @greedy
-async def test_a_journal_is_trusted_whatever_redact_does(redact: Callable[[str], str], tmp_path: Path) -> None:
+async def test_a_journal_is_trusted_whatever_redact_does(
+    redact: Callable[[str], str], tmp_path: Path
+) -> None:
     storage, history = LocalStorage(tmp_path, redact=redact), [user("sent " + "e" * 64)]
     await ContextPipeline().session("s", journal=storage).run(history)
 
@@ -234,18 +292,22 @@ async def test_a_journal_is_trusted_whatever_redact_does(redact: Callable[[str],
     assert not any("damaged" in notice for notice in (await session.run(history)).notices)
 
 
-@pytest.mark.parametrize("line", ["", " ", "x", "0123456789abcdef {}", "[" * 100_000, "\ud83d {}", "5 5", "é é"])
+@pytest.mark.parametrize(
+    "line", ["", " ", "x", "0123456789abcdef {}", "[" * 100_000, "\ud83d {}", "5 5", "é é"]
+)
 def test_a_line_that_is_none_gives_no_entry(line: str) -> None:
     assert parse_line(line) is None
 
 
-# A session that is resumed ----------------------------------------------------------------------------------------
+# A session that is resumed ------------------------------------------------------------------------
 
 
 async def resumed(
     storage: LocalStorage, history: list[Message], said: str, name: str = "s"
 ) -> tuple[int, tuple[str, ...], bool]:
-    """Summaries paid by a second process, its notices, and whether its context is the one that was sent."""
+    """Summaries paid by a second process, its notices, and whether its context is the one that was
+    sent.
+    """
     calls = 0
 
     async def summarize(messages: Any, /) -> Summary:
@@ -256,7 +318,9 @@ async def resumed(
     def session() -> Any:
         stages = DirectOffload(storage, min_chars=500), Compact(summarize, storage)
         budget = Budget(window=2000, trigger=1200)
-        return ContextPipeline(stages, budget=budget, on_error="raise").session(name, journal=storage)
+        return ContextPipeline(stages, budget=budget, on_error="raise").session(
+            name, journal=storage
+        )
 
     before = await session().run(history)
     paid, calls = calls, 0
@@ -265,11 +329,15 @@ async def resumed(
     return calls, after.notices, after.messages == before.messages
 
 
-LONG = conversation(user("go"), *(step(f"t{n}", result=f"line {n} " * 60) for n in range(20)), user("on"))
+LONG = conversation(
+    user("go"), *(step(f"t{n}", result=f"line {n} " * 60) for n in range(20)), user("on")
+)
 
 
 @pytest.mark.parametrize("session", ["s", "A", "tenant/alice", "🙂", "x" * 300])
-async def test_hiding_what_is_not_said_costs_no_second_summary(session: str, tmp_path: Path) -> None:
+async def test_hiding_what_is_not_said_costs_no_second_summary(
+    session: str, tmp_path: Path
+) -> None:
     storage = LocalStorage(tmp_path, redact=GREEDY["long hex"])
     read = conversation(user("go"), step("t", result="one long result\n" * 90), LONG[1:])
 
@@ -289,14 +357,16 @@ async def test_a_summary_that_was_redacted_is_not_paid_for_again_and_a_notice_sa
 ) -> None:
     storage = LocalStorage(tmp_path, redact=GREEDY[name])
 
-    calls, notices, is_same = await resumed(storage, LONG, f"The commit is {'0123456789abcdef' * 2}.")
+    calls, notices, is_same = await resumed(
+        storage, LONG, f"The commit is {'0123456789abcdef' * 2}."
+    )
 
     assert (calls, is_same) == (0, False)
     assert "redacted" in notices[0]
     assert not any("damaged" in notice for notice in notices)
 
 
-# A redact that fails ----------------------------------------------------------------------------------------------
+# A redact that fails ------------------------------------------------------------------------------
 
 
 def fail(text: str) -> str:
@@ -312,7 +382,9 @@ FAULTY: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("redact", FAULTY.values(), ids=list(FAULTY))
-async def test_a_redact_that_fails_writes_nothing_and_quotes_nothing(redact: Any, tmp_path: Path) -> None:
+async def test_a_redact_that_fails_writes_nothing_and_quotes_nothing(
+    redact: Any, tmp_path: Path
+) -> None:
     storage = LocalStorage(tmp_path, redact=redact)
     attempts: list[Callable[[], Any]] = [
         lambda: storage.write([("s/a.md", PART)]),
@@ -338,23 +410,29 @@ async def test_a_redact_that_fails_leaves_the_result_where_it_is(tmp_path: Path)
     assert leaks(tmp_path) == []
 
 
-# Results of several blocks ----------------------------------------------------------------------------------------
+# Results of several blocks ------------------------------------------------------------------------
 
 
 @secrets
 @pytest.mark.parametrize("indent", [None, 2])
-def test_a_secret_in_blocks_that_are_stored_as_json_is_found(secret: str, indent: int | None) -> None:
+def test_a_secret_in_blocks_that_are_stored_as_json_is_found(
+    secret: str, indent: int | None
+) -> None:
     blocks = [{"type": "text", "text": f"a {secret} b"}, {"type": "text", "text": secret}]
     marks = None if indent else (",", ":")
 
-    text = redact_text(json.dumps(blocks, ensure_ascii=False, indent=indent, separators=marks), hiding(secret))
+    text = redact_text(
+        json.dumps(blocks, ensure_ascii=False, indent=indent, separators=marks), hiding(secret)
+    )
 
     hidden = [{"type": "text", "text": "a [hidden] b"}, {"type": "text", "text": "[hidden]"}]
     assert text == json.dumps(hidden, ensure_ascii=False, indent=indent, separators=marks)
 
 
 @pytest.mark.parametrize("secret", ['a"b', "back\\slash", "two\nlines", "tab\t", "🔑 \ud83d"])
-def test_a_secret_in_json_that_a_tool_printed_is_found_however_often_it_was_quoted(secret: str) -> None:
+def test_a_secret_in_json_that_a_tool_printed_is_found_however_often_it_was_quoted(
+    secret: str,
+) -> None:
     printed = secret
     for _ in range(4):
         printed = f"the answer: {json.dumps({'token': printed})}, and more"
@@ -363,7 +441,8 @@ def test_a_secret_in_json_that_a_tool_printed_is_found_however_often_it_was_quot
 
 
 @pytest.mark.parametrize(
-    "text", ["", '"', '"\\', '"\\"', "\\", '"\\x"', 'C:\\new "D:\\table" 5" wide', '"\\u12"', "[{\\"]
+    "text",
+    ["", '"', '"\\', '"\\"', "\\", '"\\x"', 'C:\\new "D:\\table" 5" wide', '"\\u12"', "[{\\"],
 )
 def test_text_without_a_secret_stays_as_it_is(text: str) -> None:
     assert redact_text(text, hiding(PART)) == text

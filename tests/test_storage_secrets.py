@@ -54,8 +54,25 @@ COPIES = """
 """
 
 SPELLINGS = [
-    *("C:\\Users\\me\\.ssh\\id_custom", "C:\\x\\.env", "..\\.env", "a/./.env", "a//.env", "./.ENVRC", ".Git/Config"),
-    *(".env ", ".env.", ".env::$DATA", "id_rsa:stream", "SECRETS/prod.txt", "．env", ".e\u200dnv", ".gi\u200ct/config"),
+    *(
+        "C:\\Users\\me\\.ssh\\id_custom",
+        "C:\\x\\.env",
+        "..\\.env",
+        "a/./.env",
+        "a//.env",
+        "./.ENVRC",
+        ".Git/Config",
+    ),
+    *(
+        ".env ",
+        ".env.",
+        ".env::$DATA",
+        "id_rsa:stream",
+        "SECRETS/prod.txt",
+        "．env",
+        ".e\u200dnv",
+        ".gi\u200ct/config",
+    ),
     *("server.key (1)", "a/../.env", "x\n/.env", "a" * 5_000, f"src/{'a' * 300}.py"),
 ]
 
@@ -103,7 +120,9 @@ def test_what_only_sounds_like_it_is_none(path: str) -> None:
     st.sampled_from(["", "/srv/app/", "C:\\work\\", "../", "./deep/er/"]),
     st.booleans(),
 )
-def test_neither_the_folder_nor_the_case_nor_the_separator_matters(path: str, above: str, windows: bool) -> None:
+def test_neither_the_folder_nor_the_case_nor_the_separator_matters(
+    path: str, above: str, windows: bool
+) -> None:
     found = path if path.startswith("/") else above + path
 
     assert is_secret(found.upper())
@@ -116,7 +135,9 @@ def test_every_name_has_an_answer(path: str) -> None:
     assert is_secret(f"{path}/.ssh/x{path}")
 
 
-@pytest.mark.parametrize("piece", ["secret", "private_key", "secretpasswordcredential", "/", "x.bak", "~", ".1", ":"])
+@pytest.mark.parametrize(
+    "piece", ["secret", "private_key", "secretpasswordcredential", "/", "x.bak", "~", ".1", ":"]
+)
 def test_no_path_takes_long(piece: str) -> None:
     for size in (250, 4_000, 5_000_000):
         assert is_secret(piece * (size // len(piece))) in (True, False)

@@ -31,8 +31,12 @@ from ctxpipe.testing import (
     tool_use,
 )
 
-HISTORY = conversation(user("Fix it."), step("toolu_1", "bash", {"command": "make"}, "ok"), assistant("Done."))
-TOOLS: Any = [{"name": "bash", "description": "Run it.", "input_schema": {"type": "object", "properties": {}}}]
+HISTORY = conversation(
+    user("Fix it."), step("toolu_1", "bash", {"command": "make"}, "ok"), assistant("Done.")
+)
+TOOLS: Any = [
+    {"name": "bash", "description": "Run it.", "input_schema": {"type": "object", "properties": {}}}
+]
 
 
 @asynccontextmanager
@@ -40,7 +44,9 @@ async def serving(
     script: Script, model: Model | None = None, **client: Any
 ) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
     async with (
-        MessagesServer(script, counter=lambda text: len(text) // 4, model=model or Model()) as server,
+        MessagesServer(
+            script, counter=lambda text: len(text) // 4, model=model or Model()
+        ) as server,
         anthropic.AsyncAnthropic(base_url=server.url, api_key="test", **client) as sdk,
     ):
         yield server, sdk
@@ -54,7 +60,7 @@ def prompt_of(body: RequestBody) -> str:
     return str(body["messages"][-1]["content"])
 
 
-# Transcript ----------------------------------------------------------------------------------------------------------
+# Transcript ---------------------------------------------------------------------------------------
 
 
 async def test_a_cheap_separate_model_reads_the_transcript() -> None:
@@ -93,7 +99,9 @@ async def test_the_model_comes_from_the_environment(monkeypatch: pytest.MonkeyPa
     assert server.requests[0].body["model"] == "from-the-environment"
 
 
-async def test_a_client_of_its_own_is_made_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_of_its_own_is_made_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with serving(["ok"]) as (server, _):
         monkeypatch.setenv("ANTHROPIC_API_KEY", "from-the-environment")
         monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
@@ -103,7 +111,9 @@ async def test_a_client_of_its_own_is_made_from_the_environment(monkeypatch: pyt
     assert server.refused == []
 
 
-async def test_without_client_and_credentials_the_extractive_summariser_writes_and_is_named() -> None:
+async def test_without_client_and_credentials_the_extractive_summariser_writes_and_is_named() -> (
+    None
+):
     summary = await AnthropicSummarizer(max_words=300)(HISTORY)
 
     assert summary.text == ExtractiveSummarizer(300).summarise(HISTORY)
@@ -130,10 +140,14 @@ async def test_an_answer_that_is_no_whole_summary_is_a_failure(reply: Any) -> No
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_words": 40}, {"max_tokens": 100}, {"window": 6000}])
-async def test_an_answer_cut_off_is_asked_for_once_more_shorter_and_with_more_room(settings: dict[str, Any]) -> None:
+async def test_an_answer_cut_off_is_asked_for_once_more_shorter_and_with_more_room(
+    settings: dict[str, Any],
+) -> None:
     cut = answer("half a sent", stop_reason="max_tokens")
     async with serving([cut, "Whole."]) as (server, client):
-        summary = await summarised(AnthropicSummarizer(client, **settings), HISTORY, Retry(sleep=no_sleep))
+        summary = await summarised(
+            AnthropicSummarizer(client, **settings), HISTORY, Retry(sleep=no_sleep)
+        )
 
     first, second = server.requests
     assert (summary.text, summary.attempts) == ("Whole.", 2)
@@ -141,7 +155,9 @@ async def test_an_answer_cut_off_is_asked_for_once_more_shorter_and_with_more_ro
     assert second.body["messages"] != first.body["messages"]
 
 
-@pytest.mark.parametrize(("reply", "calls"), [(refusal("No."), 1), (answer("hal", stop_reason="max_tokens"), 2)])
+@pytest.mark.parametrize(
+    ("reply", "calls"), [(refusal("No."), 1), (answer("hal", stop_reason="max_tokens"), 2)]
+)
 @pytest.mark.parametrize("mode", ["transcript", "inline"])
 async def test_what_the_model_will_not_answer_is_not_asked_word_for_word_again(
     reply: Any, calls: int, mode: Any
@@ -160,7 +176,8 @@ async def test_thoughts_before_the_summary_are_not_part_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "failure", [server_error(), overloaded(), rate_limited(0), Cut(), Cut(after=answer("half a line"))]
+    "failure",
+    [server_error(), overloaded(), rate_limited(0), Cut(), Cut(after=answer("half a line"))],
 )
 async def test_the_sdks_own_retries_are_off(failure: Any) -> None:
     async with serving([failure, answer("never")], max_retries=7) as (server, client):
@@ -174,7 +191,10 @@ async def test_a_history_longer_than_the_models_window_is_summarised_in_parts_th
     long = conversation(*(chat(20, words=100) for _ in range(20)))
     model = Model(window=8000)
 
-    async with serving(lambda body: f"Part of {len(prompt_of(body))} characters.", model) as (server, client):
+    async with serving(lambda body: f"Part of {len(prompt_of(body))} characters.", model) as (
+        server,
+        client,
+    ):
         summarize = AnthropicSummarizer(client, window=model.window)
         summary = await summarised(summarize, long, Retry(sleep=no_sleep))
 
@@ -182,7 +202,9 @@ async def test_a_history_longer_than_the_models_window_is_summarised_in_parts_th
     assert server.calls > 10
     assert summary.attempts == server.calls
     assert summary.input_tokens == sum(request.tokens for request in server.requests)
-    assert all("<earlier_summary>\nPart of" in prompt_of(request.body) for request in server.requests[1:])
+    assert all(
+        "<earlier_summary>\nPart of" in prompt_of(request.body) for request in server.requests[1:]
+    )
 
 
 async def test_a_prompt_that_the_api_finds_too_long_is_cut_in_half() -> None:
@@ -194,11 +216,13 @@ async def test_a_prompt_that_the_api_finds_too_long_is_cut_in_half() -> None:
     assert server.calls == 3
 
 
-# Inline --------------------------------------------------------------------------------------------------------------
+# Inline -------------------------------------------------------------------------------------------
 
 
 def inline(client: anthropic.AsyncAnthropic, **settings: Any) -> AnthropicSummarizer:
-    return AnthropicSummarizer(client, model="claude-agent", mode="inline", **{"tools": TOOLS, **settings})
+    return AnthropicSummarizer(
+        client, model="claude-agent", mode="inline", **{"tools": TOOLS, **settings}
+    )
 
 
 async def test_inline_the_request_stands_behind_the_agents_own_prompt() -> None:
@@ -225,7 +249,11 @@ async def test_inline_the_agents_prompt_cache_is_read() -> None:
         summary = await inline(client, system="Be brief.")([*history, assistant("Working on it.")])
 
     assert server.requests[1].usage is not None
-    assert summary.cached_tokens == server.requests[1].usage.cache_read_input_tokens > 0.9 * summary.input_tokens
+    assert (
+        summary.cached_tokens
+        == server.requests[1].usage.cache_read_input_tokens
+        > 0.9 * summary.input_tokens
+    )
 
 
 async def test_inline_what_is_too_long_is_asked_again_as_a_transcript() -> None:
@@ -246,7 +274,11 @@ async def test_inline_thoughts_of_the_agent_are_sent_as_they_are() -> None:
     async with serving([answer(thinking("hm"), "Yes."), "ok"]) as (server, client):
         options: Any = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
         reply = await client.messages.create(
-            model="claude-agent", max_tokens=2048, tools=TOOLS, messages=[user("Really?")], **options
+            model="claude-agent",
+            max_tokens=2048,
+            tools=TOOLS,
+            messages=[user("Really?")],
+            **options,
         )
         summary = await inline(client, request_options=options)(
             [user("Really?"), {"role": "assistant", "content": reply.content}]
@@ -263,7 +295,7 @@ async def test_in_a_transcript_no_thoughts_are_sent() -> None:
     assert "secret" not in str(server.requests[0].body)
 
 
-# Settings ------------------------------------------------------------------------------------------------------------
+# Settings -----------------------------------------------------------------------------------------
 
 
 def test_inline_needs_the_agents_model() -> None:

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from histories import assistant, chat, conversation, histories, step, tool_result, tool_use, user, view
+from histories import (
+    assistant,
+    chat,
+    conversation,
+    histories,
+    step,
+    tool_result,
+    tool_use,
+    user,
+    view,
+)
 from hypothesis import given
 
 from ctxpipe.compacted import ACKNOWLEDGED, SUMMARY
@@ -13,9 +23,18 @@ from ctxpipe.summarizers import ExtractiveSummarizer, Summary
 HISTORY = conversation(
     user("Fix the login bug.\nNever touch the tests."),
     view("t1", "src/login.py", "def login(): ..."),
-    step("t2", "bash", {"command": "pytest -q"}, "E   KeyError: 'user'\n1 failed", say="The problem is a missing key."),
+    step(
+        "t2",
+        "bash",
+        {"command": "pytest -q"},
+        "E   KeyError: 'user'\n1 failed",
+        say="The problem is a missing key.",
+    ),
     step("t3", "edit_file", {"path": "src/login.py", "old": "a", "new": "b"}, "ok"),
-    [assistant(tool_use("t4", "bash", {"command": "make lint"})), user(tool_result("t4", "no rule", is_error=True))],
+    [
+        assistant(tool_use("t4", "bash", {"command": "make lint"})),
+        user(tool_result("t4", "no rule", is_error=True)),
+    ],
     step("t5", "bash", {"command": "make lint"}, "all fine"),
     step("t6", "update_plan", {"plan": ["fix", "release"]}, "noted"),
     assistant("Next I will release it."),
@@ -30,7 +49,13 @@ def section(text: str, name: str) -> str:
 def test_the_five_headings_stand_in_order() -> None:
     text = ExtractiveSummarizer().summarise(HISTORY)
 
-    names = ["Goals & Decisions", "File Operations", "Tool Calls", "Task Status", "Errors & Resolutions"]
+    names = [
+        "Goals & Decisions",
+        "File Operations",
+        "Tool Calls",
+        "Task Status",
+        "Errors & Resolutions",
+    ]
     assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == names
 
 
@@ -65,7 +90,9 @@ def test_the_plan_the_last_actions_and_the_last_words_are_the_status() -> None:
 def test_results_that_the_model_has_not_seen_yet_stand_in_the_status() -> None:
     history = [*HISTORY, *step("t9", "bash", {"command": "deploy"}, "deployed as v7")]
 
-    assert "- result just received: deployed as v7" in section(ExtractiveSummarizer().summarise(history), "Task Status")
+    assert "- result just received: deployed as v7" in section(
+        ExtractiveSummarizer().summarise(history), "Task Status"
+    )
 
 
 def test_a_chinese_conversation_has_its_decisions_too() -> None:
@@ -78,19 +105,29 @@ def test_a_chinese_conversation_has_its_decisions_too() -> None:
 
 def test_an_earlier_summary_is_carried_on_under_the_same_headings_and_not_repeated() -> None:
     first = ExtractiveSummarizer().summarise(HISTORY)
-    later = [user(SUMMARY + first), assistant(ACKNOWLEDGED), *step("t9", "bash", {"command": "tag v2"}, "tagged")]
+    later = [
+        user(SUMMARY + first),
+        assistant(ACKNOWLEDGED),
+        *step("t9", "bash", {"command": "tag v2"}, "tagged"),
+    ]
 
     second = ExtractiveSummarizer().summarise(later)
 
     assert second.count("Never touch the tests.") == 1
     assert "- bash `pytest -q` → failed: 1 failed" in section(second, "Tool Calls")
     assert "- bash `tag v2` → ok: tagged" in section(second, "Tool Calls")
-    assert "Next I will release it." not in section(second, "Task Status")  # that was the status then
+    assert "Next I will release it." not in section(
+        second, "Task Status"
+    )  # that was the status then
     assert second.count("Calls since the last summary") == 1
 
 
 def test_a_models_summary_without_headings_is_carried_on_as_well() -> None:
-    later = [user(f"{SUMMARY}The user wants a blue button."), assistant(ACKNOWLEDGED), user("and a red one")]
+    later = [
+        user(f"{SUMMARY}The user wants a blue button."),
+        assistant(ACKNOWLEDGED),
+        user("and a red one"),
+    ]
 
     goals = section(ExtractiveSummarizer().summarise(later), "Goals & Decisions")
 
@@ -102,8 +139,12 @@ def test_twenty_summaries_of_summaries_do_not_grow() -> None:
     summarise = ExtractiveSummarizer().summarise
     text = summarise(HISTORY)
     for number in range(20):
-        work = step(f"u{number}", "bash", {"command": f"make target-{number}"}, f"built {number} " * 30)
-        text = summarise([user(SUMMARY + text), assistant(ACKNOWLEDGED), *work, user(f"Request {number}. " * 20)])
+        work = step(
+            f"u{number}", "bash", {"command": f"make target-{number}"}, f"built {number} " * 30
+        )
+        text = summarise(
+            [user(SUMMARY + text), assistant(ACKNOWLEDGED), *work, user(f"Request {number}. " * 20)]
+        )
 
     assert len(text.split()) <= 1200
     assert "Fix the login bug." in text  # the first request always stands
@@ -114,7 +155,8 @@ def test_twenty_summaries_of_summaries_do_not_grow() -> None:
 @pytest.mark.parametrize("words", [100, 400, 1200])
 def test_the_word_limit_bounds_the_text(words: int) -> None:
     history = conversation(
-        chat(300, words=40), *(step(f"t{n}", "bash", {"command": f"run {n}"}, "output " * 20) for n in range(300))
+        chat(300, words=40),
+        *(step(f"t{n}", "bash", {"command": f"run {n}"}, "output " * 20) for n in range(300)),
     )
 
     assert len(ExtractiveSummarizer(words).summarise(history).split()) <= words
@@ -131,7 +173,9 @@ def test_brief_leaves_requests_and_files_to_the_evidence() -> None:
 async def test_it_is_a_summariser_that_names_itself() -> None:
     summary = await ExtractiveSummarizer()(HISTORY)
 
-    assert summary == Summary(ExtractiveSummarizer().summarise(HISTORY), writer="ExtractiveSummarizer")
+    assert summary == Summary(
+        ExtractiveSummarizer().summarise(HISTORY), writer="ExtractiveSummarizer"
+    )
 
 
 @given(histories(repeat_ids=True))

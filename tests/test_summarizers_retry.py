@@ -60,13 +60,17 @@ class Scripted:
 
 
 class ApiError(Exception):
-    def __init__(self, status: int, text: str = "no", headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, status: int, text: str = "no", headers: dict[str, str] | None = None
+    ) -> None:
         super().__init__(text)
         self.status_code = status
         self.response = type("Response", (), {"headers": headers or {}})()
 
 
-async def failure_of(summarize: Summarizer, retry: Retry, messages: Sequence[Message] = HISTORY) -> SummaryFailed:
+async def failure_of(
+    summarize: Summarizer, retry: Retry, messages: Sequence[Message] = HISTORY
+) -> SummaryFailed:
     with pytest.raises(SummaryFailed) as caught:
         await summarised(summarize, messages, retry)
     return caught.value
@@ -84,7 +88,12 @@ async def test_the_first_answer_is_taken_without_waiting() -> None:
     "failure",
     [
         *(ApiError(status) for status in (408, 409, 429, 500, 502, 529)),
-        *(ConnectionResetError("gone"), TimeoutError(), RuntimeError("odd"), SummaryFailed("refused")),
+        *(
+            ConnectionResetError("gone"),
+            TimeoutError(),
+            RuntimeError("odd"),
+            SummaryFailed("refused"),
+        ),
         *("", "  \n "),
     ],
     ids=repr,
@@ -100,7 +109,11 @@ async def test_every_failure_is_worth_another_try_a_blank_answer_too(failure: ob
 
 @pytest.mark.parametrize(
     "failure",
-    [*(ApiError(status) for status in (400, 401, 403, 404)), InvalidHistory("message 3"), SettingsError("model")],
+    [
+        *(ApiError(status) for status in (400, 401, 403, 404)),
+        InvalidHistory("message 3"),
+        SettingsError("model"),
+    ],
     ids=repr,
 )
 async def test_what_can_never_succeed_is_asked_once(failure: Exception) -> None:
@@ -126,12 +139,17 @@ async def test_after_the_last_attempt_the_last_failure_is_the_cause() -> None:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (lambda: "so far", "the summarizer's answer, str, cannot be awaited; write it as `async def`"),
+        (
+            lambda: "so far",
+            "the summarizer's answer, str, cannot be awaited; write it as `async def`",
+        ),
         (lambda: asyncio.sleep(0, "so far"), "the summarizer answered with str; return a Summary"),
         (lambda: asyncio.sleep(0), "the summarizer answered with NoneType; return a Summary"),
     ],
 )
-async def test_an_answer_that_is_no_summary_is_told_at_once(answer: Callable[[], Any], words: str) -> None:
+async def test_an_answer_that_is_no_summary_is_told_at_once(
+    answer: Callable[[], Any], words: str
+) -> None:
     with pytest.raises(SummaryFailed, match=f"no summary after 1 attempt: {words}"):
         await summarised(lambda _messages: answer(), HISTORY, Time().retry())
 
@@ -140,8 +158,17 @@ async def test_neither_log_nor_failure_quotes_an_error_of_others_which_may_quote
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("DEBUG")
-    failures = [RuntimeError("canary"), ApiError(503, "canary"), ApiError(400, "prompt is too long: canary")]
-    for failure in (*failures, SummaryFailed("canary"), SummaryRefused("canary"), PromptTooLong("canary")):
+    failures = [
+        RuntimeError("canary"),
+        ApiError(503, "canary"),
+        ApiError(400, "prompt is too long: canary"),
+    ]
+    for failure in (
+        *failures,
+        SummaryFailed("canary"),
+        SummaryRefused("canary"),
+        PromptTooLong("canary"),
+    ):
         error = await failure_of(Scripted([failure]), Time().retry(), chat(2))
         assert "canary" not in str(error)
 
@@ -200,7 +227,9 @@ async def test_a_retry_after_may_be_a_date() -> None:
     clock = Time()
     soon = email.utils.formatdate(time.time() + 60, usegmt=True)
 
-    await summarised(Scripted([ApiError(503, headers={"retry-after": soon}), "ok"]), HISTORY, clock.retry())
+    await summarised(
+        Scripted([ApiError(503, headers={"retry-after": soon}), "ok"]), HISTORY, clock.retry()
+    )
 
     assert 50 < clock.waits[0] <= 60
 
@@ -208,14 +237,20 @@ async def test_a_retry_after_may_be_a_date() -> None:
 @pytest.mark.parametrize(
     "date",
     [
-        *("Fri, 31 Dec 99999 00:00:00 GMT", "Fri, 31 Dec 99999999999999999999 00:00:00 GMT", "soon"),
+        *(
+            "Fri, 31 Dec 99999 00:00:00 GMT",
+            "Fri, 31 Dec 99999999999999999999 00:00:00 GMT",
+            "soon",
+        ),
         *("Thu, 01 Jan 1970 00:00:00 GMT", "0", "-5", "nan", "inf", "-inf", "", "1e999"),
     ],
 )
 async def test_a_retry_after_that_is_no_time_is_as_good_as_none(date: str) -> None:
     clock = Time()
 
-    await summarised(Scripted([ApiError(503, headers={"retry-after": date}), "ok"]), HISTORY, clock.retry())
+    await summarised(
+        Scripted([ApiError(503, headers={"retry-after": date}), "ok"]), HISTORY, clock.retry()
+    )
 
     assert 1 <= clock.waits[0] <= 2
 
@@ -260,7 +295,9 @@ async def test_an_attempt_never_outlasts_what_is_left_of_all() -> None:
         raise AssertionError
 
     with anyio.fail_after(5):
-        error = await failure_of(hang, clock.retry(attempt_seconds=30, total_seconds=0.02, max_retries=0))
+        error = await failure_of(
+            hang, clock.retry(attempt_seconds=30, total_seconds=0.02, max_retries=0)
+        )
 
     assert isinstance(error.__cause__, TimeoutError)
 
@@ -291,10 +328,18 @@ async def test_cancellation_passes_at_once(when: str) -> None:
     assert attempts == 1
 
 
-PROGRAM_ERRORS = [TypeError("ask() takes 1"), AttributeError("x"), KeyError("x"), NameError("x"), ZeroDivisionError()]
+PROGRAM_ERRORS = [
+    TypeError("ask() takes 1"),
+    AttributeError("x"),
+    KeyError("x"),
+    NameError("x"),
+    ZeroDivisionError(),
+]
 
 
-@pytest.mark.parametrize("failure", [*PROGRAM_ERRORS, SummaryRefused("no"), ApiError(402), ApiError(422)], ids=repr)
+@pytest.mark.parametrize(
+    "failure", [*PROGRAM_ERRORS, SummaryRefused("no"), ApiError(402), ApiError(422)], ids=repr
+)
 async def test_what_would_fail_the_same_way_again_is_asked_once(failure: Exception) -> None:
     clock, summarize = Time(), Scripted([failure])
 
@@ -320,7 +365,7 @@ async def test_the_attempt_that_was_refused_is_counted() -> None:
     assert await summarised(first, HISTORY, Time().retry()) == Summary("shorter", attempts=2)
 
 
-# Finished parts ----------------------------------------------------------------------------------------------------
+# Finished parts -----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -346,8 +391,12 @@ def paid_twice(summarize: Breaking) -> list[str]:
 
 
 @pytest.mark.parametrize("breaks", [0, 1, 2, 3, 7, 11, 15])
-@pytest.mark.parametrize("failure", [ApiError(500), TimeoutError(), SummaryRefused("no"), TypeError("no")], ids=repr)
-async def test_parts_that_were_finished_are_not_paid_for_again(breaks: int, failure: Exception) -> None:
+@pytest.mark.parametrize(
+    "failure", [ApiError(500), TimeoutError(), SummaryRefused("no"), TypeError("no")], ids=repr
+)
+async def test_parts_that_were_finished_are_not_paid_for_again(
+    breaks: int, failure: Exception
+) -> None:
     history = [user(f"words {n:02}") for n in range(16)]
     summarize, finished = Breaking(f"words {breaks:02}", failure), FinishedParts()
 
@@ -359,12 +408,18 @@ async def test_parts_that_were_finished_are_not_paid_for_again(breaks: int, fail
     summary = await summarised(summarize, history, Time().retry(), finished)
 
     assert paid_twice(summarize) == []
-    assert {text for part in summarize.seen for text in map(own_words, part) if text} == {m["content"] for m in history}
+    assert {text for part in summarize.seen for text in map(own_words, part) if text} == {
+        m["content"] for m in history
+    }
     assert summary.input_tokens == 10 * len(summarize.seen)
 
 
 async def test_a_cancelled_attempt_keeps_what_it_has_finished() -> None:
-    history, finished, reached = [user(f"words {n:02}") for n in range(16)], FinishedParts(), anyio.Event()
+    history, finished, reached = (
+        [user(f"words {n:02}") for n in range(16)],
+        FinishedParts(),
+        anyio.Event(),
+    )
     summarize = Breaking("")
 
     async def hang(messages: Sequence[Message], /) -> Summary:
@@ -406,7 +461,9 @@ async def test_what_was_finished_for_another_question_is_not_used(change: str) -
     asked = CHANGES[change](history)
     await summarised(summarize, asked, Time().retry(), finished)
 
-    assert [text for part in summarize.seen for text in map(own_words, part) if text] == [m["content"] for m in asked]
+    assert [text for part in summarize.seen for text in map(own_words, part) if text] == [
+        m["content"] for m in asked
+    ]
 
 
 async def test_what_is_summarised_as_a_whole_is_not_kept() -> None:
@@ -417,7 +474,7 @@ async def test_what_is_summarised_as_a_whole_is_not_kept() -> None:
     assert finished == FinishedParts()
 
 
-# Too long ----------------------------------------------------------------------------------------------------------
+# Too long -----------------------------------------------------------------------------------------
 
 
 def at_most(limit: int) -> Callable[[Sequence[Message]], bool]:
@@ -439,7 +496,9 @@ class Narrow:
         return Summary(f"summary {len(self.seen)}", input_tokens=10, output_tokens=1)
 
 
-async def test_a_history_that_is_too_long_is_summarised_in_parts_each_folding_the_last_one_in() -> None:
+async def test_a_history_that_is_too_long_is_summarised_in_parts_each_folding_the_last_one_in() -> (
+    None
+):
     history, summarize = chat(16), Narrow(at_most(5), PromptTooLong("16 messages"))
 
     summary = await summarised(summarize, history, Time().retry())
@@ -455,7 +514,9 @@ async def test_a_history_that_is_too_long_is_summarised_in_parts_each_folding_th
 
 
 async def test_a_call_and_its_results_stay_in_one_part() -> None:
-    history = conversation(user("go"), *(step(f"t{n}", "bash", {"command": "x" * n}, "y" * 50 * n) for n in range(12)))
+    history = conversation(
+        user("go"), *(step(f"t{n}", "bash", {"command": "x" * n}, "y" * 50 * n) for n in range(12))
+    )
     summarize = Narrow(at_most(7), PromptTooLong("too many"))
 
     await summarised(summarize, history, Time().retry())
@@ -463,7 +524,9 @@ async def test_a_call_and_its_results_stay_in_one_part() -> None:
     assert len(summarize.seen) > 2
     assert not any(map(pending_calls, summarize.seen))
     for part in summarize.seen[1:]:
-        assert not any(tool_results(part[2:3]))  # behind the earlier summary and its acknowledgement
+        assert not any(
+            tool_results(part[2:3])
+        )  # behind the earlier summary and its acknowledgement
 
 
 async def test_how_often_the_api_may_find_the_parts_too_long_is_bounded() -> None:
@@ -497,7 +560,9 @@ async def test_another_summariser_may_take_over_what_is_too_long() -> None:
     assert len(first.seen) == 1
 
 
-@pytest.mark.parametrize("settings", [{"max_retries": -1}, {"attempt_seconds": 0}, {"total_seconds": -1.0}])
+@pytest.mark.parametrize(
+    "settings", [{"max_retries": -1}, {"attempt_seconds": 0}, {"total_seconds": -1.0}]
+)
 def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, float]) -> None:
     with pytest.raises(SettingsError):
         Retry(**settings)  # type: ignore[arg-type]

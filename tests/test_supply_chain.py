@@ -1,4 +1,6 @@
-"""What users install: the wheel, beside the newest and the oldest dependencies that it allows, and no network."""
+"""What users install: the wheel, beside the newest and the oldest dependencies that it allows, and
+no network.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,12 @@ PERMISSIVE = ("MIT", "BSD", "Apache", "ISC", "PSF", "MPL-2.0", "MPL 2.0", "CNRI-
 
 def told(command: list[str], folder: Path) -> str:
     """What *command* prints."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
+    }
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -45,18 +51,24 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["newest", "oldest"])
-def installed(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a fresh environment that holds the wheel, without extras, and nothing else."""
+def installed(
+    request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The interpreter of a fresh environment that holds the wheel, without extras, and nothing
+    else.
+    """
     folder = tmp_path_factory.mktemp(request.param)
     oldest = folder / "oldest.txt"
-    oldest.write_text("\n".join(runpy.run_path(str(ROOT / "scripts" / "oldest.py"))["oldest"]()), "utf-8")
+    oldest.write_text(
+        "\n".join(runpy.run_path(str(ROOT / "scripts" / "oldest.py"))["oldest"]()), "utf-8"
+    )
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     limits = ["--constraint", str(oldest)] if request.param == "oldest" else []
     pip("--python", str(folder / "venv"), "install", "--quiet", "--no-compile", *limits, str(wheel))
     return folder / "venv" / "bin" / "python"
 
 
-# These tests ---------------------------------------------------------------------------------------------------
+# These tests --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "api.example.com"])
@@ -71,19 +83,25 @@ async def test_nor_does_the_event_loop():
         await asyncio.open_connection("192.0.2.1", 443)
 
 
-# The wheel ------------------------------------------------------------------------------------------------------
+# The wheel ----------------------------------------------------------------------------------------
 
 
 def test_the_wheel_holds_the_package_its_licences_and_nothing_else(wheel: Path):
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
-        facts = {name.partition(".dist-info/")[2] for name in archive.namelist() if ".dist-info/" in name}
+        facts = {
+            name.partition(".dist-info/")[2] for name in archive.namelist() if ".dist-info/" in name
+        }
     package = {
         file.relative_to(ROOT).as_posix()
         for file in (ROOT / "ctxpipe").rglob("*")
         if file.is_file() and file.suffix != ".pyc"
     }
-    ranks = {"ctxpipe/vocab/cl100k_base.bin", "ctxpipe/vocab/o200k_base.bin", "ctxpipe/vocab/LICENSE-tiktoken"}
+    ranks = {
+        "ctxpipe/vocab/cl100k_base.bin",
+        "ctxpipe/vocab/o200k_base.bin",
+        "ctxpipe/vocab/LICENSE-tiktoken",
+    }
     licences = {"licenses/LICENSE", "licenses/ctxpipe/vocab/LICENSE-tiktoken"}
 
     assert held == package
@@ -91,7 +109,7 @@ def test_the_wheel_holds_the_package_its_licences_and_nothing_else(wheel: Path):
     assert licences | {"METADATA", "entry_points.txt"} <= facts
 
 
-# What stands beside it ------------------------------------------------------------------------------------------
+# What stands beside it ----------------------------------------------------------------------------
 
 
 def test_what_it_needs_fits_together(installed: Path):
@@ -114,7 +132,7 @@ def test_what_it_brings_is_under_a_permissive_licence(installed: Path, tmp_path:
     assert [line for line in lines if not any(licence in line for licence in PERMISSIVE)] == []
 
 
-# It works -------------------------------------------------------------------------------------------------------
+# It works -----------------------------------------------------------------------------------------
 
 WORK = """
 import socket
@@ -164,7 +182,11 @@ def test_counting_and_every_stage_work_with_no_network(installed: Path, tmp_path
 
 async def test_the_first_program_of_the_readme_runs(installed: Path, tmp_path: Path):
     async with MessagesServer(lambda _request: "Hello.") as server:
-        environment = {"ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_API_KEY": "test", "PATH": os.environ["PATH"]}
+        environment = {
+            "ANTHROPIC_BASE_URL": server.url,
+            "ANTHROPIC_API_KEY": "test",
+            "PATH": os.environ["PATH"],
+        }
         done = await anyio.run_process(
             [str(installed), "-c", FIRST_PROGRAM], check=False, cwd=tmp_path, env=environment
         )

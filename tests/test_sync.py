@@ -1,4 +1,7 @@
-"""Synchronous sessions: from threads, after a fork, at exit, when interrupted: right, or an error; never a hang."""
+"""Synchronous sessions: from threads, after a fork, at exit, when interrupted: right, or an error.
+
+Never a hang.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,9 @@ def test_a_turn_gives_what_the_asynchronous_one_gives(tmp_path: Path) -> None:
     assert blocking.messages == asyncio.run(pipeline.session("s").run(history)).messages != history
 
 
-def test_eight_threads_on_one_session_wait_for_each_other_and_pay_for_one_summary(tmp_path: Path) -> None:
+def test_eight_threads_on_one_session_wait_for_each_other_and_pay_for_one_summary(
+    tmp_path: Path,
+) -> None:
     asked = 0
 
     async def summarize(_messages: Sequence[Message], /) -> Summary:
@@ -69,9 +74,13 @@ def test_eight_threads_on_one_session_wait_for_each_other_and_pay_for_one_summar
         return Summary("so far")
 
     storage = LocalStorage(tmp_path)
-    pipeline = ContextPipeline([Compact(summarize, storage)], budget=Budget(window=3000, trigger=2400))
+    pipeline = ContextPipeline(
+        [Compact(summarize, storage)], budget=Budget(window=3000, trigger=2400)
+    )
     session = sync.Session(pipeline, "s", journal=storage)
-    history = conversation(user("go"), *(step(f"t{i}", result=f"line {i} " * 60) for i in range(30)))
+    history = conversation(
+        user("go"), *(step(f"t{i}", result=f"line {i} " * 60) for i in range(30))
+    )
 
     with ThreadPoolExecutor(8) as threads:
         results = list(threads.map(lambda _: session.run(history), range(32)))
@@ -86,7 +95,9 @@ def test_sessions_of_eight_threads_know_nothing_of_each_other(tmp_path: Path) ->
 
     def played(number: int) -> list[Message]:
         session = sync.Session(pipeline, f"s{number}")
-        return [session.run([user(f"go {number}"), *chat(stop)[1:]]).messages for stop in range(1, 30)][-1]
+        return [
+            session.run([user(f"go {number}"), *chat(stop)[1:]]).messages for stop in range(1, 30)
+        ][-1]
 
     with ThreadPoolExecutor(8) as threads:
         contexts = list(threads.map(played, range(40)))
@@ -126,7 +137,9 @@ print(asyncio.run(blocked()))
     assert ran(code).stdout.strip() == "1"
 
 
-def test_a_session_that_was_made_before_a_fork_raises_in_the_child_and_a_new_one_works(tmp_path: Path) -> None:
+def test_a_session_that_was_made_before_a_fork_raises_in_the_child_and_a_new_one_works(
+    tmp_path: Path,
+) -> None:
     code = """
 import os, sys
 from ctxpipe import ContextPipeline, LocalStorage, sync
@@ -183,7 +196,11 @@ else:
     done = ran(code)
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() in ("1", "the interpreter is shutting down; nothing can be run any more", "")
+    assert done.stdout.strip() in (
+        "1",
+        "the interpreter is shutting down; nothing can be run any more",
+        "",
+    )
 
 
 def test_an_interrupt_ends_the_turn_and_the_session_goes_on() -> None:
@@ -278,4 +295,6 @@ def test_calls_without_results_are_named_here_too() -> None:
     history = [user("go"), assistant(tool_use("t1", "bash"))]
 
     with pytest.raises(InvalidHistory, match=r"bash \(t1\)"):
-        sync.Session(ContextPipeline(), "s").create(client, messages=history, model="m", max_tokens=5)
+        sync.Session(ContextPipeline(), "s").create(
+            client, messages=history, model="m", max_tokens=5
+        )

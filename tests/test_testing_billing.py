@@ -1,4 +1,6 @@
-"""What the scripted API bills: ctxpipe's own counter times a factor, and a prompt cache that matches prefixes."""
+"""What the scripted API bills: ctxpipe's own counter times a factor, and a prompt cache that
+matches prefixes.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,11 @@ class Talk:
     async def shares(self, *messages: Any, **options: Any) -> tuple[int, int, int]:
         """Tokens read from the cache, written to it, and neither."""
         usage = await self.ask(*messages, **options)
-        return usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0, usage.input_tokens
+        return (
+            usage.cache_read_input_tokens or 0,
+            usage.cache_creation_input_tokens or 0,
+            usage.input_tokens,
+        )
 
 
 def user(*texts: str, mark: bool = False) -> dict[str, Any]:
@@ -61,13 +67,19 @@ def assistant(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-# Tokens ------------------------------------------------------------------------------------------------------
+# Tokens -------------------------------------------------------------------------------------------
 
 
 HISTORY: list[Any] = [
     {"role": "user", "content": "What lies in the folder? 目录里有什么?"},
-    {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "ls", "input": {"path": "src/a"}}]},
-    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "one\ntwo\n" * 50}]},
+    {
+        "role": "assistant",
+        "content": [{"type": "tool_use", "id": "t1", "name": "ls", "input": {"path": "src/a"}}],
+    },
+    {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "one\ntwo\n" * 50}],
+    },
 ]
 
 
@@ -92,18 +104,24 @@ async def test_an_answer_costs_what_its_blocks_hold() -> None:
     async with talk(Model(billing_factor=2), script=[reply]) as talking:
         usage = await talking.ask(user("go"))
 
-    assert usage.output_tokens == 2 * await TokenCounter().count([{"role": "assistant", "content": content}])
+    assert usage.output_tokens == 2 * await TokenCounter().count(
+        [{"role": "assistant", "content": content}]
+    )
 
 
 async def test_the_window_is_in_billed_tokens() -> None:
     async with talk(Model(window=150, billing_factor=2), counter=len) as talking:
         await talking.ask(user("x" * 75))
-        with pytest.raises(anthropic.BadRequestError, match="prompt is too long: 152 tokens > 150 maximum"):
+        with pytest.raises(
+            anthropic.BadRequestError, match="prompt is too long: 152 tokens > 150 maximum"
+        ):
             await talking.ask(user("x" * 76))
 
 
 @pytest.mark.parametrize(("summary", "before"), [("123", 0), (None, 75)])
-async def test_what_a_summary_of_the_apis_replaces_is_not_billed(summary: str | None, before: int) -> None:
+async def test_what_a_summary_of_the_apis_replaces_is_not_billed(
+    summary: str | None, before: int
+) -> None:
     compacted = {"role": "assistant", "content": [{"type": "compaction", "content": summary}]}
     async with talk(counter=len) as talking:
         whole = await talking.ask(user("x" * 75), compacted, user("12"))
@@ -112,7 +130,7 @@ async def test_what_a_summary_of_the_apis_replaces_is_not_billed(summary: str | 
     assert whole.input_tokens == before + rest.input_tokens
 
 
-# The cache ---------------------------------------------------------------------------------------------------
+# The cache ----------------------------------------------------------------------------------------
 
 
 async def test_without_a_mark_nothing_is_cached() -> None:
@@ -143,10 +161,14 @@ async def test_a_changed_prefix_is_read_up_to_the_change_at_most() -> None:
 
 
 @pytest.mark.parametrize("change", [{"system": "Be long."}, {"tools": TOOLS}, {"model": "n"}])
-async def test_another_system_prompt_tools_or_model_is_another_prefix(change: dict[str, Any]) -> None:
+async def test_another_system_prompt_tools_or_model_is_another_prefix(
+    change: dict[str, Any],
+) -> None:
     async with talk(counter=len) as talking:
         await talking.shares(user("12345", mark=True), system="Be brief")
-        read, _, _ = await talking.shares(user("12345", mark=True), **{"system": "Be brief", **change})
+        read, _, _ = await talking.shares(
+            user("12345", mark=True), **{"system": "Be brief", **change}
+        )
 
     assert read == 0
 
@@ -178,7 +200,10 @@ async def test_a_mark_looks_back_twenty_blocks_and_no_further() -> None:
 async def test_a_prefix_below_the_minimum_is_not_cached() -> None:
     async with talk(Model(min_cached_tokens=6), counter=len) as talking:
         assert [await talking.shares(user("12345", mark=True)) for _ in range(2)] == [(0, 0, 5)] * 2
-        assert [await talking.shares(user("123456", mark=True)) for _ in range(2)] == [(0, 6, 0), (6, 0, 0)]
+        assert [await talking.shares(user("123456", mark=True)) for _ in range(2)] == [
+            (0, 6, 0),
+            (6, 0, 0),
+        ]
 
 
 async def test_the_cache_cools_five_minutes_after_its_last_use_or_an_hour() -> None:

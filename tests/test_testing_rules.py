@@ -1,4 +1,6 @@
-"""Every rule of the Messages API: one broken request is refused with the API's words, its sound twin is answered."""
+"""Every rule of the Messages API: one broken request is refused with the API's words, its sound
+twin is answered.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,17 @@ MARK = {"cache_control": {"type": "ephemeral"}}
 
 
 def call(*ids: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": [{"type": "tool_use", "id": i, "name": "ls", "input": {}} for i in ids]}
+    return {
+        "role": "assistant",
+        "content": [{"type": "tool_use", "id": i, "name": "ls", "input": {}} for i in ids],
+    }
 
 
 def result(*ids: str) -> dict[str, Any]:
-    return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": i, "content": "ok"} for i in ids]}
+    return {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": i, "content": "ok"} for i in ids],
+    }
 
 
 def said(role: str, *texts: str) -> dict[str, Any]:
@@ -38,12 +46,18 @@ def with_text_after(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def marked(count: int) -> dict[str, Any]:
-    return {"role": "user", "content": [{"type": "text", "text": str(n), **MARK} for n in range(count)]}
+    return {
+        "role": "user",
+        "content": [{"type": "text", "text": str(n), **MARK} for n in range(count)],
+    }
 
 
 def thought(*after: str) -> dict[str, Any]:
     texts = [{"type": "text", "text": text} for text in after]
-    return {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, *texts]}
+    return {
+        "role": "assistant",
+        "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, *texts],
+    }
 
 
 def search(number: int = 1, kind: str = "server_tool_use") -> dict[str, Any]:
@@ -56,7 +70,10 @@ def found(number: int = 1, kind: str = "web_search_tool_result") -> dict[str, An
 
 
 def assistant(*blocks: dict[str, Any] | str) -> dict[str, Any]:
-    return {"role": "assistant", "content": [{"type": "text", "text": b} if isinstance(b, str) else b for b in blocks]}
+    return {
+        "role": "assistant",
+        "content": [{"type": "text", "text": b} if isinstance(b, str) else b for b in blocks],
+    }
 
 
 def user(*blocks: dict[str, Any] | str) -> dict[str, Any]:
@@ -79,11 +96,22 @@ def cached(ttl: str) -> dict[str, Any]:
     return {"type": "text", "text": ttl, "cache_control": {"type": "ephemeral", "ttl": ttl}}
 
 
-CODE = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "code_execution", "input": {"code": "ls()"}}
+CODE = {
+    "type": "server_tool_use",
+    "id": "srvtoolu_1",
+    "name": "code_execution",
+    "input": {"code": "ls()"},
+}
 CODE_RESULT = {
     "type": "code_execution_tool_result",
     "tool_use_id": "srvtoolu_1",
-    "content": {"type": "code_execution_result", "stdout": "", "stderr": "", "return_code": 0, "content": []},
+    "content": {
+        "type": "code_execution_result",
+        "stdout": "",
+        "stderr": "",
+        "return_code": 0,
+        "content": [],
+    },
 }
 BY_CODE: dict[str, Any] = {"caller": {"type": "code_execution_20260120", "tool_id": "srvtoolu_1"}}
 SUMMARY = {"type": "compaction", "content": "so far"}
@@ -268,7 +296,13 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
         UNCHECKED,
     ),
     "a block's fields have their types": (
-        [USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "ls", "input": "{}"}]}],
+        [
+            USER,
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "a", "name": "ls", "input": "{}"}],
+            },
+        ],
         [USER, call("a"), result("a")],
         "messages.1.content.0.tool_use.input: Input should be a valid dictionary",
         UNCHECKED,
@@ -311,12 +345,24 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
     ),
     "an MCP server's tool is answered too": (
         [USER, assistant({**search(kind="mcp_tool_use"), "server_name": "s"}, "so"), USER],
-        [USER, assistant({**search(kind="mcp_tool_use"), "server_name": "s"}, found(kind="mcp_tool_result")), USER],
+        [
+            USER,
+            assistant(
+                {**search(kind="mcp_tool_use"), "server_name": "s"}, found(kind="mcp_tool_result")
+            ),
+            USER,
+        ],
         "messages.1: `web_search` tool use with id `srvtoolu_1` was found without a corresponding `mcp_tool_result`",
         UNCHECKED,
     ),
     "beside a waiting call of the API's the user gives results alone": (
-        [USER, assistant(search(), tool()), user(outcome(), "and?"), assistant(found(), "so"), USER],
+        [
+            USER,
+            assistant(search(), tool()),
+            user(outcome(), "and?"),
+            assistant(found(), "so"),
+            USER,
+        ],
         [USER, assistant(search(), tool()), user(outcome()), assistant(found(), "so"), USER],
         "messages.1: `web_search` tool use with id `srvtoolu_1` was found without",
         UNCHECKED,
@@ -328,8 +374,20 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
         UNCHECKED,
     ),
     "a program gets its results over several rounds": (
-        [USER, assistant(CODE, tool(**BY_CODE)), user(outcome()), assistant(tool("b")), user(outcome("b"), "go")],
-        [USER, assistant(CODE, tool(**BY_CODE)), user(outcome()), assistant(tool("b")), user(outcome("b"))],
+        [
+            USER,
+            assistant(CODE, tool(**BY_CODE)),
+            user(outcome()),
+            assistant(tool("b")),
+            user(outcome("b"), "go"),
+        ],
+        [
+            USER,
+            assistant(CODE, tool(**BY_CODE)),
+            user(outcome()),
+            assistant(tool("b")),
+            user(outcome("b")),
+        ],
         (
             "messages.1: `code_execution` tool use with id `srvtoolu_1` was found without a corresponding "
             "`code_execution_tool_result` block"
@@ -355,7 +413,11 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
         UNCHECKED,
     ),
     "ids of the API's own tools have their prefix": (
-        [USER, assistant({**search(), "id": "toolu_1"}, {**found(), "tool_use_id": "toolu_1"}, "so"), USER],
+        [
+            USER,
+            assistant({**search(), "id": "toolu_1"}, {**found(), "tool_use_id": "toolu_1"}, "so"),
+            USER,
+        ],
         [USER, assistant(search(), found(), "so"), USER],
         "messages.1.content.0.server_tool_use.id: String should match pattern '^srvtoolu_[a-zA-Z0-9_]+$'",
         UNCHECKED,
@@ -391,13 +453,25 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
         UNCHECKED,
     ),
     "an error says it in text": (
-        [USER, call("a"), user(outcome(is_error=True, content=[{"type": "image", "source": {"type": "url"}}]))],
-        [USER, call("a"), user(outcome(is_error=False, content=[{"type": "image", "source": {"type": "url"}}]))],
+        [
+            USER,
+            call("a"),
+            user(outcome(is_error=True, content=[{"type": "image", "source": {"type": "url"}}])),
+        ],
+        [
+            USER,
+            call("a"),
+            user(outcome(is_error=False, content=[{"type": "image", "source": {"type": "url"}}])),
+        ],
         "messages.2.content.0.tool_result: all content must be type `text` if `is_error` is true",
         UNCHECKED,
     ),
     "thinking is not marked for the cache": (
-        [USER, assistant({"type": "thinking", "thinking": "hm", "signature": "s", **MARK}, "so"), USER],
+        [
+            USER,
+            assistant({"type": "thinking", "thinking": "hm", "signature": "s", **MARK}, "so"),
+            USER,
+        ],
         [USER, assistant({"type": "thinking", "thinking": "hm", "signature": "s"}, "so"), USER],
         "messages.1.content.0.thinking.cache_control: Extra inputs are not permitted",
         UNCHECKED,
@@ -469,7 +543,10 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
         UNCHECKED,
     ),
     "what is shown for one turn is text": (
-        [USER, {**user({"type": "tool_removal"}), "role": "system", "clear_at": "next_user_message"}],
+        [
+            USER,
+            {**user({"type": "tool_removal"}), "role": "system", "clear_at": "next_user_message"},
+        ],
         [USER, {**user({"type": "tool_removal"}), "role": "system"}],
         "messages.1: a turn-scoped system message supports text blocks only",
         UNCHECKED,
@@ -499,13 +576,22 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
     "content",
     [
         [{"type": "hologram", "of": {"deep": [1, None]}}],
-        [{"type": "hologram_tool_result", "tool_use_id": "x"}, {"type": "hologram_tool_result", "tool_use_id": "a:b"}],
+        [
+            {"type": "hologram_tool_result", "tool_use_id": "x"},
+            {"type": "hologram_tool_result", "tool_use_id": "a:b"},
+        ],
         [{"type": "hologram_tool_use", "id": "a:b"}, {"type": "text", "text": "hi"}],
     ],
 )
 @pytest.mark.parametrize("role", ["user", "assistant"])
-def test_blocks_that_nobody_knows_yet_are_accepted(content: list[dict[str, Any]], role: str) -> None:
-    body = {"model": "m", "max_tokens": 9, "messages": [USER, {"role": role, "content": content}, USER]}
+def test_blocks_that_nobody_knows_yet_are_accepted(
+    content: list[dict[str, Any]], role: str
+) -> None:
+    body = {
+        "model": "m",
+        "max_tokens": 9,
+        "messages": [USER, {"role": role, "content": content}, USER],
+    }
 
     assert problems(body, Model()) == []
 
@@ -520,7 +606,9 @@ async def talk(model: Model) -> AsyncIterator[tuple[MessagesServer, anthropic.As
 
 
 @pytest.mark.parametrize("rule", RULES)
-async def test_a_broken_request_is_refused_in_the_apis_words_and_its_sound_twin_answered(rule: str) -> None:
+async def test_a_broken_request_is_refused_in_the_apis_words_and_its_sound_twin_answered(
+    rule: str,
+) -> None:
     broken, sound, wording, model = RULES[rule]
     async with talk(model) as (server, client):
         with pytest.raises(anthropic.BadRequestError) as caught:
@@ -538,11 +626,16 @@ async def test_a_broken_request_is_refused_in_the_apis_words_and_its_sound_twin_
 async def test_a_request_without_a_required_field_is_refused(missing: str) -> None:
     body = {"model": "m", "max_tokens": 9, "messages": [USER]}
     async with talk(UNCHECKED) as (server, _):
-        broken = await post(server, json.dumps({k: v for k, v in body.items() if k != missing}).encode())
+        broken = await post(
+            server, json.dumps({k: v for k, v in body.items() if k != missing}).encode()
+        )
         sound = await post(server, json.dumps(body).encode())
 
     assert broken.status_code == 400
-    assert broken.json()["error"] == {"type": "invalid_request_error", "message": f"{missing}: Field required"}
+    assert broken.json()["error"] == {
+        "type": "invalid_request_error",
+        "message": f"{missing}: Field required",
+    }
     assert broken.json()["request_id"] == broken.headers["request-id"]
     assert sound.status_code == 200
 
@@ -574,12 +667,17 @@ async def test_a_client_without_a_key_or_a_version_is_refused() -> None:
         no_version = await post(server, body, without="anthropic-version")
 
     assert (no_key.status_code, no_key.json()["error"]["type"]) == (401, "authentication_error")
-    assert (no_version.status_code, no_version.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert (no_version.status_code, no_version.json()["error"]["type"]) == (
+        400,
+        "invalid_request_error",
+    )
 
 
 async def test_a_system_prompt_with_an_empty_block_is_refused() -> None:
     async with talk(UNCHECKED) as (_, client):
-        with pytest.raises(anthropic.BadRequestError, match="system: text content blocks must be non-empty"):
+        with pytest.raises(
+            anthropic.BadRequestError, match="system: text content blocks must be non-empty"
+        ):
             await client.messages.create(
                 model="m",
                 max_tokens=9,
@@ -605,15 +703,21 @@ async def test_marks_on_the_system_prompt_the_tools_and_the_request_count_as_wel
 async def test_every_problem_of_a_request_is_recorded_not_only_the_first() -> None:
     async with talk(UNCHECKED) as (server, client):
         with pytest.raises(anthropic.BadRequestError):
-            await client.messages.create(model="m", max_tokens=9, messages=[said("assistant", ""), result("a")])  # type: ignore[list-item]
+            await client.messages.create(
+                model="m", max_tokens=9, messages=[said("assistant", ""), result("a")]
+            )  # type: ignore[list-item]
 
     assert len(server.requests[0].problems) == 3
     assert server.refused == server.requests
 
 
-async def test_count_tokens_checks_the_messages_too_but_needs_no_max_tokens_and_knows_no_window() -> None:
+async def test_count_tokens_checks_the_messages_too_but_needs_no_max_tokens_and_knows_no_window() -> (
+    None
+):
     async with talk(Model(window=10)) as (_, client):
-        counted = await client.messages.count_tokens(model="m", messages=[{"role": "user", "content": "x" * 100}])
+        counted = await client.messages.count_tokens(
+            model="m", messages=[{"role": "user", "content": "x" * 100}]
+        )
         with pytest.raises(anthropic.BadRequestError, match="without `tool_result` blocks"):
             await client.messages.count_tokens(model="m", messages=[USER, call("a"), USER])  # type: ignore[list-item]
 
@@ -624,8 +728,12 @@ MALFORMED: dict[str, Any] = {
     "messages: Input should be a valid array": {"messages": "go"},
     "messages.0: Input should be an object": {"messages": ["go"]},
     "messages.0.content: Field required": {"messages": [{"role": "user"}]},
-    "messages.0.content: Input should be a valid array": {"messages": [{"role": "user", "content": 7}]},
-    "messages.0.content.0: Input should be an object with a type": {"messages": [{"role": "user", "content": ["go"]}]},
+    "messages.0.content: Input should be a valid array": {
+        "messages": [{"role": "user", "content": 7}]
+    },
+    "messages.0.content.0: Input should be an object with a type": {
+        "messages": [{"role": "user", "content": ["go"]}]
+    },
     "max_tokens: Input should be greater than or equal to 0": {"max_tokens": -1},
 }
 
@@ -642,7 +750,9 @@ async def test_a_malformed_body_is_refused_before_its_content_is_looked_at(wordi
 
 
 async def test_a_body_above_32_megabytes_is_refused() -> None:
-    body = json.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x" * 2**25}]})
+    body = json.dumps(
+        {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x" * 2**25}]}
+    )
     async with talk(UNCHECKED) as (server, _):
         refused = await post(server, body.encode())
 
@@ -657,7 +767,11 @@ def test_the_rules_are_there_without_a_server() -> None:
 
 
 async def post(server: MessagesServer, body: bytes, without: str = "") -> httpx2.Response:
-    headers = {"x-api-key": "test", "anthropic-version": "2023-06-01", "content-type": "application/json"}
+    headers = {
+        "x-api-key": "test",
+        "anthropic-version": "2023-06-01",
+        "content-type": "application/json",
+    }
     headers.pop(without, None)
     async with httpx2.AsyncClient() as client:
         return await client.post(f"{server.url}/v1/messages", content=body, headers=headers)

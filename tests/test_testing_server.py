@@ -1,4 +1,6 @@
-"""The scripted Messages API, through the real SDK: answers, streams, failures, and what is left when it stops."""
+"""The scripted Messages API, through the real SDK: answers, streams, failures, and what is left
+when it stops.
+"""
 
 from __future__ import annotations
 
@@ -49,16 +51,22 @@ BUSY = answer(
 
 
 @asynccontextmanager
-async def talk(script: Script, **options: Any) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
+async def talk(
+    script: Script, **options: Any
+) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
     async with (
         MessagesServer(script, counter=len, model=options.pop("model", Model())) as server,
-        anthropic.AsyncAnthropic(base_url=server.url, api_key="test", **{"max_retries": 0, **options}) as client,
+        anthropic.AsyncAnthropic(
+            base_url=server.url, api_key="test", **{"max_retries": 0, **options}
+        ) as client,
     ):
         yield server, client
 
 
 async def ask(client: anthropic.AsyncAnthropic, text: str = "go") -> Message:
-    return await client.messages.create(model="m", max_tokens=99, messages=[{"role": "user", "content": text}])
+    return await client.messages.create(
+        model="m", max_tokens=99, messages=[{"role": "user", "content": text}]
+    )
 
 
 async def ask_streaming(client: anthropic.AsyncAnthropic) -> Message:
@@ -67,7 +75,7 @@ async def ask_streaming(client: anthropic.AsyncAnthropic) -> Message:
         return await stream.get_final_message()
 
 
-# Answers -----------------------------------------------------------------------------------------------------
+# Answers ------------------------------------------------------------------------------------------
 
 
 async def test_an_answer_has_the_shape_of_the_apis() -> None:
@@ -90,32 +98,58 @@ async def test_a_stream_adds_up_to_the_plain_answer() -> None:
 
 
 def told(message: Message) -> dict[str, Any]:
-    """What the message says, without what differs from one request to the next and what only the SDK adds."""
+    """What the message says, without what differs from one request to the next and what only the
+    SDK adds.
+    """
     body = message.to_dict()
-    blocks = [{k: v for k, v in block.items() if k not in {"id", "parsed_output"}} for block in body["content"]]  # type: ignore[attr-defined]
+    blocks = [
+        {k: v for k, v in block.items() if k not in {"id", "parsed_output"}}
+        for block in body["content"]
+    ]  # type: ignore[attr-defined]
     return {**body, "id": "", "content": blocks}
 
 
 async def test_a_streams_events_come_in_the_apis_order() -> None:
-    async with talk([answer(thinking("hm"), "so", tool_use("ls", {}), redacted_thinking(), "x")]) as (_, client):
+    async with talk(
+        [answer(thinking("hm"), "so", tool_use("ls", {}), redacted_thinking(), "x")]
+    ) as (_, client):
         stream = await client.messages.create(
             model="m", max_tokens=9, messages=[{"role": "user", "content": "go"}], stream=True
         )
         kinds = [event.type async for event in stream]
 
     block = ["content_block_start", "content_block_delta", "content_block_stop"]
-    think = ["content_block_start", "content_block_delta", "content_block_delta", "content_block_stop"]
+    think = [
+        "content_block_start",
+        "content_block_delta",
+        "content_block_delta",
+        "content_block_stop",
+    ]
     redacted = ["content_block_start", "content_block_stop"]
-    assert kinds == ["message_start", *think, *block, *think, *redacted, *block, "message_delta", "message_stop"]
+    assert kinds == [
+        "message_start",
+        *think,
+        *block,
+        *think,
+        *redacted,
+        *block,
+        "message_delta",
+        "message_stop",
+    ]
 
 
 async def test_a_streamed_answer_can_be_sent_back_unchanged() -> None:
-    async with talk([answer(thinking("hm"), "so", tool_use("ls", {"a": [1]}, id="t1")), "done"]) as (server, client):
+    async with talk(
+        [answer(thinking("hm"), "so", tool_use("ls", {"a": [1]}, id="t1")), "done"]
+    ) as (server, client):
         reply = await ask_streaming(client)
         messages: Any = [
             {"role": "user", "content": "go"},
             reply.to_param(),
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "ok"}]},
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "ok"}],
+            },
         ]
         await client.messages.create(model="m", max_tokens=99, messages=messages)
 
@@ -124,7 +158,12 @@ async def test_a_streamed_answer_can_be_sent_back_unchanged() -> None:
 
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_a_paused_turn_is_sent_back_and_goes_on(streaming: bool) -> None:
-    search = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "q"}}
+    search = {
+        "type": "server_tool_use",
+        "id": "srvtoolu_1",
+        "name": "web_search",
+        "input": {"query": "q"},
+    }
     found = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []}
     async with talk([answer("I search.", search), answer(found, "So it is.")]) as (server, client):
         paused = await (ask_streaming(client) if streaming else ask(client))
@@ -165,7 +204,9 @@ async def test_plain_text_in_a_script_is_an_answer() -> None:
     ids=["empty", "blank", "thinking only", "tool use", "max_tokens", "refusal"],
 )
 @pytest.mark.parametrize("streaming", [False, True], ids=["plain", "streaming"])
-async def test_unwelcome_answers_arrive_as_scripted(reply: Any, kinds: list[str], reason: str, streaming: bool) -> None:
+async def test_unwelcome_answers_arrive_as_scripted(
+    reply: Any, kinds: list[str], reason: str, streaming: bool
+) -> None:
     async with talk([reply]) as (_, client):
         message = await (ask_streaming if streaming else ask)(client)
 
@@ -174,7 +215,7 @@ async def test_unwelcome_answers_arrive_as_scripted(reply: Any, kinds: list[str]
     assert (message.stop_details is not None) == (reason == "refusal")
 
 
-# Scripts -----------------------------------------------------------------------------------------------------
+# Scripts ------------------------------------------------------------------------------------------
 
 
 async def test_a_function_answers_from_what_it_sees_in_the_request() -> None:
@@ -227,7 +268,9 @@ async def test_an_error_in_the_script_is_raised_when_the_server_stops() -> None:
         raise KeyError(body["model"])
 
     with pytest.raises(KeyError, match="'m'"):
-        await ask_until_refused(MessagesServer(broken, counter=len), "the script failed: KeyError: 'm'")
+        await ask_until_refused(
+            MessagesServer(broken, counter=len), "the script failed: KeyError: 'm'"
+        )
 
 
 @pytest.mark.parametrize("nonsense", [None, 7, {"type": "text", "text": "hi"}])
@@ -252,18 +295,25 @@ async def test_an_error_of_the_callers_counter_is_raised_when_the_server_stops()
         raise ArithmeticError(text)
 
     with pytest.raises(ArithmeticError, match="go"):
-        await ask_until_refused(MessagesServer(["one"], counter=broken), "the script failed: ArithmeticError: go")
+        await ask_until_refused(
+            MessagesServer(["one"], counter=broken), "the script failed: ArithmeticError: go"
+        )
 
 
 async def test_an_error_of_the_test_itself_is_not_hidden_by_the_scripts() -> None:
     with pytest.raises(ZeroDivisionError):
-        await ask_until_refused(MessagesServer([], counter=len), "ScriptExhausted", then=lambda: 1 // 0)
+        await ask_until_refused(
+            MessagesServer([], counter=len), "ScriptExhausted", then=lambda: 1 // 0
+        )
 
 
 async def ask_until_refused(
     server: MessagesServer, words: str, times: int = 1, then: Callable[[], object] = lambda: None
 ) -> None:
-    async with server, anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=3) as client:
+    async with (
+        server,
+        anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=3) as client,
+    ):
         for _ in range(times - 1):
             await ask(client)
         with pytest.raises(anthropic.InternalServerError, match=words):
@@ -283,12 +333,17 @@ async def test_everything_about_a_request_is_recorded() -> None:
     assert first.headers["authorization"] == "Bearer test"
     assert first.usage is not None
     assert first.usage.total == first.tokens
-    assert (first.tokens, first.usage, first.reply, first.problems) == (5, first.usage, answer("one"), ())
+    assert (first.tokens, first.usage, first.reply, first.problems) == (
+        5,
+        first.usage,
+        answer("one"),
+        (),
+    )
     assert (first.body.get("stream"), second.body.get("stream")) == (None, True)
     assert (counted.path, counted.usage, server.calls) == ("/v1/messages/count_tokens", None, 2)
 
 
-# Failures ----------------------------------------------------------------------------------------------------
+# Failures -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -298,7 +353,11 @@ async def test_everything_about_a_request_is_recorded() -> None:
         (overloaded(), anthropic.InternalServerError, "overloaded_error"),
         (server_error(), anthropic.InternalServerError, "api_error"),
         (prompt_too_long(201_000), anthropic.BadRequestError, "invalid_request_error"),
-        (Failure(403, "permission_error", "no"), anthropic.PermissionDeniedError, "permission_error"),
+        (
+            Failure(403, "permission_error", "no"),
+            anthropic.PermissionDeniedError,
+            "permission_error",
+        ),
     ],
     ids=["429", "529", "500", "too long", "403"],
 )
@@ -317,7 +376,9 @@ async def test_a_failure_reaches_the_client_as_the_sdks_error(
 
 
 @pytest.mark.parametrize(
-    "failure", [rate_limited(0.01), overloaded(), server_error(), Cut()], ids=["429", "529", "500", "cut"]
+    "failure",
+    [rate_limited(0.01), overloaded(), server_error(), Cut()],
+    ids=["429", "529", "500", "cut"],
 )
 async def test_the_sdk_tries_again_after_a_passing_failure(failure: Any) -> None:
     async with talk([failure, "at last"], max_retries=1) as (server, client):
@@ -336,7 +397,9 @@ async def test_a_client_that_gets_only_failures_gives_up_and_sees_retry_after() 
     assert server.calls == 3
 
 
-@pytest.mark.parametrize("reply", [Cut(), Cut(after=answer(LONG))], ids=["before the first byte", "halfway"])
+@pytest.mark.parametrize(
+    "reply", [Cut(), Cut(after=answer(LONG))], ids=["before the first byte", "halfway"]
+)
 async def test_a_cut_connection_is_a_connection_error(reply: Cut) -> None:
     async with talk([reply]) as (_, client):
         with pytest.raises(anthropic.APIConnectionError):
@@ -368,7 +431,9 @@ async def test_a_stream_may_break_off_into_an_error() -> None:
     assert caught.value.type == "overloaded_error"
 
 
-@pytest.mark.parametrize("reply", [Hang(), Hang(after=answer(LONG))], ids=["from the start", "halfway"])
+@pytest.mark.parametrize(
+    "reply", [Hang(), Hang(after=answer(LONG))], ids=["from the start", "halfway"]
+)
 async def test_a_hanging_server_runs_into_the_clients_timeout(reply: Hang) -> None:
     async with talk([reply], timeout=httpx2.Timeout(60, read=0.1)) as (_, client):
         with pytest.raises(anthropic.APITimeoutError):
@@ -388,14 +453,17 @@ async def test_a_hanging_stream_runs_into_the_clients_timeout() -> None:
 async def first_request(server: MessagesServer) -> None:
     """Wait for a request; the server tells nobody when there is one.
 
-    Whoever cancels earlier asks nothing, and anyio leaves a connection open that is cancelled while it is made (before
+    Whoever cancels earlier asks nothing, and anyio leaves a connection open that is cancelled while
+    it is made (before
     4.16).
     """
     while not server.calls:  # noqa: ASYNC110
         await anyio.sleep(0.01)
 
 
-@pytest.mark.parametrize("script", [[answer("late", seconds=60)], [Hang()], None], ids=["slow", "hanging", "script"])
+@pytest.mark.parametrize(
+    "script", [[answer("late", seconds=60)], [Hang()], None], ids=["slow", "hanging", "script"]
+)
 async def test_a_request_that_is_cancelled_ends_at_the_server_too(script: Script | None) -> None:
     ended = asyncio.Event()
 
@@ -426,7 +494,7 @@ async def test_unknown_paths_are_not_found() -> None:
     assert caught.value.type == "not_found_error"
 
 
-# Life --------------------------------------------------------------------------------------------------------
+# Life ---------------------------------------------------------------------------------------------
 
 
 def test_a_thousand_connections_at_once_are_answered() -> None:
@@ -452,12 +520,18 @@ async def a_thousand_connections() -> None:
 
 
 async def ask_by_hand(url: str, text: str) -> str:
-    """One request on a connection of its own: the SDK's pool looks at all of its connections for each new one."""
+    """One request on a connection of its own: the SDK's pool looks at all of its connections for
+    each new one.
+    """
     address = httpx2.URL(url)
     reader, writer = await asyncio.open_connection(address.host, address.port)
-    body = json.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": text}]})
+    body = json.dumps(
+        {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": text}]}
+    )
     head = f"POST /v1/messages HTTP/1.1\r\nhost: {address.host}\r\nx-api-key: test\r\nanthropic-version: 2023-06-01"
-    writer.write(f"{head}\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
+    writer.write(
+        f"{head}\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
+    )
     answered = await reader.read()
     writer.close()
     await writer.wait_closed()
@@ -506,7 +580,9 @@ async def test_a_server_stops_although_its_block_is_cancelled() -> None:
         socket.create_connection((url.host, url.port or 0))
 
 
-async def test_a_client_that_goes_away_while_it_sends_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_goes_away_while_it_sends_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with MessagesServer([], counter=len) as server:
         address = httpx2.URL(server.url)
         _, writer = await asyncio.open_connection(address.host, address.port)

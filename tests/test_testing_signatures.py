@@ -10,7 +10,15 @@ from typing import Any
 import anthropic
 import pytest
 
-from ctxpipe.testing import MessagesServer, Model, RequestBody, answer, redacted_thinking, thinking, tool_use
+from ctxpipe.testing import (
+    MessagesServer,
+    Model,
+    RequestBody,
+    answer,
+    redacted_thinking,
+    thinking,
+    tool_use,
+)
 
 DROP: dict[str, Any] = {
     "thinking": {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}},
@@ -22,11 +30,15 @@ BOUND = "The block is bound to a different conversation. Remove the block, or se
 def think_and_call(body: RequestBody) -> Any:
     number = len(body["messages"])
     hidden = [redacted_thinking()] if number == 3 else []
-    return answer(thinking(f"thought {number}"), *hidden, "so", tool_use("ls", {"n": number}, id=f"t{number}"))
+    return answer(
+        thinking(f"thought {number}"), *hidden, "so", tool_use("ls", {"n": number}, id=f"t{number}")
+    )
 
 
 @asynccontextmanager
-async def talk(model: Model | None = None) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
+async def talk(
+    model: Model | None = None,
+) -> AsyncIterator[tuple[MessagesServer, anthropic.AsyncAnthropic]]:
     async with (
         MessagesServer(think_and_call, model=model or Model(), counter=len) as server,
         anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0) as client,
@@ -35,7 +47,9 @@ async def talk(model: Model | None = None) -> AsyncIterator[tuple[MessagesServer
 
 
 async def ask(client: anthropic.AsyncAnthropic, messages: list[Any], **options: Any) -> Any:
-    return await client.beta.messages.create(**{"model": "m", "max_tokens": 9, "messages": messages, **options})
+    return await client.beta.messages.create(
+        **{"model": "m", "max_tokens": 9, "messages": messages, **options}
+    )
 
 
 async def converse(client: anthropic.AsyncAnthropic, turns: int = 3, **options: Any) -> list[Any]:
@@ -43,9 +57,16 @@ async def converse(client: anthropic.AsyncAnthropic, turns: int = 3, **options: 
     history: list[Any] = [{"role": "user", "content": "go"}]
     for _ in range(turns):
         reply = await ask(client, history, **options)
-        history.append({"role": "assistant", "content": [block.to_dict() for block in reply.content]})
+        history.append(
+            {"role": "assistant", "content": [block.to_dict() for block in reply.content]}
+        )
         call = reply.content[-1].id
-        history.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": call, "content": "ok" * 9}]})
+        history.append(
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": call, "content": "ok" * 9}],
+            }
+        )
     return history
 
 
@@ -61,7 +82,9 @@ async def test_thinking_after_a_changed_message_is_refused(place: int) -> None:
     async with talk() as (server, client):
         history = await converse(client)
         content = history[place]["content"]
-        history[place]["content"] = "went" if place == 0 else [{**content[0], "content": "offloaded"}]
+        history[place]["content"] = (
+            "went" if place == 0 else [{**content[0], "content": "offloaded"}]
+        )
         with pytest.raises(anthropic.BadRequestError) as caught:
             await ask(client, history)
 
@@ -73,9 +96,12 @@ async def test_thinking_after_a_changed_message_is_refused(place: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"system": "Be brief."}, {"tools": [{"name": "ls", "input_schema": {"type": "object"}}]}]
+    "change",
+    [{"system": "Be brief."}, {"tools": [{"name": "ls", "input_schema": {"type": "object"}}]}],
 )
-async def test_thinking_after_another_system_prompt_or_other_tools_is_refused(change: dict[str, Any]) -> None:
+async def test_thinking_after_another_system_prompt_or_other_tools_is_refused(
+    change: dict[str, Any],
+) -> None:
     async with talk() as (_, client):
         history = await converse(client)
         with pytest.raises(anthropic.BadRequestError, match="bound to a different conversation"):
@@ -99,7 +125,9 @@ async def test_drop_block_lets_the_request_through_and_tells_what_was_dropped() 
 
     dropped = ["messages.3.content.0", "messages.3.content.1", "messages.5.content.0"]
     assert [transformation.path for transformation in reply.input_transformations] == dropped
-    assert {transformation.reason for transformation in reply.input_transformations} == {"prefix_binding_mismatch"}
+    assert {transformation.reason for transformation in reply.input_transformations} == {
+        "prefix_binding_mismatch"
+    }
     assert list(server.requests[-1].dropped) == dropped
 
 
@@ -108,11 +136,20 @@ async def test_what_is_thought_after_the_change_is_bound_to_the_changed_conversa
         history = await converse(client)
         history[2]["content"][0]["content"] = "offloaded"
         reply = await ask(client, history, **DROP)
-        history.append({"role": "assistant", "content": [block.to_dict() for block in reply.content]})
-        history.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t7", "content": "ok"}]})
+        history.append(
+            {"role": "assistant", "content": [block.to_dict() for block in reply.content]}
+        )
+        history.append(
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "t7", "content": "ok"}],
+            }
+        )
         reply = await ask(client, history, **DROP)
 
-    assert "messages.7.content.0" not in [transformation.path for transformation in reply.input_transformations]
+    assert "messages.7.content.0" not in [
+        transformation.path for transformation in reply.input_transformations
+    ]
 
 
 async def test_drop_block_needs_its_beta_header() -> None:
@@ -128,7 +165,9 @@ async def test_thinking_may_be_taken_from_the_start_but_not_from_the_middle() ->
         del start[1]["content"][0]
         del middle[3]["content"][:2]
         await ask(client, start)
-        with pytest.raises(anthropic.BadRequestError, match=r"messages\.5\.content\.0: .*bound to a different"):
+        with pytest.raises(
+            anthropic.BadRequestError, match=r"messages\.5\.content\.0: .*bound to a different"
+        ):
             await ask(client, middle)
 
 
@@ -139,10 +178,13 @@ async def test_edited_thinking_is_refused(strictness: Any) -> None:
         early, late = copy.deepcopy(history), copy.deepcopy(history)
         early[1]["content"][0]["thinking"] = ""
         late[5]["content"][0]["thinking"] = ""
-        with pytest.raises(anthropic.BadRequestError, match=r"messages\.1\.content\.0: Invalid `signature`"):
+        with pytest.raises(
+            anthropic.BadRequestError, match=r"messages\.1\.content\.0: Invalid `signature`"
+        ):
             await ask(client, early)
         with pytest.raises(
-            anthropic.BadRequestError, match="blocks in the latest assistant message cannot be modified"
+            anthropic.BadRequestError,
+            match="blocks in the latest assistant message cannot be modified",
         ):
             await ask(client, late)
 

@@ -15,7 +15,9 @@ from ctxpipe.errors import SettingsError
 from ctxpipe.tokens import Budget
 
 
-def test_by_default_compaction_begins_at_184_000_of_200_000_and_aims_at_six_tenths_of_that() -> None:
+def test_by_default_compaction_begins_at_184_000_of_200_000_and_aims_at_six_tenths_of_that() -> (
+    None
+):
     budget = Budget()
 
     assert (budget.window, budget.trigger, budget.target) == (200_000, 184_000, 110_400)
@@ -23,7 +25,9 @@ def test_by_default_compaction_begins_at_184_000_of_200_000_and_aims_at_six_tent
     assert budget.reached(184_000)
 
 
-def test_window_and_ratio_come_from_the_environment_when_they_are_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_window_and_ratio_come_from_the_environment_when_they_are_not_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CONTEXT_TOKEN_LIMIT", "1000")
     monkeypatch.setenv("COMPACT_THRESHOLD_RATIO", "0.5")
 
@@ -32,13 +36,16 @@ def test_window_and_ratio_come_from_the_environment_when_they_are_not_given(monk
 
 
 @pytest.mark.parametrize(
-    ("trigger", "expected"), [(150_000, 150_000), (0.5, 100_000), (Decimal("0.75"), 150_000), (1.0, 200_000)]
+    ("trigger", "expected"),
+    [(150_000, 150_000), (0.5, 100_000), (Decimal("0.75"), 150_000), (1.0, 200_000)],
 )
 def test_a_trigger_is_tokens_or_a_fraction_of_the_window(trigger: Any, expected: int) -> None:
     assert Budget(trigger=trigger).trigger == expected
 
 
-@pytest.mark.parametrize(("target", "expected"), [(90_000, 90_000), (0.25, 50_000), (Decimal("0.1"), 20_000), (0, 0)])
+@pytest.mark.parametrize(
+    ("target", "expected"), [(90_000, 90_000), (0.25, 50_000), (Decimal("0.1"), 20_000), (0, 0)]
+)
 def test_a_target_is_tokens_or_a_fraction_of_the_window(target: Any, expected: int) -> None:
     assert Budget(target=target).target == expected
 
@@ -52,7 +59,9 @@ def test_a_fraction_is_the_decimal_it_is_written_as() -> None:
 
 
 @given(st.integers(10, 10**7), st.integers(1, 100), st.integers(-2, 2))
-def test_the_trigger_is_reached_exactly_from_window_times_ratio_on(window: int, percent: int, off: int) -> None:
+def test_the_trigger_is_reached_exactly_from_window_times_ratio_on(
+    window: int, percent: int, off: int
+) -> None:
     ratio = Decimal(percent) / 100
     budget = Budget(window=window, trigger=ratio, target=0)
 
@@ -61,7 +70,9 @@ def test_the_trigger_is_reached_exactly_from_window_times_ratio_on(window: int, 
     assert budget.reached(tokens) == (tokens >= Fraction(window * percent, 100))
 
 
-def test_room_for_the_answer_lets_compaction_begin_above_nine_tenths_of_the_window_less_the_room() -> None:
+def test_room_for_the_answer_lets_compaction_begin_above_nine_tenths_of_the_window_less_the_room() -> (
+    None
+):
     budget = Budget(reserve_output=4_096)
 
     assert not budget.reached(180_000 - 4_096)
@@ -119,7 +130,11 @@ def test_nonsense_is_refused_by_name(nonsense: dict[str, Any], named: str) -> No
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("CONTEXT_TOKEN_LIMIT", "many"), ("CONTEXT_TOKEN_LIMIT", "0"), ("COMPACT_THRESHOLD_RATIO", "92")],
+    [
+        ("CONTEXT_TOKEN_LIMIT", "many"),
+        ("CONTEXT_TOKEN_LIMIT", "0"),
+        ("COMPACT_THRESHOLD_RATIO", "92"),
+    ],
 )
 def test_nonsense_in_the_environment_is_refused_by_the_variables_name(
     variable: str, value: str, monkeypatch: pytest.MonkeyPatch

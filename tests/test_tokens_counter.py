@@ -1,4 +1,6 @@
-"""One counter: exact, never raising on text, each distinct text encoded once, off the loop when there is much of it."""
+"""One counter: exact, never raising on text, each distinct text encoded once, off the loop when
+there is much of it.
+"""
 
 from __future__ import annotations
 
@@ -54,27 +56,63 @@ WORDS = [
         "\u200b",
         "\u0301",
     ),
-    *(" ", "   ", "\t", "\n", "\r\n", "\n\n\n", "\u00a0", "\u3000", "\u2028", "    ", "1", "1234567", "3.14", "²", "٣"),
-    *("<|endoftext|>", "<|fim_prefix|>", "def f(x):\n", "return ", "/* */", "//", "{}", '"', "\\", "=" * 40, "-" * 9),
+    *(
+        " ",
+        "   ",
+        "\t",
+        "\n",
+        "\r\n",
+        "\n\n\n",
+        "\u00a0",
+        "\u3000",
+        "\u2028",
+        "    ",
+        "1",
+        "1234567",
+        "3.14",
+        "²",
+        "٣",
+    ),
+    *(
+        "<|endoftext|>",
+        "<|fim_prefix|>",
+        "def f(x):\n",
+        "return ",
+        "/* */",
+        "//",
+        "{}",
+        '"',
+        "\\",
+        "=" * 40,
+        "-" * 9,
+    ),
 ]
 
 
-# Exact -------------------------------------------------------------------------------------------------------
+# Exact --------------------------------------------------------------------------------------------
 
 
 @each_encoding
 def test_20_000_random_strings_count_as_in_stock_tiktoken(name: str) -> None:
     chance, ours, theirs = random.Random(20), TokenCounter(name), stock.encoding(name)
-    any_character = [*map(chr, range(0x250)), *map(chr, range(0x3000, 0x3100)), *map(chr, range(0x1F600, 0x1F640))]
+    any_character = [
+        *map(chr, range(0x250)),
+        *map(chr, range(0x3000, 0x3100)),
+        *map(chr, range(0x1F600, 0x1F640)),
+    ]
     for _ in range(20_000):
-        text = "".join(chance.choices(chance.choice([WORDS, any_character]), k=chance.randint(0, 30)))
+        text = "".join(
+            chance.choices(chance.choice([WORDS, any_character]), k=chance.randint(0, 30))
+        )
 
         assert ours.text(text) == len(theirs.encode(text, disallowed_special=())), ascii(text)
 
 
 @each_encoding
 @pytest.mark.shared
-def test_every_text_of_every_transcript_counts_as_in_stock_tiktoken(name: str, shared: Path) -> None:
+def test_every_text_of_every_transcript_counts_as_in_stock_tiktoken(
+    name: str, shared: Path
+) -> None:
     ours, theirs = TokenCounter(name), stock.encoding(name)
     texts = {text for file in (shared / "transcripts").glob("*.jsonl") for text in strings(file)}
 
@@ -135,7 +173,9 @@ def test_text_that_looks_like_a_special_token_is_text(name: str) -> None:
 @each_encoding
 @pytest.mark.parametrize("end", ["", "x", "\n"])
 def test_ten_million_blanks_are_counted(name: str, end: str) -> None:
-    rest = stock.count(name, " " * 9_984 + end)  # 128 blanks are one token, as shown for shorter runs
+    rest = stock.count(
+        name, " " * 9_984 + end
+    )  # 128 blanks are one token, as shown for shorter runs
 
     assert TokenCounter(name).text(" " * 10_000_000 + end) == rest + (10_000_000 - 9_984) // 128
 
@@ -172,12 +212,15 @@ def test_lone_surrogates_count_like_the_replacement_character() -> None:
     assert TokenCounter().text("a\ud800b") == TokenCounter().text("a\ufffdb")
 
 
-# Which tokenizer ---------------------------------------------------------------------------------------------
+# Which tokenizer ----------------------------------------------------------------------------------
 
 
 def test_an_encoding_that_does_not_ship_may_be_passed_in() -> None:
     letters = tiktoken.Encoding(
-        "bytes", pat_str=r"(?s).", mergeable_ranks={bytes([i]): i for i in range(256)}, special_tokens={}
+        "bytes",
+        pat_str=r"(?s).",
+        mergeable_ranks={bytes([i]): i for i in range(256)},
+        special_tokens={},
     )
 
     mine = TokenCounter(letters)
@@ -190,7 +233,9 @@ def test_an_encoding_that_does_not_ship_may_be_passed_in() -> None:
 
 async def test_a_function_of_the_users_own_works_everywhere() -> None:
     words = TokenCounter(lambda text: len(text.split()))
-    history = conversation(user("one two"), step("t1", "bash", {"command": "ls"}, "three four five"))
+    history = conversation(
+        user("one two"), step("t1", "bash", {"command": "ls"}, "three four five")
+    )
 
     assert words.text("one two three") == 3
     assert words.total(history) == await words.count(history) == 2 + 1 + 1 + 1 + 3
@@ -244,12 +289,14 @@ def test_a_counter_says_what_it_counts_with() -> None:
     assert "len" in repr(TokenCounter(len))
 
 
-# Each text once ----------------------------------------------------------------------------------------------
+# Each text once -----------------------------------------------------------------------------------
 
 
 def test_each_distinct_text_is_encoded_once() -> None:
     ours = TokenCounter()
-    history = conversation(user("hello"), step("t1", "bash", {"command": "ls"}, "a.py b.py"), user("hello"))
+    history = conversation(
+        user("hello"), step("t1", "bash", {"command": "ls"}, "a.py b.py"), user("hello")
+    )
     texts = ["hello", "t1", "bash", '{"command":"ls"}', "a.py b.py"]
 
     for _ in range(5):
@@ -268,7 +315,10 @@ def test_what_was_encoded_to_answer_a_question_is_known_afterwards() -> None:
 
 
 def test_a_history_that_was_rebuilt_from_json_is_not_encoded_again() -> None:
-    ours, history = TokenCounter(), conversation(user("hello"), step("t1", "bash", {"command": ["ls", "-l"]}, "a.py"))
+    ours, history = (
+        TokenCounter(),
+        conversation(user("hello"), step("t1", "bash", {"command": ["ls", "-l"]}, "a.py")),
+    )
     first, encoded = ours.total(history), ours.encoded_chars
 
     assert ours.total(json.loads(json.dumps(history))) == first
@@ -305,7 +355,11 @@ def test_an_edited_message_is_counted_anew() -> None:
 async def test_the_memory_stays_within_its_bytes() -> None:
     ours = TokenCounter(memo_bytes=100_000)
     for index in range(5_000):
-        ours.message(assistant(f"message {index} " * 5, tool_use(f"t{index}", "bash", {"command": f"ls {index}"})))
+        ours.message(
+            assistant(
+                f"message {index} " * 5, tool_use(f"t{index}", "bash", {"command": f"ls {index}"})
+            )
+        )
 
         assert ours.memo_bytes <= 100_000
     assert ours.memo_bytes > 30_000
@@ -330,7 +384,7 @@ def test_without_memory_everything_is_still_counted() -> None:
     assert ours.memo_bytes == 0
 
 
-# Off the loop ------------------------------------------------------------------------------------------------
+# Off the loop -------------------------------------------------------------------------------------
 
 
 @settings(max_examples=100)
@@ -389,7 +443,9 @@ async def test_known_text_needs_no_thread_however_long() -> None:
     assert threads.seen == []
 
 
-async def test_an_encoding_that_is_not_loaded_is_loaded_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_encoding_that_is_not_loaded_is_loaded_off_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     threads: list[threading.Thread] = []
 
     def load(name: str) -> tiktoken.Encoding:
@@ -432,7 +488,7 @@ async def test_a_cancelled_turn_does_not_wait_for_a_count() -> None:
     assert was_running
 
 
-# Questions that need no full count ---------------------------------------------------------------------------
+# Questions that need no full count ----------------------------------------------------------------
 
 
 @settings(max_examples=100)
@@ -447,7 +503,10 @@ def test_over_is_what_the_full_count_says_for_a_text(text: str, limit: int) -> N
 
 
 def test_system_prompt_and_tools_count_for_over() -> None:
-    ours, tools = TokenCounter(), [{"name": "bash", "description": "runs a command", "input_schema": {}}]
+    ours, tools = (
+        TokenCounter(),
+        [{"name": "bash", "description": "runs a command", "input_schema": {}}],
+    )
     total = ours.total([user("hello")], system="be brief", tools=tools)
 
     assert not ours.over([user("hello")], total, system="be brief", tools=tools)
@@ -456,7 +515,13 @@ def test_system_prompt_and_tools_count_for_over() -> None:
 
 @pytest.mark.parametrize(
     ("text", "limit", "expected"),
-    [("short", 5, False), ("é" * 5, 10, False), ("", 0, False), ("x" * 1_290, 10, True), ("x", -1, True)],
+    [
+        ("short", 5, False),
+        ("é" * 5, 10, False),
+        ("", 0, False),
+        ("x" * 1_290, 10, True),
+        ("x", -1, True),
+    ],
 )
 def test_what_the_bounds_decide_loads_no_encoding(
     text: str, limit: int, expected: bool, monkeypatch: pytest.MonkeyPatch
@@ -468,7 +533,9 @@ def test_what_the_bounds_decide_loads_no_encoding(
     assert ours.over([user(text)], limit) is expected
 
 
-def test_a_text_that_surely_fits_is_its_own_head_and_loads_no_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_surely_fits_is_its_own_head_and_loads_no_encoding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delattr("ctxpipe.tokens.vocabulary.load")
 
     assert TokenCounter().head("short", 5) == "short"
@@ -498,7 +565,9 @@ def test_head_stops_early() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(text=st.lists(st.sampled_from(WORDS), max_size=60).map("".join), limit=st.integers(-1, 60))
-def test_head_is_a_prefix_within_the_limit_and_the_whole_text_where_it_fits(name: str, text: str, limit: int) -> None:
+def test_head_is_a_prefix_within_the_limit_and_the_whole_text_where_it_fits(
+    name: str, text: str, limit: int
+) -> None:
     ours = TokenCounter(name)
 
     head = ours.head(text, limit)
@@ -510,7 +579,15 @@ def test_head_is_a_prefix_within_the_limit_and_the_whole_text_where_it_fits(name
 
 
 @pytest.mark.parametrize(
-    "text", ["word " * 30_000, "中文。" * 30_000, "x1" * 60_000, "a" * 90_000, " " * 300_000, "-" * 200_000]
+    "text",
+    [
+        "word " * 30_000,
+        "中文。" * 30_000,
+        "x1" * 60_000,
+        "a" * 90_000,
+        " " * 300_000,
+        "-" * 200_000,
+    ],
 )
 def test_head_leaves_little_of_the_limit_unused(text: str) -> None:
     ours = TokenCounter()
@@ -530,7 +607,7 @@ def test_head_splits_no_character() -> None:
     assert "\ufffd" not in TokenCounter().head("👨‍👩‍👧" * 50, 20)
 
 
-# Messages ----------------------------------------------------------------------------------------------------
+# Messages -----------------------------------------------------------------------------------------
 
 
 def test_nothing_counts_nothing() -> None:
@@ -539,7 +616,9 @@ def test_nothing_counts_nothing() -> None:
 
 @settings(max_examples=100)
 @given(histories())
-def test_a_history_counts_as_its_messages_and_a_message_as_its_blocks(history: list[Message]) -> None:
+def test_a_history_counts_as_its_messages_and_a_message_as_its_blocks(
+    history: list[Message],
+) -> None:
     ours = TokenCounter()
 
     assert ours.total(history) == sum(map(ours.message, history))
@@ -565,7 +644,12 @@ async def test_system_prompt_and_tools_count_once_when_given() -> None:
     expected = ours.text("hello") + ours.text("be brief") + ours.text(compact_json(tools[0]))
 
     assert ours.total([user("hello")], system="be brief", tools=tools) == expected
-    assert await ours.count([user("hello")], system=[{"type": "text", "text": "be brief"}], tools=tools) == expected
+    assert (
+        await ours.count(
+            [user("hello")], system=[{"type": "text", "text": "be brief"}], tools=tools
+        )
+        == expected
+    )
 
 
 def test_the_bounds_are_sound() -> None:
@@ -584,7 +668,9 @@ def test_a_reply_of_the_sdk_counts_like_its_plain_form() -> None:
         ToolUseBlock(type="tool_use", id="t1", name="bash", input={"command": "ls"}),
     ]
 
-    assert TokenCounter().message({"role": "assistant", "content": objects}) == TokenCounter().message(plain)
+    assert TokenCounter().message(
+        {"role": "assistant", "content": objects}
+    ) == TokenCounter().message(plain)
 
 
 def test_results_of_many_tools_count_each() -> None:

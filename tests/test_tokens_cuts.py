@@ -16,7 +16,8 @@ from ctxpipe.tokens.encoders import LONGEST_TOKEN_BYTES
 NAMES = ["cl100k_base", "o200k_base"]
 each_encoding = pytest.mark.parametrize("name", NAMES)
 
-# What the two patterns treat apart: contractions, marks, title case, numbers of other scripts, every kind of blank.
+# What the two patterns treat apart: contractions, marks, title case, numbers of other scripts,
+# every kind of blank.
 PIECES = [
     *(
         "a",
@@ -61,7 +62,22 @@ PIECES = [
         "ʰ",
         "ª",
     ),
-    *("\u0301", "\u200d", "😀", "٣", "²", "Ⅷ", "\ud800", "\x00", "\x1c", "\x85", "\u2028", "한", "ก", "<|endoftext|>"),
+    *(
+        "\u0301",
+        "\u200d",
+        "😀",
+        "٣",
+        "²",
+        "Ⅷ",
+        "\ud800",
+        "\x00",
+        "\x1c",
+        "\x85",
+        "\u2028",
+        "한",
+        "ก",
+        "<|endoftext|>",
+    ),
 ]
 
 
@@ -71,7 +87,9 @@ def ids(name: str, text: str) -> list[int]:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(st.lists(st.sampled_from(PIECES), min_size=2, max_size=40).map("".join))
-def test_the_parts_between_all_cuts_encode_to_the_same_tokens_as_the_whole(name: str, text: str) -> None:
+def test_the_parts_between_all_cuts_encode_to_the_same_tokens_as_the_whole(
+    name: str, text: str
+) -> None:
     places = [0, *(found.start() + 1 for found in cuts._CUT.finditer(text)), len(text)]
 
     parts = [text[start:end] for start, end in itertools.pairwise(places)]
@@ -80,7 +98,9 @@ def test_the_parts_between_all_cuts_encode_to_the_same_tokens_as_the_whole(name:
 
 
 def test_segments_are_the_text_and_not_much_longer_than_asked() -> None:
-    words = random.Random(0).choices(["def f(x):\n", "    return x ", "+ 17\n", "'it''s'", "# 注释。\n"], k=50_000)
+    words = random.Random(0).choices(
+        ["def f(x):\n", "    return x ", "+ 17\n", "'it''s'", "# 注释。\n"], k=50_000
+    )
     text = "".join(words)
 
     parts = list(cuts.segments(text))
@@ -109,16 +129,22 @@ def test_no_token_is_longer_than_the_bound_says(name: str) -> None:
 
 @each_encoding
 @pytest.mark.parametrize("blank", [" ", "\t", "\n"])
-def test_a_long_run_of_blanks_counts_the_same_shortened_wherever_it_stands(name: str, blank: str) -> None:
+def test_a_long_run_of_blanks_counts_the_same_shortened_wherever_it_stands(
+    name: str, blank: str
+) -> None:
     longer, shorter = (stock.count(name, text) for text in cuts.period_texts(blank))
     before = ["", "x", ".", "/", "\n", "\r\n", "\t", " ", "x\n", ".\n", "\u00a0"]
     behind = ["", "x", ".", "/", "\n\nx", "\r\n", "\tx", "  \tx", " ", "\u00a0"]
-    for start, length, end in itertools.product(before, (1024, 1025, 1101, 1151, 1152, 5000), behind):
+    for start, length, end in itertools.product(
+        before, (1024, 1025, 1101, 1151, 1152, 5000), behind
+    ):
         text = start + blank * length + end
         short, dropped = cuts.squeeze(text)
 
         assert len(short) < 800
-        assert stock.count(name, short) + dropped[blank] * (longer - shorter) == stock.count(name, text)
+        assert stock.count(name, short) + dropped[blank] * (longer - shorter) == stock.count(
+            name, text
+        )
 
 
 def test_text_without_a_long_run_is_not_copied() -> None:

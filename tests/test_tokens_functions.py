@@ -23,7 +23,9 @@ def worth(text: str) -> int:
 
 
 def test_a_count_is_the_sum_over_all_texts_with_nothing_added() -> None:
-    history = conversation(system("be brief"), user("hello world"), step("t1", "bash", {"command": "ls"}, "a.py"))
+    history = conversation(
+        system("be brief"), user("hello world"), step("t1", "bash", {"command": "ls"}, "a.py")
+    )
     texts = ["be brief", "hello world", "t1", "bash", '{"command":"ls"}', "a.py"]
 
     assert count_tokens(history) == sum(stock.count("cl100k_base", text) for text in texts)
@@ -38,12 +40,16 @@ def test_system_prompt_and_tools_count_where_they_are_given() -> None:
 
     counted = count_tokens([user("hello")], "be brief", [tool])
 
-    assert counted == sum(stock.count("cl100k_base", text) for text in ("hello", "be brief", compact_json(tool)))
+    assert counted == sum(
+        stock.count("cl100k_base", text) for text in ("hello", "be brief", compact_json(tool))
+    )
 
 
 def test_a_counter_or_a_function_may_be_given() -> None:
     assert count_tokens([user("hello")], counter=len) == 5
-    assert count_tokens([user("你好世界")], counter=TokenCounter("o200k_base")) == stock.count("o200k_base", "你好世界")
+    assert count_tokens([user("你好世界")], counter=TokenCounter("o200k_base")) == stock.count(
+        "o200k_base", "你好世界"
+    )
 
 
 @given(st.integers(0, 10**12))
@@ -51,7 +57,9 @@ def test_a_conservative_count_is_one_and_a_half_rounded_up(tokens: int) -> None:
     assert conservative(tokens) == tokens + math.ceil(tokens / 2)
 
 
-@pytest.mark.parametrize(("tokens", "expected"), [("183999", False), ("184000", True), ("190000", True)])
+@pytest.mark.parametrize(
+    ("tokens", "expected"), [("183999", False), ("184000", True), ("190000", True)]
+)
 def test_compaction_begins_at_limit_times_ratio(tokens: str, expected: bool) -> None:
     assert should_compact([user(tokens)], counter=worth) is expected
 
@@ -67,21 +75,35 @@ def test_a_limit_of_zero_is_literal() -> None:
 
 @pytest.mark.parametrize("ratio", [0.07, Decimal("0.07")])
 def test_the_product_is_exact(ratio: Any) -> None:
-    assert should_compact([user("7")], context_token_limit=100, compact_threshold_ratio=ratio, counter=worth)
-    assert not should_compact([user("6")], context_token_limit=100, compact_threshold_ratio=ratio, counter=worth)
+    assert should_compact(
+        [user("7")], context_token_limit=100, compact_threshold_ratio=ratio, counter=worth
+    )
+    assert not should_compact(
+        [user("6")], context_token_limit=100, compact_threshold_ratio=ratio, counter=worth
+    )
 
 
 def test_a_fractional_threshold_is_reached_by_the_next_token() -> None:
-    assert should_compact([user("96")], context_token_limit=103, compact_threshold_ratio=0.93, counter=worth)
-    assert not should_compact([user("95")], context_token_limit=103, compact_threshold_ratio=0.93, counter=worth)
+    assert should_compact(
+        [user("96")], context_token_limit=103, compact_threshold_ratio=0.93, counter=worth
+    )
+    assert not should_compact(
+        [user("95")], context_token_limit=103, compact_threshold_ratio=0.93, counter=worth
+    )
 
 
 def test_a_ratio_outside_zero_to_one_is_taken_literally() -> None:
-    assert not should_compact([user("190")], context_token_limit=100, compact_threshold_ratio=2, counter=worth)
-    assert should_compact([user("200")], context_token_limit=100, compact_threshold_ratio=2, counter=worth)
+    assert not should_compact(
+        [user("190")], context_token_limit=100, compact_threshold_ratio=2, counter=worth
+    )
+    assert should_compact(
+        [user("200")], context_token_limit=100, compact_threshold_ratio=2, counter=worth
+    )
 
 
-def test_limit_and_ratio_come_from_the_environment_when_they_are_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_and_ratio_come_from_the_environment_when_they_are_not_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CONTEXT_TOKEN_LIMIT", "1000")
     monkeypatch.setenv("COMPACT_THRESHOLD_RATIO", "0.5")
 
@@ -91,11 +113,17 @@ def test_limit_and_ratio_come_from_the_environment_when_they_are_not_given(monke
 
 
 def test_system_prompt_and_tools_count_towards_the_threshold_where_they_are_given() -> None:
-    assert not should_compact([user("10")], context_token_limit=30, compact_threshold_ratio=1, counter=worth)
-    assert should_compact([user("10")], context_token_limit=30, compact_threshold_ratio=1, counter=worth, system="20")
+    assert not should_compact(
+        [user("10")], context_token_limit=30, compact_threshold_ratio=1, counter=worth
+    )
+    assert should_compact(
+        [user("10")], context_token_limit=30, compact_threshold_ratio=1, counter=worth, system="20"
+    )
 
 
-def test_a_short_history_is_judged_without_loading_an_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_history_is_judged_without_loading_an_encoding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delattr("ctxpipe.tokens.vocabulary.load")
 
     assert not should_compact([user("hello " * 1_000)], counter=TokenCounter())
@@ -115,7 +143,9 @@ def test_what_is_no_number_is_refused(nonsense: dict[str, Any]) -> None:
         should_compact([user("1")], counter=worth, **nonsense)
 
 
-def test_a_variable_that_is_no_number_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_is_no_number_is_refused_by_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CONTEXT_TOKEN_LIMIT", "many")
 
     with pytest.raises(SettingsError, match="CONTEXT_TOKEN_LIMIT"):

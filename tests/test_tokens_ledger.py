@@ -1,4 +1,6 @@
-"""A conversation's running totals, whatever its caller does to the list, and what the API's bill says about them."""
+"""A conversation's running totals, whatever its caller does to the list, and what the API's bill
+says about them.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,17 @@ from hypothesis import strategies as st
 from ctxpipe.messages import Message
 from ctxpipe.tokens import Budget, Ledger, TokenCounter, conservative
 
-# Totals ------------------------------------------------------------------------------------------------------
+# Totals -------------------------------------------------------------------------------------------
 
 
 async def check_totals(ledger: Ledger, messages: list[Message], known: int | None = None) -> None:
     """The ledger's totals are those of a counter that knows nothing."""
     counts = map(TokenCounter(ledger.counter.text).message, messages)
 
-    assert list(await ledger.prefix_sums(messages, known=known)) == [0, *itertools.accumulate(counts)]
+    assert list(await ledger.prefix_sums(messages, known=known)) == [
+        0,
+        *itertools.accumulate(counts),
+    ]
 
 
 def new(words: str = "something new") -> Message:
@@ -45,7 +50,14 @@ LISTS: dict[str, list[Message]] = {
     "put into the middle": [*chat(9)[:3], new(), new(), new(), *chat(9)[3:]],
     "branched": [*chat(9)[:5], new()],
     "doubled": chat(9) + chat(9),
-    "changed in two places and grown": [*chat(9)[:2], new(), *chat(9)[3:6], new(), *chat(9)[7:], new()],
+    "changed in two places and grown": [
+        *chat(9)[:2],
+        new(),
+        *chat(9)[3:6],
+        new(),
+        *chat(9)[7:],
+        new(),
+    ],
     "a tail of it": chat(9)[4:],
 }
 
@@ -69,7 +81,11 @@ async def test_any_sequence_of_lists_is_counted_right(lists: list[list[Message]]
         await check_totals(ledger, messages)
 
 
-@given(st.lists(st.sampled_from(POOL), max_size=12), st.lists(st.sampled_from(POOL), max_size=12), st.integers(0, 12))
+@given(
+    st.lists(st.sampled_from(POOL), max_size=12),
+    st.lists(st.sampled_from(POOL), max_size=12),
+    st.integers(0, 12),
+)
 async def test_after_a_rewind_any_list_that_keeps_its_word_is_counted_right(
     first: list[Message], rest: list[Message], known: int
 ) -> None:
@@ -199,11 +215,15 @@ async def test_what_agrees_behind_a_change_is_not_counted_again() -> None:
     counted.clear()
 
     ledger.rewind(3)
-    await ledger.total([*history[:3], new("changed"), *history[4:], new("appended")], known=ledger.counted)
+    await ledger.total(
+        [*history[:3], new("changed"), *history[4:], new("appended")], known=ledger.counted
+    )
     await ledger.total([*history[:3], new("again"), *history[4:], new("appended")])
 
     assert counted[-1] == "again"
-    assert len(counted) < 110  # with an appended message the ends no longer agree, so once the rest is read
+    assert (
+        len(counted) < 110
+    )  # with an appended message the ends no longer agree, so once the rest is read
 
 
 async def test_a_tuple_of_messages_will_do() -> None:
@@ -230,7 +250,7 @@ async def test_counting_leaves_the_list_as_it_was() -> None:
     assert history == before
 
 
-# Calibration -------------------------------------------------------------------------------------------------
+# Calibration --------------------------------------------------------------------------------------
 
 
 def usage(billed: int, **more: Any) -> dict[str, Any]:
@@ -265,7 +285,12 @@ async def test_what_the_cache_read_and_wrote_was_billed_too() -> None:
     from anthropic.types import Usage
 
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 1_000)]
-    billed = Usage(input_tokens=200, cache_creation_input_tokens=300, cache_read_input_tokens=700, output_tokens=9_999)
+    billed = Usage(
+        input_tokens=200,
+        cache_creation_input_tokens=300,
+        cache_read_input_tokens=700,
+        output_tokens=9_999,
+    )
 
     ledger.observe(billed, history)
 
@@ -325,7 +350,9 @@ async def test_the_factor_never_falls_below_one() -> None:
 
 
 async def test_the_factor_never_rises_above_what_text_can_cost() -> None:
-    """A large system prompt that the counter was not told of stays what it is: it does not grow with the text."""
+    """A large system prompt that the counter was not told of stays what it is: it does not grow
+    with the text.
+    """
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 100)]
 
     ledger.observe(usage(20_000), history)
@@ -405,8 +432,14 @@ async def test_the_usage_of_another_list_than_the_last_is_put_down_to_that_list(
     assert ledger.factor == 1.5
 
 
-@given(st.integers(1, 10**6), st.integers(1, 10**7), st.lists(st.integers(0, 10**6), min_size=2, max_size=2))
-def test_an_estimate_grows_with_the_count_and_is_never_below_it(tokens: int, billed: int, counts: list[int]) -> None:
+@given(
+    st.integers(1, 10**6),
+    st.integers(1, 10**7),
+    st.lists(st.integers(0, 10**6), min_size=2, max_size=2),
+)
+def test_an_estimate_grows_with_the_count_and_is_never_below_it(
+    tokens: int, billed: int, counts: list[int]
+) -> None:
     ledger = Ledger(TokenCounter(lambda _: tokens, memo_bytes=0))
 
     ledger.observe(usage(billed), [user("x")])
@@ -415,11 +448,15 @@ def test_an_estimate_grows_with_the_count_and_is_never_below_it(tokens: int, bil
     assert less <= ledger.estimate(less, []) <= ledger.estimate(more, [])
 
 
-# Impossible bills ----------------------------------------------------------------------------------------------------
+# Impossible bills ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("billed", [10**15, 190_000, 10**9, True, -5, float("nan"), float("inf"), "9999", None, [7]])
-@pytest.mark.parametrize("field", ["input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"])
+@pytest.mark.parametrize(
+    "billed", [10**15, 190_000, 10**9, True, -5, float("nan"), float("inf"), "9999", None, [7]]
+)
+@pytest.mark.parametrize(
+    "field", ["input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"]
+)
 async def test_an_impossible_bill_teaches_nothing(billed: object, field: str) -> None:
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
 
@@ -431,8 +468,14 @@ async def test_an_impossible_bill_teaches_nothing(billed: object, field: str) ->
     assert (ledger.factor, ledger.estimate(50_000, history)) == (1.2, 60_000)
 
 
-@given(st.integers(1, 10**6), st.lists(st.integers(0, 10**12), min_size=1, max_size=4), st.integers(0, 10**6))
-def test_no_bill_makes_a_context_look_longer_than_text_can_cost(tokens: int, bills: list[int], raw: int) -> None:
+@given(
+    st.integers(1, 10**6),
+    st.lists(st.integers(0, 10**12), min_size=1, max_size=4),
+    st.integers(0, 10**6),
+)
+def test_no_bill_makes_a_context_look_longer_than_text_can_cost(
+    tokens: int, bills: list[int], raw: int
+) -> None:
     ledger = Ledger(TokenCounter(lambda _: tokens, memo_bytes=0))
 
     for billed in bills:
@@ -455,11 +498,17 @@ def request(tokens: int, kind: str = "message", **more: Any) -> dict[str, Any]:
 
 ITERATIONS: dict[str, tuple[list[dict[str, Any]], int | None]] = {
     "server tools": ([request(60_000), request(90_000), request(130_000)], 60_000),
-    "summarized on the way": ([request(60_000), request(900, "compaction"), request(4_000)], 60_000),
+    "summarized on the way": (
+        [request(60_000), request(900, "compaction"), request(4_000)],
+        60_000,
+    ),
     "summarized before": ([request(900, "compaction"), request(4_000)], None),
     "only summarized": ([request(900, "compaction")], None),
     "an advisor": ([request(300, "advisor_message"), request(60_000)], 60_000),
-    "another model": ([request(55_000, model="a"), request(60_000, "fallback_message", model="b")], 60_000),
+    "another model": (
+        [request(55_000, model="a"), request(60_000, "fallback_message", model="b")],
+        60_000,
+    ),
     "of an unknown kind": ([request(5, "future"), request(60_000)], 60_000),
 }
 
@@ -477,7 +526,11 @@ async def test_the_first_request_of_several_is_the_bill_of_what_was_sent(name: s
 async def test_the_sdks_own_usage_is_read_the_same_way() -> None:
     from anthropic.types.beta import BetaMessage
 
-    edit = {"type": "clear_tool_uses_20250919", "cleared_tool_uses": 2, "cleared_input_tokens": 10_000}
+    edit = {
+        "type": "clear_tool_uses_20250919",
+        "cleared_tool_uses": 2,
+        "cleared_input_tokens": 10_000,
+    }
     first = {**request(50_000), "cache_creation_input_tokens": 0, "output_tokens": 1}
     body = {
         "id": "m",
@@ -500,7 +553,10 @@ async def test_the_sdks_own_usage_is_read_the_same_way() -> None:
     "reply",
     [
         usage(100_000, server_tool_use={"web_search_requests": 3, "web_fetch_requests": 0}),
-        {"usage": usage(100_000), "content": [{"type": "server_tool_use", "id": "s", "name": "code_execution"}]},
+        {
+            "usage": usage(100_000),
+            "content": [{"type": "server_tool_use", "id": "s", "name": "code_execution"}],
+        },
         {"usage": usage(100_000), "content": [{"type": "mcp_tool_use", "id": "s", "name": "look"}]},
     ],
 )
@@ -516,21 +572,28 @@ async def test_a_sum_over_server_tools_without_its_parts_is_no_bill(reply: objec
 async def test_a_reply_without_server_tools_is_billed_as_it_says(searches: object) -> None:
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
 
-    ledger.observe({"usage": usage(60_000, server_tool_use=searches), "content": [text("ok")]}, history)
+    ledger.observe(
+        {"usage": usage(60_000, server_tool_use=searches), "content": [text("ok")]}, history
+    )
 
     assert ledger.estimate(50_000, history) == 60_000
 
 
 async def test_what_the_server_has_cleared_was_sent_too() -> None:
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 50_000)]
-    edits = [{"type": "clear_tool_uses_20250919", "cleared_input_tokens": 30_000}, {"cleared_input_tokens": "x"}]
+    edits = [
+        {"type": "clear_tool_uses_20250919", "cleared_input_tokens": 30_000},
+        {"cleared_input_tokens": "x"},
+    ]
 
-    ledger.observe({"usage": usage(40_000), "context_management": {"applied_edits": edits}}, history)
+    ledger.observe(
+        {"usage": usage(40_000), "context_management": {"applied_edits": edits}}, history
+    )
 
     assert ledger.estimate(50_000, history) == 70_000
 
 
-# Summaries by the server ---------------------------------------------------------------------------------------------
+# Summaries by the server --------------------------------------------------------------------------
 
 SUMMARY_BLOCK = {"type": "compaction", "content": "what went before"}
 FAILED_BLOCK = {"type": "compaction", "content": None}
@@ -543,12 +606,17 @@ def summaries(message: Message) -> list[int]:
 
 def counted(messages: list[Message]) -> list[int]:
     """The sums by definition: what stands before the last summary counts nothing."""
-    counter, last = TokenCounter(len), max((i for i, m in enumerate(messages) if summaries(m)), default=-1)
+    counter, last = (
+        TokenCounter(len),
+        max((i for i, m in enumerate(messages) if summaries(m)), default=-1),
+    )
     billed: list[Any] = list(messages)
     if last >= 0:
         content: Any = billed[last]["content"]
         billed[last] = {**billed[last], "content": content[summaries(billed[last])[-1] :]}
-    counts = (0 if place < last else counter.message(message) for place, message in enumerate(billed))
+    counts = (
+        0 if place < last else counter.message(message) for place, message in enumerate(billed)
+    )
     return [0, *itertools.accumulate(counts)]
 
 
@@ -560,8 +628,14 @@ SUMMARIZED: list[Message] = [
 ]
 
 
-@given(st.lists(st.lists(st.sampled_from([*POOL[:4], *SUMMARIZED]), max_size=9), min_size=1, max_size=6))
-async def test_what_stands_before_the_servers_last_summary_counts_nothing(lists: list[list[Message]]) -> None:
+@given(
+    st.lists(
+        st.lists(st.sampled_from([*POOL[:4], *SUMMARIZED]), max_size=9), min_size=1, max_size=6
+    )
+)
+async def test_what_stands_before_the_servers_last_summary_counts_nothing(
+    lists: list[list[Message]],
+) -> None:
     ledger = Ledger(TokenCounter(len))
     for messages in lists:
         sums = counted(messages)
@@ -573,7 +647,9 @@ async def test_what_stands_before_the_servers_last_summary_counts_nothing(lists:
     st.lists(st.sampled_from([*POOL[:4], *SUMMARIZED]), max_size=9),
     st.lists(st.sampled_from([*POOL[:4], *SUMMARIZED]), min_size=1, max_size=9),
 )
-async def test_a_bill_is_compared_with_what_is_billed(seen: list[Message], billed: list[Message]) -> None:
+async def test_a_bill_is_compared_with_what_is_billed(
+    seen: list[Message], billed: list[Message]
+) -> None:
     ledger, fresh = Ledger(TokenCounter(len)), Ledger(TokenCounter(len))
     raw = counted(billed)[-1]
     await ledger.total(seen)
@@ -589,7 +665,9 @@ async def test_a_context_that_the_server_has_summarized_is_estimated_from_the_su
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 100_000)]
     ledger.observe(usage(110_000), history)
     history += [assistant(SUMMARY_BLOCK, text("ok")), user("go on")]
-    ledger.observe(usage(1_000), history)  # of which most is not counted, such as the API's own instructions
+    ledger.observe(
+        usage(1_000), history
+    )  # of which most is not counted, such as the API's own instructions
     history.append(assistant("y" * 60_000))
 
     estimate = ledger.estimate(await ledger.total(history), history)
@@ -624,11 +702,17 @@ def transcripts(folder: Path) -> dict[str, tuple[list[Message], list[int]]]:
 
 
 def check_estimates(folder: Path, bill: Bill, *, growth: int) -> None:
-    """Once a context has grown by *growth* since its first usage, estimates miss the next bill by 3 % at most."""
+    """Once a context has grown by *growth* since its first usage, estimates miss the next bill by 3
+    % at most.
+    """
     checked = 0
     for name, (history, sums) in transcripts(folder).items():
         ledger = Ledger(len)
-        requests = [i for i, message in enumerate(history) if message["role"] == "assistant" and sums[i] >= 50]
+        requests = [
+            i
+            for i, message in enumerate(history)
+            if message["role"] == "assistant" and sums[i] >= 50
+        ]
         for last, now in itertools.pairwise(requests):
             ledger.observe(usage(bill(sums[last], last)), [], overhead=sums[last])
             if sums[last] - sums[requests[0]] >= growth:
@@ -652,4 +736,6 @@ def test_frames_and_hidden_instructions_in_the_bill_are_soon_told_from_the_price
     price: float, shared: Path
 ) -> None:
     """6 tokens for the frame of each message, 500 for what the API itself says about tools."""
-    check_estimates(shared / "transcripts", lambda raw, n: round(price * raw) + 6 * n + 500, growth=1_000)
+    check_estimates(
+        shared / "transcripts", lambda raw, n: round(price * raw) + 6 * n + 500, growth=1_000
+    )

@@ -47,7 +47,9 @@ def test_what_is_asked_for_stays_and_the_rest_goes() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 60), st.booleans())))
-def test_it_never_holds_more_than_its_limit_nor_a_wrong_value(steps: list[tuple[int, int, bool]]) -> None:
+def test_it_never_holds_more_than_its_limit_nor_a_wrong_value(
+    steps: list[tuple[int, int, bool]],
+) -> None:
     memo: Memo[int, int] = Memo(100)
     last: dict[int, int] = {}
     for number, (key, size, ask) in enumerate(steps):

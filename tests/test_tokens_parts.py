@@ -43,20 +43,28 @@ def jpeg(width: int, height: int, preview: int = 0) -> str:
 
 
 def webp(form: bytes, body: bytes) -> str:
-    return encoded(b"RIFF" + struct.pack("<I", 0) + b"WEBP" + form + struct.pack("<I", 0) + body + bytes(20))
+    return encoded(
+        b"RIFF" + struct.pack("<I", 0) + b"WEBP" + form + struct.pack("<I", 0) + body + bytes(20)
+    )
 
 
-# Blocks ------------------------------------------------------------------------------------------------------
+# Blocks -------------------------------------------------------------------------------------------
 
 
 def test_bare_text_and_a_text_block_count_the_same() -> None:
-    assert COUNT.message(user("hello world")) == COUNT.message(user({"type": "text", "text": "hello world"})) == 2
+    assert (
+        COUNT.message(user("hello world"))
+        == COUNT.message(user({"type": "text", "text": "hello world"}))
+        == 2
+    )
 
 
 def test_a_tool_call_counts_its_id_its_name_and_its_input_as_compact_json() -> None:
     block = tool_use("toolu_17", "read_file", {"path": "a b.py", "größe": 3})
 
-    assert COUNT.block(block) == sum(map(COUNT.text, ("toolu_17", "read_file", '{"path":"a b.py","größe":3}')))
+    assert COUNT.block(block) == sum(
+        map(COUNT.text, ("toolu_17", "read_file", '{"path":"a b.py","größe":3}'))
+    )
 
 
 def test_a_tool_call_of_a_server_counts_like_any_other() -> None:
@@ -75,7 +83,11 @@ def test_a_tool_result_without_content_counts_nothing() -> None:
 
 
 def test_a_tool_result_counts_its_blocks_whatever_they_are() -> None:
-    blocks = [{"type": "text", "text": "hello world"}, image(png(280, 280)), tool_result("t2", "hello")]
+    blocks = [
+        {"type": "text", "text": "hello world"},
+        image(png(280, 280)),
+        tool_result("t2", "hello"),
+    ]
 
     assert COUNT.block(tool_result("t1", blocks)) == 2 + 100 + 1
 
@@ -100,7 +112,9 @@ def test_an_unknown_block_counts_by_its_json() -> None:
 def test_an_unknown_block_of_the_sdk_counts_by_its_json() -> None:
     from anthropic.types.web_search_tool_result_error import WebSearchToolResultError
 
-    error: Any = WebSearchToolResultError(type="web_search_tool_result_error", error_code="query_too_long")
+    error: Any = WebSearchToolResultError(
+        type="web_search_tool_result_error", error_code="query_too_long"
+    )
 
     expected = {"error_code": "query_too_long", "type": "web_search_tool_result_error"}
     assert COUNT.block(error) == COUNT.text(compact_json(expected))
@@ -108,7 +122,10 @@ def test_an_unknown_block_of_the_sdk_counts_by_its_json() -> None:
 
 def test_encoded_data_in_an_unknown_block_does_not_count_at_any_depth() -> None:
     data = encoded(random.Random(0).randbytes(100_000))
-    block = {"type": "mystery", "results": [{"url": "https://a.b", "blob": data}, "data:image/png;base64," + data]}
+    block = {
+        "type": "mystery",
+        "results": [{"url": "https://a.b", "blob": data}, "data:image/png;base64," + data],
+    }
 
     assert 0 < COUNT.block(block) < 40
 
@@ -143,11 +160,13 @@ def test_a_reply_appended_as_it_is_counts_like_a_message() -> None:
 def test_a_step_counts_as_the_sum_of_its_parts() -> None:
     call, result = step("t1", "bash", {"command": "ls"}, "a.py")
 
-    assert COUNT.total([call, result]) == sum(map(COUNT.text, ("t1", "bash", '{"command":"ls"}', "a.py")))
+    assert COUNT.total([call, result]) == sum(
+        map(COUNT.text, ("t1", "bash", '{"command":"ls"}', "a.py"))
+    )
     assert COUNT.message(assistant("a.py")) == COUNT.text("a.py")
 
 
-# Images ------------------------------------------------------------------------------------------------------
+# Images -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -163,7 +182,9 @@ def test_a_step_counts_as_the_sum_of_its_parts() -> None:
         (100_000, 1, 56),
     ],
 )
-def test_an_image_takes_a_token_for_each_28_by_28_pixels_once_scaled_down(width: int, height: int, tokens: int) -> None:
+def test_an_image_takes_a_token_for_each_28_by_28_pixels_once_scaled_down(
+    width: int, height: int, tokens: int
+) -> None:
     assert COUNT.block(image(png(width, height))) == tokens
     assert COUNT.block(image(png(height, width))) == tokens
 
@@ -197,8 +218,16 @@ def test_the_size_of_an_image_is_read_from_its_header(data: str) -> None:
         {"type": "base64", "media_type": "image/png", "data": "not base64 at all, é"},
         {"type": "base64", "media_type": "image/png", "data": encoded(b"\x89PNG\r\n\x1a\n")},
         {"type": "base64", "media_type": "image/png", "data": png(0, 0)},
-        {"type": "base64", "media_type": "image/jpeg", "data": encoded(b"\xff\xd8\xff\xe0\x00\x00" + bytes(100))},
-        {"type": "base64", "media_type": "image/x", "data": encoded(b"some other format altogether")},
+        {
+            "type": "base64",
+            "media_type": "image/jpeg",
+            "data": encoded(b"\xff\xd8\xff\xe0\x00\x00" + bytes(100)),
+        },
+        {
+            "type": "base64",
+            "media_type": "image/x",
+            "data": encoded(b"some other format altogether"),
+        },
         None,
     ],
 )
@@ -212,7 +241,7 @@ def test_a_truncated_image_never_raises(cut: int) -> None:
         assert COUNT.block(image(data[:cut])) > 0
 
 
-# Documents ---------------------------------------------------------------------------------------------------
+# Documents ----------------------------------------------------------------------------------------
 
 
 def document(**source: Any) -> dict[str, Any]:
@@ -220,20 +249,33 @@ def document(**source: Any) -> dict[str, Any]:
 
 
 def test_a_document_of_text_counts_its_text_title_and_context() -> None:
-    block = {**document(type="text", media_type="text/plain", data="hello world"), "title": "one", "context": "two"}
+    block = {
+        **document(type="text", media_type="text/plain", data="hello world"),
+        "title": "one",
+        "context": "two",
+    }
 
     assert COUNT.block(block) == 4
 
 
 def test_a_document_of_blocks_counts_them() -> None:
     assert (
-        COUNT.block(document(type="content", content=[{"type": "text", "text": "hello"}, image(png(280, 280))])) == 101
+        COUNT.block(
+            document(
+                type="content", content=[{"type": "text", "text": "hello"}, image(png(280, 280))]
+            )
+        )
+        == 101
     )
     assert COUNT.block(document(type="content", content="hello")) == 1
 
 
 def test_a_pdf_counts_by_its_pages() -> None:
-    pages = b"%PDF-1.7\n<< /Type /Pages /Count 3 >>\n" + b"<< /Type /Page /Parent 1 0 R >>\n" * 2 + b"<</Type/Page>>"
+    pages = (
+        b"%PDF-1.7\n<< /Type /Pages /Count 3 >>\n"
+        + b"<< /Type /Page /Parent 1 0 R >>\n" * 2
+        + b"<</Type/Page>>"
+    )
 
     assert COUNT.block(document(type="base64", data=encoded(pages))) == 3 * PDF_PAGE_TOKENS
 

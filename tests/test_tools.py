@@ -35,13 +35,18 @@ from ctxpipe.names import session_folder
 from ctxpipe.stages.offload import READ_BACK_TOOLS
 from ctxpipe.tools import offloaded as module
 
-TEXT = "\n".join(f"line {n}: {'漢🙂' * (n % 3)} status {'FAILED' if n % 10 == 7 else 'ok'}" for n in range(1, 101))
+TEXT = "\n".join(
+    f"line {n}: {'漢🙂' * (n % 3)} status {'FAILED' if n % 10 == 7 else 'ok'}"
+    for n in range(1, 101)
+)
 
 
 @pytest.fixture
 def storage(tmp_path: Path) -> LocalStorage:
     storage = LocalStorage(tmp_path / "root")
-    anyio.run(storage.write, [("s/a.md", TEXT), ("s/empty.md", ""), ("t/b.md", "of another session")])
+    anyio.run(
+        storage.write, [("s/a.md", TEXT), ("s/empty.md", ""), ("t/b.md", "of another session")]
+    )
     return storage
 
 
@@ -58,7 +63,7 @@ async def search(storage: LocalStorage, arguments: Mapping[str, object], **optio
     return await tools(storage, **options)[1](arguments)
 
 
-# Definitions --------------------------------------------------------------------------------------------------
+# Definitions --------------------------------------------------------------------------------------
 
 
 def test_the_definitions_are_plain_anthropic_tools(storage: LocalStorage) -> None:
@@ -81,12 +86,14 @@ def test_the_definition_says_how_much_one_answer_holds(storage: LocalStorage) ->
 
 
 @pytest.mark.parametrize("nonsense", [0, -1, 1.5, None, "many"])
-def test_a_nonsensical_size_is_refused_at_construction(storage: LocalStorage, nonsense: Any) -> None:
+def test_a_nonsensical_size_is_refused_at_construction(
+    storage: LocalStorage, nonsense: Any
+) -> None:
     with pytest.raises(SettingsError, match="max_chars is"):
         offload_tools(storage, max_chars=nonsense)
 
 
-# Reading ------------------------------------------------------------------------------------------------------
+# Reading ------------------------------------------------------------------------------------------
 
 
 async def test_a_short_text_comes_whole(storage: LocalStorage) -> None:
@@ -97,7 +104,9 @@ async def test_a_long_text_comes_in_pages_that_make_it_up(storage: LocalStorage)
     pages, offset = [], 0
     while True:
         page = await read(storage, {"path": "s/a.md", "offset": offset}, max_chars=700)
-        more = re.search(r"\n\[Characters (\d+) to (\d+) of (\d+)\. Read on with offset=(\d+)\.\]\Z", page)
+        more = re.search(
+            r"\n\[Characters (\d+) to (\d+) of (\d+)\. Read on with offset=(\d+)\.\]\Z", page
+        )
         pages.append(page[: more.start()] if more else page)
         if more is None:
             break
@@ -129,8 +138,14 @@ async def test_an_empty_file_says_that_it_is_empty(storage: LocalStorage) -> Non
         ({"path": "s/a.md", "offset": "1"}, "offset is '1'"),
         ({"path": "s/a.md", "offset": True}, "offset is True"),
         ({"path": "s/a.md", "limit": 0}, "limit is 0; give a whole number of 1 or more"),
-        ({"path": "s/a.md", "offset": 10**6}, f"offset is 1000000, but the file has only {len(TEXT)} characters"),
-        ({"path": "s/gone.md"}, "there is no offloaded text 's/gone.md'; give the path as the placeholder has it"),
+        (
+            {"path": "s/a.md", "offset": 10**6},
+            f"offset is 1000000, but the file has only {len(TEXT)} characters",
+        ),
+        (
+            {"path": "s/gone.md"},
+            "there is no offloaded text 's/gone.md'; give the path as the placeholder has it",
+        ),
     ],
 )
 async def test_what_makes_no_sense_is_told_in_words_that_help(
@@ -140,13 +155,26 @@ async def test_what_makes_no_sense_is_told_in_words_that_help(
         await read(storage, arguments)
 
 
-# Staying inside -----------------------------------------------------------------------------------------------
+# Staying inside -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "path", ["/etc/passwd", "../outside.md", "s/../../outside.md", "s", ".", "~", "\0", "\ud83d", "x" * 9999]
+    "path",
+    [
+        "/etc/passwd",
+        "../outside.md",
+        "s/../../outside.md",
+        "s",
+        ".",
+        "~",
+        "\0",
+        "\ud83d",
+        "x" * 9999,
+    ],
 )
-async def test_nothing_outside_of_the_storage_is_read(storage: LocalStorage, tmp_path: Path, path: str) -> None:
+async def test_nothing_outside_of_the_storage_is_read(
+    storage: LocalStorage, tmp_path: Path, path: str
+) -> None:
     (tmp_path / "outside.md").write_text("secret")
 
     for attempt in (read(storage, {"path": path}), search(storage, {"path": path, "pattern": "s"})):
@@ -173,7 +201,7 @@ async def test_with_a_session_no_other_session_is_in_sight(storage: LocalStorage
     assert len(set(errors)) == 1
 
 
-# Searching ----------------------------------------------------------------------------------------------------
+# Searching ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -213,11 +241,16 @@ async def test_a_pattern_is_taken_literally(storage: LocalStorage) -> None:
     await storage.write([("s/c.md", "a+b\naab\n[x]")])
 
     assert await search(storage, {"path": "s/c.md", "pattern": "a+b"}) == "line 1, offset 0: a+b"
-    assert await search(storage, {"path": "s/c.md", "pattern": "a+b", "regex": "yes"}) == "line 1, offset 0: a+b"
+    assert (
+        await search(storage, {"path": "s/c.md", "pattern": "a+b", "regex": "yes"})
+        == "line 1, offset 0: a+b"
+    )
 
 
 async def test_a_regular_expression_is_one_when_asked(storage: LocalStorage) -> None:
-    found = await search(storage, {"path": "s/a.md", "pattern": r"^line \d7:", "regex": True, "limit": 3})
+    found = await search(
+        storage, {"path": "s/a.md", "pattern": r"^line \d7:", "regex": True, "limit": 3}
+    )
 
     assert [line.split(":")[0] for line in found.split("\n")[:3]] == [
         f"line {n}, offset {TEXT.index(f'line {n}:')}" for n in (17, 27, 37)
@@ -249,22 +282,32 @@ async def test_a_line_that_fits_is_shown_whole(storage: LocalStorage) -> None:
     line = "x" * 390 + " needle"
     await storage.write([("s/one.md", line)])
 
-    assert await search(storage, {"path": "s/one.md", "pattern": "needle"}) == f"line 1, offset 0: {line}"
+    assert (
+        await search(storage, {"path": "s/one.md", "pattern": "needle"})
+        == f"line 1, offset 0: {line}"
+    )
 
 
 async def test_no_match_is_said(storage: LocalStorage) -> None:
-    assert await search(storage, {"path": "s/a.md", "pattern": "nowhere"}) == "[No line matches 'nowhere'.]"
+    assert (
+        await search(storage, {"path": "s/a.md", "pattern": "nowhere"})
+        == "[No line matches 'nowhere'.]"
+    )
 
 
 async def test_an_answer_never_grows_beyond_its_size(storage: LocalStorage) -> None:
-    found = await search(storage, {"path": "s/a.md", "pattern": "line", "limit": 100}, max_chars=300)
+    found = await search(
+        storage, {"path": "s/a.md", "pattern": "line", "limit": 100}, max_chars=300
+    )
 
     assert found.endswith("\n[Cut at 300 characters.]")
     assert len(found) < 350
 
 
 @pytest.mark.parametrize("pattern", ["(", "[a", "*", "(?P<x", "(" * 1000])
-async def test_a_pattern_that_is_no_regular_expression_is_told(storage: LocalStorage, pattern: str) -> None:
+async def test_a_pattern_that_is_no_regular_expression_is_told(
+    storage: LocalStorage, pattern: str
+) -> None:
     with pytest.raises(ToolInputError, match="pattern is no regular expression"):
         await search(storage, {"path": "s/a.md", "pattern": pattern, "regex": True})
 
@@ -326,7 +369,9 @@ async def test_no_pattern_of_the_model_raises(
 ) -> None:
     monkeypatch.setattr(module, "_SEARCH_SECONDS", 0.2)
     await storage.write([("s/evil.md", "hello world\n" + "a" * 60 + "!\n" + "ab" * 40)])
-    call = tool_use("t1", "search_offloaded", {"path": "s/evil.md", "pattern": pattern, "regex": True})
+    call = tool_use(
+        "t1", "search_offloaded", {"path": "s/evil.md", "pattern": pattern, "regex": True}
+    )
 
     result = await answer(call, tools(storage))
 
@@ -413,7 +458,7 @@ async def test_a_cancelled_search_does_not_wait_for_its_end(
     assert scope.cancelled_caught
 
 
-# Answering ----------------------------------------------------------------------------------------------------
+# Answering ----------------------------------------------------------------------------------------
 
 
 async def test_a_call_is_answered_with_a_result_of_its_id(storage: LocalStorage) -> None:
@@ -421,7 +466,11 @@ async def test_a_call_is_answered_with_a_result_of_its_id(storage: LocalStorage)
         tool_use("t1", "read_offloaded", {"path": "s/a.md"}),
         ToolUseBlock(type="tool_use", id="t1", name="read_offloaded", input={"path": "s/a.md"}),
     ):
-        assert await answer(call, tools(storage)) == {"type": "tool_result", "tool_use_id": "t1", "content": TEXT}
+        assert await answer(call, tools(storage)) == {
+            "type": "tool_result",
+            "tool_use_id": "t1",
+            "content": TEXT,
+        }
 
 
 async def test_a_call_of_another_tool_is_not_ours(storage: LocalStorage) -> None:
@@ -453,16 +502,34 @@ async def test_a_tool_of_ones_own_is_a_tool_like_any_other() -> None:
         {"type": "tool_use", "id": "t1", "name": "read_offloaded", "input": {"path": "gone.md"}},
         {"type": "tool_use", "id": "t1", "name": "read_offloaded", "input": '{"path": "s/a.md"}'},
         {"type": "tool_use", "id": "t1", "name": "read_offloaded"},
-        {"type": "tool_use", "id": "t1", "name": "read_offloaded", "input": {"path": "s/a.md", "offset": -(10**5000)}},
+        {
+            "type": "tool_use",
+            "id": "t1",
+            "name": "read_offloaded",
+            "input": {"path": "s/a.md", "offset": -(10**5000)},
+        },
         {"type": "tool_use", "id": "t1", "name": "read_offloaded", "input": {"path": "x" * 10**6}},
-        {"type": "tool_use", "id": "t1", "name": "read_offloaded", "input": {"path": "s/a.md", "limit": [1] * 10**5}},
-        ToolUseBlock(type="tool_use", id="t1", name="read_offloaded", input={"path": "\0", "offset": 1}),
+        {
+            "type": "tool_use",
+            "id": "t1",
+            "name": "read_offloaded",
+            "input": {"path": "s/a.md", "limit": [1] * 10**5},
+        },
+        ToolUseBlock(
+            type="tool_use", id="t1", name="read_offloaded", input={"path": "\0", "offset": 1}
+        ),
     ],
 )
-async def test_a_result_is_a_short_error_where_the_arguments_are_wrong(storage: LocalStorage, block: Any) -> None:
+async def test_a_result_is_a_short_error_where_the_arguments_are_wrong(
+    storage: LocalStorage, block: Any
+) -> None:
     result = await tools(storage)[0].result(block)
 
-    assert (result["type"], result["tool_use_id"], result["is_error"]) == ("tool_result", "t1", True)
+    assert (result["type"], result["tool_use_id"], result["is_error"]) == (
+        "tool_result",
+        "t1",
+        True,
+    )
     assert 0 < len(str(result["content"])) < 500
 
 
@@ -482,7 +549,9 @@ async def test_whatever_a_handler_raises_is_a_result_that_names_no_detail(
     async def fail(_: Mapping[str, object]) -> str:
         raise error
 
-    result = await Tool({"name": "fail", "input_schema": {"type": "object"}}, fail).result(tool_use("t1", "fail"))
+    result = await Tool({"name": "fail", "input_schema": {"type": "object"}}, fail).result(
+        tool_use("t1", "fail")
+    )
 
     assert result["is_error"] is True
     assert "/srv/secret" not in str(result["content"])
@@ -496,7 +565,9 @@ async def test_an_error_of_the_model_has_always_words_that_can_be_sent(words: st
     async def refuse(_: Mapping[str, object]) -> str:
         raise ToolInputError(words)
 
-    result = await Tool({"name": "row", "input_schema": {"type": "object"}}, refuse).result(tool_use("t1", "row"))
+    result = await Tool({"name": "row", "input_schema": {"type": "object"}}, refuse).result(
+        tool_use("t1", "row")
+    )
 
     assert result["is_error"] is True
     assert str(result["content"]).strip()
@@ -508,16 +579,23 @@ async def test_an_answer_that_is_no_text_is_an_error_which_the_api_takes(said: A
     async def say(_: Mapping[str, object]) -> str:
         return cast("str", said)
 
-    result = await Tool({"name": "say", "input_schema": {"type": "object"}}, say).result(tool_use("t1", "say"))
+    result = await Tool({"name": "say", "input_schema": {"type": "object"}}, say).result(
+        tool_use("t1", "say")
+    )
 
-    assert (result["is_error"], result["content"]) == (True, "the tool failed (TypeError); try something else")
+    assert (result["is_error"], result["content"]) == (
+        True,
+        "the tool failed (TypeError); try something else",
+    )
 
 
 async def test_an_answer_that_cannot_be_encoded_can_be_sent() -> None:
     async def say(_: Mapping[str, object]) -> str:
         return "half of a pair: \ud83d"
 
-    result = await Tool({"name": "say", "input_schema": {"type": "object"}}, say).result(tool_use("t1", "say"))
+    result = await Tool({"name": "say", "input_schema": {"type": "object"}}, say).result(
+        tool_use("t1", "say")
+    )
 
     assert result == tool_result("t1", "half of a pair: \ufffd")
 
@@ -528,12 +606,14 @@ async def test_a_cancelled_call_is_no_result() -> None:
         return ""
 
     with anyio.move_on_after(0.01) as scope:
-        await Tool({"name": "wait", "input_schema": {"type": "object"}}, wait).result(tool_use("t1", "wait"))
+        await Tool({"name": "wait", "input_schema": {"type": "object"}}, wait).result(
+            tool_use("t1", "wait")
+        )
 
     assert scope.cancelled_caught
 
 
-# Other storages -----------------------------------------------------------------------------------------------
+# Other storages -----------------------------------------------------------------------------------
 
 
 class Rows:
@@ -559,7 +639,8 @@ async def test_any_reader_serves() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["s/a.md", "./s/a.md", "a.md", "/data/s/a.md", "s3://bucket/pre/s/a.md", "/mnt/results/a.md"]
+    "path",
+    ["s/a.md", "./s/a.md", "a.md", "/data/s/a.md", "s3://bucket/pre/s/a.md", "/mnt/results/a.md"],
 )
 async def test_a_session_reads_its_own_texts_in_any_printed_form(path: str) -> None:
     rows = Rows(s__a=TEXT, t__a="of another session")
@@ -596,7 +677,9 @@ async def test_a_storage_that_knows_keys_is_asked_for_them() -> None:
 
     assert await reading({"path": "row:1"}) == TEXT
     for path in ("row:2", "row:3", "row:4"):
-        assert (await reading.result(tool_use("t1", "read_offloaded", {"path": path}))).get("is_error") is True
+        assert (await reading.result(tool_use("t1", "read_offloaded", {"path": path}))).get(
+            "is_error"
+        ) is True
     assert rows.asked == ["s/a.md"]
 
 
@@ -620,20 +703,26 @@ def test_what_cannot_be_read_from_is_refused_at_construction(wrong: Any) -> None
 
 
 @pytest.mark.parametrize("wrong", ["", 5, b"s"])
-def test_a_session_without_a_name_is_refused_at_construction(storage: LocalStorage, wrong: Any) -> None:
+def test_a_session_without_a_name_is_refused_at_construction(
+    storage: LocalStorage, wrong: Any
+) -> None:
     with pytest.raises(SettingsError, match="session_id is"):
         offload_tools(storage, session_id=wrong)
 
 
-# The SDK's tool runner ----------------------------------------------------------------------------------------
+# The SDK's tool runner ----------------------------------------------------------------------------
 
 
 async def test_the_runner_of_the_sdk_takes_them(storage: LocalStorage) -> None:
     script = testing.answer(
         testing.tool_use("read_offloaded", {"path": "s/a.md"}, "t1"),
-        testing.tool_use("search_offloaded", {"path": "s/a.md", "pattern": "FAILED", "limit": 1}, "t2"),
+        testing.tool_use(
+            "search_offloaded", {"path": "s/a.md", "pattern": "FAILED", "limit": 1}, "t2"
+        ),
         testing.tool_use("read_offloaded", {"path": "t/b.md"}, "t3"),
-        testing.tool_use("search_offloaded", {"path": "s/a.md", "pattern": "(", "regex": True}, "t4"),
+        testing.tool_use(
+            "search_offloaded", {"path": "s/a.md", "pattern": "(", "regex": True}, "t4"
+        ),
         testing.tool_use("search_offloaded", {"self": 1, "input": 2, "path": 3}, "t5"),
     )
     shaping = ctxpipe_middleware(ContextPipeline(), session_id="s")

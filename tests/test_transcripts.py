@@ -47,7 +47,9 @@ def test_there_are_46_of_them(shared: Path) -> None:
 
 
 @pytest.mark.parametrize("file", TRANSCRIPTS, ids=lambda file: file.stem)
-async def test_at_every_turn_the_context_is_valid_and_nothing_is_lost(shared: Path, tmp_path: Path, file: Path) -> None:
+async def test_at_every_turn_the_context_is_valid_and_nothing_is_lost(
+    shared: Path, tmp_path: Path, file: Path
+) -> None:
     history = recorded(file)
     before = copy.deepcopy(history)
     remembered = pipeline(tmp_path)
@@ -65,7 +67,9 @@ async def test_at_every_turn_the_context_is_valid_and_nothing_is_lost(shared: Pa
             offloaded += 1
             assert context[: result.first_changed_index] == given[: result.first_changed_index]
             assert misplaced(context, history, tmp_path, result.first_changed_index) == []
-        again = await (pipeline(tmp_path) if number % 25 == 0 else remembered).run(context, session_id=file.stem)
+        again = await (pipeline(tmp_path) if number % 25 == 0 else remembered).run(
+            context, session_id=file.stem
+        )
         assert again.messages is context
 
     assert history == before
@@ -76,12 +80,16 @@ async def test_at_every_turn_the_context_is_valid_and_nothing_is_lost(shared: Pa
 
 
 @pytest.mark.parametrize("file", TRANSCRIPTS[::9], ids=lambda file: file.stem)
-async def test_a_new_process_goes_on_where_another_stopped(shared: Path, tmp_path: Path, file: Path) -> None:
+async def test_a_new_process_goes_on_where_another_stopped(
+    shared: Path, tmp_path: Path, file: Path
+) -> None:
     context: list[Message] = []
     for number, new in enumerate(turns(recorded(file))):
         result = await pipeline(tmp_path).run([*context, *new], session_id="s")
         if number % 10 == 0:
-            lines = json.loads(json.dumps([*context, *new]))  # read back from disk, all objects are new
+            lines = json.loads(
+                json.dumps([*context, *new])
+            )  # read back from disk, all objects are new
             assert (await pipeline(tmp_path).run(lines, session_id="s")).messages == result.messages
         assert [r.error for r in result.reports if r.outcome is Outcome.FAILED] == []
         context = result.messages

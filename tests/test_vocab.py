@@ -37,7 +37,11 @@ def python(script: str, *folders: Path, cwd: Path, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script],
         cwd=cwd,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(map(str, folders)), **environment},
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": os.pathsep.join(map(str, folders)),
+            **environment,
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -49,7 +53,9 @@ def python(script: str, *folders: Path, cwd: Path, **environment: str) -> str:
 
 @each_encoding
 def test_the_official_rank_file_is_rebuilt_byte_for_byte(name: str) -> None:
-    assert hashlib.sha256(stock.official(name)).hexdigest() == vocabulary.SHIPPED[name].official_sha256
+    assert (
+        hashlib.sha256(stock.official(name)).hexdigest() == vocabulary.SHIPPED[name].official_sha256
+    )
 
 
 @each_encoding
@@ -63,7 +69,11 @@ def test_the_build_script_makes_exactly_the_shipped_file_from_the_official_one(n
 def test_pattern_special_tokens_and_ranks_are_those_of_the_installed_tiktoken(name: str) -> None:
     ours, theirs = vocabulary.load(name), stock.encoding(name)
 
-    assert (ours.name, ours._pat_str, ours._special_tokens) == (theirs.name, theirs._pat_str, theirs._special_tokens)
+    assert (ours.name, ours._pat_str, ours._special_tokens) == (
+        theirs.name,
+        theirs._pat_str,
+        theirs._special_tokens,
+    )
     assert ours._mergeable_ranks == theirs._mergeable_ranks
 
 
@@ -151,7 +161,9 @@ print((public.load_tiktoken_bpe, dict(os.environ)) == before, tiktoken.registry.
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """A folder with a copy of the package, to be damaged."""
-    shutil.copytree(ROOT / "ctxpipe", tmp_path / "ctxpipe", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "ctxpipe", tmp_path / "ctxpipe", ignore=shutil.ignore_patterns("__pycache__")
+    )
     return tmp_path
 
 

@@ -1,4 +1,6 @@
-"""What a turn costs, counted instead of timed: texts encoded, messages visited, files opened, hops to threads."""
+"""What a turn costs, counted instead of timed: texts encoded, messages visited, files opened, hops
+to threads.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +131,9 @@ def step(number: int) -> list[Message]:
 
 
 def history(messages: int) -> list[Message]:
-    return conversation(user("go"), *(message for number in range(messages // 2) for message in step(number)))
+    return conversation(
+        user("go"), *(message for number in range(messages // 2) for message in step(number))
+    )
 
 
 async def ran(work: Work, folder: Path, length: int) -> tuple[Session, list[Message]]:
@@ -152,7 +156,9 @@ async def test_an_idle_turn_does_nothing_at_all(work: Work, tmp_path: Path, leng
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-async def test_a_new_message_costs_its_own_text_and_nothing_else(work: Work, tmp_path: Path, length: int) -> None:
+async def test_a_new_message_costs_its_own_text_and_nothing_else(
+    work: Work, tmp_path: Path, length: int
+) -> None:
     session, messages = await ran(work, tmp_path, length)
     new = step(length + 1)
 
@@ -169,7 +175,9 @@ def looked_at(length: int) -> int:
     return min(older, max(LEAST_SLICE, older // (SLICES - 2)))
 
 
-async def test_how_often_messages_are_looked_into_does_not_grow_with_the_history(work: Work, tmp_path: Path) -> None:
+async def test_how_often_messages_are_looked_into_does_not_grow_with_the_history(
+    work: Work, tmp_path: Path
+) -> None:
     looks: dict[str, list[int]] = {"idle": [], "new": []}
     for length in (*LENGTHS, 4_000):
         session, messages = await ran(work, tmp_path / str(length), length)
@@ -189,7 +197,9 @@ async def test_how_often_messages_are_looked_into_does_not_grow_with_the_history
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-async def test_a_first_turn_encodes_each_distinct_text_once(work: Work, tmp_path: Path, length: int) -> None:
+async def test_a_first_turn_encodes_each_distinct_text_once(
+    work: Work, tmp_path: Path, length: int
+) -> None:
     messages = history(length)
     texts = {"go", "bash"}
     for number in range(length // 2):
@@ -203,7 +213,9 @@ async def test_a_first_turn_encodes_each_distinct_text_once(work: Work, tmp_path
     assert not [file for file in work.files if file.startswith(os.fspath(tmp_path))]
 
 
-async def test_an_offloaded_result_costs_as_many_files_and_hops_at_any_length(work: Work, tmp_path: Path) -> None:
+async def test_an_offloaded_result_costs_as_many_files_and_hops_at_any_length(
+    work: Work, tmp_path: Path
+) -> None:
     costs = []
     for length in LENGTHS:
         session, messages = await ran(work, tmp_path / str(length), length)
@@ -226,7 +238,9 @@ async def test_with_a_journal_a_turn_looks_at_it_once_and_writes_one_entry(
     work: Work, tmp_path: Path, length: int
 ) -> None:
     storage = LocalStorage(tmp_path)
-    session = ContextPipeline([DirectOffload(storage)], counter=work.counter).session("s", journal=storage)
+    session = ContextPipeline([DirectOffload(storage)], counter=work.counter).session(
+        "s", journal=storage
+    )
     messages = history(length)
     await session.run(messages)
 

@@ -23,11 +23,19 @@ def conversation(turns: int = 6, lines: int = 300) -> list[Message]:
         content = [
             {"type": "thinking", "thinking": f"The next is number {turn}.", "signature": "s"},
             {"type": "text", "text": f"I read file {turn}."},
-            {"type": "tool_use", "id": f"t{turn}", "name": "Read", "input": {"path": f"src/f{turn}.py"}},
+            {
+                "type": "tool_use",
+                "id": f"t{turn}",
+                "name": "Read",
+                "input": {"path": f"src/f{turn}.py"},
+            },
         ]
         text = "".join(f"f{turn}_{line} = {line}\n" for line in range(lines))
         result = {"type": "tool_result", "tool_use_id": f"t{turn}", "content": text}
-        messages += [{"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
+        messages += [
+            {"role": "assistant", "content": content},
+            {"role": "user", "content": [result]},
+        ]
     messages.append({"role": "assistant", "content": "All read."})
     return parse_transcript(json.dumps(messages)).messages
 
@@ -47,7 +55,10 @@ def batch(bench: Workbench) -> ContextPipeline:
 
 def compact(bench: Workbench) -> ContextPipeline:
     stage = Compact(
-        ExtractiveSummarizer(), archive=bench.storage, restore=Restore(files=bench.files), clock=bench.clock
+        ExtractiveSummarizer(),
+        archive=bench.storage,
+        restore=Restore(files=bench.files),
+        clock=bench.clock,
     )
     return ContextPipeline([stage], budget=Budget(window=12_000))
 

@@ -11,7 +11,20 @@ from ctxpipe.messages import Message
 __all__ = ["billed", "bulky", "exchange", "facts", "odd", "quiet", "thoughtful"]
 
 SIGNED = "Er4BCkYIBRgCKkD"
-WORDS = ("reads", "parses", "opens", "writes", "moves", "checks", "loads", "a", "the", "table", "index", "request")
+WORDS = (
+    "reads",
+    "parses",
+    "opens",
+    "writes",
+    "moves",
+    "checks",
+    "loads",
+    "a",
+    "the",
+    "table",
+    "index",
+    "request",
+)
 
 
 def _message(role: str, content: Any) -> Message:
@@ -28,11 +41,14 @@ def exchange(number: int, result: str, say: str = "") -> list[Message]:
 
 
 def quiet(messages: int, begin: int = 0) -> list[Message]:
-    """About so many *messages*, of which nothing is worth taking out: the agent says much, the results are short."""
+    """About so many *messages*, of which nothing is worth taking out: the agent says much, the
+    results are short.
+    """
     say = "Look at what is there before anything is changed, then decide. " * 6
     opening = [] if begin else [_message("user", "Go.")]
     steps = (
-        exchange(number, "a.py b.py c.py", f"Step {number}. {say}") for number in range(begin, begin + messages // 2)
+        exchange(number, "a.py b.py c.py", f"Step {number}. {say}")
+        for number in range(begin, begin + messages // 2)
     )
     return [*opening, *(message for step in steps for message in step)]
 
@@ -60,7 +76,8 @@ def bulky(results: int, chars: int, begin: int = 0) -> list[Message]:
 
 
 def facts(results: int, chars: int, *, asking: bool) -> tuple[list[Message], list[str]]:
-    """A bulky history with a word of its own in each result, anywhere in it, and in each remark; and those words.
+    """A bulky history with a word of its own in each result, anywhere in it, and in each remark;
+    and those words.
 
     With *asking* the user says something every tenth step; else the whole is one request's loop.
     """
@@ -75,29 +92,41 @@ def facts(results: int, chars: int, *, asking: bool) -> tuple[list[Message], lis
     for number in range(results):
         text = prose(number, chars)
         place = chance.randrange(len(text))
-        messages += exchange(number, text[:place] + fact() + text[place:], f"Step {number}:{fact()}")
+        messages += exchange(
+            number, text[:place] + fact() + text[place:], f"Step {number}:{fact()}"
+        )
         if asking and number % 10 == 9:
-            messages += [_message("assistant", "That is done."), _message("user", f"Now part {number}.")]
+            messages += [
+                _message("assistant", "That is done."),
+                _message("user", f"Now part {number}."),
+            ]
     return messages, planted
 
 
 def billed(messages: Sequence[Message], before: int = 0) -> list[Message]:
-    """*messages* with a bill on each reply, as the API sends one: *before* tokens and those in front of the reply."""
+    """*messages* with a bill on each reply, as the API sends one: *before* tokens and those in
+    front of the reply.
+    """
     told: list[Message] = []
     tokens = before
     for message in messages:
         length = len(str(message["content"])) // 4
-        bill = {"usage": {"input_tokens": tokens, "output_tokens": length}} if message["role"] == "assistant" else {}
+        bill = (
+            {"usage": {"input_tokens": tokens, "output_tokens": length}}
+            if message["role"] == "assistant"
+            else {}
+        )
         told.append(cast("Message", {**message, **bill}))
         tokens += length
     return told
 
 
-# Odd and broken -------------------------------------------------------------------------------------------------
+# Odd and broken -----------------------------------------------------------------------------------
 
 
 def odd(seed: int, *, broken: bool, steps: range = range(4, 25)) -> list[Message]:
-    """A random history that ends with the user: parallel calls, thinking, mixed content, errors; or a *broken* one.
+    """A random history that ends with the user: parallel calls, thinking, mixed content, errors; or
+    a *broken* one.
 
     It takes so many *steps*, each of one to four calls.
     """
@@ -118,16 +147,22 @@ def odd(seed: int, *, broken: bool, steps: range = range(4, 25)) -> list[Message
 
 
 def thoughtful(seed: int) -> list[Message]:
-    """A random sound history in which each reply begins with a thought, signed by nobody yet: up to 25,000 tokens."""
+    """A random sound history in which each reply begins with a thought, signed by nobody yet: up to
+    25,000 tokens.
+    """
     chance = random.Random(seed)
     return [
-        _message("assistant", [_thinking(chance), *_spoken(message)]) if message["role"] == "assistant" else message
+        _message("assistant", [_thinking(chance), *_spoken(message)])
+        if message["role"] == "assistant"
+        else message
         for message in odd(seed, broken=False, steps=range(12, 36))
     ]
 
 
 def _spoken(message: Message) -> list[Any]:
-    return [block for block in message["content"] if cast("Any", block)["type"] in ("text", "tool_use")]
+    return [
+        block for block in message["content"] if cast("Any", block)["type"] in ("text", "tool_use")
+    ]
 
 
 def _text(words: str) -> dict[str, Any]:
@@ -159,11 +194,16 @@ def _step(chance: random.Random, number: int) -> list[Message]:
     said = [_text(f"Step {number}.")] if chance.random() < 0.5 else []
     results = [_result(chance, call["id"]) for call in chance.sample(calls, len(calls))]
     after = [_text("A note from the user.")] if chance.random() < 0.1 else []
-    return [_message("assistant", [*_thought(chance), *said, *calls]), _message("user", [*results, *after])]
+    return [
+        _message("assistant", [*_thought(chance), *said, *calls]),
+        _message("user", [*results, *after]),
+    ]
 
 
 def _result(chance: random.Random, call_id: Any) -> dict[str, Any]:
-    body: Any = chance.choice(["ok", prose(chance.randrange(50), 300), prose(chance.randrange(50), 3000)])
+    body: Any = chance.choice(
+        ["ok", prose(chance.randrange(50), 300), prose(chance.randrange(50), 3000)]
+    )
     if chance.random() < 0.3:
         body = [_text(body)]
     failed = {"is_error": True} if chance.random() < 0.15 else {}

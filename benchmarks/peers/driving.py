@@ -1,4 +1,5 @@
-"""What the drivers share: how messages of the Messages API are read, and what lies in a peer's folder.
+"""What the drivers share: how messages of the Messages API are read, and what lies in a peer's
+folder.
 
 Standard library only: it runs inside each peer's environment.
 """
@@ -14,7 +15,9 @@ __all__ = ["blocks", "files_in", "read_back", "texts", "versions"]
 
 
 def read_back(call_id: str) -> bool:
-    """Whether a result is what the agent has just read back: each peer spares those of its own reading tool."""
+    """Whether a result is what the agent has just read back: each peer spares those of its own
+    reading tool.
+    """
     return call_id.startswith("refetch-")
 
 
@@ -38,9 +41,15 @@ def texts(value: Any) -> list[str]:
 
 
 def files_in(folder: Path) -> dict[str, str]:
-    """The text of each file below *folder*, by its path from there; of JSON, once more what its strings say."""
+    """The text of each file below *folder*, by its path from there.
+
+    Of JSON, once more what its strings say.
+    """
     paths = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): _text(path.read_text(encoding="utf-8", errors="replace")) for path in paths}
+    return {
+        str(path.relative_to(folder)): _text(path.read_text(encoding="utf-8", errors="replace"))
+        for path in paths
+    }
 
 
 def _text(stored: str) -> str:

@@ -1,8 +1,9 @@
-"""The model that writes every peer's summaries: deterministic, in process, and as good as what it is given to read.
+"""The model that writes every peer's summaries: deterministic, in process, and as good as what it
+is given to read.
 
-It answers with what a good summary would name: the paths, identifiers, hashes and numbers of its prompt, the most
-frequent first, up to a fixed length. A peer that shows its summariser less gets less back. Standard library only: it
-runs inside each peer's own environment.
+It answers with what a good summary would name: the paths, identifiers, hashes and numbers of its
+prompt, the most frequent first, up to a fixed length. A peer that shows its summariser less gets
+less back. Standard library only: it runs inside each peer's own environment.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Runs one peer in its own environment and speaks with the runner: one JSON object a line, in and out.
+"""Runs one peer in its own environment and speaks with the runner: one JSON object a line, in and
+out.
 
     python host.py DRIVER.py
 
-The peer's driver holds the conversation as the peer's own messages. What it hears is converted before the clock starts
-and what it would send after the clock has stopped, so that the seconds are those of the peer's context management.
-Standard library only: it runs inside each peer's environment.
+The peer's driver holds the conversation as the peer's own messages. What it hears is converted
+before the clock starts and what it would send after the clock has stopped, so that the seconds are
+those of the peer's context management. Standard library only: it runs inside each peer's
+environment.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ import fake_model
 
 
 def load(path: str) -> Any:
-    """The driver at *path*. In a folder on sys.path its name would hide the package that it drives."""
+    """The driver at *path*.
+
+    In a folder on sys.path its name would hide the package that it drives.
+    """
     spec = importlib.util.spec_from_file_location(f"driver_of_{Path(path).stem}", path)
     if spec is None or spec.loader is None:
         raise ImportError(path)
@@ -43,7 +48,9 @@ class Host:
         self.module = module
         self.peer: Any = None
         self.sent: list[Any] = []
-        self.again: dict[str, Any] = {}  # what a peer that was refused once adds to every later request
+        self.again: dict[
+            str, Any
+        ] = {}  # what a peer that was refused once adds to every later request
 
     async def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """What the runner is told."""

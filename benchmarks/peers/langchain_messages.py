@@ -1,4 +1,7 @@
-"""Messages of the Messages API as LangChain's, and back by its own Anthropic adapter. Runs where LangChain is."""
+"""Messages of the Messages API as LangChain's, and back by its own Anthropic adapter.
+
+Runs where LangChain is.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ class FakeChat(BaseChatModel):
 
     def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
         prompt = "\n".join(message.text for message in messages)
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(fake_model.summary(prompt)))])
+        return ChatResult(
+            generations=[ChatGeneration(message=AIMessage(fake_model.summary(prompt)))]
+        )
 
 
 def converted(messages: list[dict[str, Any]]) -> list[BaseMessage]:
@@ -54,7 +59,9 @@ def _converted(message: dict[str, Any]) -> list[BaseMessage]:
 
 
 def _answer(content: Any, usage: dict[str, int] | None) -> AIMessage:
-    """A reply as the adapter makes it: the API's blocks, and the calls once more in a field of their own."""
+    """A reply as the adapter makes it: the API's blocks, and the calls once more in a field of
+    their own.
+    """
     blocks = content if isinstance(content, list) else []
     calls = [
         {"type": "tool_call", "id": block["id"], "name": block["name"], "args": block["input"]}
@@ -66,7 +73,10 @@ def _answer(content: Any, usage: dict[str, int] | None) -> AIMessage:
         total = usage["input_tokens"] + usage["output_tokens"]
         metadata = {**usage, "total_tokens": total}
     return AIMessage(
-        content, tool_calls=calls, usage_metadata=metadata, response_metadata={"model_provider": "anthropic"}
+        content,
+        tool_calls=calls,
+        usage_metadata=metadata,
+        response_metadata={"model_provider": "anthropic"},
     )
 
 

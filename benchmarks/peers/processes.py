@@ -53,7 +53,8 @@ def python_of(name: str) -> Path:
 class Peer:
     """One peer's process, given up when an answer takes longer than so many *seconds*.
 
-    A *driver* of its own is run by this interpreter. Raises PeerFailed when the process cannot start.
+    A *driver* of its own is run by this interpreter. Raises PeerFailed when the process cannot
+    start.
     """
 
     def __init__(
@@ -74,7 +75,12 @@ class Peer:
         self._start()
 
     def _start(self) -> None:
-        quiet = {"HF_HUB_OFFLINE": "1", "LANGSMITH_TRACING": "false", "DO_NOT_TRACK": "1", "PYTHONHASHSEED": "0"}
+        quiet = {
+            "HF_HUB_OFFLINE": "1",
+            "LANGSMITH_TRACING": "false",
+            "DO_NOT_TRACK": "1",
+            "PYTHONHASHSEED": "0",
+        }
         self._process = subprocess.Popen(
             [str(self.python), str(HERE / "host.py"), str(self.driver)],
             stdin=subprocess.PIPE,
@@ -140,20 +146,24 @@ class Peer:
 
     @property
     def originals(self) -> dict[str, str]:
-        """Where what left the context is afterwards ("files", "memory" or "nowhere"), by way, of those worth timing."""
+        """Where what left the context is afterwards ("files", "memory" or "nowhere"), by way, of
+        those worth timing.
+        """
         originals: dict[str, str] = self.about["originals"]
         return originals
 
     def open(self, way: str, **settings: Any) -> None:
-        """Begin a conversation that is treated in this *way*, in a new process where the last one was given up."""
+        """Begin a conversation that is treated in this *way*, in a new process where the last one
+        was given up.
+        """
         if self.ended:  # an earlier conversation took too long
             self._start()
         self._context = []
         self._ask(op="open", way=way, settings=settings, folder=self.folder)
 
     def turn(self, new: Sequence[Message], *, wire: bool = True) -> dict[str, Any]:
-        """Hear *new* and shape the context of the next call: its seconds, the summariser's prompts and, with *wire*,
-        the messages that would be sent and the options of their request."""
+        """Hear *new* and shape the context of the next call: its seconds, the summariser's prompts
+        and, with *wire*, the messages that would be sent and the options of their request."""
         told: dict[str, Any] = self._ask(op="turn", new=list(new), wire=wire)
         if wire:
             self._context = [*self._context[: told.pop("keep")], *told["messages"]]
@@ -161,12 +171,17 @@ class Peer:
         return told
 
     def refused(self, told: str) -> dict[str, Any]:
-        """The options with which its own adapter sends a refused request once more; empty where it does not."""
+        """The options with which its own adapter sends a refused request once more.
+
+        Empty where it does not.
+        """
         options: dict[str, Any] = self._ask(op="refused", told=told)["options"]
         return options
 
     def kept(self) -> tuple[dict[str, str], list[str]]:
-        """The files that it wrote, by the path that it shows the model, and every text that it still holds."""
+        """The files that it wrote, by the path that it shows the model, and every text that it
+        still holds.
+        """
         told = self._ask(op="kept")
         return told["files"], told["state"]
 
@@ -184,6 +199,9 @@ class Peer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()

@@ -1,4 +1,6 @@
-"""The rows that need recorded conversations: what is recoverable after a compaction, and what a session costs."""
+"""The rows that need recorded conversations: what is recoverable after a compaction, and what a
+session costs.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +46,20 @@ SHORTENED = {
     "compact": "a compaction, forced",
     "both": "everything that it has, the same trigger",
 }
-LIKE_FOR_LIKE: Mapping[str, Any] = {"window": 200_000, "trigger": 100_000, "keep_tokens": 20_000, "clear": 50_000}
+LIKE_FOR_LIKE: Mapping[str, Any] = {
+    "window": 200_000,
+    "trigger": 100_000,
+    "keep_tokens": 20_000,
+    "clear": 50_000,
+}
 """The same trigger and, where it can be said, the same to keep, in each peer's own tokens."""
 
 
 @dataclass(slots=True)
 class Recorded:
-    """What became of one transcript or of all, by column: cuts after a compaction, bills at each read price."""
+    """What became of one transcript or of all, by column: cuts after a compaction, bills at each
+    read price.
+    """
 
     cuts: dict[str, list[Found]] = field(default_factory=dict)
     bills: dict[str, dict[str, dict[float, Bill]]] = field(default_factory=dict)
@@ -68,7 +77,10 @@ class Recorded:
         self.failed.update(other.failed)
 
     def relative(self, column: str, read: float) -> float | None:
-        """What the sessions cost of what they cost without management; None where one of them failed."""
+        """What the sessions cost of what they cost without management.
+
+        None where one of them failed.
+        """
         mine, none = self.bills.get(column, {}), self.bills[NONE]
         if mine.keys() != none.keys():
             return None
@@ -81,13 +93,16 @@ class Recorded:
 
 
 def recorded(paths: Sequence[str], names: Sequence[str], processes: int = 2) -> Iterator[Recorded]:
-    """What each of *paths* shows, as it is done; a process works on one transcript with every peer of *names*.
+    """What each of *paths* shows, as it is done; a process works on one transcript with every peer
+    of *names*.
 
     A transcript that cannot be worked on at all is told in the log and left out for everybody.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
-        ProcessPoolExecutor(processes, get_context("spawn"), _tell_as_here, (log.getEffectiveLevel(),)) as pool,
+        ProcessPoolExecutor(
+            processes, get_context("spawn"), _tell_as_here, (log.getEffectiveLevel(),)
+        ) as pool,
     ):
         working = {pool.submit(_one, path, names, folder): path for path in paths}
         for done in as_completed(working):
@@ -95,7 +110,9 @@ def recorded(paths: Sequence[str], names: Sequence[str], processes: int = 2) -> 
             if error is None:
                 yield done.result()
             else:
-                log.error("%s is left out: %s: %s", Path(working[done]).name, type(error).__name__, error)
+                log.error(
+                    "%s is left out: %s: %s", Path(working[done]).name, type(error).__name__, error
+                )
 
 
 def _tell_as_here(level: int) -> None:
@@ -136,8 +153,12 @@ def columns(peer: Peer) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         yield f"{peer.name}, at 100,000", way, LIKE_FOR_LIKE
 
 
-def _asked(peer: Peer, transcript: Transcript, cut: Iterable[Cut], index: AtomIndex, told: Recorded) -> None:
-    """A column that fails once is not asked again in this transcript: it may have taken minutes to fail."""
+def _asked(
+    peer: Peer, transcript: Transcript, cut: Iterable[Cut], index: AtomIndex, told: Recorded
+) -> None:
+    """A column that fails once is not asked again in this transcript: it may have taken minutes to
+    fail.
+    """
     for way in [way for way in SHORTENED if way in peer.ways]:
         column = f"{peer.name}, {SHORTENED[way]}"
         scored = told.cuts.setdefault(column, [])
@@ -147,7 +168,9 @@ def _asked(peer: Peer, transcript: Transcript, cut: Iterable[Cut], index: AtomIn
         billed, recalls = told.bills.setdefault(column, {}), told.recalls.setdefault(column, [])
         with _listed(told, column, transcript):
             pipeline = PeerPipeline(peer, way, settings, deadline=monotonic() + SESSION_SECONDS)
-            billed[transcript.name], recall = anyio.run(partial(cost, transcript, pipeline, index=index))
+            billed[transcript.name], recall = anyio.run(
+                partial(cost, transcript, pipeline, index=index)
+            )
             recalls.append(recall)
 
 
@@ -157,7 +180,9 @@ def _listed(told: Recorded, column: str, transcript: Transcript) -> Iterator[Non
     try:
         yield
     except Exception as error:  # noqa: BLE001  a peer's request may be anything, and so what the judges make of it
-        told.failed[column] = f"{transcript.name.rpartition('/')[2]}: {error or type(error).__name__}"
+        told.failed[column] = (
+            f"{transcript.name.rpartition('/')[2]}: {error or type(error).__name__}"
+        )
 
 
 def _after(peer: Peer, way: str, cut: Cut) -> Found:

@@ -39,7 +39,10 @@ PATIENCE = 15.0
 
 SAME = "in files on disk"
 ORIGINALS = {"files": SAME, "memory": "in memory", "nowhere": "nowhere"}
-"""What is told of where the originals are afterwards. The first is what we do; the others are less work."""
+"""What is told of where the originals are afterwards.
+
+The first is what we do; the others are less work.
+"""
 BOUND_NOTE = (
     "share of {} loops in which every request is accepted, each loop played reply by reply, with each adapter's "
     "defaults, as models that bind thinking (Opus 5.5, Sonnet 5.5, Haiku 5.5, Fable 5.1) treat accounts made since "
@@ -61,7 +64,9 @@ class Spread:
         return min(self.times)
 
     def __str__(self) -> str:
-        low, middle, high = (told(time) for time in (self.least, median(self.times), max(self.times)))
+        low, middle, high = (
+            told(time) for time in (self.least, median(self.times), max(self.times))
+        )
         return f"{low} / {middle} / {high}"
 
 
@@ -76,7 +81,8 @@ class Row:
     """One question, and each peer's answer: a spread of seconds, a share, or why there is none.
 
     *note* says what is measured. With *least_wins* the smallest figure is the best. *remarks* say one more thing of
-    each peer, under the heading *remark*; where that is what becomes of the originals, those compete that do the same.
+    each peer, under the heading *remark*; where that is what becomes of the originals, those
+    compete that do the same.
     """
 
     name: str
@@ -102,7 +108,11 @@ class Row:
 
     def competing(self) -> dict[str, float]:
         """The figures of those that do the same as we."""
-        return {column: figure for column, figure in self.figures().items() if not self.does_less(column)}
+        return {
+            column: figure
+            for column, figure in self.figures().items()
+            if not self.does_less(column)
+        }
 
     def winners(self) -> list[str]:
         """Those with the best figure among those that do the same."""
@@ -113,7 +123,10 @@ class Row:
         return [peer for peer, figure in figures.items() if abs(figure - best) <= 1e-9]
 
     def lead(self) -> float | None:
-        """How many times as long the fastest peer that does the same takes as we do; below 1 where it is faster."""
+        """How many times as long the fastest peer that does the same takes as we do.
+
+        Below 1 where it is faster.
+        """
         figures = self.competing()
         others = [figure for column, figure in figures.items() if column.partition(" ")[0] != OURS]
         return min(others) / figures[OURS] if others and OURS in figures else None
@@ -139,14 +152,16 @@ def _listed(row: Row, column: str) -> Iterator[None]:
 
 
 def _variants(peer: Peer, doing: str) -> Iterator[tuple[str, str]]:
-    """The ways in which *peer* does it, as "doing" or "doing, variant", each with the heading of its column."""
+    """The ways in which *peer* does it, as "doing" or "doing, variant", each with the heading of
+    its column.
+    """
     for way in peer.ways:
         name, _, variant = way.partition(", ")
         if name == doing:
             yield way, f"{peer.name} ({variant})" if variant else peer.name
 
 
-# A turn with nothing to do --------------------------------------------------------------------------------------
+# A turn with nothing to do ------------------------------------------------------------------------
 
 
 def quiet_row(messages: int, peers: Iterable[Peer], repetitions: int) -> Row:
@@ -173,18 +188,25 @@ def _quiet(peer: Peer, history: Sequence[Message], messages: int, repetitions: i
     times: list[float] = []
     begun = perf_counter()
     for number in range(repetitions):
-        new = conversations.billed(conversations.quiet(2, messages + 2 * number), tokens + 150 * number)
+        new = conversations.billed(
+            conversations.quiet(2, messages + 2 * number), tokens + 150 * number
+        )
         times.append(peer.turn(new, wire=False)["seconds"])
         if perf_counter() - begun > PATIENCE:
             break
     return Spread(tuple(times))
 
 
-# A turn that does something, without the model --------------------------------------------------------------------
+# A turn that does something, without the model ----------------------------------------------------
 
 
-def active_rows(peers: Sequence[Peer], repetitions: int, *, results: int = 300, chars: int = 2700) -> Iterator[Row]:
-    """A large new result goes into a file; old results leave; the history is compacted, the model's time taken out."""
+def active_rows(
+    peers: Sequence[Peer], repetitions: int, *, results: int = 300, chars: int = 2700
+) -> Iterator[Row]:
+    """A large new result goes into a file; old results leave.
+
+    The history is compacted, the model's time taken out.
+    """
     history = conversations.bulky(results, chars)
     yield _timed(
         "one new result of 100,000 characters leaves",
@@ -218,7 +240,9 @@ def active_rows(peers: Sequence[Peer], repetitions: int, *, results: int = 300, 
 
 def _arrival(peer: Peer, number: int) -> float:
     peer.turn(conversations.quiet(200), wire=False)
-    seconds: float = peer.turn(conversations.bulky(1, 100_000, 1000 + number), wire=False)["seconds"]
+    seconds: float = peer.turn(conversations.bulky(1, 100_000, 1000 + number), wire=False)[
+        "seconds"
+    ]
     return seconds
 
 
@@ -243,7 +267,11 @@ def _timed(
 
 
 def _repeated(
-    peer: Peer, way: str, settings: Mapping[str, Any], once: Callable[[Peer, int], float], repetitions: int
+    peer: Peer,
+    way: str,
+    settings: Mapping[str, Any],
+    once: Callable[[Peer, int], float],
+    repetitions: int,
 ) -> Iterator[float]:
     """One conversation after another, the first of which only loads what the peer loads once.
 
@@ -261,17 +289,20 @@ def _repeated(
             break
 
 
-# What the API would accept ----------------------------------------------------------------------------------------
+# What the API would accept ------------------------------------------------------------------------
 
 
 def validity_row(peers: Iterable[Peer], count: int, *, broken: bool, shortened: bool) -> Row:
-    """The share of requests that the API would accept, of *count* odd or *broken* histories, each handed over anew.
+    """The share of requests that the API would accept, of *count* odd or *broken* histories, each
+    handed over anew.
 
     With *shortened* the peer's compaction is made to fire; else nothing is to do.
     """
     kind = "broken" if broken else "valid but odd"
     doing = "compacted" if shortened else "as they are"
-    row = Row(f"valid requests, {kind} histories {doing}", f"share of {count} histories", least_wins=False)
+    row = Row(
+        f"valid requests, {kind} histories {doing}", f"share of {count} histories", least_wins=False
+    )
     histories = [conversations.odd(seed, broken=broken) for seed in range(count)]
     for peer in _each(row, peers):
         with _listed(row, peer.name):
@@ -282,8 +313,9 @@ def validity_row(peers: Iterable[Peer], count: int, *, broken: bool, shortened: 
 def bound_row(peers: Iterable[Peer], count: int, *, shortened: bool) -> Row:
     """The share of *count* loops in which a model that binds its thinking accepts each request.
 
-    The peer plays each loop reply by reply, so that a thought is bound to what this peer has sent, in the form that it
-    sends. A request that is refused for a broken bond is sent once more where the peer's own adapter does so.
+    The peer plays each loop reply by reply, so that a thought is bound to what this peer has sent,
+    in the form that it sends. A request that is refused for a broken bond is sent once more where
+    the peer's own adapter does so.
     """
     doing = "compacted" if shortened else "as they are"
     row = Row(
@@ -382,7 +414,7 @@ def _shortening_way(peer: Peer) -> str:
     return next(way for way in ("compact", "free", "default") if way in peer.ways)
 
 
-# What the summariser sees -----------------------------------------------------------------------------------------
+# What the summariser sees -------------------------------------------------------------------------
 
 
 SUMMARISERS = ("compact", "compact, inline")
@@ -393,11 +425,22 @@ SHARE_NOTE = (
 
 
 def share_row(
-    peers: Iterable[Peer], *, asking: bool, results: int = 150, chars: int = 4900, trigger: int = 100_000
+    peers: Iterable[Peer],
+    *,
+    asking: bool,
+    results: int = 150,
+    chars: int = 4900,
+    trigger: int = 100_000,
 ) -> Row:
-    """Of the facts that left the context in a compaction, the share that the model was shown which summarised them."""
+    """Of the facts that left the context in a compaction, the share that the model was shown which
+    summarised them.
+    """
     kind = "the user speaks every tenth step" if asking else "one request's loop"
-    row = Row(f"share of the history that the summariser sees, {kind}", SHARE_NOTE.format(results), least_wins=False)
+    row = Row(
+        f"share of the history that the summariser sees, {kind}",
+        SHARE_NOTE.format(results),
+        least_wins=False,
+    )
     history, planted = conversations.facts(results, chars, asking=asking)
     for peer in _each(row, peers):
         for way, column in _variants(peer, "compact"):

@@ -2,9 +2,9 @@
 
     python -m benchmarks.peers.run [--transcripts FOLDER] [--only a,b] [--quick] [--parts a,b] [--write [FILE]]
 
-Without transcripts the two rows that need them are left out. With --write the tables replace results.md beside this,
-as far as they are known. Standard error tells what is being measured. A peer that cannot start, fails or takes too long
-stands in the tables with the reason.
+Without transcripts the two rows that need them are left out. With --write the tables replace
+results.md beside this, as far as they are known. Standard error tells what is being measured. A
+peer that cannot start, fails or takes too long stands in the tables with the reason.
 """
 
 from __future__ import annotations
@@ -90,7 +90,10 @@ def main() -> None:
 
 
 def _sessions(folder: Path | None, count: int) -> list[str]:
-    """About *count* of the transcripts in *folder*, spread evenly; the longest first, so that none waits for it."""
+    """About *count* of the transcripts in *folder*, spread evenly.
+
+    The longest first, so that none waits for it.
+    """
     files = sorted(folder.glob("*.jsonl")) if folder else []
     taken = files[:: max(1, -(-len(files) // count))]
     return [str(path) for path in sorted(taken, key=lambda path: -path.stat().st_size)]
@@ -103,14 +106,24 @@ def _written(parts: Sequence[str], file: Path | None) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--transcripts", type=Path, help="a folder of recorded conversations (*.jsonl)")
-    parser.add_argument("--sessions", type=int, default=8, help="take about so many of them (%(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--transcripts", type=Path, help="a folder of recorded conversations (*.jsonl)"
+    )
+    parser.add_argument(
+        "--sessions", type=int, default=8, help="take about so many of them (%(default)s)"
+    )
     parser.add_argument("--only", help="these peers, separated by commas")
-    parser.add_argument("--quick", action="store_true", help="few repetitions, no history of 20,000 messages")
+    parser.add_argument(
+        "--quick", action="store_true", help="few repetitions, no history of 20,000 messages"
+    )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--parts", default=",".join(PARTS), help="only these of %(default)s")
-    parser.add_argument("--write", type=Path, nargs="?", const=RESULTS, help=f"write into a file ({RESULTS.name})")
+    parser.add_argument(
+        "--write", type=Path, nargs="?", const=RESULTS, help=f"write into a file ({RESULTS.name})"
+    )
     return parser.parse_args()
 
 
@@ -122,14 +135,16 @@ def _rows(peers: Sequence[Peer], parts: Sequence[str], *, quick: bool) -> Iterat
         yield from active_rows(peers, 2 if quick else ACTIVE)
     for broken in (False, True) if "valid" in parts else ():
         for shortened in (False, True):
-            yield validity_row(peers, 10 if quick else HISTORIES, broken=broken, shortened=shortened)
+            yield validity_row(
+                peers, 10 if quick else HISTORIES, broken=broken, shortened=shortened
+            )
     for shortened in (False, True) if "valid" in parts else ():
         yield bound_row(peers, 5 if quick else LOOPS, shortened=shortened)
     for asking in (False, True) if "share" in parts else ():
         yield share_row(peers, asking=asking)
 
 
-# In words ---------------------------------------------------------------------------------------------------------
+# In words -----------------------------------------------------------------------------------------
 
 
 def _about(peers: Sequence[Peer], absent: Mapping[str, str]) -> str:
@@ -148,19 +163,27 @@ def _about(peers: Sequence[Peer], absent: Mapping[str, str]) -> str:
     ]
     for peer in peers:
         versions = ", ".join(f"{name} {number}" for name, number in peer.about["versions"].items())
-        lines.append(f"| {peer.name} | {versions} | {peer.about['counter']} | {peer.ways['default']} |")
+        lines.append(
+            f"| {peer.name} | {versions} | {peer.about['counter']} | {peer.ways['default']} |"
+        )
     lines += [f"| {name} | – | – | not measured: {reason} |" for name, reason in absent.items()]
     return _lines(lines)
 
 
 def table(row: Row) -> str:
-    """The row as a table of its own: a line for each peer, the best first, with its distance from us.
+    """The row as a table of its own: a line for each peer, the best first, with its distance from
+    us.
 
     Peers that are spared what the others do stand below those, and those that failed at the end.
     """
     figures = row.figures()
     timed = any(isinstance(cell, Spread) for cell in row.cells.values())
-    heads = ["", "figure", *(["of ctxpipe's"] if timed else []), *([row.remark] if row.remark else [])]
+    heads = [
+        "",
+        "figure",
+        *(["of ctxpipe's"] if timed else []),
+        *([row.remark] if row.remark else []),
+    ]
     lines = [f"## {_sentence(row.name)}", "", f"{_sentence(row.note)}.", ""]
     lines += [_cells(heads), f"|{'---|' * len(heads)}"]
     for column in _ranked(row):
@@ -169,7 +192,9 @@ def table(row: Row) -> str:
         told.append(f"{cell:.3f}" if isinstance(cell, float) else str(cell))
         if timed:
             told.append(
-                f"{_ratio(figures[column] / figures[OURS])} ×" if column in figures and OURS in figures else "–"
+                f"{_ratio(figures[column] / figures[OURS])} ×"
+                if column in figures and OURS in figures
+                else "–"
             )
         if row.remark:
             told.append(row.remarks.get(column, "–"))
@@ -201,7 +226,9 @@ def _cells(cells: Sequence[str]) -> str:
 
 def _lines(lines: Sequence[str]) -> str:
     """*lines*, the running text among them at a width that is read in an editor."""
-    wrapped = (line if line.startswith(("|", "#")) else textwrap.fill(line.strip(), 120) for line in lines)
+    wrapped = (
+        line if line.startswith(("|", "#")) else textwrap.fill(line.strip(), 120) for line in lines
+    )
     return "\n".join(wrapped)
 
 
@@ -212,7 +239,10 @@ def session_tables(found: Recorded, transcripts: int, names: Sequence[str]) -> l
 
 def _recoverable(found: Recorded, transcripts: int, names: Sequence[str]) -> str:
     scored = {
-        column: [mean(getattr(cut, name) for cut in cuts) for name in ("visible", "pointer", "raw", "tokens")]
+        column: [
+            mean(getattr(cut, name) for cut in cuts)
+            for name in ("visible", "pointer", "raw", "tokens")
+        ]
         for column, cuts in found.cuts.items()
         if cuts and column not in found.failed
     }
@@ -227,7 +257,11 @@ def _recoverable(found: Recorded, transcripts: int, names: Sequence[str]) -> str
     ]
     for column, shares in sorted(scored.items(), key=lambda item: -item[1][1]):
         lines.append(f"| {column} | {' | '.join(f'{share:.3f}' for share in shares)} |")
-    without = [name for name in names if name not in found.failed and not any(name == _name(c) for c in found.cuts)]
+    without = [
+        name
+        for name in names
+        if name not in found.failed and not any(name == _name(c) for c in found.cuts)
+    ]
     if without:
         lines += ["", f"Without a compaction that can be forced: {', '.join(without)}."]
     return _lines([*lines, *_failures(found, found.cuts, names)])
@@ -247,7 +281,9 @@ def _dollars(found: Recorded, transcripts: int, names: Sequence[str]) -> str:
         relative = found.relative(column, 0.1)
         if relative is not None and column != NONE:
             cheap = found.relative(column, 0.05)
-            rows.append((relative, column, cheap, found.dearer(column, 0.1), mean(found.recalls[column])))
+            rows.append(
+                (relative, column, cheap, found.dearer(column, 0.1), mean(found.recalls[column]))
+            )
     for relative, column, cheap, dearer, recall in sorted(rows):
         lines.append(f"| {column} | {relative:.3f} | {cheap:.3f} | {dearer} | {recall:.3f} |")
     return _lines([*lines, *_failures(found, found.bills, names)])

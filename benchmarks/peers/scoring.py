@@ -1,4 +1,6 @@
-"""The judges, the same for everybody: the API's rules, the laboratory's recall, its refetches and its bills."""
+"""The judges, the same for everybody: the API's rules, the laboratory's recall, its refetches and
+its bills.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,17 @@ from ctxpipe.tokens import TokenCounter, as_counter
 
 from .processes import Peer, PeerFailed
 
-__all__ = ["Found", "PeerPipeline", "continues", "cost", "found", "refused", "seen", "signed", "unbound"]
+__all__ = [
+    "Found",
+    "PeerPipeline",
+    "continues",
+    "cost",
+    "found",
+    "refused",
+    "seen",
+    "signed",
+    "unbound",
+]
 
 BINDING = Model(thinking="bound")
 
@@ -35,7 +47,7 @@ BILLED_PER_RAW = 1.25
 """What the API bills for a token of our counter, as in the laboratory."""
 
 
-# Validity -------------------------------------------------------------------------------------------------------
+# Validity -----------------------------------------------------------------------------------------
 
 
 def refused(wire: Sequence[Any]) -> list[str]:
@@ -44,14 +56,16 @@ def refused(wire: Sequence[Any]) -> list[str]:
 
 
 def unbound(wire: Sequence[Any], options: Mapping[str, Any]) -> list[str]:
-    """What a model of late 2026 would refuse besides: thinking whose bond to the conversation before it is broken.
+    """What a model of late 2026 would refuse besides: thinking whose bond to the conversation
+    before it is broken.
 
     *options* are the arguments of `messages.create` beside the messages. The rule is that of the platform's pages on
-    preserved thinking ("fix bound to a different conversation"), which Amazon's for Bedrock repeat and the Anthropic
-    SDK's type BetaThinkingBlockBindingParam describes: each thinking block is bound to the system prompt, the tools
-    and all messages before it; a request that has changed them is answered with 400, unless it asks for such blocks to
-    be dropped, for which it needs a beta header. So accounts made since 2026-08-31 are treated; for older ones a
-    mismatch is only recorded. `ctxpipe.testing.signatures` is that rule, and the server of our own tests.
+    preserved thinking ("fix bound to a different conversation"), which Amazon's for Bedrock repeat
+    and the Anthropic SDK's type BetaThinkingBlockBindingParam describes: each thinking block is
+    bound to the system prompt, the tools and all messages before it; a request that has changed
+    them is answered with 400, unless it asks for such blocks to be dropped, for which it needs a
+    beta header. So accounts made since 2026-08-31 are treated; for older ones a mismatch is only
+    recorded. `ctxpipe.testing.signatures` is that rule, and the server of our own tests.
     """
     body = {**_body(wire), **options.get("extra_body", {})}
     if "thinking" in options:
@@ -66,11 +80,16 @@ def continues(before: Sequence[Any], wire: Sequence[Any]) -> bool:
 
 
 def _bare(wire: Sequence[Any]) -> list[tuple[str, list[Any]]]:
-    return [(message["role"], [bare(block) for block in as_blocks(message["content"])]) for message in wire]
+    return [
+        (message["role"], [bare(block) for block in as_blocks(message["content"])])
+        for message in wire
+    ]
 
 
 def signed(wire: Sequence[Any], reply: Message) -> Message:
-    """*reply* as the API sends it in answer to *wire*: its thinking bound to what was sent, as it was sent."""
+    """*reply* as the API sends it in answer to *wire*: its thinking bound to what was sent, as it
+    was sent.
+    """
     content = cast("list[Mapping[str, Any]]", reply["content"])
     return cast("Message", {**reply, "content": sign(_body(wire), content)})
 
@@ -84,23 +103,27 @@ def _body(wire: Sequence[Any]) -> dict[str, Any]:
     return {**body, "system": system[0]} if system else body
 
 
-# What the summariser sees ---------------------------------------------------------------------------------------
+# What the summariser sees -------------------------------------------------------------------------
 
 
 def seen(planted: Sequence[str], prompts: Sequence[str], wire: Sequence[Any]) -> float | None:
-    """Of the facts that left the context, the share that the summariser was shown; None when nothing left."""
+    """Of the facts that left the context, the share that the summariser was shown.
+
+    None when nothing left.
+    """
     sent, asked = str(wire), "\n".join(prompts)
     left = [fact for fact in planted if fact not in sent]
     return sum(fact in asked for fact in left) / len(left) if left else None
 
 
-# Recall ---------------------------------------------------------------------------------------------------------
+# Recall -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """After a compaction: tokens left (a share), and the shares of what is used later that stand in the context; there
-    or in a file whose path stands there; or in anything that is still held anywhere."""
+    """After a compaction: tokens left (a share), and the shares of what is used later that stand in
+    the context; there or in a file whose path stands there; or in anything that is still held
+    anywhere."""
 
     tokens: float
     visible: float
@@ -108,7 +131,9 @@ class Found:
     raw: float
 
 
-def found(cut: Cut, wire: Sequence[Message], files: Mapping[str, str], state: Sequence[str]) -> Found:
+def found(
+    cut: Cut, wire: Sequence[Message], files: Mapping[str, str], state: Sequence[str]
+) -> Found:
     """Where what the recorded agent went on to use stands after *wire* is all that it is sent."""
     visible = set().union(*map(cut.index.message, wire)) if wire else set()
     sent = str(wire)
@@ -130,12 +155,14 @@ def _atoms(index: AtomIndex, texts: Iterable[str]) -> set[str]:
     return held
 
 
-# Dollars --------------------------------------------------------------------------------------------------------
+# Dollars ------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class PeerPipeline:
-    """A peer in the place of a pipeline, for the laboratory's replay, given up at *deadline* (of `time.monotonic`)."""
+    """A peer in the place of a pipeline, for the laboratory's replay, given up at *deadline* (of
+    `time.monotonic`).
+    """
 
     peer: Peer
     way: str
@@ -152,11 +179,16 @@ class PeerPipeline:
 
 
 class _PeerSession:
-    """What the replay asks of a session. The peer hears each message once, and each reply with its bill."""
+    """What the replay asks of a session.
+
+    The peer hears each message once, and each reply with its bill.
+    """
 
     def __init__(self, pipeline: PeerPipeline, session_id: str) -> None:
         self.peer = pipeline.peer
-        self.begin: Callable[[], None] | None = partial(self.peer.open, pipeline.way, **pipeline.settings)
+        self.begin: Callable[[], None] | None = partial(
+            self.peer.open, pipeline.way, **pipeline.settings
+        )
         self.counter = pipeline.counter
         self.deadline = pipeline.deadline
         self.session_id = session_id
@@ -186,7 +218,9 @@ class _PeerSession:
         return cast("Message", {**message, "usage": usage})
 
     def _report(self, prompt: str) -> StageReport:
-        """A summary is a request of its own: its prompt, none of it cached, and an answer of a fixed length."""
+        """A summary is a request of its own: its prompt, none of it cached, and an answer of a
+        fixed length.
+        """
         asked = int(BILLED_PER_RAW * self.counter.text(prompt))
         detail = Compacted(0, 0, 0, input_tokens=asked, output_tokens=2000)
         return StageReport(self.peer.name, self.session_id, Outcome.CHANGED, 0.0, detail=detail)
@@ -196,7 +230,9 @@ class _PeerSession:
 
 
 def _unmarked(wire: Sequence[Any]) -> list[Message]:
-    """*wire* without cache marks: where they wander, they change no prefix, and the bill places its own."""
+    """*wire* without cache marks: where they wander, they change no prefix, and the bill places its
+    own.
+    """
     return [
         cast("Message", {**message, "content": [bare(block) for block in message["content"]]})
         if isinstance(message["content"], list) and "cache_control" in str(message["content"])
@@ -212,7 +248,10 @@ async def cost(
     index: AtomIndex | None = None,
     read_prices: Sequence[float] = (0.1, 0.05),
 ) -> tuple[dict[float, Bill], float]:
-    """The bill of *transcript* at each price of reading the cache, all refetches paid; and the recall before them."""
+    """The bill of *transcript* at each price of reading the cache, all refetches paid.
+
+    And the recall before them.
+    """
     replayed = await replay(transcript, make, Settings(), index)
     bills = {read: bill(replayed.requests, Prices.relative(read=read)) for read in read_prices}
     return bills, replayed.use.recall

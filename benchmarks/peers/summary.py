@@ -1,4 +1,6 @@
-"""All rows in one table: our figure, the best peer that does the same, and the best of those that are spared a part."""
+"""All rows in one table: our figure, the best peer that does the same, and the best of those that
+are spared a part.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,13 @@ HEAD = """## In short
 
 
 def summary(rows: Sequence[Row], found: Recorded | None = None) -> str:
-    """One line for each of *rows*, and for recorded sessions. The better of us and those that do the same is bold."""
-    return "\n".join([HEAD, *map(_line, rows), *(_sessions(found) if found and found.bills else ())])
+    """One line for each of *rows*, and for recorded sessions.
+
+    The better of us and those that do the same is bold.
+    """
+    return "\n".join(
+        [HEAD, *map(_line, rows), *(_sessions(found) if found and found.bills else ())]
+    )
 
 
 def _line(row: Row) -> str:
@@ -35,11 +42,17 @@ def _line(row: Row) -> str:
 
 
 def _sessions(found: Recorded) -> Iterator[str]:
-    whole = {column: cuts for column, cuts in found.cuts.items() if cuts and column not in found.failed}
+    whole = {
+        column: cuts for column, cuts in found.cuts.items() if cuts and column not in found.failed
+    }
     pointer = {column: mean(cut.pointer for cut in cuts) for column, cuts in whole.items()}
-    yield _compared("of what was used later, in sight or one path away after a compaction", pointer, pointer)
+    yield _compared(
+        "of what was used later, in sight or one path away after a compaction", pointer, pointer
+    )
     for read in (0.1, 0.05):
-        relative = {column: found.relative(column, read) for column in found.bills if column != NONE}
+        relative = {
+            column: found.relative(column, read) for column in found.bills if column != NONE
+        }
         known = {column: share for column, share in relative.items() if share is not None}
         what = f"dollars at equal recall, of no management, a cached token at {read:g}"
         yield _compared(what, known, known, least_wins=True)
@@ -67,8 +80,14 @@ def _compared(
         if figure is None:
             cells.append("–")
             continue
-        said = f"**{words(figure)}**" if place < 2 and abs(figure - (winning or 0.0)) <= 1e-9 else words(figure)
-        names = dict.fromkeys(_name(column) for column in side if abs(side[column] - figure) <= 1e-9)
+        said = (
+            f"**{words(figure)}**"
+            if place < 2 and abs(figure - (winning or 0.0)) <= 1e-9
+            else words(figure)
+        )
+        names = dict.fromkeys(
+            _name(column) for column in side if abs(side[column] - figure) <= 1e-9
+        )
         cells.append(f"{said} {', '.join(names)}" if place else said)
     return f"| {what} | {' | '.join(cells)} |"
 

@@ -64,16 +64,22 @@ __all__ = [
 
 logger = logging.getLogger("ctxpipe")
 
-# Parts -----------------------------------------------------------------------------------------------------------
+# Parts --------------------------------------------------------------------------------------------
 
 
 def partition(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """The head (leading system messages), which stays, and the rest, which is summarised. Source: CR-1 to CR-6."""
+    """The head (leading system messages), which stays, and the rest, which is summarised.
+
+    Source: CR-1 to CR-6.
+    """
     return split_system(messages)
 
 
 def assemble(head: Sequence[Message], summary: str, restored: Sequence[Message]) -> list[Message]:
-    """*head*, the summary pair, and each restored file with its acknowledgement. Source: CR-37 to CR-42."""
+    """*head*, the summary pair, and each restored file with its acknowledgement.
+
+    Source: CR-37 to CR-42.
+    """
     if not summary:
         logger.warning("an empty summary is put in the place of a history")
     files = [message for file in restored for message in (file, _assistant(FILE_ACKNOWLEDGED))]
@@ -88,7 +94,7 @@ def _assistant(text: str) -> Message:
     return cast("Message", {"role": "assistant", "content": text})
 
 
-# Commands of the user --------------------------------------------------------------------------------------------
+# Commands of the user -----------------------------------------------------------------------------
 
 _COMMAND = re.compile(r"<command(?:\s[^<>]*)?>.*?</command>", re.DOTALL)
 _END = "</command>"  # behind the last one, each beginning would be followed to the end of the text
@@ -96,16 +102,19 @@ _WORKFLOWS = f"{REMINDER}## Active Workflows\nThese commands of the user stay in
 
 
 def extract_commands(messages: Iterable[Message]) -> list[str]:
-    """The ``<command>`` blocks that the user wrote in *messages*, each once, oldest first. Source: ST-19, A-47.
+    """The ``<command>`` blocks that the user wrote in *messages*, each once, oldest first. Source:
+    ST-19, A-47.
 
-    Those that an earlier compaction carried on come first; tool results and the assistant's words do not count.
-    A text in the form of a summary is believed; `user_commands` believes none.
+    Those that an earlier compaction carried on come first; tool results and the assistant's words
+    do not count. A text in the form of a summary is believed; `user_commands` believes none.
     """
     return _commands_in(_carried(message) or own_words(message) for message in messages)
 
 
 def _commands_in(texts: Iterable[str]) -> list[str]:
-    found = (block for text in texts for block in _COMMAND.findall(text, 0, text.rfind(_END) + len(_END)))
+    found = (
+        block for text in texts for block in _COMMAND.findall(text, 0, text.rfind(_END) + len(_END))
+    )
     return list(dict.fromkeys(found))
 
 
@@ -119,15 +128,16 @@ def reminder(found: Sequence[str]) -> str:
     return f"{_WORKFLOWS}{chr(10).join(found)}{REMINDER_END}" if found else ""
 
 
-# Where evidence comes from ---------------------------------------------------------------------------------------
+# Where evidence comes from ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """The *messages* that evidence is taken from, and the *archives* that hold those before them.
 
-    With *is_raw* they are the caller's own history: what stands in them is the user's, whatever it looks like. Else
-    they may hold texts of ours, and what looks like one is nobody's words. What is cut out of a text is cut after
+    With *is_raw* they are the caller's own history: what stands in them is the user's, whatever it
+    looks like. Else they may hold texts of ours, and what looks like one is nobody's words. What is
+    cut out of a text is cut after
     *redact*, which would not know half of a secret again.
     """
 
@@ -154,17 +164,23 @@ def user_commands(source: Source) -> list[str]:
 
 
 def after_summary(
-    messages: Sequence[Message], archived: Sequence[Message], as_stored: Callable[[Message], Message]
+    messages: Sequence[Message],
+    archived: Sequence[Message],
+    as_stored: Callable[[Message], Message],
 ) -> list[Message]:
-    """What was said in *messages* after the compaction that they begin with, and that *archived* these messages.
+    """What was said in *messages* after the compaction that they begin with, and that *archived*
+    these messages.
 
     *as_stored* gives a message as it stands in an archive, redacted.
 
-    What a compaction has put there itself is left out: the summary, files, and what it kept of the archived messages.
+    What a compaction has put there itself is left out: the summary, files, and what it kept of the
+    archived messages.
     """
     known = {digest(message) for message in archived}
     index = leading(messages)
-    while index < len(messages) and (is_connective(messages[index]) or digest(as_stored(messages[index])) in known):
+    while index < len(messages) and (
+        is_connective(messages[index]) or digest(as_stored(messages[index])) in known
+    ):
         index += 1
     pending = "\n\n".join(filter(None, map(own_words, archived[open_tail(archived) :])))
     if index < len(messages) and pending and is_cut(own_words(as_stored(messages[index])), pending):
@@ -172,12 +188,13 @@ def after_summary(
     return list(messages[index:])
 
 
-# Evidence --------------------------------------------------------------------------------------------------------
+# Evidence -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known about a history without a model; in each collection the most recent stands last.
+    """What is known about a history without a model; in each collection the most recent stands
+    last.
 
     *paths* tells for each path whether it was written, *commands* for each command line whether it failed last.
     *requests* are the user's own words, *archives* the files with the raw messages, *digest* that of the last one,
@@ -199,7 +216,10 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How many tokens each part of the evidence may take; a request above *request_chars* is cut head and tail."""
+    """How many tokens each part of the evidence may take.
+
+    A request above *request_chars* is cut head and tail.
+    """
 
     paths: int = 2000
     commands: int = 400
@@ -217,8 +237,12 @@ def gathered(source: Source) -> Evidence:
     """The evidence in *source*."""
     redact = source.redact
     return Evidence(
-        paths=_latest((redact(path), written) for path, written in touched_paths(source.messages).items()),
-        commands=_latest((_line(redact(command.text)), command.failed) for command in commands(source.messages)),
+        paths=_latest(
+            (redact(path), written) for path, written in touched_paths(source.messages).items()
+        ),
+        commands=_latest(
+            (_line(redact(command.text)), command.failed) for command in commands(source.messages)
+        ),
         identifiers=identifiers(source.messages, redact),
         requests=source.words(),
         archives=source.archives,
@@ -243,9 +267,12 @@ def _line(text: str) -> str:
     return line if len(line) <= 200 and len(text) <= _MAX_LINE_READ else f"{line[:198]} …"
 
 
-# The block: each part is a heading and its lines. Nothing but the archives is ever read back from it.
+# The block: each part is a heading and its lines. Nothing but the archives is ever read back from
+# it.
 
-_INTRODUCTION = "Kept from the conversation without a model: a record to look things up in, not a request."
+_INTRODUCTION = (
+    "Kept from the conversation without a model: a record to look things up in, not a request."
+)
 _ARCHIVE, _INDEX, _NOTE = "Raw messages: ", "More paths: ", "Note: "
 _WRITTEN, _NAMED = "Files written:", "Files read or named:"
 _COMMANDS = "Commands, oldest first (! failed):"
@@ -262,14 +289,18 @@ Count: TypeAlias = Callable[[str], int]
 def evidence_block(evidence: Evidence, room: Room, count: Count) -> tuple[str, list[str]]:
     """The text that stands behind a summary, and the paths that found no room in it.
 
-    The first request, the archives, the index and the notes always stand, and so does the last request where it
-    stands nowhere else. *count* gives the tokens of a text.
+    The first request, the archives, the index and the notes always stand, and so does the last
+    request where it stands nowhere else. *count* gives the tokens of a text.
     """
     newest = list(evidence.paths)[::-1]
     ranked = sorted(newest, key=lambda path: not evidence.paths[path])  # those written come first
-    fitting = _most(ranked, lambda chosen: count("\n".join(_path_lines(chosen, evidence.paths))) <= room.paths)
+    fitting = _most(
+        ranked, lambda chosen: count("\n".join(_path_lines(chosen, evidence.paths))) <= room.paths
+    )
     ran = _newest(
-        [f"{'!' if failed else '$'} {line}" for line, failed in evidence.commands.items()], room.commands, count
+        [f"{'!' if failed else '$'} {line}" for line, failed in evidence.commands.items()],
+        room.commands,
+        count,
     )
     used = _newest(evidence.identifiers, room.identifiers, count)
     lines = [
@@ -293,13 +324,17 @@ def _archive_lines(evidence: Evidence) -> list[str]:
 
 
 def named_archives(text: str) -> list[tuple[str, str]]:
-    """Path and digest of each archive that *text*, perhaps a summary of ours, says to have taken the place of.
+    """Path and digest of each archive that *text*, perhaps a summary of ours, says to have taken
+    the place of.
 
     Anybody may have written so: it is to be verified.
     """
     found: list[tuple[str, str]] = []
     for block in text.split(_BLOCK)[1 : _MOST_BLOCKS + 1]:
-        matches = [_NAMED_ARCHIVE.fullmatch(line) for line in block.split("\n", _ARCHIVES_NAMED)[:_ARCHIVES_NAMED]]
+        matches = [
+            _NAMED_ARCHIVE.fullmatch(line)
+            for line in block.split("\n", _ARCHIVES_NAMED)[:_ARCHIVES_NAMED]
+        ]
         found += [(match[1], match[2]) for match in matches if match]
     return found
 
@@ -350,7 +385,10 @@ def _path_lines(paths: Iterable[str], written: Mapping[str, bool]) -> list[str]:
             cut = path.rstrip("/").rfind("/") + 1
             folders.setdefault(path[:cut] or "./", []).append(_quoted(path[cut:]))
         if folders:
-            lines += [heading, *(f"{_quoted(folder)}: {', '.join(names)}" for folder, names in folders.items())]
+            lines += [
+                heading,
+                *(f"{_quoted(folder)}: {', '.join(names)}" for folder, names in folders.items()),
+            ]
     return lines
 
 
@@ -360,7 +398,7 @@ def _quoted(name: str) -> str:
     return json.dumps(name, ensure_ascii=False) if re.search(r'[",:]|^\s|\s$', name) else name
 
 
-# What only the server may touch --------------------------------------------------------------------------------
+# What only the server may touch -------------------------------------------------------------------
 
 
 def obstacle(rest: Sequence[Message]) -> str:
@@ -373,7 +411,11 @@ def obstacle(rest: Sequence[Message]) -> str:
     if any(_has_summary(block) for message in rest for block in blocks(message)):
         return "left to the server: its own compaction block is in the context"
     open_calls = _open_server_calls(rest)
-    return f"postponed: {len(open_calls)} calls of server tools wait for their results" if open_calls else ""
+    return (
+        f"postponed: {len(open_calls)} calls of server tools wait for their results"
+        if open_calls
+        else ""
+    )
 
 
 def _has_summary(block: object) -> bool:
@@ -382,7 +424,8 @@ def _has_summary(block: object) -> bool:
 
 
 def _open_server_calls(messages: Sequence[Message]) -> list[str]:
-    """The calls of server tools that still wait for their results: a paused turn, or code that is running.
+    """The calls of server tools that still wait for their results: a paused turn, or code that is
+    running.
 
     Words of the user end a turn, and with it what was open in it.
     """
@@ -394,7 +437,9 @@ def _open_server_calls(messages: Sequence[Message]) -> list[str]:
                     waiting[str(read(block, "id"))] = None
                 elif _is_server_result(block):
                     waiting.pop(str(read(block, "tool_use_id")), None)
-        elif message["role"] == "user" and any(kind(block) != "tool_result" for block in _said(message)):
+        elif message["role"] == "user" and any(
+            kind(block) != "tool_result" for block in _said(message)
+        ):
             waiting.clear()
     return list(waiting)
 
@@ -411,11 +456,12 @@ def _is_server_result(block: object) -> bool:
     return kind(block).endswith("_tool_result")
 
 
-# The end of the context ----------------------------------------------------------------------------------------
+# The end of the context ---------------------------------------------------------------------------
 
 
 def open_tail(messages: Sequence[Message]) -> int:
-    """Where the part of *messages* begins that the model has not answered; their length when it has answered all.
+    """Where the part of *messages* begins that the model has not answered; their length when it has
+    answered all.
 
     Results need their calls, and those the calls and results of server tools that they go with.
     """
@@ -448,7 +494,8 @@ def _server_ids(messages: Iterable[Message]) -> tuple[set[str], set[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a new context is made of; how much of the evidence and of the files stands in it is still to be decided.
+    """What a new context is made of; how much of the evidence and of the files stands in it is
+    still to be decided.
 
     *systems* are system messages from the middle of the history that are still in force, *kept* pinned messages, and
     *closing* what the context ends with. *cuts* says what of the newest messages is not in it.
@@ -462,8 +509,12 @@ class Draft:
     closing: Sequence[Message] = ()
     cuts: Sequence[str] = ()
 
-    def messages(self, block: str, files: Sequence[Message] = (), folded: Sequence[str] = ()) -> list[Message]:
-        """The context with the evidence *block*, the restored *files* and, behind the summary, the *folded* ones."""
+    def messages(
+        self, block: str, files: Sequence[Message] = (), folded: Sequence[str] = ()
+    ) -> list[Message]:
+        """The context with the evidence *block*, the restored *files* and, behind the summary, the
+        *folded* ones.
+        """
         found = "".join(f"\n\n{text}" for text in folded)
         summary, *others = assemble([], self.summary + block + found, files)
         return [*self.head, summary, *self.systems, *others, *self.kept, *self.closing]
@@ -484,9 +535,10 @@ def drafts(
 ) -> list[Draft]:
     """The new contexts for *head* and *rest* to choose from, the best first.
 
-    In the first one what the model has not answered stands as it came; in the second, where that is not the same,
-    long words are cut to *max_request_chars*, and pictures and results are left out. Not *whole*: only the second.
-    Evidence is taken from *source*. A request stands once: at the end, or in the evidence.
+    In the first one what the model has not answered stands as it came; in the second, where that is
+    not the same, long words are cut to *max_request_chars*, and pictures and results are left out.
+    Not *whole*: only the second. Evidence is taken from *source*. A request stands once: at the
+    end, or in the evidence.
     """
     tail = open_tail(rest)
     systems, left_out = _in_force(rest[:tail], max_request_chars)
@@ -515,7 +567,10 @@ def drafts(
 
 
 def _in_force(messages: Sequence[Message], max_chars: int) -> tuple[list[Message], int]:
-    """The system messages in *messages* that still hold, each once, of so many characters; and how many others do."""
+    """The system messages in *messages* that still hold, each once, of so many characters.
+
+    And how many others do.
+    """
     found: list[Message] = []
     for message in reversed(messages):
         if message["role"] == "system" and "clear_at" not in message and message not in found:
@@ -526,7 +581,10 @@ def _in_force(messages: Sequence[Message], max_chars: int) -> tuple[list[Message
 
 
 def _with_tail(draft: Draft, tail: Sequence[Message], source: Source) -> Draft:
-    """*draft* with the unanswered messages of *tail* as they are; before results, what they are a part of is said."""
+    """*draft* with the unanswered messages of *tail* as they are.
+
+    Before results, what they are a part of is said.
+    """
     requests = draft.evidence.requests
     before = requests[: len(requests) - sum(1 for message in tail if source.words_of(message))]
     if tail[0]["role"] != "assistant":
@@ -535,7 +593,9 @@ def _with_tail(draft: Draft, tail: Sequence[Message], source: Source) -> Draft:
     return _closed(draft, before[:-1], [_user(text), *tail])
 
 
-def _with_words(draft: Draft, tail: Sequence[Message], source: Source, max_chars: int, archive: str) -> Draft:
+def _with_words(
+    draft: Draft, tail: Sequence[Message], source: Source, max_chars: int, archive: str
+) -> Draft:
     """*draft* with no more of *tail* than the user's words, above *max_chars* their head and tail."""
     requests = draft.evidence.requests
     pending = [words for words in map(source.words_of, tail) if words]
@@ -551,12 +611,16 @@ def _with_words(draft: Draft, tail: Sequence[Message], source: Source, max_chars
     text += "".join(missing_text(name, archive) for name in media)
     cuts = [*draft.cuts]
     if len(told) > max_chars:
-        cuts.append(f"of the newest message's {len(told)} characters {max_chars} are in the context")
+        cuts.append(
+            f"of the newest message's {len(told)} characters {max_chars} are in the context"
+        )
     results = sum(1 for _ in tool_results(tail))
     if results:
         cuts.append(f"{results} new tool results are in the summary and the archive only")
     if media:
-        cuts.append(f"{len(media)} pictures or documents of the newest message are in the archive only")
+        cuts.append(
+            f"{len(media)} pictures or documents of the newest message are in the archive only"
+        )
     systems = [message for message in tail if message["role"] == "system"]
     return replace(_closed(draft, before, [_user(text), *systems]), cuts=cuts)
 
@@ -574,13 +638,15 @@ def _closed(draft: Draft, requests: Sequence[str], closing: Sequence[Message]) -
     return replace(draft, evidence=replace(draft.evidence, requests=requests), closing=closing)
 
 
-# Pinned ------------------------------------------------------------------------------------------------------------
+# Pinned -------------------------------------------------------------------------------------------
 
 
 def kept_messages(rest: Sequence[Message], pin: Callable[[Message], bool]) -> list[Message]:
-    """The messages that *pin* chooses, the very same objects, as a sound piece of conversation. Source: R4c.
+    """The messages that *pin* chooses, the very same objects, as a sound piece of conversation.
+    Source: R4c.
 
-    It begins with the user and ends with the assistant. A call is kept with its results, and results with their call.
+    It begins with the user and ends with the assistant. A call is kept with its results, and
+    results with their call.
     """
     kept: list[Message] = []
     for message in (rest[index] for index in sorted(pinned(rest, pin))):
@@ -592,16 +658,21 @@ def kept_messages(rest: Sequence[Message], pin: Callable[[Message], bool]) -> li
 
 
 def pinned(messages: Sequence[Message], pin: Callable[[Message], bool]) -> set[int]:
-    """The indices of the messages that *pin* chooses, of the results of their calls, and of the calls of their results.
+    """The indices of the messages that *pin* chooses, of the results of their calls, and of the
+    calls of their results.
 
-    What a compaction put there is never pinned, and no system message: `drafts` sees to those that are in force.
+    What a compaction put there is never pinned, and no system message: `drafts` sees to those that
+    are in force.
     """
     first = len(split_system(messages)[0])
     ours = range(first, first + placed(messages[first:]))
     chosen = {
         index
         for index, message in enumerate(messages)
-        if index not in ours and message["role"] != "system" and not is_connective(message) and pin(message)
+        if index not in ours
+        and message["role"] != "system"
+        and not is_connective(message)
+        and pin(message)
     }
     for index in sorted(chosen):
         if any(tool_calls([messages[index]])) and index + 1 < len(messages):

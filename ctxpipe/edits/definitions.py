@@ -1,4 +1,6 @@
-"""What a source text defines: names and lines, read off its syntax tree by the table in `languages`."""
+"""What a source text defines: names and lines, read off its syntax tree by the table in
+`languages`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from .languages import STEPS, DefinitionType, Language, language_called, languag
 if TYPE_CHECKING:
     from ast_grep_py import Rule, SgNode
 
-__all__ = ["Definition", "definitions", "definitions_in_batches", "without_gutter", "without_macros"]
+__all__ = [
+    "Definition",
+    "definitions",
+    "definitions_in_batches",
+    "without_gutter",
+    "without_macros",
+]
 
 _BATCH = 500  # definitions: to decode them holds the interpreter
 
@@ -32,21 +40,32 @@ Definitions: TypeAlias = tuple[Definition, ...]
 
 
 def definitions(path: str, text: str) -> Definitions | None:
-    """What *text*, the file at *path* or a view of it, defines, from top to bottom; None in an unknown language.
+    """What *text*, the file at *path* or a view of it, defines, from top to bottom; None in an
+    unknown language.
 
-    Lines are the file's own where a view numbers them. Broken syntax yields what can be read. Hostile text of a few
-    kilobytes can hold the parser, and with it the interpreter, for minutes: run it in a process under limits.
+    Lines are the file's own where a view numbers them. Broken syntax yields what can be read.
+    Hostile text of a few kilobytes can hold the parser, and with it the interpreter, for minutes:
+    run it in a process under limits.
     """
     language = language_of(path)
     if language is None:
         return None
     source, numbers = without_gutter(text)
     found = _read(_without_long_lines(source), language)
-    return tuple(replace(each, line=numbers[each.line - 1]) for each in found) if numbers else tuple(found)
+    return (
+        tuple(replace(each, line=numbers[each.line - 1]) for each in found)
+        if numbers
+        else tuple(found)
+    )
 
 
-def definitions_in_batches(texts: Sequence[str]) -> Iterator[list[tuple[DefinitionType, str, int]] | None]:
-    """The definitions of each file in batches, None after the last of a file; texts are path, text, path, text, …"""
+def definitions_in_batches(
+    texts: Sequence[str],
+) -> Iterator[list[tuple[DefinitionType, str, int]] | None]:
+    """The definitions of each file in batches, None after the last of a file.
+
+    Texts are path, text, path, text, …
+    """
     for path, text in zip(texts[::2], texts[1::2], strict=True):
         found = [(each.type, each.name, each.line) for each in definitions(path, text) or ()]
         for start in range(0, len(found), _BATCH):
@@ -54,17 +73,20 @@ def definitions_in_batches(texts: Sequence[str]) -> Iterator[list[tuple[Definiti
         yield None
 
 
-# Views ------------------------------------------------------------------------------------------------------------
+# Views --------------------------------------------------------------------------------------------
 
 GUTTER = re.compile(r"^[ \t]*(\d{1,7}) ?([→\t|│:])(.*)$", re.MULTILINE)
 SAMPLE = 4000  # characters: a view is numbered from its beginning or not at all
-LONGEST_LINE = 5000  # longer ones are data or minified, and asking where a node stands takes as long as its line is
+# longer ones are data or minified, and asking where a node stands takes as long as its line is
+LONGEST_LINE = 5000
 
 
 def without_gutter(text: str) -> tuple[str, list[int]]:
-    """*text* without the line numbers of a view (``cat -n``, ``nl``, ``12→``, ``12: ``, ``12|``), and those numbers.
+    """*text* without the line numbers of a view (``cat -n``, ``nl``, ``12→``, ``12: ``, ``12|``),
+    and those numbers.
 
-    Lines outside the numbering, such as a tool's remarks, become empty. Without numbering the list is empty.
+    Lines outside the numbering, such as a tool's remarks, become empty. Without numbering the list
+    is empty.
     """
     if not _is_numbered(text[:SAMPLE]):
         return text, []
@@ -93,7 +115,7 @@ def _without_long_lines(source: str) -> str:
     return "\n".join(line if len(line) <= LONGEST_LINE else "" for line in lines)
 
 
-# Readings ---------------------------------------------------------------------------------------------------------
+# Readings -----------------------------------------------------------------------------------------
 
 
 def _read(source: str, language: Language) -> list[Definition]:
@@ -157,16 +179,24 @@ MACROS = re.compile(
 
 
 def without_macros(source: str) -> str:
-    """C or C++ without preprocessor conditionals and the macros around declarations: blanks stand in their places."""
+    """C or C++ without preprocessor conditionals and the macros around declarations: blanks stand
+    in their places.
+    """
     return MACROS.sub(lambda macro: re.sub(r"[^\n]", " ", macro[0]), source)
 
 
-# Definitions ------------------------------------------------------------------------------------------------------
+# Definitions --------------------------------------------------------------------------------------
 
 STATEMENTS = "await case catch do else export for function if import return super switch throw try while with yield"
-NO_NAMES = frozenset({"_", *STATEMENTS.split()})  # what a statement that was misread seems to be called
-LONGEST_NAME = 100  # a longer one is computed: a key that is an expression, the type that an impl is for
-ODD = re.compile(r"[{};\n]|system-reminder")  # no name, or one that would break out of the block it stands in
+NO_NAMES = frozenset(
+    {"_", *STATEMENTS.split()}
+)  # what a statement that was misread seems to be called
+LONGEST_NAME = (
+    100  # a longer one is computed: a key that is an expression, the type that an impl is for
+)
+ODD = re.compile(
+    r"[{};\n]|system-reminder"
+)  # no name, or one that would break out of the block it stands in
 
 
 def _found(tree: SgNode, language: Language, is_doubtful: bool) -> list[Definition]:
@@ -196,10 +226,14 @@ def _built(tree: SgNode, language: Language) -> Iterator[Definition]:
 
 
 def _broken(tree: SgNode, language: Language) -> Iterator[Definition]:
-    """The names that follow a keyword where the parser could not build a definition, or did not try."""
+    """The names that follow a keyword where the parser could not build a definition, or did not
+    try.
+    """
     rules: list[Rule] = [{"kind": "ERROR"}]
     if language.unparsed:
-        rules.append({"kind": language.unparsed, "regex": rf"\b({'|'.join(language.keywords)})\s+\w"})
+        rules.append(
+            {"kind": language.unparsed, "regex": rf"\b({'|'.join(language.keywords)})\s+\w"}
+        )
     for node in tree.find_all(any=rules):
         for word, name in pairwise(child for child in node.children() if child.is_leaf()):
             type_ = language.keywords.get(word.text())
@@ -225,12 +259,16 @@ def _rules(language: str) -> list[Rule]:
             rule["not"] = {"inside": {"kind": table.outside[kind], "stopBy": "end"}}
         rules.append(rule)
     if table.calls:
-        rules.append({"kind": "call", "has": {"field": "target", "regex": f"^({'|'.join(table.calls)})$"}})
+        rules.append(
+            {"kind": "call", "has": {"field": "target", "regex": f"^({'|'.join(table.calls)})$"}}
+        )
     return [rule for rule in rules if _is_known(rule, language)]
 
 
 def _is_known(rule: Rule, language: str) -> bool:
-    """Whether the installed parser has the kinds of *rule*: one that a later grammar renames must not cost the rest."""
+    """Whether the installed parser has the kinds of *rule*: one that a later grammar renames must
+    not cost the rest.
+    """
     from ast_grep_py import SgRoot
 
     try:
@@ -251,13 +289,21 @@ def _type(node: SgNode, kinds: Mapping[str, DefinitionType], language: Language)
     return next(filter(None, told), type_)
 
 
-# Names ------------------------------------------------------------------------------------------------------------
+# Names --------------------------------------------------------------------------------------------
 
-DECLARATORS = frozenset({"function_declarator", "pointer_declarator", "array_declarator", "reference_declarator"})
+DECLARATORS = frozenset(
+    {"function_declarator", "pointer_declarator", "array_declarator", "reference_declarator"}
+)
 COMPUTED = frozenset({"subscript_expression", "bracket_index_expression"})
 PATTERNS = frozenset({"object_pattern", "array_pattern"})
 WRAPPERS = frozenset(
-    {"parenthesized_expression", "expression_list", "as_expression", "satisfies_expression", "type_annotation"}
+    {
+        "parenthesized_expression",
+        "expression_list",
+        "as_expression",
+        "satisfies_expression",
+        "type_annotation",
+    }
 )
 
 
@@ -266,7 +312,9 @@ def _names(node: SgNode, language: Language) -> Iterator[SgNode]:
     given = _given_name(node, language) if language.named_by else None
     if given is not None:
         yield given
-    own = _named(node, language.names.get(node.kind(), "name"), language.through.get(node.kind(), ""))
+    own = _named(
+        node, language.names.get(node.kind(), "name"), language.through.get(node.kind(), "")
+    )
     if own is not None and (given is None or given.text() != own.text()):
         yield own
 
@@ -280,9 +328,14 @@ def _given_name(node: SgNode, language: Language) -> SgNode | None:
 
 
 def _named(node: SgNode, places: str, through: str = "") -> SgNode | None:
-    """The name in the first of *places* that *node* has; with *through*, only where one of those stands around it."""
+    """The name in the first of *places* that *node* has.
+
+    With *through*, only where one of those stands around it.
+    """
     for place in places.split():
-        part = node.field(place) or next((child for child in node.children() if child.kind() == place), None)
+        part = node.field(place) or next(
+            (child for child in node.children() if child.kind() == place), None
+        )
         if part is not None:
             return _innermost(part, through.split())
     return None
@@ -307,14 +360,20 @@ def _part(node: SgNode, kind: str) -> SgNode | None:
     if STEPS[kind]:
         return node.field(STEPS[kind])
     parts = [child for child in node.children() if child.is_named()]
-    return parts[0] if parts and (len(parts) == 1 or kind != "string") else None  # no string with escapes is a name
+    return (
+        parts[0] if parts and (len(parts) == 1 or kind != "string") else None
+    )  # no string with escapes is a name
 
 
 def _text(name: SgNode) -> str:
     kind, text = name.kind(), name.text()
     if kind == "operator_cast":
         parameters = name.find(kind="abstract_function_declarator")
-        end = None if parameters is None else parameters.range().start.index - name.range().start.index
+        end = (
+            None
+            if parameters is None
+            else parameters.range().start.index - name.range().start.index
+        )
         text = text[:end]
     if kind == "operator_name":
         text = f"operator {text.removeprefix('operator').strip()}"

@@ -22,7 +22,8 @@ class Edit(NamedTuple):
 
 
 def diff(before: Sequence[Message], after: Sequence[Message], *, paired: bool = True) -> list[Edit]:
-    """What turns *before* into *after*, the last edit first, so that each index is still right when it is used.
+    """What turns *before* into *after*, the last edit first, so that each index is still right when
+    it is used.
 
     Messages that are the very same object are anchors. Between two anchors the messages are
     paired one by one where their number, roles and numbers of blocks agree; else they are one edit.
@@ -37,7 +38,9 @@ def diff(before: Sequence[Message], after: Sequence[Message], *, paired: bool = 
     return edits[::-1]
 
 
-def _between_anchors(before: Sequence[Message], after: Sequence[Message], start: int) -> Iterator[tuple[range, range]]:
+def _between_anchors(
+    before: Sequence[Message], after: Sequence[Message], start: int
+) -> Iterator[tuple[range, range]]:
     """The parts of both lists, from *start* on, that lie between messages which both share."""
     places = {id(before[index]): index for index in range(len(before) - 1, start - 1, -1)}
     old, new = start, start
@@ -50,7 +53,9 @@ def _between_anchors(before: Sequence[Message], after: Sequence[Message], start:
     yield range(old, len(before)), range(new, len(after))
 
 
-def _edits(before: Sequence[Message], after: Sequence[Message], old: range, new: range, *, paired: bool) -> list[Edit]:
+def _edits(
+    before: Sequence[Message], after: Sequence[Message], old: range, new: range, *, paired: bool
+) -> list[Edit]:
     pairs = [(before[i], after[j]) for i, j in zip(old, new, strict=False)]
     if paired and len(old) == len(new) and all(_has_same_shape(one, other) for one, other in pairs):
         numbered = zip(old, pairs, strict=True)
@@ -73,12 +78,17 @@ def apply_edits(messages: Sequence[Message], edits: Sequence[Edit]) -> list[Mess
 
 
 def first_changed_block(before: Sequence[Message], edit: Edit) -> int:
-    """The first block that *edit* has changed in its first message; bare text counts as one block."""
+    """The first block that *edit* has changed in its first message.
+
+    Bare text counts as one block.
+    """
     if edit.start == edit.stop or not edit.messages:
         return 0
     old, new = before[edit.start], edit.messages[0]
     if old["role"] != new["role"]:
         return 0
     pairs = list(zip(as_blocks(old), as_blocks(new), strict=False))
-    different = (i for i, (one, other) in enumerate(pairs) if one is not other and not is_equal(one, other))
+    different = (
+        i for i, (one, other) in enumerate(pairs) if one is not other and not is_equal(one, other)
+    )
     return next(different, len(pairs))

@@ -15,9 +15,11 @@ __all__ = ["Flush", "Holdings", "Rates", "Stock", "best_flush", "whole_stock"]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a token costs when it is *read* from the cache and when it is written (*write*); *alpha* is the patience.
+    """What a token costs when it is *read* from the cache and when it is written (*write*); *alpha*
+    is the patience.
 
-    With *alpha* 1 a rewrite is due when the price paid for carrying what could have left equals that of the rewrite.
+    With *alpha* 1 a rewrite is due when the price paid for carrying what could have left equals
+    that of the rewrite.
     """
 
     read: float
@@ -41,20 +43,25 @@ class Stock:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Offloading the candidates from *start* on: tokens *freed*, and what it *gains* in the money of the rates."""
+    """Offloading the candidates from *start* on: tokens *freed*, and what it *gains* in the money
+    of the rates.
+    """
 
     start: int
     freed: int
     gain: float
 
 
-def best_flush(stock: Stock, rates: Rates, cliff: Callable[[int], float] | None = None) -> Flush | None:
-    """The suffix of the candidates for which (carried so far) - alpha x (cost of rewriting) is greatest.
+def best_flush(
+    stock: Stock, rates: Rates, cliff: Callable[[int], float] | None = None
+) -> Flush | None:
+    """The suffix of the candidates for which (carried so far) - alpha x (cost of rewriting) is
+    greatest.
 
-    Carried is what was paid to read the suffix's results again; rewriting writes once more what is cached behind its
-    first message and stays. *cliff* adds what was overpaid above a price cliff that freeing so many tokens leaves.
-    None without candidates. One pass from the newest candidate to the oldest; of equal suffixes the shortest wins.
-    Source: economics, the rent-or-buy gate.
+    Carried is what was paid to read the suffix's results again; rewriting writes once more what is
+    cached behind its first message and stays. *cliff* adds what was overpaid above a price cliff
+    that freeing so many tokens leaves. None without candidates. One pass from the newest candidate
+    to the oldest; of equal suffixes the shortest wins. Source: economics, the rent-or-buy gate.
     """
     best: Flush | None = None
     carried = freed = freed_cached = 0
@@ -73,13 +80,16 @@ def best_flush(stock: Stock, rates: Rates, cliff: Callable[[int], float] | None 
 
 
 def whole_stock(stock: Stock) -> Flush:
-    """Offloading every candidate, which gains whatever it frees: the cache is cold and must be written anyway."""
+    """Offloading every candidate, which gains whatever it frees: the cache is cold and must be
+    written anyway.
+    """
     freed = sum(stock.freed)
     return Flush(0, freed, float(freed))
 
 
 class Holdings:
-    """What the gate needs to know of one conversation, kept from turn to turn: a turn costs its new messages only.
+    """What the gate needs to know of one conversation, kept from turn to turn: a turn costs its new
+    messages only.
 
     Whoever changes the messages says so with `rewind`.
     """
@@ -94,10 +104,15 @@ class Holdings:
         """Forget all but the first *known* messages."""
         if known + 1 < len(self._replies):
             del self._replies[known + 1 :]
-            self._tokens = {place: tokens for place, tokens in self._tokens.items() if place[0] < known}
+            self._tokens = {
+                place: tokens for place, tokens in self._tokens.items() if place[0] < known
+            }
 
     def extend(
-        self, messages: Sequence[Message], candidates: Sequence[Candidate], tokens: Callable[[Candidate], int]
+        self,
+        messages: Sequence[Message],
+        candidates: Sequence[Candidate],
+        tokens: Callable[[Candidate], int],
     ) -> None:
         """Take in the messages behind those that are known, and the candidates that are new."""
         for index in range(len(self._replies) - 1, len(messages)):
@@ -128,11 +143,17 @@ class Holdings:
         free_calls: int,
         placeholder_tokens: int,
     ) -> Stock:
-        """The columns of *candidates*; the first *free_calls* calls after each are not held against it."""
+        """The columns of *candidates*.
+
+        The first *free_calls* calls after each are not held against it.
+        """
         last = self.calls - free_calls + 1
         messages = [candidate.item.message for candidate in candidates]
         return Stock(
-            [max(0, self._tokens[candidate.item.place] - placeholder_tokens) for candidate in candidates],
+            [
+                max(0, self._tokens[candidate.item.place] - placeholder_tokens)
+                for candidate in candidates
+            ],
             [max(0, last - self._replies[message]) for message in messages],
             [sums[message] for message in messages],
             cached,

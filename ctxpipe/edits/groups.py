@@ -18,10 +18,12 @@ __all__ = ["after_compaction", "groups", "has_compaction", "server_spans"]
 def groups(messages: Sequence[Message]) -> Iterator[range]:
     """The messages as groups that stay or go as one.
 
-    Such are a call with its results, a server tool's call with its result and all between them, and a message with the
-    system messages that follow it.
+    Such are a call with its results, a server tool's call with its result and all between them, and
+    a message with the system messages that follow it.
     """
-    reach = [min(index + has_calls(message), len(messages) - 1) for index, message in enumerate(messages)]
+    reach = [
+        min(index + has_calls(message), len(messages) - 1) for index, message in enumerate(messages)
+    ]
     for span in server_spans(messages):
         reach[span.start] = max(reach[span.start], span.stop - 1)
     place = 0
@@ -37,7 +39,8 @@ def groups(messages: Sequence[Message]) -> Iterator[range]:
 
 
 def server_spans(messages: Sequence[Message]) -> list[range]:
-    """For each server tool, the messages from its call up to its result, with all calls of its program.
+    """For each server tool, the messages from its call up to its result, with all calls of its
+    program.
 
     Where the server is still at work, they go on to the end.
     """
@@ -59,7 +62,9 @@ def server_spans(messages: Sequence[Message]) -> list[range]:
 
 
 def after_compaction(messages: Sequence[Message]) -> int:
-    """The index after the last message with a summary of the server's, which reads nothing that comes before."""
+    """The index after the last message with a summary of the server's, which reads nothing that
+    comes before.
+    """
     for index in range(len(messages) - 1, -1, -1):
         if server_summary(messages[index]) is not None:
             return index + 1

@@ -1,7 +1,8 @@
-"""The languages that can be folded: file names, the node kinds that define a name, and where the name stands.
+"""The languages that can be folded: file names, the node kinds that define a name, and where the
+name stands.
 
-Data only. The kinds are those of the grammars inside ast-grep-py; asking it for a language that is not in this table
-crashes it, so nothing else may be asked for.
+Data only. The kinds are those of the grammars inside ast-grep-py; asking it for a language that is
+not in this table crashes it, so nothing else may be asked for.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ from typing import Literal, TypeAlias
 __all__ = ["LANGUAGES", "STEPS", "DefinitionType", "Language", "language_called", "language_of"]
 
 DefinitionType: TypeAlias = Literal["class", "interface", "type", "function"]
-"""Methods, constructors, accessors are functions; struct, protocol, trait interfaces; enum and alias types (A-61)."""
+"""Methods, constructors, accessors are functions; struct, protocol, trait interfaces.
+
+Enum and alias types (A-61).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
     """How the definitions of one language look in its syntax tree. Kinds are separated by blanks.
 
-    The name of a definition stands in the field "name" unless *names* gives other fields or kinds of children.
+    The name of a definition stands in the field "name" unless *names* gives other fields or kinds
+    of children.
     """
 
     name: str
@@ -31,17 +36,23 @@ class Language:
     types: str = ""
     functions: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Kind of definition → where its name stands instead: fields, or kinds of children, the first that is there."""
+    """Kind of definition → where its name stands instead: fields, or kinds of children, the first
+    that is there.
+    """
     prefixes: Mapping[str, str] = field(default_factory=dict)
     """Kind of definition → what is written before its name and belongs to it."""
     told_by: Mapping[str, DefinitionType] = field(default_factory=dict)
-    """Kind of a child, mostly a keyword → what it makes of the definition: one kind of node, several types."""
+    """Kind of a child, mostly a keyword → what it makes of the definition: one kind of node,
+    several types.
+    """
     named_by: Mapping[str, str] = field(default_factory=dict)
     """Kind of what a value stands in → the part of it that names the value: ``x = function () {}``."""
     calls: Mapping[str, DefinitionType] = field(default_factory=dict)
     """Macro → what a call of it defines, in a language whose definitions are calls."""
     through: Mapping[str, str] = field(default_factory=dict)
-    """Kind → what must stand directly around the name: a declaration is one of a function, or of something else."""
+    """Kind → what must stand directly around the name: a declaration is one of a function, or of
+    something else.
+    """
     bodied: str = ""
     """Kinds that define something only where they have a body, and else mention it."""
     inside: Mapping[str, str] = field(default_factory=dict)
@@ -51,13 +62,17 @@ class Language:
     keywords: Mapping[str, DefinitionType] = field(default_factory=dict)
     """Keyword → what its next name is, where the syntax is broken and no definition could be built."""
     unparsed: str = ""
-    """Kind that the parser leaves as bare words, such as the body of a macro: keywords are looked for there too."""
+    """Kind that the parser leaves as bare words, such as the body of a macro: keywords are looked
+    for there too.
+    """
     has_macros: bool = False
     """Macros may hide definitions from the parser; where it fails, it reads on without them."""
     has_locals: bool = True
     """Functions within functions are listed too."""
     openings: Mapping[str, str] = field(default_factory=dict)
-    """What a view that begins in the middle of a file may lack before its first line → how such a line looks."""
+    """What a view that begins in the middle of a file may lack before its first line → how such a
+    line looks.
+    """
     misread: str = ""
     """Kinds that a statement is easily taken for behind such an opening, unless they have a body."""
     else_as: str = ""
@@ -117,7 +132,9 @@ STEPS: Mapping[str, str] = {
     # string as a name
     "string": "",
 }
-"""Kind of a node that holds more than the name → the field that leads on to it; "" is the first named child."""
+"""Kind of a node that holds more than the name → the field that leads on to it; "" is the first
+named child.
+"""
 
 _SCRIPT_NAMES = {
     "variable_declarator": "name",
@@ -133,7 +150,11 @@ _SCRIPT_OPENINGS = {
     "class _{_(){": r"[\s)\]}]",
     "class _{_(){{": r"[\s)\]}]",
 }
-_SCRIPT_WORDS: Mapping[str, DefinitionType] = {"class": "class", "interface": "interface", "function": "function"}
+_SCRIPT_WORDS: Mapping[str, DefinitionType] = {
+    "class": "class",
+    "interface": "interface",
+    "function": "function",
+}
 _TYPESCRIPT = Language(
     "typescript",
     "ts mts cts",
@@ -149,12 +170,19 @@ _TYPESCRIPT = Language(
     openings=_SCRIPT_OPENINGS,
     misread="method_signature",
 )
-_C_FUNCTIONS = dict.fromkeys(("function_definition", "declaration", "field_declaration"), "declarator")
+_C_FUNCTIONS = dict.fromkeys(
+    ("function_definition", "declaration", "field_declaration"), "declarator"
+)
 _C_SCOPES = (
     "translation_unit declaration_list linkage_specification preproc_if preproc_ifdef preproc_else preproc_elif"
     " preproc_elifdef ERROR"
 )
-_C_WORDS: Mapping[str, DefinitionType] = {"class": "class", "struct": "interface", "union": "type", "enum": "type"}
+_C_WORDS: Mapping[str, DefinitionType] = {
+    "class": "class",
+    "struct": "interface",
+    "union": "type",
+    "enum": "type",
+}
 
 LANGUAGES: tuple[Language, ...] = (
     Language(
@@ -239,7 +267,13 @@ LANGUAGES: tuple[Language, ...] = (
         " subscript_declaration",
         names={"deinit_declaration": "deinit", "subscript_declaration": "subscript"},
         told_by={"struct": "interface", "enum": "type"},
-        keywords={"class": "class", "struct": "interface", "protocol": "interface", "enum": "type", "func": "function"},
+        keywords={
+            "class": "class",
+            "struct": "interface",
+            "protocol": "interface",
+            "enum": "type",
+            "func": "function",
+        },
     ),
     Language(
         "scala",
@@ -248,7 +282,13 @@ LANGUAGES: tuple[Language, ...] = (
         interfaces="trait_definition",
         types="enum_definition type_definition",
         functions="function_definition function_declaration",
-        keywords={"class": "class", "object": "class", "trait": "interface", "enum": "type", "def": "function"},
+        keywords={
+            "class": "class",
+            "object": "class",
+            "trait": "interface",
+            "enum": "type",
+            "def": "function",
+        },
     ),
     Language(
         "c",
@@ -314,7 +354,12 @@ LANGUAGES: tuple[Language, ...] = (
         interfaces="interface_declaration trait_declaration",
         types="enum_declaration",
         functions="function_definition method_declaration",
-        keywords={"class": "class", "interface": "interface", "trait": "interface", "function": "function"},
+        keywords={
+            "class": "class",
+            "interface": "interface",
+            "trait": "interface",
+            "function": "function",
+        },
     ),
     Language(
         "lua",
@@ -323,7 +368,12 @@ LANGUAGES: tuple[Language, ...] = (
         named_by={"assignment_statement": "variable_list", "field": "name"},
         keywords={"function": "function"},
     ),
-    Language("bash", "sh bash zsh ksh bats", functions="function_definition", keywords={"function": "function"}),
+    Language(
+        "bash",
+        "sh bash zsh ksh bats",
+        functions="function_definition",
+        keywords={"function": "function"},
+    ),
     Language(
         "elixir",
         "ex exs",
@@ -363,7 +413,10 @@ LANGUAGES: tuple[Language, ...] = (
         interfaces="interface_declaration struct_declaration",
         types="enum_declaration user_defined_type_definition",
         functions="function_definition modifier_definition constructor_definition fallback_receive_definition",
-        names={"constructor_definition": "constructor", "fallback_receive_definition": "receive fallback"},
+        names={
+            "constructor_definition": "constructor",
+            "fallback_receive_definition": "receive fallback",
+        },
         keywords={
             "contract": "class",
             "library": "class",
@@ -374,12 +427,17 @@ LANGUAGES: tuple[Language, ...] = (
     ),
 )
 
-_BY_EXTENSION = {extension: language for language in LANGUAGES for extension in language.extensions.split()}
+_BY_EXTENSION = {
+    extension: language for language in LANGUAGES for extension in language.extensions.split()
+}
 _BY_NAME = {language.name: language for language in LANGUAGES}
 
 
 def language_of(path: str) -> Language | None:
-    """The language of the file at *path*, judged by its extension; None for one that cannot be folded."""
+    """The language of the file at *path*, judged by its extension.
+
+    None for one that cannot be folded.
+    """
     _, dot, extension = path.rpartition(".")
     return _BY_EXTENSION.get(extension.lower()) if dot else None
 

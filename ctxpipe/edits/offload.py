@@ -54,7 +54,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Characters of a history: all of them, and those in tool results that may leave. Source: RG-3, RG-4."""
+    """Characters of a history: all of them, and those in tool results that may leave.
+
+    Source: RG-3, RG-4.
+    """
 
     total_chars: int
     offloadable_chars: int
@@ -62,7 +65,9 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A tool result, or the input of a tool call, that may leave the context; *chars* is what would leave."""
+    """A tool result, or the input of a tool call, that may leave the context; *chars* is what would
+    leave.
+    """
 
     item: ToolResult | ToolCall
     chars: int
@@ -73,16 +78,19 @@ class Candidate:
         return self.item.id if isinstance(self.item, ToolCall) else self.item.tool_use_id
 
 
-# Measuring ----------------------------------------------------------------------------------------------------
+# Measuring ----------------------------------------------------------------------------------------
 
 
 def characters(message: Message) -> int:
     """The characters that the ratio gate counts for *message* (RG-3, A-05).
 
-    Text and thinking their length, a tool call the compact JSON of its input, a tool result its content, media 0.
+    Text and thinking their length, a tool call the compact JSON of its input, a tool result its
+    content, media 0.
     """
     content = message["content"]
-    return len(content) if isinstance(content, str) else sum(map(_block_characters, blocks(message)))
+    return (
+        len(content) if isinstance(content, str) else sum(map(_block_characters, blocks(message)))
+    )
 
 
 def _block_characters(block: Block) -> int:
@@ -103,7 +111,8 @@ _CHARACTERS: Mapping[str, Callable[[Block], int]] = {
 
 
 def result_characters(content: str | Sequence[Block] | None) -> int:
-    """The size of a tool result's content: its length, of blocks that of their compact JSON (BO-15, BO-16).
+    """The size of a tool result's content: its length, of blocks that of their compact JSON (BO-15,
+    BO-16).
 
     Images and documents count nothing.
     """
@@ -114,25 +123,41 @@ def result_characters(content: str | Sequence[Block] | None) -> int:
 
 
 def is_placeholder(content: object) -> bool:
-    """Whether *content* is nothing but one of our placeholders, alone or in front of kept images (A-17)."""
+    """Whether *content* is nothing but one of our placeholders, alone or in front of kept images
+    (A-17).
+    """
     return reference(_only_text(content)) is not None
 
 
 def _only_text(content: object) -> str:
-    """The one text that stands in a tool result, at its beginning; "" when it opens otherwise, or there are more."""
+    """The one text that stands in a tool result, at its beginning; "" when it opens otherwise, or
+    there are more.
+    """
     if isinstance(content, str):
         return content
-    texts = [block for block in content if kind(block) == "text"] if isinstance(content, list | tuple) else []
-    return (read(texts[0], "text") or "") if len(texts) == 1 and texts[0] is cast("Any", content)[0] else ""
+    texts = (
+        [block for block in content if kind(block) == "text"]
+        if isinstance(content, list | tuple)
+        else []
+    )
+    return (
+        (read(texts[0], "text") or "")
+        if len(texts) == 1 and texts[0] is cast("Any", content)[0]
+        else ""
+    )
 
 
 def is_text(content: str | Sequence[Block] | None) -> bool:
     """Whether a tool result holds text and nothing else (A-05)."""
-    return isinstance(content, str) or (bool(content) and all(kind(block) == "text" for block in content or ()))
+    return isinstance(content, str) or (
+        bool(content) and all(kind(block) == "text" for block in content or ())
+    )
 
 
 def stored_text(content: str | Sequence[Block] | None, *, indent: int | None) -> str:
-    """What goes into the file: text as it is, text blocks as JSON, indented or compact (A-04, A-06)."""
+    """What goes into the file: text as it is, text blocks as JSON, indented or compact (A-04,
+    A-06).
+    """
     if isinstance(content, str):
         return content
     told = [as_dict(block) for block in content or () if kind(block) == "text"]
@@ -140,14 +165,19 @@ def stored_text(content: str | Sequence[Block] | None, *, indent: int | None) ->
 
 
 def replaced(content: str | Sequence[Block] | None, text: str) -> str | list[Any]:
-    """*content* after offloading: *text*, and behind it the images and whatever else is no text (R14).
+    """*content* after offloading: *text*, and behind it the images and whatever else is no text
+    (R14).
 
     A mark for the cache on one of the texts goes with them (R5).
     """
     if isinstance(content, str) or content is None:
         return text
     kept = [block for block in content if kind(block) != "text"]
-    marks = [mark for block in content if kind(block) == "text" and (mark := read(block, "cache_control"))]
+    marks = [
+        mark
+        for block in content
+        if kind(block) == "text" and (mark := read(block, "cache_control"))
+    ]
     if not kept and not marks:
         return text
     return [{"type": "text", "text": text} | ({"cache_control": marks[-1]} if marks else {}), *kept]
@@ -166,9 +196,11 @@ _GUTTER = re.compile(r"^[ \t]*[0-9]{1,9}(?:[→│|:] ?|\t)")
 
 
 def lies_in(stored: str, text: str, start: int, end: int) -> bool:
-    """Whether what *text* says from *start* to *end* stands in *stored*: as it is, or in lines that are numbered.
+    """Whether what *text* says from *start* to *end* stands in *stored*: as it is, or in lines that
+    are numbered.
 
-    Of texts above some megabytes it says no: to compare them would hold the interpreter for too long.
+    Of texts above some megabytes it says no: to compare them would hold the interpreter for too
+    long.
     """
     if max(len(stored), len(text)) > MOST_COMPARED:
         return False
@@ -193,12 +225,16 @@ def _framed(lines: Iterable[str]) -> str:
     return "\n" + "".join(f"{line}\n" for line in lines)
 
 
-# The functions' rules -----------------------------------------------------------------------------------------
+# The functions' rules -----------------------------------------------------------------------------
 
 
 def offloadable(messages: Sequence[Message], min_chars: int) -> list[Candidate]:
-    """Every textual tool result of *min_chars* or more that is no placeholder, oldest first (BO-1, BO-17)."""
-    textual = (r for r in tool_results(messages) if is_text(r.content) and not is_placeholder(r.content))
+    """Every textual tool result of *min_chars* or more that is no placeholder, oldest first (BO-1,
+    BO-17).
+    """
+    textual = (
+        r for r in tool_results(messages) if is_text(r.content) and not is_placeholder(r.content)
+    )
     sized = (Candidate(result, result_characters(result.content)) for result in textual)
     return [found for found in sized if found.chars >= max(min_chars, 1)]
 
@@ -214,13 +250,15 @@ def scanned(messages: Sequence[Message], found: Iterable[Candidate]) -> Scan:
 
 
 def passes(scan: Scan, ratio: Decimal | float) -> bool:
-    """The three skip checks of the ratio gate, in their order, compared exactly (RG-5 … RG-7, A-08)."""
+    """The three skip checks of the ratio gate, in their order, compared exactly (RG-5 … RG-7,
+    A-08).
+    """
     if scan.total_chars == 0 or scan.offloadable_chars == 0:
         return False
     return scan.offloadable_chars >= Decimal(str(ratio)) * scan.total_chars
 
 
-# The stages' rules --------------------------------------------------------------------------------------------
+# The stages' rules --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +266,9 @@ class Selection:
     """What a stage may offload at all, whatever its gate says.
 
     *min_chars* in characters, *per_tool* overrides it by tool name (None: never), *exempt_tools* are never
-    offloaded, nor is the result of a call that reads an offloaded file back (*ours* finds its path; A-27). The inputs
-    of *input_tools* may go where one of their texts has *min_input_chars* or more (R20).
+    offloaded, nor is the result of a call that reads an offloaded file back (*ours* finds its path;
+    A-27). The inputs of *input_tools* may go where one of their texts has *min_input_chars* or more
+    (R20).
     """
 
     min_chars: int
@@ -265,34 +304,52 @@ class Selection:
         return Candidate(call, chars) if chars else None
 
     def long_texts(self, call: ToolCall) -> list[str]:
-        """The texts in the call's input that are long enough to leave and are not placeholders already."""
+        """The texts in the call's input that are long enough to leave and are not placeholders
+        already.
+        """
         found = (text for text in strings(call.input) if len(text) >= self.min_input_chars)
         return [text for text in found if any_reference(text, MAX_SHOWN) is None]
 
     def read_back(self, call: ToolCall | None) -> str | None:
-        """The path of an offloaded file that the call's input names somewhere, in a shell command for example."""
+        """The path of an offloaded file that the call's input names somewhere, in a shell command
+        for example.
+        """
         if self.ours is None or call is None:
             return None
-        matches = (self.ours.search(piece) for text in strings(call.input) for piece in overlapping_pieces(text))
+        matches = (
+            self.ours.search(piece)
+            for text in strings(call.input)
+            for piece in overlapping_pieces(text)
+        )
         return next((match[0] for match in matches if match), None)
 
 
 def measured(result: ToolResult) -> Candidate:
     """*result* as a candidate, with the characters of its texts."""
     content = result.content
-    chars = len(content) if isinstance(content, str) else len(stored_text(content, indent=None)) if content else 0
+    chars = (
+        len(content)
+        if isinstance(content, str)
+        else len(stored_text(content, indent=None))
+        if content
+        else 0
+    )
     return Candidate(result, chars if said(content) else 0)
 
 
 def _is_own_preview(result: ToolResult) -> bool:
-    """Whether it opens with our placeholder and a preview: the path must be the one that this id leads to (A-17)."""
+    """Whether it opens with our placeholder and a preview: the path must be the one that this id
+    leads to (A-17).
+    """
     where = previewed_reference(_only_text(result.content), MAX_SHOWN)
     name = safe_name(without_surrogates(result.tool_use_id))
     return where is not None and name in where.replace("\\", "/").rsplit("/", 1)[-1]
 
 
 def newest(messages: Sequence[Message]) -> int:
-    """The index behind the last reply: the results from there on have not been seen by the model yet."""
+    """The index behind the last reply: the results from there on have not been seen by the model
+    yet.
+    """
     start = len(messages)
     while start and messages[start - 1]["role"] != "assistant":
         start -= 1
@@ -302,7 +359,9 @@ def newest(messages: Sequence[Message]) -> int:
 def answered(
     messages: Sequence[Message], start: int, min_chars: int = 0
 ) -> Iterator[tuple[ToolResult, ToolCall | None]]:
-    """Each tool result of *min_chars* or more from message *start* on, with the call that it answers."""
+    """Each tool result of *min_chars* or more from message *start* on, with the call that it
+    answers.
+    """
     calls: dict[str, ToolCall] = {}
     index = -1
     for result in tool_results(messages, start):
@@ -315,13 +374,16 @@ def answered(
 
 
 def rewritten_before(messages: Sequence[Message]) -> tuple[int, int] | None:
-    """The place of the first block that batch offloading replaced: what the model said behind it saw the text.
+    """The place of the first block that batch offloading replaced: what the model said behind it
+    saw the text.
 
     Direct offloading leaves no such trace: it acts before the model has seen anything.
     """
     results = (r.place for r in tool_results(messages) if is_batch(_only_text(r.content)))
     inputs = (c.place for c in tool_calls(messages) if any(map(is_batch, strings(c.input))))
-    return min((place for place in (next(results, None), next(inputs, None)) if place), default=None)
+    return min(
+        (place for place in (next(results, None), next(inputs, None)) if place), default=None
+    )
 
 
 def is_batch(text: str) -> bool:
@@ -330,9 +392,11 @@ def is_batch(text: str) -> bool:
 
 
 def protected_from(messages: Sequence[Message], keep_recent: int) -> int:
-    """The index from which on results are protected: the model has answered fewer than *keep_recent* times since.
+    """The index from which on results are protected: the model has answered fewer than
+    *keep_recent* times since.
 
-    A reply that nothing follows is always protected: tools are still to read the inputs of its calls.
+    A reply that nothing follows is always protected: tools are still to read the inputs of its
+    calls.
     """
     index, replies = len(messages), 0
     while index and replies < keep_recent:
@@ -341,11 +405,16 @@ def protected_from(messages: Sequence[Message], keep_recent: int) -> int:
     if replies < keep_recent:
         return 0
     # Results stand in the user messages behind the reply that was counted last.
-    return index - 1 if index and index == len(messages) and messages[-1]["role"] == "assistant" else index
+    return (
+        index - 1
+        if index and index == len(messages) and messages[-1]["role"] == "assistant"
+        else index
+    )
 
 
 class Running:
-    """The sums behind the gate for one conversation, kept from turn to turn: a turn costs its new messages only.
+    """The sums behind the gate for one conversation, kept from turn to turn: a turn costs its new
+    messages only.
 
     Whoever changes the messages below it says so with `rewind`.
     """
@@ -377,8 +446,11 @@ class Running:
         pairs = answered(messages, known, selection.least_chars)
         results = (selection.result(result, call) for result, call in pairs)
         inputs = map(selection.input, tool_calls(messages, known)) if selection.input_tools else ()
-        found = sorted(filter(None, (*results, *inputs)), key=lambda candidate: candidate.item.message)
-        # From here on nothing can fail: a record that knows a message by half would never make it good.
+        found = sorted(
+            filter(None, (*results, *inputs)), key=lambda candidate: candidate.item.message
+        )
+        # From here on nothing can fail: a record that knows a message by half would never make it
+        # good.
         self._totals.extend(accumulate(sizes, initial=self._totals.pop()))
         for candidate in found:
             self._candidates.append(candidate)

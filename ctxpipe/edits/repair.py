@@ -1,7 +1,9 @@
-"""Repair a history that the Messages API would refuse, rule by rule as `ctxpipe.messages.RULES` says.
+"""Repair a history that the Messages API would refuse, rule by rule as `ctxpipe.messages.RULES`
+says.
 
-First each message by itself, then the server tools of each turn, then the exchanges: a run of assistant messages, and
-whatever follows until the next one. A valid exchange keeps its very objects; a broken one is built anew.
+First each message by itself, then the server tools of each turn, then the exchanges: a run of
+assistant messages, and whatever follows until the next one. A valid exchange keeps its very
+objects; a broken one is built anew.
 """
 
 from __future__ import annotations
@@ -71,26 +73,35 @@ OPENING = "[The conversation begins here.]"
 DROPPED = "[Nothing of this message could be kept.]"
 SILENT_ERROR = "[The tool failed and gave no further word.]"
 UNKNOWN_TOOL = "unknown_tool"
-_PASSES = 3  # what goes can break another rule: a reply of which nothing is left ends a server tool's turn
+# what goes can break another rule: a reply of which nothing is left ends a server tool's turn
+_PASSES = 3
 
 Place: TypeAlias = tuple[int, int]
 """Message and block index."""
 
 Mark: TypeAlias = tuple[int, int | None]
-"""Where a message is marked for the cache: the block's index, and the inner one where a tool result holds it."""
+"""Where a message is marked for the cache: the block's index, and the inner one where a tool result
+holds it.
+"""
 
 PROGRAM = "server_tool_use"  # the call whose code calls tools
 _NOT_IN_ID = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 def repair(
-    messages: list[Message], start: int = 0, *, encoding: bool = True, beside: MarksBeside = NO_MARKS
+    messages: list[Message],
+    start: int = 0,
+    *,
+    encoding: bool = True,
+    beside: MarksBeside = NO_MARKS,
 ) -> list[Message]:
-    """*messages* with every broken rule repaired; the very same list when nothing is wrong from *start* on.
+    """*messages* with every broken rule repaired; the very same list when nothing is wrong from
+    *start* on.
 
-    What is done for each rule says `RULES`. Thinking blocks are never joined, moved or changed. Valid messages stay
-    the same objects. Lone surrogates are replaced by U+FFFD, but not without *encoding*. *beside* are the cache
-    marks in the rest of the request. What no client can encode stays as it is.
+    What is done for each rule says `RULES`. Thinking blocks are never joined, moved or changed.
+    Valid messages stay the same objects. Lone surrogates are replaced by U+FFFD, but not without
+    *encoding*. *beside* are the cache marks in the rest of the request. What no client can encode
+    stays as it is.
     """
     problems = check(messages, start, encoding=encoding, beside=beside)
     for _ in range(_PASSES):
@@ -105,18 +116,23 @@ def _repaired(messages: Sequence[Message], beside: MarksBeside, *, encoding: boo
     head, body = split_system(messages)
     body = _whole_turns([_cleaned(message) for message in _from_replacement(body)])
     exchanges = list(_exchanges(body))
-    body = [m for exchange in exchanges for m in _valid_exchange(exchange, is_last=exchange is exchanges[-1])]
+    body = [
+        m
+        for exchange in exchanges
+        for m in _valid_exchange(exchange, is_last=exchange is exchanges[-1])
+    ]
     if body and not may_open(body[0]):
         body.insert(0, {"role": "user", "content": OPENING})
     fewer = _fewer_marks([*head, *body], beside)
     return [_encodable(message) for message in fewer] if encoding else fewer
 
 
-# Single messages ----------------------------------------------------------------------------------------------
+# Single messages ----------------------------------------------------------------------------------
 
 
 def _from_replacement(body: list[Message]) -> list[Message]:
-    """*body* from its last signed compaction block on, which stands for all that is before it, without any other.
+    """*body* from its last signed compaction block on, which stands for all that is before it,
+    without any other.
 
     What a later block without signature summarizes is in *body* still.
     """
@@ -138,17 +154,27 @@ def _without_compaction(message: Message) -> Message:
 
 
 def _cleaned(message: Message) -> Message:
-    """*message* as it may be sent by itself: without what does not belong, its ids and inputs as the API takes them."""
+    """*message* as it may be sent by itself: without what does not belong, its ids and inputs as
+    the API takes them.
+    """
     role, content = message["role"], message["content"]
     if any(not is_message_key(role, key) for key in message):
-        message = cast("Message", {key: value for key, value in message.items() if is_message_key(role, key)})
+        message = cast(
+            "Message", {key: value for key, value in message.items() if is_message_key(role, key)}
+        )
     if isinstance(content, str):
-        return cast("Message", {**message, "content": ""}) if content and is_blank(content) else message
+        return (
+            cast("Message", {**message, "content": ""})
+            if content and is_blank(content)
+            else message
+        )
     held = blocks(message)  # none for None
     kept = [valid for block in held for valid in _valid_block(block, role)]
     while role == "assistant" and kept and kind(kept[-1]) in THINKING:
         kept.pop()
-    are_same = len(kept) == len(held) and all(new is old for new, old in zip(kept, held, strict=True))
+    are_same = len(kept) == len(held) and all(
+        new is old for new, old in zip(kept, held, strict=True)
+    )
     return message if are_same and content is not None else _with(message, kept)
 
 
@@ -179,7 +205,9 @@ def _valid_block(block: Block, role: str) -> Iterator[Block]:
 def _as_text(block: Block) -> list[Any]:
     """*block*, which has no type, as a text block where it has a text."""
     text = field(block, "text")
-    return [{**as_dict(block), "type": "text"}] if isinstance(text, str) and not is_blank(text) else []
+    return (
+        [{**as_dict(block), "type": "text"}] if isinstance(text, str) and not is_blank(text) else []
+    )
 
 
 def _without(block: Block, key: str) -> dict[str, Any]:
@@ -197,7 +225,10 @@ def _changes(block: Block, name: str) -> Iterator[tuple[str, object]]:
         if not is_id(given := field(block, "id"), name):
             yield "id", _valid_id(given, name)
         if not is_tool_name(given := field(block, "name")):
-            yield "name", given[:MAX_TOOL_NAME] if isinstance(given, str) and given else UNKNOWN_TOOL
+            yield (
+                "name",
+                given[:MAX_TOOL_NAME] if isinstance(given, str) and given else UNKNOWN_TOOL,
+            )
         if not is_object(given := field(block, "input")):
             yield "input", _valid_input(given)
     caller = program(block)
@@ -209,7 +240,9 @@ def _result_changes(block: Block) -> Iterator[tuple[str, object]]:
     """What of a tool_result must become another, so that it fails in words alone."""
     content = field(block, "content")
     if isinstance(content, list | tuple) and not all(map(kind, content)):
-        content = [valid for held in content for valid in ([held] if kind(held) else _as_text(held))]
+        content = [
+            valid for held in content for valid in ([held] if kind(held) else _as_text(held))
+        ]
         yield "content", content
     if not field(block, "is_error"):
         return
@@ -220,11 +253,17 @@ def _result_changes(block: Block) -> Iterator[tuple[str, object]]:
 
 
 def _valid_id(given: object, name: str) -> str:
-    """An id that the API takes in blocks of the kind *name*: the same wherever *given* stands, and for no other id."""
+    """An id that the API takes in blocks of the kind *name*: the same wherever *given* stands, and
+    for no other id.
+    """
     text = "" if given is None else str(given)
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
     words = _NOT_IN_ID.sub("_", text)[:40]
-    return f"srvtoolu_{words.replace('-', '_')}_{digest[:16]}" if has_server_id(name) else f"{words}_{digest[:16]}"
+    return (
+        f"srvtoolu_{words.replace('-', '_')}_{digest[:16]}"
+        if has_server_id(name)
+        else f"{words}_{digest[:16]}"
+    )
 
 
 def _valid_input(given: object) -> dict[str, Any]:
@@ -241,11 +280,13 @@ def _valid_input(given: object) -> dict[str, Any]:
     return {"input": given}
 
 
-# Server tools -------------------------------------------------------------------------------------------------
+# Server tools -------------------------------------------------------------------------------------
 
 
 def _whole_turns(body: Sequence[Message]) -> list[Message]:
-    """*body* without the server tools' calls and results that have not their other half in their turn."""
+    """*body* without the server tools' calls and results that have not their other half in their
+    turn.
+    """
     repaired: list[Message] = []
     turn: list[Message] = []
     for message in body:
@@ -258,13 +299,22 @@ def _whole_turns(body: Sequence[Message]) -> list[Message]:
 
 
 def _whole(turn: list[Message], *, closed: bool) -> list[Message]:
-    """*turn* with whole pairs only; in the last one, which is not *closed*, the server may still be at work."""
-    said = [(index, place) for index, message in enumerate(turn) for place in range(len(blocks(message)))]
+    """*turn* with whole pairs only.
+
+    In the last one, which is not *closed*, the server may still be at work.
+    """
+    said = [
+        (index, place)
+        for index, message in enumerate(turn)
+        for place in range(len(blocks(message)))
+    ]
     lone = _lone(turn, said, closed=closed)
     called = [place for place in said if _caller(_at(turn, place)) is not None]
     if not lone and not called:
         return turn
-    last = max((index for index, message in enumerate(turn) if message["role"] == "assistant"), default=-1)
+    last = max(
+        (index for index, message in enumerate(turn) if message["role"] == "assistant"), default=-1
+    )
     made: set[str] = set()
     changed: dict[tuple[int, int], list[Block]] = {place: [] for place in lone}
     for place in said:
@@ -284,11 +334,15 @@ def _caller(block: Block) -> str | None:
     if server_result(block) is None:
         return program(block)
     caller = field(block, "caller")
-    return None if field(caller, "type", "direct") == "direct" else str(field(caller, "tool_id", ""))
+    return (
+        None if field(caller, "type", "direct") == "direct" else str(field(caller, "tool_id", ""))
+    )
 
 
 def _lone(turn: Sequence[Message], said: Sequence[Place], *, closed: bool) -> set[Place]:
-    """The places, of those *said* in *turn*, of server tools' calls and results without their other half."""
+    """The places, of those *said* in *turn*, of server tools' calls and results without their other
+    half.
+    """
     lone: set[Place] = set()
     waiting: dict[str, list[Place]] = {}
     for place in said:
@@ -319,11 +373,13 @@ def _is(one: object, other: object) -> bool:
     return one is other
 
 
-# Exchanges ----------------------------------------------------------------------------------------------------
+# Exchanges ----------------------------------------------------------------------------------------
 
 
 def _exchanges(body: Sequence[Message]) -> Iterator[list[Message]]:
-    """Runs of messages, each beginning with the assistant's (the first one perhaps with the user's)."""
+    """Runs of messages, each beginning with the assistant's (the first one perhaps with the
+    user's).
+    """
     exchange: list[Message] = []
     for message in body:
         # An assistant message of which nothing is left begins nothing.
@@ -343,7 +399,8 @@ def _valid_exchange(exchange: list[Message], *, is_last: bool) -> list[Message]:
     replies = [m for m in exchange if m["role"] != "assistant"]
     results = _results(replies, {name for turn in turns for name in _call_ids(turn)})
     rest = [m for m in map(_without_results, replies) if m["content"] or is_directive(m)]
-    # Only in the last exchange of all does nobody reply: its last calls may still wait for their results.
+    # Only in the last exchange of all does nobody reply: its last calls may still wait for their
+    # results.
     waiting = turns[-1] if turns and not replies and _call_ids(exchange[-1]) else None
     repaired: list[Message] = []
     for turn in turns:
@@ -360,7 +417,9 @@ def _valid_exchange(exchange: list[Message], *, is_last: bool) -> list[Message]:
     repaired = _with_replies(repaired, [m for m in rest if m["role"] == "user"])
     added = [m for m in rest if m["role"] == "system"]
     lost_reply = is_last and any(m["role"] == "user" for m in replies)
-    if (lost_reply or not all(map(is_directive, added))) and (not repaired or repaired[-1]["role"] == "assistant"):
+    if (lost_reply or not all(map(is_directive, added))) and (
+        not repaired or repaired[-1]["role"] == "assistant"
+    ):
         repaired.append({"role": "user", "content": DROPPED})
     return [*repaired, *added]
 
@@ -368,20 +427,31 @@ def _valid_exchange(exchange: list[Message], *, is_last: bool) -> list[Message]:
 def _is_valid(exchange: list[Message]) -> bool:
     """Whether *exchange*, whose blocks are valid one by one, breaks no rule of its own."""
     replies = [m for m in exchange if m["role"] != "assistant"]
-    first = next((place for place, m in enumerate(replies) if m["role"] == "system" and not is_directive(m)), None)
+    first = next(
+        (place for place, m in enumerate(replies) if m["role"] == "system" and not is_directive(m)),
+        None,
+    )
     if first is not None:
-        after_result = ends_in_server_result(exchange[-len(replies) - 1]) if len(replies) < len(exchange) else False
+        after_result = (
+            ends_in_server_result(exchange[-len(replies) - 1])
+            if len(replies) < len(exchange)
+            else False
+        )
         if (first == 0 and not after_result) or any(m["role"] == "user" for m in replies[first:]):
             return False
     for index, message in enumerate(exchange):
         kinds = [kind(block) for block in blocks(message)]
-        if message_problems(index, message, kinds, encoding=False) or pair_problems(exchange, index, kinds):
+        if message_problems(index, message, kinds, encoding=False) or pair_problems(
+            exchange, index, kinds
+        ):
             return False
     return True
 
 
 def _with_replies(merged: Sequence[Message], rest: Sequence[Message]) -> list[Message]:
-    """*merged* and *rest*, whose user messages are merged with the answers before them and with each other."""
+    """*merged* and *rest*, whose user messages are merged with the answers before them and with
+    each other.
+    """
     merged = list(merged)
     for message in rest:
         if merged and merged[-1]["role"] == message["role"] == "user":
@@ -417,15 +487,24 @@ def _results(messages: Sequence[Message], called: set[str]) -> dict[str, list[Bl
     found: dict[str, list[Block]] = {}
     for message in messages:
         for block in blocks(message):
-            if kind(block) == "tool_result" and (name := str(field(block, "tool_use_id", ""))) in called:
+            if (
+                kind(block) == "tool_result"
+                and (name := str(field(block, "tool_use_id", ""))) in called
+            ):
                 found.setdefault(name, []).append(block)
     return found
 
 
 def _answer(call: str, name: str, results: Mapping[str, list[Block]], *, is_last: bool) -> Any:
-    """The result for *call*, which is now called *name*: of several for the last call of that id, one that failed."""
+    """The result for *call*, which is now called *name*: of several for the last call of that id,
+    one that failed.
+    """
     if results.get(call):
-        failed = (place for place, result in enumerate(results[call]) if is_last and field(result, "is_error"))
+        failed = (
+            place
+            for place, result in enumerate(results[call])
+            if is_last and field(result, "is_error")
+        )
         result = results[call].pop(next(failed, 0))
         return result if name == call else {**as_dict(result), "tool_use_id": name}
     return interrupted(name)
@@ -437,10 +516,16 @@ def interrupted(name: str) -> dict[str, object]:
 
 
 def _told_apart(ids: Sequence[str]) -> list[str]:
-    """*ids*, of which one that came before in the same message has a number added: the API wants them unique there."""
+    """*ids*, of which one that came before in the same message has a number added: the API wants
+    them unique there.
+    """
     names: list[str] = []
     for given in ids:
-        free = (name for number in count(2) if (name := f"{given}-{number}") not in ids and name not in names)
+        free = (
+            name
+            for number in count(2)
+            if (name := f"{given}-{number}") not in ids and name not in names
+        )
         names.append(given if given not in names else next(free))
     return names
 
@@ -460,14 +545,19 @@ def _renamed(turn: Message, names: Sequence[str]) -> Message:
 def _without_results(message: Message) -> Message:
     if not has_results(message):
         return message
-    return cast("Message", {**message, "content": [b for b in blocks(message) if kind(b) != "tool_result"]})
+    return cast(
+        "Message", {**message, "content": [b for b in blocks(message) if kind(b) != "tool_result"]}
+    )
 
 
-# The whole ----------------------------------------------------------------------------------------------------
+# The whole ----------------------------------------------------------------------------------------
 
 
 def _encodable(message: Message) -> Message:
-    """*message* with every string in it encodable, thinking excepted; the same object when it is so already."""
+    """*message* with every string in it encodable, thinking excepted.
+
+    The same object when it is so already.
+    """
     content = message["content"]
     if isinstance(content, str):
         text = without_surrogates(content)
@@ -490,16 +580,26 @@ def _without_surrogates(value: Any) -> Any:
 
 
 def _fewer_marks(messages: list[Message], beside: MarksBeside) -> list[Message]:
-    """As many cache marks as *beside* leaves, the last ones, which cover the most; none for an hour after a shorter."""
-    marked = [(index, mark) for index, message in enumerate(messages) for mark in cache_marks(message)]
+    """As many cache marks as *beside* leaves, the last ones, which cover the most.
+
+    None for an hour after a shorter.
+    """
+    marked = [
+        (index, mark) for index, message in enumerate(messages) for mark in cache_marks(message)
+    ]
     surplus: dict[int, set[Mark]] = {}
     for index, mark in marked[: max(0, len(marked) - marks_left(beside))]:
         surplus.setdefault(index, set()).add(mark)
-    fewer = [_unmarked(message, surplus.get(index, set())) for index, message in enumerate(messages)]
+    fewer = [
+        _unmarked(message, surplus.get(index, set())) for index, message in enumerate(messages)
+    ]
     late: dict[int, set[Mark]] = {}
     for index, mark in late_hours(fewer, range(len(fewer)), beside):
         late.setdefault(index, set()).add(mark)
-    return [_unmarked(message, late.get(index, set()), for_hour=True) for index, message in enumerate(fewer)]
+    return [
+        _unmarked(message, late.get(index, set()), for_hour=True)
+        for index, message in enumerate(fewer)
+    ]
 
 
 def _unmarked(message: Message, marks: AbstractSet[Mark], *, for_hour: bool = False) -> Message:

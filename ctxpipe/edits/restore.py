@@ -1,4 +1,7 @@
-"""Which files to bring back behind a summary, in which order, and how they look. Source: CR-16 to CR-35."""
+"""Which files to bring back behind a summary, in which order, and how they look.
+
+Source: CR-16 to CR-35.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,8 @@ _MOST_COMPARED = 500_000  # characters: no file of that size comes back whole
 
 @dataclass(frozen=True, slots=True)
 class FileInWork:
-    """A file that the conversation looked at: *path* as it was spelled last, *shown* what was seen of it, if known.
+    """A file that the conversation looked at: *path* as it was spelled last, *shown* what was seen
+    of it, if known.
 
     *denied* says that the last attempt to read it failed, so that it must not come back.
     """
@@ -72,17 +76,20 @@ def working_set(
 ) -> list[FileInWork]:
     """The files that calls in *messages* read, the most recent first, each once, at its last place.
 
-    A call counts only when its result is there and tells of no failure; a result that lies in a file tells nothing.
-    The newest verdict on a file holds: one whose last read failed is *denied*, until a later call succeeds. A call of
-    any tool that reads and has failed denies every path that it names, a command line that prints every word. A call
-    without a result decides nothing, and neither does a write that failed. A command line that succeeded shows its
-    file only with *shell*, and as long as the shell's folder is known. No text of a message is believed to name a
+    A call counts only when its result is there and tells of no failure; a result that lies in a
+    file tells nothing. The newest verdict on a file holds: one whose last read failed is *denied*,
+    until a later call succeeds. A call of any tool that reads and has failed denies every path that
+    it names, a command line that prints every word. A call without a result decides nothing, and
+    neither does a write that failed. A command line that succeeded shows its file only with
+    *shell*, and as long as the shell's folder is known. No text of a message is believed to name a
     file. The other arguments are those of `files_in_work`.
     """
     latest: dict[str, FileInWork] = {}
 
     def note(file: FileInWork) -> None:
-        key = os.path.normpath(os.path.join(work_dir, os.path.expanduser(file.path.removeprefix("file://"))))
+        key = os.path.normpath(
+            os.path.join(work_dir, os.path.expanduser(file.path.removeprefix("file://")))
+        )
         latest.pop(key, None)
         latest[key] = file
 
@@ -124,14 +131,17 @@ def _answered(messages: Sequence[Message]) -> Iterator[tuple[ToolCall, object]]:
     yield from _paired(waiting, results)
 
 
-def _paired(calls: Mapping[str, ToolCall], results: Mapping[str, ToolResult]) -> Iterator[tuple[ToolCall, object]]:
+def _paired(
+    calls: Mapping[str, ToolCall], results: Mapping[str, ToolResult]
+) -> Iterator[tuple[ToolCall, object]]:
     yield from ((call, results[name]) for name, call in calls.items() if name in results)
 
 
 def _is_failure(result: object, *, by_shell: bool = False) -> bool:
     content = field(result, "content")
     if isinstance(content, list | tuple) and any(kind(part) != "text" for part in content):
-        return True  # no view of a text file; and of an error that shows a picture a repair must take the mark
+        # no view of a text file; and of an error that shows a picture a repair must take the mark
+        return True
     if field(result, "is_error"):
         return True
     text = result_text(result)
@@ -148,18 +158,22 @@ def files_in_work(
     writing_tools: ReadingTools | None = None,
     work_dir: str = "",
 ) -> list[FileInWork]:
-    """The files read in *messages*, the most recent first, each once, at its last place. Source: CR-16 to CR-19, A-43.
+    """The files read in *messages*, the most recent first, each once, at its last place. Source:
+    CR-16 to CR-19, A-43.
 
-    A file that an earlier compaction brought back counts as read before everything after it. With *writing_tools*
-    files written count as well; with *shell* command lines that print a file count as reading it. Spellings that mean
-    the same path below *work_dir* are one file.
+    A file that an earlier compaction brought back counts as read before everything after it. With
+    *writing_tools* files written count as well; with *shell* command lines that print a file count
+    as reading it. Spellings that mean the same path below *work_dir* are one file.
 
     It believes every call, whatever its result, and every message that looks like a restored file.
     `working_set` believes neither.
     """
     latest: dict[str, FileInWork] = {}
     results = results_by_id(messages)
-    for file in [*_brought_back(messages), *_touched(messages, results, tools, shell, writing_tools or {})]:
+    for file in [
+        *_brought_back(messages),
+        *_touched(messages, results, tools, shell, writing_tools or {}),
+    ]:
         key = os.path.normpath(os.path.join(work_dir, file.path))
         latest.pop(key, None)
         latest[key] = file
@@ -204,7 +218,9 @@ def _shown(result: object) -> str | None:
 
 
 def was_changed(file: FileInWork, text: str) -> bool:
-    """Whether *text* is certainly not what was seen of *file*: neither as it was shown nor without line numbers."""
+    """Whether *text* is certainly not what was seen of *file*: neither as it was shown nor without
+    line numbers.
+    """
     if file.shown is None or len(file.shown) > _MOST_COMPARED:
         return False
     shown, _, _ = file.shown.partition(_NOTE)

@@ -36,7 +36,9 @@ class _Cursor:
 
 
 def literal_matches(pattern: str, text: str, limit: int) -> list[str]:
-    """The first *limit* lines, or parts of long lines, in which *pattern* stands, each with line number and offset."""
+    """The first *limit* lines, or parts of long lines, in which *pattern* stands, each with line
+    number and offset.
+    """
     found: list[str] = []
     line, shown = _Cursor(text), 0
     for offset in _occurrences(pattern, text):
@@ -70,10 +72,11 @@ def _excerpt(text: str, number: int, start: int, offset: int, *, is_long: bool) 
 
 
 def regex_matches(texts: Sequence[str]) -> Iterator[str | dict[str, str]]:
-    """The matches of a regular expression, as `literal_matches` gives them; texts are pattern, limit and text.
+    """The matches of a regular expression, as `literal_matches` gives them; texts are pattern,
+    limit and text.
 
-    A pattern that is none is answered by ``{"error": reason}``. It may take for ever and all memory: run it in a
-    process under limits.
+    A pattern that is none is answered by ``{"error": reason}``. It may take for ever and all
+    memory: run it in a process under limits.
     """
     import regex
 

@@ -1,4 +1,6 @@
-"""Which calls are file views: the registry of reading tools, and command lines that do nothing but print a file."""
+"""Which calls are file views: the registry of reading tools, and command lines that do nothing but
+print a file.
+"""
 
 from __future__ import annotations
 
@@ -67,20 +69,33 @@ SHELL_TOOLS = frozenset(
 
 COMMAND_KEYS = ("command", "cmd")
 FOLDER_KEYS = (
-    *("workdir", "work_dir", "working_dir", "working_directory", "workingDirectory", "cwd", "Cwd", "cd"),
+    *(
+        "workdir",
+        "work_dir",
+        "working_dir",
+        "working_directory",
+        "workingDirectory",
+        "cwd",
+        "Cwd",
+        "cd",
+    ),
     *("dir_path", "directory", "folder"),
 )
 _MOVES = re.compile(
-    r"cwd|cd$|dir|folder|root|path|host|container|image|session|workspace|machine|remote", re.IGNORECASE
+    r"cwd|cd$|dir|folder|root|path|host|container|image|session|workspace|machine|remote",
+    re.IGNORECASE,
 )
 LONGEST_COMMAND = 2000  # a longer one writes a script, it does not look at a file
 
 
-def viewed_path(call: ToolCall, tools: ReadingTools = READING_TOOLS, shell: bool = False) -> str | None:
-    """The path of the file that *call* looks at, as the call spells it; None when it is no file view.
+def viewed_path(
+    call: ToolCall, tools: ReadingTools = READING_TOOLS, shell: bool = False
+) -> str | None:
+    """The path of the file that *call* looks at, as the call spells it; None when it is no file
+    view.
 
-    With *shell* a command line that prints one file and does nothing else is a view too (`cat`, `sed -n`, `head`,
-    `tail`, `nl`, …), a leading `cd` included. Source: A-54, CR-17, CR-18.
+    With *shell* a command line that prints one file and does nothing else is a view too (`cat`,
+    `sed -n`, `head`, `tail`, `nl`, …), a leading `cd` included. Source: A-54, CR-17, CR-18.
     """
     if call.name in tools:
         # An editor's tool views, creates and changes.
@@ -94,18 +109,28 @@ def viewed_path(call: ToolCall, tools: ReadingTools = READING_TOOLS, shell: bool
 
 
 def _in_folder(call: ToolCall, path: str) -> str | None:
-    """*path* in the folder that *call* names beside its command line; None where that may be several, or another."""
+    """*path* in the folder that *call* names beside its command line.
+
+    None where that may be several, or another.
+    """
     if posixpath.isabs(path):
         return path
     given = {str(call.input[key]) for key in FOLDER_KEYS if call.input.get(key)}
-    others = (key for key, value in call.input.items() if value and key not in (*FOLDER_KEYS, *COMMAND_KEYS))
+    others = (
+        key
+        for key, value in call.input.items()
+        if value and key not in (*FOLDER_KEYS, *COMMAND_KEYS)
+    )
     if len(given) > 1 or any(map(_MOVES.search, others)):
         return None
     return posixpath.join(*given, path)
 
 
 def given_path(given: Mapping[str, object], keys: str | Sequence[str]) -> str | None:
-    """The path under one of *keys*; None where several differ, since the tool takes only one of them."""
+    """The path under one of *keys*.
+
+    None where several differ, since the tool takes only one of them.
+    """
     named = (given.get(key) for key in ([keys] if isinstance(keys, str) else keys))
     paths = {path for path in named if isinstance(path, str) and 0 < len(path) <= MAX_PATH}
     return paths.pop() if len(paths) == 1 else None
@@ -116,13 +141,18 @@ def changes_folder(call: ToolCall) -> bool:
     if call.name.lower() not in SHELL_TOOLS:
         return False
     lines = (call.input.get(key) for key in COMMAND_KEYS)
-    return any(isinstance(line, str) and (len(line) > LONGEST_COMMAND or _CHANGE.search(line)) for line in lines)
+    return any(
+        isinstance(line, str) and (len(line) > LONGEST_COMMAND or _CHANGE.search(line))
+        for line in lines
+    )
 
 
-# Command lines ------------------------------------------------------------------------------------------------
+# Command lines ------------------------------------------------------------------------------------
 
 WORD = r"""(?:[^\s'"\\;&|<>()`$]|\\.|'[^']*'|"[^"\\`$]*")+"""
-TOKEN = re.compile(rf"(?P<quiet>2>\s*(?:/dev/null|&1))|(?P<stop>&&|[;\n])|(?P<pipe>\|(?!\|))|(?P<word>{WORD})|[ \t\r]+")
+TOKEN = re.compile(
+    rf"(?P<quiet>2>\s*(?:/dev/null|&1))|(?P<stop>&&|[;\n])|(?P<pipe>\|(?!\|))|(?P<word>{WORD})|[ \t\r]+"
+)
 VIEWERS = frozenset({"bat", "cat", "head", "less", "more", "nl", "open", "sed", "tail"})
 FILTERS = VIEWERS - {"open"}
 VALUES = {"head": "nc", "tail": "nc", "nl": "bdfhilnsvw", "bat": "rl", "sed": ""}
@@ -161,7 +191,10 @@ def _printed_by(line: str) -> str | None:
 
 
 def _pipelines(line: str) -> list[list[list[str]]]:
-    """*line* as pipelines of commands of words; empty when it holds more than a plain line of commands may."""
+    """*line* as pipelines of commands of words.
+
+    Empty when it holds more than a plain line of commands may.
+    """
     pipelines: list[list[list[str]]] = [[[]]]
     end = 0
     for token in TOKEN.finditer(line):
@@ -176,7 +209,9 @@ def _pipelines(line: str) -> list[list[list[str]]]:
             pipelines.append([[]])
     if end != len(line):
         return []
-    return [[_unquoted(command) for command in pipeline] for pipeline in pipelines if pipeline != [[]]]
+    return [
+        [_unquoted(command) for command in pipeline] for pipeline in pipelines if pipeline != [[]]
+    ]
 
 
 def _unquoted(words: Sequence[str]) -> list[str]:
@@ -187,7 +222,11 @@ def _unquoted(words: Sequence[str]) -> list[str]:
 def _wrapped(pipeline: Sequence[Sequence[str]]) -> str | None:
     """The script in ``bash -lc script``."""
     words = pipeline[0]
-    is_wrapper = len(pipeline) == 1 and len(words) == 3 and posixpath.basename(words[0]) in {"bash", "sh", "zsh"}
+    is_wrapper = (
+        len(pipeline) == 1
+        and len(words) == 3
+        and posixpath.basename(words[0]) in {"bash", "sh", "zsh"}
+    )
     return words[2] if is_wrapper and re.fullmatch(r"-\w*c", words[1]) else None
 
 
@@ -199,7 +238,12 @@ def _source(pipeline: Sequence[Sequence[str]]) -> str | None:
     operands = _operands(first) if first and first[0] in VIEWERS else None
     if operands and first[0] == "open":  # the viewer of SWE-agent: open PATH [LINE]
         operands = operands[: 1 if operands[-1].isdigit() else None]
-    if operands is None or len(operands) != 1 or operands[0] in {"", "-"} or UNNAMED.search(operands[0]):
+    if (
+        operands is None
+        or len(operands) != 1
+        or operands[0] in {"", "-"}
+        or UNNAMED.search(operands[0])
+    ):
         return None
     return operands[0]
 
@@ -210,7 +254,9 @@ def _operands(words: Sequence[str]) -> list[str] | None:
     options, operands = _split_options(rest, VALUES.get(name, ""))
     if name == "sed":
         return _printed_by_sed(options, operands)
-    if name == "tail" and any(re.fullmatch(r"-\w*[fF]|--follow.*|--retry", option) for option in options):
+    if name == "tail" and any(
+        re.fullmatch(r"-\w*[fF]|--follow.*|--retry", option) for option in options
+    ):
         return None
     return operands
 

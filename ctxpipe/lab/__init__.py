@@ -1,1 +1,3 @@
-"""The laboratory: replay a recorded conversation through a pipeline, see what its context costs and what it forgets."""
+"""The laboratory: replay a recorded conversation through a pipeline, see what its context costs and
+what it forgets.
+"""

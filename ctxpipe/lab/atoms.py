@@ -1,8 +1,9 @@
 """What one message can refer to in another: lines, paths, names, numbers and hashes, found by rule.
 
-An atom is a string: the letter of its class, then its value. The classes are those of the recall metric (economics,
-5): L a line of 24 characters and 3 words or more, P the last two segments of a path, F a bare file name, I an
-identifier as code writes it, N a number that is neither round nor a year, H a hexadecimal id.
+An atom is a string: the letter of its class, then its value. The classes are those of the recall
+metric (economics, 5): L a line of 24 characters and 3 words or more, P the last two segments of a
+path, F a bare file name, I an identifier as code writes it, N a number that is neither round nor a
+year, H a hexadecimal id.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ WEIGHTS: Mapping[str, float] = {"L": 1.0, "H": 1.0, "P": 0.5, "F": 0.5, "I": 0.5
 
 MIN_LINE, MAX_LINE, MIN_WORDS, MIN_PATH = 24, 200, 3, 6
 
-# From where a run of such characters begins: tried at each of them, a long run would take quadratic time.
+# From where a run of such characters begins: tried at each of them, a long run would take quadratic
+# time.
 _PATH = re.compile(r"(?<![\w.@+~/-])(?:https?://)?(?:[\w.@+~-]*/)+[\w.@+-]*\w")
 _FILE = re.compile(
     r"\b[\w-]{1,100}\.(?:py|go|tsx?|jsx?|rs|java|md|json|ya?ml|toml|sh|txt|c|h|cpp|rb|sql|html|css|lock|mod|log)\b"
@@ -49,7 +51,9 @@ def atoms(text: str) -> frozenset[Atom]:
     found = {path for match in _PATH.finditer(text) if (path := path_atom(match[0]))}
     found.update("F" + match[0] for match in _FILE.finditer(text))
     found.update("I" + match[0] for match in _IDENTIFIER.finditer(text) if _is_code(match[0]))
-    found.update("N" + match[0] for match in _NUMBER.finditer(text) if not _ROUND_OR_YEAR.fullmatch(match[0]))
+    found.update(
+        "N" + match[0] for match in _NUMBER.finditer(text) if not _ROUND_OR_YEAR.fullmatch(match[0])
+    )
     found.update("H" + match[0] for match in _HEX.finditer(text))
     found.update("L" + line for line in map(_line, text.splitlines()) if line)
     return frozenset(map(sys.intern, found))
@@ -57,7 +61,9 @@ def atoms(text: str) -> frozenset[Atom]:
 
 def path_atom(path: str) -> Atom | None:
     """*path* reduced to its last two segments; None when it is too short to mean one file."""
-    segments = [part for part in path.rstrip(".,:;)").split("/") if part not in ("", ".", "..", "~")]
+    segments = [
+        part for part in path.rstrip(".,:;)").split("/") if part not in ("", ".", "..", "~")
+    ]
     if not segments or (len(segments) == 1 and "." not in segments[0]):
         return None
     short = "/".join(segments[-2:])
@@ -77,11 +83,14 @@ def _line(line: str) -> str:
     return line[:MAX_LINE]
 
 
-# Of messages --------------------------------------------------------------------------------------------------
+# Of messages --------------------------------------------------------------------------------------
 
 
 def block_text(block: Block) -> str:
-    """What *block* says: a text, a tool's result, or the leaves of a call's input. Thinking says nothing to others."""
+    """What *block* says: a text, a tool's result, or the leaves of a call's input.
+
+    Thinking says nothing to others.
+    """
     match kind(block):
         case "text":
             return str(field(block, "text") or "")
@@ -89,7 +98,9 @@ def block_text(block: Block) -> str:
             return "\n".join(_leaves(field(block, "input")))
         case "tool_result":
             content = field(block, "content")
-            return content if isinstance(content, str) else "\n".join(map(block_text, content or ()))
+            return (
+                content if isinstance(content, str) else "\n".join(map(block_text, content or ()))
+            )
     return ""
 
 
@@ -109,11 +120,16 @@ def _leaves(value: object) -> Iterator[str]:
 def message_texts(message: Message) -> list[str]:
     """What each block of *message* says; bare text is one block."""
     content = message["content"]
-    return [content] if isinstance(content, str) else [block_text(block) for block in blocks(message)]
+    return (
+        [content] if isinstance(content, str) else [block_text(block) for block in blocks(message)]
+    )
 
 
 class AtomIndex:
-    """The atoms of texts and messages, extracted once. It grows with the distinct texts of one transcript."""
+    """The atoms of texts and messages, extracted once.
+
+    It grows with the distinct texts of one transcript.
+    """
 
     def __init__(self) -> None:
         self._texts: dict[str, frozenset[Atom]] = {}

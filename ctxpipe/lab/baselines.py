@@ -1,7 +1,8 @@
 """What others do with a long context, written plainly: something to compare with. Tokens are raw.
 
-Each is a stage like any other. They keep calls and results together and the first request in place, because the
-API would refuse the context otherwise; beyond that they take no care: nothing is stored, nothing points anywhere.
+Each is a stage like any other. They keep calls and results together and the first request in place,
+because the API would refuse the context otherwise; beyond that they take no care: nothing is
+stored, nothing points anywhere.
 """
 
 from __future__ import annotations
@@ -10,17 +11,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..edits.offload import Candidate, Scan, protected_from, said
-from ..messages import Message, ToolResult, blocks, kind, rewrite, split_system, tool_calls, tool_results
+from ..messages import (
+    Message,
+    ToolResult,
+    blocks,
+    kind,
+    rewrite,
+    split_system,
+    tool_calls,
+    tool_results,
+)
 from ..stage import Change, Skip, Turn
 from ..stages.offload import BatchOffload
 from ..storage import TextWriter
 
-__all__ = ["ClearOldResults", "DropMiddle", "KeepLast", "MaskOldResults", "OffloadInputs", "OldestUntil"]
+__all__ = [
+    "ClearOldResults",
+    "DropMiddle",
+    "KeepLast",
+    "MaskOldResults",
+    "OffloadInputs",
+    "OldestUntil",
+]
 
 CLEARED = "[Old tool result content cleared]"
 
 
-# Dropping messages --------------------------------------------------------------------------------------------
+# Dropping messages --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +60,14 @@ class DropMiddle:
 
     async def __call__(self, turn: Turn) -> Change | Skip:
         sums = await turn.prefix_sums()
-        return _without_middle(turn, sums, self.max_tokens, opening=int(self.max_tokens * self.head))
+        return _without_middle(
+            turn, sums, self.max_tokens, opening=int(self.max_tokens * self.head)
+        )
 
 
-def _without_middle(turn: Turn, sums: Sequence[int], max_tokens: int, opening: int) -> Change | Skip:
+def _without_middle(
+    turn: Turn, sums: Sequence[int], max_tokens: int, opening: int
+) -> Change | Skip:
     if sums[-1] <= max_tokens:
         return Skip(f"{sums[-1]} tokens, no more than {max_tokens}")
     messages = list(turn.messages)
@@ -65,12 +86,13 @@ def _has_results(message: Message) -> bool:
     return any(kind(block) == "tool_result" for block in blocks(message))
 
 
-# Emptying results ---------------------------------------------------------------------------------------------
+# Emptying results ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ClearOldResults:
-    """Above *trigger* tokens empty every result but the last *keep*, if that frees *at_least*: context editing.
+    """Above *trigger* tokens empty every result but the last *keep*, if that frees *at_least*:
+    context editing.
 
     With *target* the oldest are emptied only until the context fits it.
     """
@@ -85,7 +107,9 @@ class ClearOldResults:
         if tokens <= self.trigger:
             return Skip(f"{tokens} tokens, no more than {self.trigger}")
         results = list(tool_results(turn.messages))
-        old = [result for result in results[: len(results) - self.keep] if result.content != CLEARED]
+        old = [
+            result for result in results[: len(results) - self.keep] if result.content != CLEARED
+        ]
         chosen = _until(turn, old, None if self.target is None else tokens - self.target)
         freed = sum(freed for _, freed in chosen)
         if freed < self.at_least:
@@ -102,14 +126,20 @@ class MaskOldResults:
 
     async def __call__(self, turn: Turn) -> Change | Skip:
         end = protected_from(turn.messages, self.keep_calls)
-        old = [result for result in tool_results(turn.messages, 0, end) if len(said(result.content)) >= self.min_chars]
+        old = [
+            result
+            for result in tool_results(turn.messages, 0, end)
+            if len(said(result.content)) >= self.min_chars
+        ]
         chosen = _until(turn, old, None)
         if not chosen:
             return Skip("no old result is left to mask")
         return Change(rewrite(turn.messages, {result.place: CLEARED for result, _ in chosen}))
 
 
-def _until(turn: Turn, results: Sequence[ToolResult], tokens: int | None) -> list[tuple[ToolResult, int]]:
+def _until(
+    turn: Turn, results: Sequence[ToolResult], tokens: int | None
+) -> list[tuple[ToolResult, int]]:
     """The oldest results with what each frees, until they free *tokens* (None: all of them)."""
     chosen, freed, cleared = [], 0, turn.counter.text(CLEARED)
     for result in results:
@@ -122,7 +152,7 @@ def _until(turn: Turn, results: Sequence[ToolResult], tokens: int | None) -> lis
     return chosen
 
 
-# Offloading without a price -----------------------------------------------------------------------------------
+# Offloading without a price -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +171,18 @@ class OldestUntil:
             if excess <= 0:
                 break
             chosen.append(candidate)
-            excess -= turn.counter.block(blocks(turn.messages[candidate.item.message])[candidate.item.block])
+            excess -= turn.counter.block(
+                blocks(turn.messages[candidate.item.message])[candidate.item.block]
+            )
             excess += self.placeholder_tokens
         return chosen or f"the context fits {self.max_tokens} tokens"
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadInputs:
-    """The inputs of the oldest calls, whatever their tool, go into files until the context fits *max_tokens*."""
+    """The inputs of the oldest calls, whatever their tool, go into files until the context fits
+    *max_tokens*.
+    """
 
     storage: TextWriter
     max_tokens: int

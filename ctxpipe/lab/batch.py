@@ -1,4 +1,6 @@
-"""Many recorded conversations through several policies, in several processes, one conversation at a time in each."""
+"""Many recorded conversations through several policies, in several processes, one conversation at a
+time in each.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -30,7 +39,8 @@ _Settings: TypeAlias = Mapping[str, Settings] | Settings | None
 
 @dataclass(frozen=True, slots=True)
 class FileReplay:
-    """What became of one file: a replay for each policy, by its name, or the *error* that its reader must know.
+    """What became of one file: a replay for each policy, by its name, or the *error* that its
+    reader must know.
 
     *calibration* sets the policy ``none``, where it was replayed, beside the bills that the file tells.
     """
@@ -54,7 +64,8 @@ def replay_file(
     raw: bytes | None = None,
     pages: Pages | None = None,
 ) -> FileReplay:
-    """Replay the conversation at *path* through each of *makers*; *settings* may differ by the maker's name.
+    """Replay the conversation at *path* through each of *makers*; *settings* may differ by the
+    maker's name.
 
     *raw* is what the file holds, where that has been read; *pages* asks for the report of a page. Whatever goes wrong
     is told in the result's error.
@@ -71,7 +82,9 @@ async def _replays(
     path: str, transcript: Transcript, makers: _Makers, settings: _Settings, pages: Pages | None
 ) -> FileReplay:
     index, moments, replays = AtomIndex(), list[Moment](), dict[str, Replay]()
-    chosen = {name: settings.get(name) if isinstance(settings, Mapping) else settings for name in makers}
+    chosen = {
+        name: settings.get(name) if isinstance(settings, Mapping) else settings for name in makers
+    }
     for name, make in makers.items():
         watch = moments.append if pages and name == pages.ours else None
         replays[name] = await replay(transcript, make, chosen[name], index, watch)
@@ -84,7 +97,9 @@ async def _replays(
         repaired=len(transcript.repaired),
         dropped=transcript.dropped,
         calibration=calibration(transcript, replays[NONE]) if NONE in replays else None,
-        report=await pages.report(transcript, replays, moments, chosen[pages.ours], index) if pages else None,
+        report=await pages.report(transcript, replays, moments, chosen[pages.ours], index)
+        if pages
+        else None,
     )
 
 
@@ -98,15 +113,20 @@ def replay_files(
     pages: Pages | None = None,
     progress: Callable[[FileReplay], object] | None = None,
 ) -> list[FileReplay]:
-    """Replay each file through each maker, in the order of *paths*. A file that cannot be replayed stops no other.
+    """Replay each file through each maker, in the order of *paths*. A file that cannot be replayed
+    stops no other.
 
-    With more than one of *processes* (default: one for each processor), or with *hands* that are there already, the
-    makers must be picklable, as `Policy` is. *pages* asks for the report of a page for each file. *progress* is
-    called with each file that is done, in whatever order.
+    With more than one of *processes* (default: one for each processor), or with *hands* that are
+    there already, the makers must be picklable, as `Policy` is. *pages* asks for the report of a
+    page for each file. *progress* is called with each file that is done, in whatever order.
     """
     distinct = sorted(set(paths), key=_size, reverse=True)
     done: dict[str, FileReplay] = {}
-    with nullcontext(hands) if hands else workers(min(processes or os.cpu_count() or 1, len(distinct))) as chosen:
+    with (
+        nullcontext(hands)
+        if hands
+        else workers(min(processes or os.cpu_count() or 1, len(distinct))) as chosen
+    ):
         for found in _replayed(distinct, _Job(makers, settings, pages), chosen):
             done[found.path] = found
             if progress is not None:
@@ -122,7 +142,7 @@ def _size(path: str) -> int:
         return 0
 
 
-# Who does the work --------------------------------------------------------------------------------------------
+# Who does the work --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +159,10 @@ class Workers:
 
 @contextmanager
 def workers(processes: int) -> Iterator[Workers]:
-    """So many processes, for as long as the context lasts. Left early, by an interruption say, they end at once."""
+    """So many processes, for as long as the context lasts.
+
+    Left early, by an interruption say, they end at once.
+    """
     if processes <= 1:
         yield Workers()
         return
@@ -158,14 +181,18 @@ def workers(processes: int) -> Iterator[Workers]:
 
 
 def _begin() -> None:
-    """A worker leaves interruptions to its parent, and tells in its results what happened, not on the terminal."""
+    """A worker leaves interruptions to its parent, and tells in its results what happened, not on
+    the terminal.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.getLogger("ctxpipe").addHandler(logging.NullHandler())
 
 
 @contextmanager
 def _interruptions_waiting() -> Iterator[None]:
-    """A process that is started here is deaf to them from its first moment on, before it could say so itself."""
+    """A process that is started here is deaf to them from its first moment on, before it could say
+    so itself.
+    """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return

@@ -1,4 +1,6 @@
-"""A replay beside what the API billed, where the transcript tells it: how far the simulation can be trusted."""
+"""A replay beside what the API billed, where the transcript tells it: how far the simulation can be
+trusted.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ NONSENSE = 10**12
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The prompts of *calls* whose bill is known, as billed and as simulated: all their tokens, and the cached ones."""
+    """The prompts of *calls* whose bill is known, as billed and as simulated: all their tokens, and
+    the cached ones.
+    """
 
     calls: int
     billed_tokens: float
@@ -30,7 +34,10 @@ class Calibration:
 
     @property
     def factor(self) -> float:
-        """Tokens billed for each that was simulated; above 1 also by what the transcript does not hold."""
+        """Tokens billed for each that was simulated.
+
+        Above 1 also by what the transcript does not hold.
+        """
         return self.billed_tokens / self.simulated_tokens
 
     @property
@@ -45,8 +52,13 @@ class Calibration:
 
 
 def calibration(transcript: Transcript, replay: Replay) -> Calibration | None:
-    """*replay* of *transcript*, with no management, beside the bills in it; None where it tells none."""
-    simulated = {request.call: request.use for request in replay.requests if request.purpose == "reply"}
+    """*replay* of *transcript*, with no management, beside the bills in it.
+
+    None where it tells none.
+    """
+    simulated = {
+        request.call: request.use for request in replay.requests if request.purpose == "reply"
+    }
     known = [
         (transcript.usages[index], simulated[call])
         for call, index in enumerate(transcript.replies)

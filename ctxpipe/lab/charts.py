@@ -17,7 +17,16 @@ __all__ = ["charts", "library"]
 Spec: TypeAlias = Mapping[str, object]
 
 VEGA_LITE = "6.4"
-SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
+SHAPES = (
+    "circle",
+    "square",
+    "triangle-up",
+    "diamond",
+    "cross",
+    "triangle-down",
+    "triangle-right",
+    "triangle-left",
+)
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
 STEPS = 6
 MANY = 40  # marks, from which on they are drawn smaller
@@ -35,7 +44,12 @@ _CONFIG: Spec = {
         "labelFontSize": 12,
         "titleFontSize": 12,
     },
-    "legend": {"labelColor": "var(--ink)", "titleColor": "var(--soft)", "labelFontSize": 12, "symbolSize": 90},
+    "legend": {
+        "labelColor": "var(--ink)",
+        "titleColor": "var(--soft)",
+        "labelFontSize": 12,
+        "symbolSize": 90,
+    },
     "mark": {"invalid": "show"},  # every number is one: no need to look at each
     "view": {"stroke": None},
 }
@@ -43,7 +57,10 @@ _CONFIG: Spec = {
 
 @functools.cache
 def library() -> str:
-    """The plotting library, whole, as a script that needs no network. Takes a second or two, once in a process."""
+    """The plotting library, whole, as a script that needs no network.
+
+    Takes a second or two, once in a process.
+    """
     import vl_convert
 
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
@@ -56,7 +73,10 @@ def charts(report: Report) -> dict[str, object]:
     found = {"tokens": _tokens(report), "cost": _cost(report)} if report.turns else {}
     if report.recall and report.turns:
         found["recall"] = _recall(report)
-    return {name: vl_convert.vegalite_to_vega(_encodable(spec), vl_version=VEGA_LITE) for name, spec in found.items()}
+    return {
+        name: vl_convert.vegalite_to_vega(_encodable(spec), vl_version=VEGA_LITE)
+        for name, spec in found.items()
+    }
 
 
 def _encodable(spec: Spec) -> str:
@@ -118,7 +138,9 @@ def _tokens(report: Report) -> Spec:
         },
         "encoding": {"x": _turns(report), "y": {**_AMOUNT, "field": "tokens"}},
     }
-    return _chart(340, [_stack(report), without, _cursor(report), _marks(report)], ["turn", "chosen"])
+    return _chart(
+        340, [_stack(report), without, _cursor(report), _marks(report)], ["turn", "chosen"]
+    )
 
 
 def _stack(report: Report) -> Spec:
@@ -126,13 +148,21 @@ def _stack(report: Report) -> Spec:
     colours = {"domain": list(KINDS), "range": [f"var(--{kind})" for kind in KINDS]}
     return {
         "data": {"name": "kinds"},
-        "mark": {"type": "area", "interpolate": "step", "stroke": "var(--paper)", "strokeWidth": 0.3},
+        "mark": {
+            "type": "area",
+            "interpolate": "step",
+            "stroke": "var(--paper)",
+            "strokeWidth": 0.3,
+        },
         "encoding": {
             "x": _turns(report),
             "y": {**_AMOUNT, "stack": "zero"},
             "color": {"field": "kind", "scale": colours, "legend": None},
             "order": {"field": "order"},
-            "opacity": {"condition": {"test": "chosen === null || chosen === datum.kind", "value": 1}, "value": 0.15},
+            "opacity": {
+                "condition": {"test": "chosen === null || chosen === datum.kind", "value": 1},
+                "value": 0.15,
+            },
         },
     }
 
@@ -160,7 +190,12 @@ def _marks(report: Report) -> Spec:
                 "condition": {"test": "datum.outcome !== 'changed'", "value": "var(--ink)"},
                 "value": "var(--paper)",
             },
-            "shape": {"field": "stage", "type": "nominal", "scale": shapes, "legend": legend if stages else None},
+            "shape": {
+                "field": "stage",
+                "type": "nominal",
+                "scale": shapes,
+                "legend": legend if stages else None,
+            },
         },
     }
 
@@ -193,7 +228,10 @@ def _cost(report: Report) -> Spec:
 def _recall(report: Report) -> Spec:
     policies = list(dict.fromkeys((point.policy, point.oracle) for point in report.recall))
     names = [name for name, _ in policies]
-    colours = ["var(--soft)" if oracle else f"var(--series-{i % STEPS})" for i, (_, oracle) in enumerate(policies)]
+    colours = [
+        "var(--soft)" if oracle else f"var(--series-{i % STEPS})"
+        for i, (_, oracle) in enumerate(policies)
+    ]
     dashes = [DASHES[1] if oracle else DASHES[0] for _, oracle in policies]
     lines = {
         "data": {"name": "recall"},
@@ -220,7 +258,10 @@ def _recall(report: Report) -> Spec:
             },
             "shape": {
                 "field": "policy",
-                "scale": {"domain": names, "range": [SHAPES[i % len(SHAPES)] for i in range(len(names))]},
+                "scale": {
+                    "domain": names,
+                    "range": [SHAPES[i % len(SHAPES)] for i in range(len(names))],
+                },
             },
             "strokeDash": {"field": "policy", "scale": {"domain": names, "range": dashes}},
         },

@@ -1,4 +1,6 @@
-"""Session files of Claude Code: one line for each block of a reply, and much beside the conversation itself."""
+"""Session files of Claude Code: one line for each block of a reply, and much beside the
+conversation itself.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,9 @@ def is_session_line(value: Mapping[str, Any]) -> bool:
 def entries(records: Iterable[Record]) -> tuple[list[Entry], Mapping[str, int]]:
     """The messages of the main conversation, and what was left out of it, by kind.
 
-    The lines of one reply become one message, its tools' results one message behind it. Left out are the talks of
-    subagents, summaries of earlier compactions (what they summarise stands above them), what only the user saw, and
-    records that are no messages.
+    The lines of one reply become one message, its tools' results one message behind it. Left out
+    are the talks of subagents, summaries of earlier compactions (what they summarise stands above
+    them), what only the user saw, and records that are no messages.
     """
     found: list[Entry] = []
     dropped: Counter[str] = Counter()
@@ -38,7 +40,9 @@ def entries(records: Iterable[Record]) -> tuple[list[Entry], Mapping[str, int]]:
             dropped[reason] += 1
             continue
         seen.add(_uuid(line))
-        new = entry(as_message(line["message"], record.place), line["message"], line.get("timestamp"))
+        new = entry(
+            as_message(line["message"], record.place), line["message"], line.get("timestamp")
+        )
         reply = str(line["message"].get("id") or "")
         at = replies.get(reply) if reply else None
         if at is not None and all(_is_results(later.message) for later in found[at + 1 :]):
@@ -74,14 +78,21 @@ def _uuid(line: Mapping[str, Any]) -> str:
 
 def _joined(first: Entry, second: Entry) -> Entry:
     """Both as one message, tool results in front; of a reply's bills the last one is complete."""
-    content = sorted([*_content(first.message), *_content(second.message)], key=lambda b: kind(b) != "tool_result")
+    content = sorted(
+        [*_content(first.message), *_content(second.message)],
+        key=lambda b: kind(b) != "tool_result",
+    )
     message = cast("Message", {"role": first.message["role"], "content": content})
-    return replace(first, message=message, usage=second.usage or first.usage, model=first.model or second.model)
+    return replace(
+        first, message=message, usage=second.usage or first.usage, model=first.model or second.model
+    )
 
 
 def _content(message: Message) -> list[Block]:
     content = message["content"]
-    return [{"type": "text", "text": content}] if isinstance(content, str) else list(blocks(message))
+    return (
+        [{"type": "text", "text": content}] if isinstance(content, str) else list(blocks(message))
+    )
 
 
 def _is_results(message: Message) -> bool:

@@ -17,20 +17,26 @@ SECONDS_TO_ANSWER = 10
 
 @contextmanager
 def cluster(address: str) -> Iterator[Workers]:
-    """The workers of the Dask scheduler at *address*; they are sent the files and need ctxpipe, not the caller's disk.
+    """The workers of the Dask scheduler at *address*; they are sent the files and need ctxpipe, not
+    the caller's disk.
 
-    Raises SettingsError when ``ctxpipe[dask]`` is not installed, nothing answers at *address*, or nobody works there.
+    Raises SettingsError when ``ctxpipe[dask]`` is not installed, nothing answers at *address*, or
+    nobody works there.
     """
     try:
         distributed: Any = import_module("distributed")
     except ImportError as error:
-        raise SettingsError("--scheduler needs the package distributed: pip install 'ctxpipe[dask]'") from error
+        raise SettingsError(
+            "--scheduler needs the package distributed: pip install 'ctxpipe[dask]'"
+        ) from error
     try:
         # First the address: a client with a wrong one waits long, and complains at its end.
         distributed.comm.get_address_host_port(address)
         client = distributed.Client(address, timeout=SECONDS_TO_ANSWER, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
-        raise SettingsError(f"no Dask scheduler answers at {address}: {str(error) or type(error).__name__}") from error
+        raise SettingsError(
+            f"no Dask scheduler answers at {address}: {str(error) or type(error).__name__}"
+        ) from error
     with client:
         threads = sum(client.nthreads().values())
         if not threads:

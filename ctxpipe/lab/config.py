@@ -52,8 +52,12 @@ class ConfiguredPolicy:
 
     def __call__(self, bench: Workbench) -> ContextPipeline:
         config = _parsed(self.text, self.source)
-        stages = [self._stage(bench, table, number) for number, table in enumerate(config["stage"], 1)]
-        budget = _built(Budget, config.get("budget", {}), self._place("[budget]", r"\[\s*budget\s*\]|budget\b"))
+        stages = [
+            self._stage(bench, table, number) for number, table in enumerate(config["stage"], 1)
+        ]
+        budget = _built(
+            Budget, config.get("budget", {}), self._place("[budget]", r"\[\s*budget\s*\]|budget\b")
+        )
         return ContextPipeline(stages, budget=budget)
 
     def _stage(self, bench: Workbench, given: object, number: int) -> Stage:
@@ -71,7 +75,9 @@ class ConfiguredPolicy:
             if setting in table:
                 table[setting] = _names(table[setting], str(place.of(setting)))
         if "restore" in table:
-            table["restore"] = _built(Restore, table["restore"], place.of("restore"), {"files": bench.files})
+            table["restore"] = _built(
+                Restore, table["restore"], place.of("restore"), {"files": bench.files}
+            )
         kind, standard = made(bench)
         stage: Stage = _built(kind, table, place, standard)
         return stage
@@ -81,12 +87,20 @@ class ConfiguredPolicy:
         name = table.pop("use", "RatioGate")
         if not isinstance(name, str) or name not in _GATES:
             raise SettingsError(f"{place} is {name!r}; there are {', '.join(_GATES)}")
-        return _built(_GATES[name], table, place, {"prices": self.prices} if name == "RentOrBuyGate" else {})
+        return _built(
+            _GATES[name], table, place, {"prices": self.prices} if name == "RentOrBuyGate" else {}
+        )
 
     def _place(self, what: str, header: str, number: int = 1) -> _Place:
         """Where the table *what* begins: the line of the *number*-th match of *header*."""
-        starts = [n for n, line in enumerate(self.text.splitlines(), 1) if re.match(rf"\s*(?:{header})", line)]
-        return _Place(self.source, self.text, starts[min(number, len(starts)) - 1] if starts else 1, what)
+        starts = [
+            n
+            for n, line in enumerate(self.text.splitlines(), 1)
+            if re.match(rf"\s*(?:{header})", line)
+        ]
+        return _Place(
+            self.source, self.text, starts[min(number, len(starts)) - 1] if starts else 1, what
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +127,18 @@ class _Place:
 
 
 def read_config(path: str | os.PathLike[str], prices: Prices) -> ConfiguredPolicy:
-    """The pipeline that the TOML file at *path* describes, tried once. Raises SettingsError naming file and setting."""
+    """The pipeline that the TOML file at *path* describes, tried once.
+
+    Raises SettingsError naming file and setting.
+    """
     source = os.fspath(path)
     try:
         with open(source, encoding="utf-8") as file:
             policy = ConfiguredPolicy(source, file.read(), prices)
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{source} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise SettingsError(
+            f"{source} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
     policy(Workbench())
     return policy
 
@@ -127,10 +146,15 @@ def read_config(path: str | os.PathLike[str], prices: Prices) -> ConfiguredPolic
 def _parsed(text: str, source: str) -> dict[str, Any]:
     try:
         config = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # tomllib has one of its own for most, not all, that is wrong
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # tomllib has one of its own for most, not all, that is wrong
         raise SettingsError(f"{source} is no TOML: {error}") from error
     if unknown := sorted(set(config) - {"budget", "stage"}):
-        raise SettingsError(f"{source}: {unknown[0]} means nothing here; there are [budget] and [[stage]]")
+        raise SettingsError(
+            f"{source}: {unknown[0]} means nothing here; there are [budget] and [[stage]]"
+        )
     if not isinstance(config.get("stage"), list):
         raise SettingsError(f"{source} names no [[stage]]")
     return config
@@ -148,13 +172,24 @@ def _names(given: object, where: str) -> frozenset[str]:
     return frozenset(given)
 
 
-def _built(kind: type[Any], given: object, place: _Place, standard: Mapping[str, object] | None = None) -> Any:
-    """*kind* made of the table *given*; what the laboratory brings itself (*standard*) may be given too."""
+def _built(
+    kind: type[Any], given: object, place: _Place, standard: Mapping[str, object] | None = None
+) -> Any:
+    """*kind* made of the table *given*.
+
+    What the laboratory brings itself (*standard*) may be given too.
+    """
     table = _table(given, str(place))
-    known = {setting.name: setting for setting in fields(kind) if setting.init and setting.name not in _OURS}
+    known = {
+        setting.name: setting
+        for setting in fields(kind)
+        if setting.init and setting.name not in _OURS
+    }
     for name, value in table.items():
         if name not in known:
-            raise SettingsError(f"{place.of(name)} means nothing here; the settings are {', '.join(known)}")
+            raise SettingsError(
+                f"{place.of(name)} means nothing here; the settings are {', '.join(known)}"
+            )
         if wanted := _wanted(value, _default(known[name])):
             raise SettingsError(f"{place.of(name)} is {value!r}; give {wanted}")
     try:
@@ -165,7 +200,9 @@ def _built(kind: type[Any], given: object, place: _Place, standard: Mapping[str,
 
 
 def _wanted(given: object, default: object) -> str:
-    """What must stand in the place of *given*, "" when it may stay: of most settings the stage itself decides that."""
+    """What must stand in the place of *given*, "" when it may stay: of most settings the stage
+    itself decides that.
+    """
     if isinstance(default, bool):
         return "" if isinstance(given, bool) else "true or false"
     is_number = isinstance(given, int | float) and not isinstance(given, bool)
@@ -173,7 +210,11 @@ def _wanted(given: object, default: object) -> str:
 
 
 def _default(setting: Field[Any]) -> object:
-    return setting.default_factory() if isinstance(setting.default_factory, Setting) else setting.default
+    return (
+        setting.default_factory()
+        if isinstance(setting.default_factory, Setting)
+        else setting.default
+    )
 
 
 _OURS = frozenset(
@@ -185,8 +226,14 @@ _OURS = frozenset(
 """Settings that no file can tell: they are objects, in the laboratory its own."""
 
 _STAGES: Mapping[str, Callable[[Workbench], tuple[type[Any], dict[str, Any]]]] = {
-    "DirectOffload": lambda bench: (DirectOffload, {"storage": bench.storage, "reference": "absolute"}),
-    "BatchOffload": lambda bench: (BatchOffload, {"storage": bench.storage, "reference": "absolute"}),
+    "DirectOffload": lambda bench: (
+        DirectOffload,
+        {"storage": bench.storage, "reference": "absolute"},
+    ),
+    "BatchOffload": lambda bench: (
+        BatchOffload,
+        {"storage": bench.storage, "reference": "absolute"},
+    ),
     "Compact": lambda bench: (
         Compact,
         {

@@ -13,18 +13,21 @@ from ..prices import Prices
 __all__ = ["Bill", "CacheRules", "CacheUse", "PromptCache", "Purpose", "Request", "bill"]
 
 Purpose: TypeAlias = Literal["reply", "refetch", "summary"]
-"""Why a request was made: for the recorded reply, to read something back first, or to have a summary written."""
+"""Why a request was made: for the recorded reply, to read something back first, or to have a
+summary written.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheRules:
     """How a provider caches prompts. Source: economics, 1.1.
 
-    An entry lives *ttl_seconds* after its last use, is written where a request has a mark, and nowhere else, and is
-    found from marks at most *look_back* blocks behind it. Requests are marked behind the system prompt and at their
-    end; with *mark_changes* one that was rewritten also in front of what changed (`Result.first_changed_index`), where
-    the old entries end, and with *mark_behind* behind it as well, where the next change will begin: then all four
-    marks are used that a request may have. Prompts below *min_tokens* are not cached.
+    An entry lives *ttl_seconds* after its last use, is written where a request has a mark, and
+    nowhere else, and is found from marks at most *look_back* blocks behind it. Requests are marked
+    behind the system prompt and at their end; with *mark_changes* one that was rewritten also in
+    front of what changed (`Result.first_changed_index`), where the old entries end, and with
+    *mark_behind* behind it as well, where the next change will begin: then all four marks are used
+    that a request may have. Prompts below *min_tokens* are not cached.
     """
 
     ttl_seconds: float = 300.0
@@ -50,7 +53,9 @@ class CacheUse:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request of a replay, before the recorded *call*; *output* are the reply's tokens, as billed."""
+    """One request of a replay, before the recorded *call*; *output* are the reply's tokens, as
+    billed.
+    """
 
     call: int
     purpose: Purpose
@@ -60,7 +65,10 @@ class Request:
 
 
 class PromptCache:
-    """The provider's cache for one conversation, request by request. Tokens are counted by the caller."""
+    """The provider's cache for one conversation, request by request.
+
+    Tokens are counted by the caller.
+    """
 
     def __init__(self, rules: CacheRules | None = None) -> None:
         self.rules = rules or CacheRules()
@@ -68,18 +76,28 @@ class PromptCache:
         self._entries: list[int] = []  # lengths, in messages, of the prefixes that are cached
         self._seconds: float | None = None
 
-    def request(self, context: Sequence[Message], sums: Sequence[float], seconds: float | None = None) -> CacheUse:
-        """Send *context*, of which the first 0, 1, 2 … messages have *sums* tokens, what goes before them included."""
+    def request(
+        self, context: Sequence[Message], sums: Sequence[float], seconds: float | None = None
+    ) -> CacheUse:
+        """Send *context*, of which the first 0, 1, 2 … messages have *sums* tokens, what goes
+        before them included.
+        """
         shared = _shared(self._context, context)
         use = self.peek(context, sums, seconds)
-        alive = [] if self._lapsed(seconds) else [length for length in self._entries if length <= shared]
+        alive = (
+            []
+            if self._lapsed(seconds)
+            else [length for length in self._entries if length <= shared]
+        )
         cached = use.read + use.written >= self.rules.min_tokens
         marks = self._marks(shared, context) if cached else set()
         self._entries = sorted({*alive, *marks})
         self._context, self._seconds = context, seconds
         return use
 
-    def peek(self, context: Sequence[Message], sums: Sequence[float], seconds: float | None = None) -> CacheUse:
+    def peek(
+        self, context: Sequence[Message], sums: Sequence[float], seconds: float | None = None
+    ) -> CacheUse:
         """What *context* would use, without sending it."""
         total = sums[len(context)]
         if total < self.rules.min_tokens:
@@ -101,7 +119,11 @@ class PromptCache:
         marks = {0, len(context)}
         if shared < len(self._context):
             marks |= {shared} if self.rules.mark_changes else set()
-            marks |= {_behind_change(self._context, context, shared)} if self.rules.mark_behind else set()
+            marks |= (
+                {_behind_change(self._context, context, shared)}
+                if self.rules.mark_behind
+                else set()
+            )
         return marks
 
     def _hit(self, context: Sequence[Message], mark: int, shared: int) -> int | None:
@@ -109,28 +131,38 @@ class PromptCache:
         place = bisect_right(self._entries, min(mark, shared)) - 1
         if place < 0:
             return None
-        between = sum(max(1, len(blocks(message))) for message in context[self._entries[place] : mark])
+        between = sum(
+            max(1, len(blocks(message))) for message in context[self._entries[place] : mark]
+        )
         return self._entries[place] if between <= self.rules.look_back else None
 
 
 def _shared(before: Sequence[Message], after: Sequence[Message]) -> int:
     pairs = enumerate(zip(before, after, strict=False))
-    return next((i for i, (old, new) in pairs if old is not new and old != new), min(len(before), len(after)))
+    return next(
+        (i for i, (old, new) in pairs if old is not new and old != new),
+        min(len(before), len(after)),
+    )
 
 
 def _behind_change(before: Sequence[Message], after: Sequence[Message], shared: int) -> int:
-    """Where what was rewritten ends in *after*: what follows stood there before, and then what is new."""
+    """Where what was rewritten ends in *after*: what follows stood there before, and then what is
+    new.
+    """
     kept = {id(message) for message in before[shared:]}
     old = next((i for i in range(len(after), shared, -1) if id(after[i - 1]) in kept), shared)
     return next((i for i in range(old, shared, -1) if id(after[i - 1]) not in kept), shared)
 
 
-# The bill -----------------------------------------------------------------------------------------------------
+# The bill -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What requests cost, in the unit of the prices, by what was billed; and how much of it there was, in tokens."""
+    """What requests cost, in the unit of the prices, by what was billed.
+
+    And how much of it there was, in tokens.
+    """
 
     read: float = 0.0
     written: float = 0.0

@@ -20,14 +20,19 @@ __all__ = ["LiveReport"]
 
 @dataclass(slots=True)
 class LiveReport:
-    """Adds up the turns of one session. Tokens are raw ones of *counter*, costs those of a simulated prompt cache."""
+    """Adds up the turns of one session.
+
+    Tokens are raw ones of *counter*, costs those of a simulated prompt cache.
+    """
 
     counter: TokenCounter
     system: object = None
     tools: Sequence[object] | None = None
     prices: Prices = field(default_factory=Prices.relative)
     _moments: list[Moment] = field(default_factory=list)
-    _turns: list[tuple[float, float, float, str]] = field(default_factory=list)  # without; cost with, without; label
+    _turns: list[tuple[float, float, float, str]] = field(
+        default_factory=list
+    )  # without; cost with, without; label
     _cache: PromptCache = field(default_factory=PromptCache)
     _cache_without: PromptCache = field(default_factory=PromptCache)
 
@@ -41,7 +46,8 @@ class LiveReport:
         *,
         extra: bool = False,
     ) -> None:
-        """One turn: the context *before* and *after* the pipeline, the *reply*, and the *full* history instead.
+        """One turn: the context *before* and *after* the pipeline, the *reply*, and the *full*
+        history instead.
 
         *extra*: a turn that would not have been without the pipeline, such as reading an offloaded result back.
         """
@@ -67,6 +73,13 @@ class LiveReport:
         return list(accumulate(map(self.counter.message, messages), initial=float(overhead)))
 
     def _cost(
-        self, call: int, cache: PromptCache, context: Sequence[Message], sums: Sequence[float], output: float
+        self,
+        call: int,
+        cache: PromptCache,
+        context: Sequence[Message],
+        sums: Sequence[float],
+        output: float,
     ) -> float:
-        return bill([Request(call, "reply", cache.request(context, sums), output)], self.prices).total
+        return bill(
+            [Request(call, "reply", cache.request(context, sums), output)], self.prices
+        ).total

@@ -17,7 +17,11 @@ PARTS = frozenset({"image_url", "input_audio", "input_text", "output_text", "ref
 
 def is_chat_message(value: Mapping[str, Any]) -> bool:
     """Whether *value* is a message that only OpenAI's form knows."""
-    if value.get("role") in ("tool", "function", "developer") or value.get("tool_calls") or value.get("function_call"):
+    if (
+        value.get("role") in ("tool", "function", "developer")
+        or value.get("tool_calls")
+        or value.get("function_call")
+    ):
         return True
     content = value.get("content", "")
     if isinstance(content, list):
@@ -32,9 +36,16 @@ def entries(records: Iterable[Record]) -> list[Entry]:
         fields = record.fields
         convert = _READERS.get(str(fields.get("role")))
         if convert is None:
-            raise InvalidHistory(f"{record.place}: the role {fields.get('role')!r}, not one of {sorted(_READERS)}")
+            raise InvalidHistory(
+                f"{record.place}: the role {fields.get('role')!r}, not one of {sorted(_READERS)}"
+            )
         role, content = convert(fields, record.place, found)
-        if role == "user" and found and _is_answers(found[-1].message) and _is_answers({"content": content}):
+        if (
+            role == "user"
+            and found
+            and _is_answers(found[-1].message)
+            and _is_answers({"content": content})
+        ):
             cast("list[Any]", found[-1].message["content"]).extend(cast("list[Any]", content))
             continue
         message = cast("Message", {"role": role, "content": content})
@@ -52,7 +63,9 @@ def _spoken(fields: Mapping[str, Any], place: str, _: list[Entry]) -> _Converted
 
 def _reply(fields: Mapping[str, Any], place: str, found: list[Entry]) -> _Converted:
     said = _content(fields.get("content"), place)
-    content: list[Any] = said if isinstance(said, list) else [{"type": "text", "text": said}] if said else []
+    content: list[Any] = (
+        said if isinstance(said, list) else [{"type": "text", "text": said}] if said else []
+    )
     calls = fields.get("tool_calls") or []
     if not isinstance(calls, list):
         raise InvalidHistory(f"{place}: {type(calls).__name__} as tool_calls, not a list")
@@ -68,11 +81,19 @@ def _call(call: object, place: str) -> dict[str, Any]:
     function = function if isinstance(function, Mapping) else {}
     given = function.get("arguments", function.get("input", ""))
     name = str(function.get("name") or "unknown")
-    return {"type": "tool_use", "id": str(call.get("id") or ""), "name": name, "input": _arguments(given)}
+    return {
+        "type": "tool_use",
+        "id": str(call.get("id") or ""),
+        "name": name,
+        "input": _arguments(given),
+    }
 
 
 def _arguments(given: object) -> Mapping[str, object]:
-    """A call's arguments; those that are no JSON object, models write such, under one key as they are."""
+    """A call's arguments.
+
+    Those that are no JSON object, models write such, under one key as they are.
+    """
     try:
         value = json.loads(given) if isinstance(given, str) and given.strip() else given or {}
     except (ValueError, RecursionError):
@@ -104,14 +125,18 @@ def _content(content: object, place: str) -> str | list[Any]:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
-        raise InvalidHistory(f"{place}: {type(content).__name__} as content, neither text nor a list of parts")
+        raise InvalidHistory(
+            f"{place}: {type(content).__name__} as content, neither text nor a list of parts"
+        )
     return list(_blocks(content, place))
 
 
 def _blocks(parts: list[Any], place: str) -> Iterator[dict[str, Any]]:
     for part in parts:
         if not isinstance(part, Mapping):
-            raise InvalidHistory(f"{place}: a part of the content is {type(part).__name__}, not an object")
+            raise InvalidHistory(
+                f"{place}: a part of the content is {type(part).__name__}, not an object"
+            )
         text = part.get("text") or part.get("refusal")
         if isinstance(text, str):
             yield {"type": "text", "text": text}
@@ -132,4 +157,6 @@ def _image(source: object) -> dict[str, Any]:
 
 def _is_answers(message: Mapping[str, Any]) -> bool:
     content = message["content"]
-    return isinstance(content, list) and all(block.get("type") == "tool_result" for block in content)
+    return isinstance(content, list) and all(
+        block.get("type") == "tool_result" for block in content
+    )

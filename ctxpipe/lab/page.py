@@ -1,7 +1,7 @@
 """One conversation's way through a pipeline on one page: a single HTML file that needs no network.
 
-What stands in a transcript is anybody's text: it reaches the page escaped, as text, and the page forbids itself every
-script but its own and every request.
+What stands in a transcript is anybody's text: it reaches the page escaped, as text, and the page
+forbids itself every script but its own and every request.
 """
 
 from __future__ import annotations
@@ -38,14 +38,19 @@ def write_page(path: str | os.PathLike[str], report: Report) -> None:
 
 
 def page_paths(path: Path, files: Iterable[str]) -> dict[str, Path]:
-    """Where the page of each of *files* goes: *path* for a single one, else a file beside it named after both."""
+    """Where the page of each of *files* goes: *path* for a single one, else a file beside it named
+    after both.
+    """
     distinct = list(dict.fromkeys(files))
     if len(distinct) == 1:
         return {distinct[0]: path}
     found: dict[str, Path] = {}
     for file in distinct:
         stem = "stdin" if file == "-" else Path(file).stem
-        names = (f"{path.stem}-{stem}{'' if n == 1 else f'-{n}'}{path.suffix}" for n in range(1, len(distinct) + 1))
+        names = (
+            f"{path.stem}-{stem}{'' if n == 1 else f'-{n}'}{path.suffix}"
+            for n in range(1, len(distinct) + 1)
+        )
         found[file] = next(p for p in map(path.with_name, names) if p not in found.values())
     return found
 
@@ -78,22 +83,26 @@ def _script(text: str) -> str:
 def _policy(scripts: Iterable[str]) -> str:
     """Nothing is loaded, and no script runs but these.
 
-    The library makes functions of the charts' expressions, which hold none of the report's texts; interpreted, they
-    would take three times as long.
+    The library makes functions of the charts' expressions, which hold none of the report's texts;
+    interpreted, they would take three times as long.
     """
-    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    digests = (
+        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts
+    )
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     sources = f"default-src 'none'; script-src {allowed} 'unsafe-eval'; style-src 'unsafe-inline'"
     return f"{sources}; base-uri 'none'; form-action 'none'"
 
 
 def _json(value: object) -> str:
-    """JSON that may stand in a script element: no text in it can end the element or begin a comment."""
+    """JSON that may stand in a script element: no text in it can end the element or begin a
+    comment.
+    """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-# Data ---------------------------------------------------------------------------------------------------------
+# Data ---------------------------------------------------------------------------------------------
 
 
 def _data(report: Report) -> dict[str, object]:
@@ -133,7 +142,8 @@ def _data(report: Report) -> dict[str, object]:
         "turns": turns,
         "actions": actions,
         "recall": [
-            {"policy": point.policy, "budget": point.budget_tokens, "recall": point.recall} for point in report.recall
+            {"policy": point.policy, "budget": point.budget_tokens, "recall": point.recall}
+            for point in report.recall
         ],
     }
 
@@ -153,9 +163,13 @@ def _turn(number: int, turn: PageTurn, actions: range) -> dict[str, object]:
 
 def _cut(report: Report) -> Callable[[str], str]:
     """Shortens long texts in their middle, as much as it takes to keep them all within bounds."""
-    changes = [change for turn in report.turns for action in turn.actions for change in action.replaced]
+    changes = [
+        change for turn in report.turns for action in turn.actions for change in action.replaced
+    ]
     sizes = [
-        len(text.encode("utf-8", "replace")) for change in changes for text in (change.placeholder, change.original)
+        len(text.encode("utf-8", "replace"))
+        for change in changes
+        for text in (change.placeholder, change.original)
     ]
     limit = 20_000
     while limit > 100 and sum(min(size, limit) for size in sizes) > TEXT_BYTES:
@@ -170,7 +184,7 @@ def _cut(report: Report) -> Callable[[str], str]:
     return cut
 
 
-# Body ---------------------------------------------------------------------------------------------------------
+# Body ---------------------------------------------------------------------------------------------
 
 _DIALOG = """<dialog id="action" aria-labelledby="action-title">
 <h2 id="action-title"></h2>
@@ -202,9 +216,19 @@ def _body(report: Report) -> Iterator[str]:
 
 def _lead(report: Report) -> str:
     """All of the page in a sentence."""
-    cost, cost_without = sum(turn.cost for turn in report.turns), sum(turn.cost_without for turn in report.turns)
-    largest, without = max(turn.total for turn in report.turns), max(turn.tokens_without for turn in report.turns)
-    costs = f"{report.policy} cost {cost / cost_without:.0%} of {report.baseline}; " if cost_without else ""
+    cost, cost_without = (
+        sum(turn.cost for turn in report.turns),
+        sum(turn.cost_without for turn in report.turns),
+    )
+    largest, without = (
+        max(turn.total for turn in report.turns),
+        max(turn.tokens_without for turn in report.turns),
+    )
+    costs = (
+        f"{report.policy} cost {cost / cost_without:.0%} of {report.baseline}; "
+        if cost_without
+        else ""
+    )
     told = f"{costs}the largest context was {largest:,.0f} tokens instead of {without:,.0f}."
     return f"{counted(len(report.turns), 'turn')}: {told}"
 
@@ -226,10 +250,17 @@ def _tokens(report: Report) -> Iterator[str]:
     )
     header = ("turn", *KINDS.values(), "in all", report.baseline, "what the model did")
     rows = [
-        (str(number), *(f"{turn.tokens.get(kind, 0):,.0f}" for kind in KINDS), *_sums(turn), turn.label)
+        (
+            str(number),
+            *(f"{turn.tokens.get(kind, 0):,.0f}" for kind in KINDS),
+            *_sums(turn),
+            turn.label,
+        )
         for number, turn in enumerate(report.turns, 1)
     ]
-    yield _details("Table: tokens per turn", _table("Tokens per turn and kind", header, rows, range(12)))
+    yield _details(
+        "Table: tokens per turn", _table("Tokens per turn and kind", header, rows, range(12))
+    )
     yield "</section>\n"
 
 
@@ -244,7 +275,10 @@ def _told(report: Report) -> str:
 
 
 def _kinds(report: Report) -> Iterator[str]:
-    """What the colours mean, in the order of the stack; a kind can be shown alone, so that nothing hangs on colour."""
+    """What the colours mean, in the order of the stack.
+
+    A kind can be shown alone, so that nothing hangs on colour.
+    """
     yield '<ul class="kinds" aria-label="Kinds, from the top down; choose one to see it alone">\n'
     present = {kind for turn in report.turns for kind, tokens in turn.tokens.items() if tokens}
     for kind, name in reversed(list(KINDS.items())):
@@ -262,7 +296,9 @@ def _sums(turn: PageTurn) -> tuple[str, str]:
 
 def _acted(report: Report) -> list[tuple[int, Action]]:
     """Every action with its turn, in the order in which the page's script counts them."""
-    return [(number, action) for number, turn in enumerate(report.turns, 1) for action in turn.actions]
+    return [
+        (number, action) for number, turn in enumerate(report.turns, 1) for action in turn.actions
+    ]
 
 
 def _actions(report: Report) -> Iterator[str]:
@@ -291,7 +327,9 @@ def _by_stage(acted: Iterable[tuple[int, Action]]) -> str:
     for _, action in acted:
         times[action.stage] += 1
         saved[action.stage] += round(action.tokens_saved or 0)
-    told = (f"{stage} {counted(times[stage], 'time')}, {saved[stage]:,} tokens saved" for stage in times)
+    told = (
+        f"{stage} {counted(times[stage], 'time')}, {saved[stage]:,} tokens saved" for stage in times
+    )
     return f"{'; '.join(told)}."
 
 
@@ -313,7 +351,9 @@ def _costs(report: Report) -> Iterator[str]:
         ours, theirs = ours + turn.cost, theirs + turn.cost_without
         rows.append((str(number), shown(ours), shown(theirs)))
     header = ("turn", report.policy, report.baseline)
-    yield _details("Table: cost so far", _table(f"Cost so far, {report.unit}", header, rows, range(3)))
+    yield _details(
+        "Table: cost so far", _table(f"Cost so far, {report.unit}", header, rows, range(3))
+    )
     yield "</section>\n"
 
 
@@ -331,8 +371,13 @@ def _recall(report: Report) -> Iterator[str]:
     )
     told = "Recall of each policy against the tokens of its context, and the oracle's above; the table below has all."
     yield f'<div class="chart" id="recall" role="img" aria-label="{told}"></div>\n'
-    rows = [(point.policy, f"{point.budget_tokens:,.0f}", f"{point.recall:.3f}") for point in report.recall]
-    yield _details("Table: recall", _table("Recall", ("policy", "tokens", "recall"), rows, range(1, 3)))
+    rows = [
+        (point.policy, f"{point.budget_tokens:,.0f}", f"{point.recall:.3f}")
+        for point in report.recall
+    ]
+    yield _details(
+        "Table: recall", _table("Recall", ("policy", "tokens", "recall"), rows, range(1, 3))
+    )
     yield "</section>\n"
 
 
@@ -340,7 +385,10 @@ def _blocks(report: Report) -> Iterator[str]:
     if not report.blocks:
         return
     yield "<section>\n<h2>The biggest blocks, and where they went</h2>\n"
-    places = {(turn, action.stage): index for index, (turn, action) in reversed(list(enumerate(_acted(report))))}
+    places = {
+        (turn, action.stage): index
+        for index, (turn, action) in reversed(list(enumerate(_acted(report))))
+    }
     rows = [_fate(block, places.get((block.until or 0, block.stage))) for block in report.blocks]
     header = ("block", "kind", "tokens", "since turn", "until turn", "now")
     yield _grid("The biggest blocks", header, rows, range(2, 5))
@@ -359,7 +407,11 @@ def _details(name: str, content: str, *, opened: bool = False) -> str:
 
 
 def _table(
-    caption: str, header: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), style: str = ""
+    caption: str,
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    numbers: Sequence[int] = (),
+    style: str = "",
 ) -> str:
     """A table of texts; right-aligned where *numbers* has the column's index."""
     body = [[escape(cell) for cell in row] for row in rows]
@@ -367,13 +419,20 @@ def _table(
 
 
 def _grid(
-    caption: str, header: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int], style: str = ""
+    caption: str,
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    numbers: Sequence[int],
+    style: str = "",
 ) -> str:
     """A table of cells that are HTML, in a box of its own, which the keyboard can scroll."""
     classes = [' class="number"' if index in numbers else "" for index in range(len(header))]
-    head = "".join(f'<th scope="col"{at}>{escape(name)}</th>' for name, at in zip(header, classes, strict=True))
+    head = "".join(
+        f'<th scope="col"{at}>{escape(name)}</th>' for name, at in zip(header, classes, strict=True)
+    )
     body = "".join(
-        f"<tr>{''.join(f'<td{at}>{cell}</td>' for cell, at in zip(row, classes, strict=True))}</tr>\n" for row in rows
+        f"<tr>{''.join(f'<td{at}>{cell}</td>' for cell, at in zip(row, classes, strict=True))}</tr>\n"
+        for row in rows
     )
     label = escape(caption)
     return (

@@ -18,7 +18,14 @@ from ..stages.offload import BatchOffload
 from ..stages.truncate import SmartTruncate
 from ..summarizers import ExtractiveSummarizer
 from ..tokens import Budget, Ledger
-from .baselines import ClearOldResults, DropMiddle, KeepLast, MaskOldResults, OffloadInputs, OldestUntil
+from .baselines import (
+    ClearOldResults,
+    DropMiddle,
+    KeepLast,
+    MaskOldResults,
+    OffloadInputs,
+    OldestUntil,
+)
 from .workbench import Workbench
 
 __all__ = ["BUDGETED", "NONE", "POLICIES", "BudgetedPolicy", "Policy", "policies"]
@@ -27,12 +34,15 @@ NONE = "none"
 """The policy that leaves every context as it is."""
 
 WINDOW, TRIGGER = 200_000, 167_000
-"""A window of 200,000 tokens, and what the most widespread coding agent leaves of it before it compacts."""
+"""A window of 200,000 tokens, and what the most widespread coding agent leaves of it before it
+compacts.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Makes the pipeline of one replay: the stages that go by *name*, with the *budget* and the model's *prices*.
+    """Makes the pipeline of one replay: the stages that go by *name*, with the *budget* and the
+    model's *prices*.
 
     Raises SettingsError for a name that does not exist.
     """
@@ -43,7 +53,9 @@ class Policy:
 
     def __post_init__(self) -> None:
         if self.name not in POLICIES:
-            raise SettingsError(f"there is no policy {self.name!r}; there are {', '.join(POLICIES)}")
+            raise SettingsError(
+                f"there is no policy {self.name!r}; there are {', '.join(POLICIES)}"
+            )
 
     def __call__(self, bench: Workbench) -> ContextPipeline:
         return ContextPipeline(POLICIES[self.name](bench, self.prices), budget=self.budget)
@@ -56,18 +68,26 @@ def policies(names: Iterable[str], prices: Prices | None = None) -> dict[str, Po
 
 def _compact(bench: Workbench) -> Compact:
     restore = Restore(files=bench.files, shell=True)  # noqa: S604  our field
-    return Compact(ExtractiveSummarizer(), archive=bench.storage, restore=restore, clock=bench.clock)
+    return Compact(
+        ExtractiveSummarizer(), archive=bench.storage, restore=restore, clock=bench.clock
+    )
 
 
 def _fixed_ratio(bench: Workbench, _: Prices) -> list[Stage]:
     """The requirements' gate: everything old leaves when it is a fifth of the context."""
-    return [BatchOffload(bench.storage, RatioGate(0.2), keep_recent=5, reference="absolute"), _compact(bench)]
+    return [
+        BatchOffload(bench.storage, RatioGate(0.2), keep_recent=5, reference="absolute"),
+        _compact(bench),
+    ]
 
 
 def _rent_or_buy(bench: Workbench, prices: Prices) -> list[Stage]:
     """Fixed ratio with another gate and nothing else."""
     gate = RentOrBuyGate(prices)
-    return [BatchOffload(bench.storage, gate, min_chars=400, keep_recent=5, reference="absolute"), _compact(bench)]
+    return [
+        BatchOffload(bench.storage, gate, min_chars=400, keep_recent=5, reference="absolute"),
+        _compact(bench),
+    ]
 
 
 def _coding(bench: Workbench, prices: Prices) -> list[Stage]:
@@ -82,17 +102,23 @@ def _coding(bench: Workbench, prices: Prices) -> list[Stage]:
 
 
 def _chat(bench: Workbench, prices: Prices) -> list[Stage]:
-    return presets.chat(bench.storage, prices=prices, summarize=ExtractiveSummarizer(), clock=bench.clock)
+    return presets.chat(
+        bench.storage, prices=prices, summarize=ExtractiveSummarizer(), clock=bench.clock
+    )
 
 
 _Stages: TypeAlias = Callable[[Workbench, Prices], list[Stage]]
 
-# Raw tokens: 80,000 are what is billed as 100,000, where the context editing of the API begins by default.
+# Raw tokens: 80,000 are what is billed as 100,000, where the context editing of the API begins by
+# default.
 POLICIES: Mapping[str, _Stages] = {
     NONE: lambda _bench, _prices: [],
     "keep-last": lambda _bench, _prices: [KeepLast(80_000)],
     "drop-middle": lambda _bench, _prices: [DropMiddle(80_000)],
-    "clear-old": lambda bench, _prices: [ClearOldResults(80_000, keep=3, at_least=16_000), _compact(bench)],
+    "clear-old": lambda bench, _prices: [
+        ClearOldResults(80_000, keep=3, at_least=16_000),
+        _compact(bench),
+    ],
     "mask": lambda _bench, _prices: [MaskOldResults(keep_calls=10)],
     "compact": lambda bench, _prices: [_compact(bench)],
     "fixed-ratio": _fixed_ratio,
@@ -103,12 +129,13 @@ POLICIES: Mapping[str, _Stages] = {
 """The stages behind each name."""
 
 
-# To a budget --------------------------------------------------------------------------------------------------
+# To a budget --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetedPolicy:
-    """Makes pipelines that bring a context down to *max_tokens* raw tokens, in the way that goes by *name*.
+    """Makes pipelines that bring a context down to *max_tokens* raw tokens, in the way that goes by
+    *name*.
 
     Raises SettingsError for a name that does not exist.
     """
@@ -118,7 +145,9 @@ class BudgetedPolicy:
 
     def __post_init__(self) -> None:
         if self.name not in BUDGETED:
-            raise SettingsError(f"there is no way {self.name!r} to keep to a budget; there are {', '.join(BUDGETED)}")
+            raise SettingsError(
+                f"there is no way {self.name!r} to keep to a budget; there are {', '.join(BUDGETED)}"
+            )
 
     def __call__(self, bench: Workbench) -> ContextPipeline:
         estimated = _estimate(self.max_tokens)
@@ -133,7 +162,10 @@ def _estimate(raw_tokens: int) -> int:
 
 def _offload(bench: Workbench, max_tokens: int, preview: Preview | None = None) -> list[Stage]:
     gate = OldestUntil(max_tokens)
-    return [BatchOffload(bench.storage, gate, reference="absolute", preview=preview), KeepLast(max_tokens)]
+    return [
+        BatchOffload(bench.storage, gate, reference="absolute", preview=preview),
+        KeepLast(max_tokens),
+    ]
 
 
 def _offload_inputs(bench: Workbench, max_tokens: int) -> list[Stage]:
@@ -144,10 +176,17 @@ def _offload_inputs(bench: Workbench, max_tokens: int) -> list[Stage]:
 BUDGETED: Mapping[str, Callable[[Workbench, int], list[Stage]]] = {
     "keep last": lambda _bench, tokens: [KeepLast(tokens)],
     "drop middle": lambda _bench, tokens: [DropMiddle(tokens)],
-    "clear old results": lambda _bench, tokens: [ClearOldResults(tokens, keep=1, target=tokens), KeepLast(tokens)],
-    "smart truncate": lambda _bench, tokens: [SmartTruncate(max_tokens=_estimate(tokens), require_archive=False)],
+    "clear old results": lambda _bench, tokens: [
+        ClearOldResults(tokens, keep=1, target=tokens),
+        KeepLast(tokens),
+    ],
+    "smart truncate": lambda _bench, tokens: [
+        SmartTruncate(max_tokens=_estimate(tokens), require_archive=False)
+    ],
     "offload oldest": _offload,
     "offload, then inputs": _offload_inputs,
-    "offload, 450 characters shown": lambda bench, tokens: _offload(bench, tokens, Preview(300, 150)),
+    "offload, 450 characters shown": lambda bench, tokens: _offload(
+        bench, tokens, Preview(300, 150)
+    ),
 }
 """Ways to bring a context down to a budget, for `recall`: from the oldest on, until it fits."""

@@ -1,9 +1,11 @@
-"""Future-reference recall: how much of what the agent went on to use a shortened context still shows.
+"""Future-reference recall: how much of what the agent went on to use a shortened context still
+shows.
 
-A recorded conversation is cut before one of its calls and the context of that call is shaped. A later reply that says
-something from before the cut, which nothing since has said again, used it; whatever it used is either visible in the
-shaped context, in a file whose path is visible, in a file view that could be repeated, or lost. Source: economics, 5.
-What a replay reports as `Use` is the same question asked at every call: the online variant.
+A recorded conversation is cut before one of its calls and the context of that call is shaped. A
+later reply that says something from before the cut, which nothing since has said again, used it;
+whatever it used is either visible in the shaped context, in a file whose path is visible, in a file
+view that could be repeated, or lost. Source: economics, 5. What a replay reports as `Use` is the
+same question asked at every call: the online variant.
 """
 
 from __future__ import annotations
@@ -56,7 +58,10 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Means over *cuts*: shares visible, one reading call away, and with views repeated; tokens kept and fetched."""
+    """Means over *cuts*: shares visible, one reading call away, and with views repeated.
+
+    Tokens kept and fetched.
+    """
 
     cuts: int
     visible: float
@@ -67,9 +72,13 @@ class Recall:
 
 
 class Cut:
-    """A conversation cut before its reply number *call*: the messages until then, and what is used of them later."""
+    """A conversation cut before its reply number *call*: the messages until then, and what is used
+    of them later.
+    """
 
-    def __init__(self, transcript: Transcript, call: int, index: AtomIndex, counter: TokenCounter) -> None:
+    def __init__(
+        self, transcript: Transcript, call: int, index: AtomIndex, counter: TokenCounter
+    ) -> None:
         self.name = transcript.name
         self.call = call
         end = transcript.replies[call]
@@ -92,7 +101,9 @@ class Cut:
         return sum(map(weight, self.future))
 
     def use(self, visible: AbstractSet[Atom], pointed: AbstractSet[Atom] = frozenset()) -> Use:
-        """Where what is used stands when *visible* is all that can be seen, and *pointed* what can be read."""
+        """Where what is used stands when *visible* is all that can be seen, and *pointed* what can
+        be read.
+        """
         seen = sum(weight(atom) for atom in self.future if atom in visible)
         hop = sum(weight(atom) for atom in self.future if atom in pointed and atom not in visible)
         return Use(visible=seen, pointer=hop, lost=self.weight - seen - hop)
@@ -120,7 +131,9 @@ def cuts(
     index: AtomIndex | None = None,
     counter: TokenCounter | None = None,
 ) -> Iterator[Cut]:
-    """*transcript* cut at these *shares* of its calls, where enough lies before the cut and enough of it is used."""
+    """*transcript* cut at these *shares* of its calls, where enough lies before the cut and enough
+    of it is used.
+    """
     index, counter = index or AtomIndex(), as_counter(counter)
     for call in (int(transcript.calls * share) for share in shares):
         if call < 4 or transcript.calls - call < min_calls:
@@ -144,7 +157,10 @@ async def shaped(cut: Cut, make: PipelineMaker) -> Scored:
 
 
 def mean_recall(scored: Iterable[Scored]) -> Recall:
-    """The means over *scored*, each context with the same say; what is fetched over those with pointers."""
+    """The means over *scored*, each context with the same say.
+
+    What is fetched over those with pointers.
+    """
     found = list(scored)
     fetched = [one.use.fetch_tokens for one in found if one.use.pointer]
     return Recall(
@@ -162,7 +178,7 @@ def _mean(values: Iterable[float]) -> float:
     return sum(known) / len(known) if known else 0.0
 
 
-# Bounds -------------------------------------------------------------------------------------------------------
+# Bounds -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +190,22 @@ class _Piece:
 
 
 def oracle_blocks(cut: Cut, budget: int) -> Scored:
-    """Whole blocks, chosen by one who knows the future: greedy weighted coverage, within 1 - 1/e of the best."""
+    """Whole blocks, chosen by one who knows the future: greedy weighted coverage, within 1 - 1/e of
+    the best.
+    """
     visible, tokens = _covering(_blocks(cut), budget)
     return Scored(tokens, cut.use(visible))
 
 
 def oracle_pointers(cut: Cut, budget: int) -> Scored:
-    """As `oracle_blocks`, with a pointer in place of each result: what one reading call leads to counts as well."""
-    results = [s for s in cut.past.sources if s.role == "user" and s.call_id and len(s.text) >= MIN_POINTED_CHARS]
+    """As `oracle_blocks`, with a pointer in place of each result: what one reading call leads to
+    counts as well.
+    """
+    results = [
+        s
+        for s in cut.past.sources
+        if s.role == "user" and s.call_id and len(s.text) >= MIN_POINTED_CHARS
+    ]
     pointers = POINTER_TOKENS * len(results)
     visible, tokens = _covering(_blocks(cut), budget - pointers)
     pointed: set[Atom] = set().union(*(cut.index.text(source.text) for source in results))
@@ -224,7 +248,9 @@ def _blocks(cut: Cut) -> list[_Piece]:
 
 
 def _covering(pieces: Sequence[_Piece], budget: int) -> tuple[set[Atom], int]:
-    """What the pieces cover that gain most per token, one after the other as they fit, and their tokens."""
+    """What the pieces cover that gain most per token, one after the other as they fit, and their
+    tokens.
+    """
     covered: set[Atom] = set()
     tokens = 0
     waiting = [(-_gain(piece, covered), index) for index, piece in enumerate(pieces)]
@@ -236,7 +262,9 @@ def _covering(pieces: Sequence[_Piece], budget: int) -> tuple[set[Atom], int]:
         if gain <= 0 or tokens + piece.tokens > budget:
             continue
         if waiting and gain < -waiting[0][0]:
-            heappush(waiting, (-gain, index))  # it gains less than it did: another may be better now
+            heappush(
+                waiting, (-gain, index)
+            )  # it gains less than it did: another may be better now
             continue
         tokens += piece.tokens
         covered |= piece.used

@@ -40,12 +40,19 @@ class Entry:
 
 
 def entry(message: Message, fields: Mapping[str, Any], time: object) -> Entry:
-    """*message* with its *time*, and with what *fields*, those of the reply, tell beside its content."""
-    return Entry(message, seconds(time), counts(fields.get("usage")), str(fields.get("model") or ""))
+    """*message* with its *time*, and with what *fields*, those of the reply, tell beside its
+    content.
+    """
+    return Entry(
+        message, seconds(time), counts(fields.get("usage")), str(fields.get("model") or "")
+    )
 
 
 def as_message(fields: Mapping[str, Any], place: str) -> Message:
-    """Role and content of *fields* as a message. Raises InvalidHistory, naming the place, when it is none."""
+    """Role and content of *fields* as a message.
+
+    Raises InvalidHistory, naming the place, when it is none.
+    """
     try:
         ensure_messages([fields])
     except InvalidHistory as error:

@@ -1,4 +1,6 @@
-"""What a reply uses of the conversation before it, and where that stands now: in the context, in a file, or nowhere."""
+"""What a reply uses of the conversation before it, and where that stands now: in the context, in a
+file, or nowhere.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ __all__ = ["Context", "Past", "Source", "Store", "Use", "needed", "stored_at", "
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A block of the recorded conversation: where it stands, what it says, of which call it is part, if of any.
+    """A block of the recorded conversation: where it stands, what it says, of which call it is
+    part, if of any.
 
     *view* is the path atom of the file that it shows, where it is a file view.
     """
@@ -35,8 +38,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Weights of what was used, by where it stood: *visible* in the context; in a file whose path is visible
-    (*pointer*); in a file view that can be repeated, since its path is visible (*reread*); or *lost*.
+    """Weights of what was used, by where it stood: *visible* in the context; in a file whose path
+    is visible (*pointer*); in a file view that can be repeated, since its path is visible
+    (*reread*); or *lost*.
 
     *fetch* is the pointers' weight times the tokens of the smallest file that holds each.
     """
@@ -73,7 +77,9 @@ class Use:
 
     @property
     def with_reread(self) -> float:
-        """As `one_hop`, and what looking at the same file again would show, if the file is still the same."""
+        """As `one_hop`, and what looking at the same file again would show, if the file is still
+        the same.
+        """
         return (self.total - self.lost) / self.total if self.total else 1.0
 
     @property
@@ -95,7 +101,8 @@ class Past:
     def learn(self, message: Message) -> None:
         """Take in the next message."""
         self._views.update(
-            (call.id, _view(viewed_path(call, COMMON_READING_TOOLS, True))) for call in tool_calls([message])
+            (call.id, _view(viewed_path(call, COMMON_READING_TOOLS, True)))
+            for call in tool_calls([message])
         )
         for text, block in zip(message_texts(message), blocks(message) or [message], strict=True):
             call_id = str(field(block, "tool_use_id") or field(block, "id") or "")
@@ -185,16 +192,25 @@ class Store:
 
     def smallest(self, atom: Atom, visible: AbstractSet[str]) -> int | None:
         """The tokens of the smallest of the *visible* files that hold *atom*, None when none does."""
-        sizes = [self._counter.text(self._texts[key]) for key in self._holders.get(atom, ()) if key in visible]
+        sizes = [
+            self._counter.text(self._texts[key])
+            for key in self._holders.get(atom, ())
+            if key in visible
+        ]
         return min(sizes, default=None)
 
 
 def stored_at(content: object) -> str | None:
-    """The file that *content*, of a result or a call, names in its place; None where it stands here whole."""
+    """The file that *content*, of a result or a call, names in its place.
+
+    None where it stands here whole.
+    """
     return reference(content) or previewed_reference(content)
 
 
-def use_of(used: Iterable[Atom], past: Past, context: Context, store: Store) -> tuple[Use, dict[Atom, float]]:
+def use_of(
+    used: Iterable[Atom], past: Past, context: Context, store: Store
+) -> tuple[Use, dict[Atom, float]]:
     """Where what is *used* stands; and what of it is not visible, with its weight."""
     visible = pointer = reread = lost = fetch = 0.0
     missing: dict[Atom, float] = {}
@@ -210,7 +226,9 @@ def use_of(used: Iterable[Atom], past: Past, context: Context, store: Store) -> 
         if tokens is not None:
             pointer += worth
             fetch += worth * tokens
-        elif any(source.view is not None and source.view in context for source in past.holders(atom)):
+        elif any(
+            source.view is not None and source.view in context for source in past.holders(atom)
+        ):
             reread += worth
         else:
             lost += worth
@@ -218,7 +236,9 @@ def use_of(used: Iterable[Atom], past: Past, context: Context, store: Store) -> 
 
 
 def needed(missing: Iterable[Atom], past: Past) -> list[Source]:
-    """The blocks to fetch for what is missing, oldest first: for each atom the newest one that no model wrote."""
+    """The blocks to fetch for what is missing, oldest first: for each atom the newest one that no
+    model wrote.
+    """
     found = {}
     for atom in missing:
         holders = past.holders(atom)

@@ -24,20 +24,26 @@ PipelineMaker: TypeAlias = Callable[[Workbench], ContextPipeline]
 """Makes the pipeline of one replay on the workbench that stands in for the agent's disk and clock."""
 
 LAPSES_EVERY = 33
-"""Of the pauses in real coding sessions 3.0 % outlast the five minutes of the cache. Source: economics, 3.1."""
+"""Of the pauses in real coding sessions 3.0 % outlast the five minutes of the cache.
+
+Source: economics, 3.1.
+"""
 
 SUMMARY_PROMPT_TOKENS, SUMMARY_TOKENS = 400, 2000
-"""What asking for a summary and writing it takes, where the summariser was no model and tells no bill."""
+"""What asking for a summary and writing it takes, where the summariser was no model and tells no
+bill.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How a conversation is replayed.
 
-    With *refetch* the agent reads back what a reply uses and the context no longer shows: one more request, and the
-    whole block again in the context, as soon as what is missing weighs *refetch_weight*. *tokens_per_raw* is what
-    the API bills for a token of the pipeline's counter. Where a transcript tells no times, the cache
-    never lapses, or before each *rest_every*-th call: `LAPSES_EVERY` is what real sessions show.
+    With *refetch* the agent reads back what a reply uses and the context no longer shows: one more
+    request, and the whole block again in the context, as soon as what is missing weighs
+    *refetch_weight*. *tokens_per_raw* is what the API bills for a token of the pipeline's counter.
+    Where a transcript tells no times, the cache never lapses, or before each *rest_every*-th call:
+    `LAPSES_EVERY` is what real sessions show.
     """
 
     refetch: bool = True
@@ -49,7 +55,9 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call of a replay: what was sent, what the pipeline did before it, and what the reply used."""
+    """One call of a replay: what was sent, what the pipeline did before it, and what the reply
+    used.
+    """
 
     call: int
     prompt_tokens: float
@@ -84,13 +92,18 @@ async def replay(
     index: AtomIndex | None = None,
     watch: Callable[[Moment], object] | None = None,
 ) -> Replay:
-    """Replay *transcript* through the pipeline that *make* makes. Deterministic: the same input, the same replay.
+    """Replay *transcript* through the pipeline that *make* makes. Deterministic: the same input,
+    the same replay.
 
-    Sharing *index* between replays of one transcript saves reading its texts again. What the pipeline writes stays in
-    memory. *watch* is shown the context before and after each run of the pipeline. Raises what the pipeline raises.
+    Sharing *index* between replays of one transcript saves reading its texts again. What the
+    pipeline writes stays in memory. *watch* is shown the context before and after each run of the
+    pipeline. Raises what the pipeline raises.
     """
     run = _Run(transcript, make, settings or Settings(), index or AtomIndex(), watch)
-    return Replay(transcript.name, tuple([await run.step(call, at) for call, at in enumerate(transcript.replies)]))
+    return Replay(
+        transcript.name,
+        tuple([await run.step(call, at) for call, at in enumerate(transcript.replies)]),
+    )
 
 
 class _Run:
@@ -139,7 +152,14 @@ class _Run:
         self.context = [*self.context, reply]
         self.past.learn(reply)
         self.bench.files.learn([reply])
-        return Step(call, requests[-1].use.prompt, len(self.context) - 1, tuple(requests), tuple(reports), use)
+        return Step(
+            call,
+            requests[-1].use.prompt,
+            len(self.context) - 1,
+            tuple(requests),
+            tuple(reports),
+            use,
+        )
 
     def _hear(self, at: int) -> None:
         """What was said since the last reply reaches the agent."""
@@ -149,7 +169,11 @@ class _Run:
         for message in new:
             self.past.learn(message)
         self.bench.files.learn(new)
-        times = [self.transcript.seconds[i] for i in range(at - len(new), at + 1) if i in self.transcript.seconds]
+        times = [
+            self.transcript.seconds[i]
+            for i in range(at - len(new), at + 1)
+            if i in self.transcript.seconds
+        ]
         self.bench.clock.now = max([self.bench.clock.now, *times])
 
     @property
@@ -164,21 +188,31 @@ class _Run:
     async def _shape(self, call: int, requests: list[Request]) -> list[StageReport]:
         """Run the pipeline; a summary that it had written is a request too."""
         before = self.context
-        result = await self.session.run(before, system=self.transcript.system, tools=self.transcript.tools)
+        result = await self.session.run(
+            before, system=self.transcript.system, tools=self.transcript.tools
+        )
         self.context = result.messages
         if self.watch is not None:
             self.watch(Moment(call, before, self.context, result.reports))
         details = [report.detail for report in result.reports if report.outcome is Outcome.CHANGED]
-        requests += [await self._summary(call, before, told) for told in details if isinstance(told, Compacted)]
+        requests += [
+            await self._summary(call, before, told)
+            for told in details
+            if isinstance(told, Compacted)
+        ]
         return [report for report in result.reports if report.outcome is not Outcome.SKIPPED]
 
     async def _summary(self, call: int, before: Sequence[Message], told: Compacted) -> Request:
-        """The request for a summary: as the summariser tells it, else with the conversation's prefix in the cache."""
+        """The request for a summary: as the summariser tells it, else with the conversation's
+        prefix in the cache.
+        """
         if told.input_tokens:
             use = CacheUse(told.cached_tokens, 0, told.input_tokens - told.cached_tokens)
             return Request(call, "summary", use, told.output_tokens, self._seconds)
         use = self.cache.peek(before, await self._sums(before), self._seconds)
-        use = CacheUse(use.read, 0, use.written + use.fresh + SUMMARY_PROMPT_TOKENS)  # nobody reads it twice
+        use = CacheUse(
+            use.read, 0, use.written + use.fresh + SUMMARY_PROMPT_TOKENS
+        )  # nobody reads it twice
         return Request(call, "summary", use, SUMMARY_TOKENS, self._seconds)
 
     async def _sums(self, context: Sequence[Message]) -> list[float]:
@@ -195,7 +229,9 @@ class _Run:
         self.store.learn(self.bench.storage.texts)
         return use_of(self.past.used_by(reply), self.past, self.visible, self.store)
 
-    async def _send(self, call: int, purpose: Purpose, output: Message, requests: list[Request]) -> None:
+    async def _send(
+        self, call: int, purpose: Purpose, output: Message, requests: list[Request]
+    ) -> None:
         """Call the model, which answers *output*, and let the session read the bill."""
         use = self.cache.request(self.context, await self._sums(self.context), self._seconds)
         tokens = self.settings.tokens_per_raw * await self.ledger.counter.count([output])
@@ -208,7 +244,7 @@ class _Run:
             }
         )
 
-    # Reading back -------------------------------------------------------------------------------------------------
+    # Reading back ---------------------------------------------------------------------------------
 
     def _fetch(self, sources: Sequence[Source]) -> tuple[Message, Message]:
         """A call for each of *sources*, and the results: what the agent does that misses something."""
@@ -226,7 +262,9 @@ class _Run:
         )
 
     def _call(self, source: Source, pointer: str | None) -> tuple[str, Mapping[str, object]]:
-        """Read the file that the placeholder names, else make the same call again, else ask for the message."""
+        """Read the file that the placeholder names, else make the same call again, else ask for the
+        message.
+        """
         if pointer is not None:
             return "read_offloaded", {"path": pointer}
         message = self.transcript.messages[max(0, source.message - 1)]

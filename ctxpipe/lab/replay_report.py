@@ -23,9 +23,11 @@ __all__ = ["Pages", "label", "recall_points", "replayed_report", "report_of"]
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Which reports are wanted of each file that is replayed: of the policy *ours* beside *baseline*.
+    """Which reports are wanted of each file that is replayed: of the policy *ours* beside
+    *baseline*.
 
-    Costs are in dollars where *prices* are given. Made where the file is replayed: only that process has its contexts.
+    Costs are in dollars where *prices* are given. Made where the file is replayed: only that
+    process has its contexts.
     """
 
     ours: str
@@ -67,15 +69,25 @@ async def replayed_report(
     recall: Sequence[RecallPoint] = (),
     names: tuple[str, str] = ("with ctxpipe", "without ctxpipe"),
 ) -> Report:
-    """Replay *transcript* through the pipelines that *make* and *baseline* make, and tell both ways on one page.
+    """Replay *transcript* through the pipelines that *make* and *baseline* make, and tell both ways
+    on one page.
 
-    Without *prices*, costs are in input tokens, with them in dollars; *names* are those of the two ways. Raises what
-    the pipelines raise.
+    Without *prices*, costs are in input tokens, with them in dollars; *names* are those of the two
+    ways. Raises what the pipelines raise.
     """
     index, moments = AtomIndex(), list[Moment]()
     ours = await replay(transcript, make, settings, index, moments.append)
     theirs = await replay(transcript, baseline, settings, index)
-    return report_of(transcript, ours, theirs, moments, settings=settings, prices=prices, recall=recall, names=names)
+    return report_of(
+        transcript,
+        ours,
+        theirs,
+        moments,
+        settings=settings,
+        prices=prices,
+        recall=recall,
+        names=names,
+    )
 
 
 def report_of(
@@ -90,7 +102,9 @@ def report_of(
     names: tuple[str, str] = ("with ctxpipe", "without ctxpipe"),
     counter: TokenCounter | None = None,
 ) -> Report:
-    """The report of one replay beside another of the same transcript; *moments* are those of the first."""
+    """The report of one replay beside another of the same transcript; *moments* are those of the
+    first.
+    """
     settings, money = settings or Settings(), prices or Prices.relative()
     told = story(
         moments,
@@ -144,22 +158,30 @@ def _facts(ours: Replay, theirs: Replay, prices: Prices, unit: str) -> Iterator[
     largest = [max((step.prompt_tokens for step in one.steps), default=0.0) for one in both]
     yield Fact("tokens sent in all", *(f"{one.prompt_tokens:,.0f}" for one in bills))
     yield Fact("largest context, tokens", *(f"{tokens:,.0f}" for tokens in largest))
-    yield Fact(f"cost, {unit}", *(cost(one.total, dollars=unit == "dollars", places=4) for one in bills))
+    yield Fact(
+        f"cost, {unit}", *(cost(one.total, dollars=unit == "dollars", places=4) for one in bills)
+    )
     yield Fact("read from the prompt cache", *(f"{one.hit_rate:.1%}" for one in bills))
     yield Fact("of what replies used, in the context", *(f"{one.use.recall:.1%}" for one in both))
-    yield Fact("of what replies used, there or one reading call away", *(f"{one.use.one_hop:.1%}" for one in both))
+    yield Fact(
+        "of what replies used, there or one reading call away",
+        *(f"{one.use.one_hop:.1%}" for one in both),
+    )
     yield Fact("requests to read something back", *(f"{one.refetches:,}" for one in bills))
 
 
-# Recall against budget ----------------------------------------------------------------------------------------
+# Recall against budget ----------------------------------------------------------------------------
 
 SHARES = (0.1, 0.2, 0.35, 0.5, 0.75)
 WAYS = ("keep last", "clear old results", "offload oldest", "offload, 450 characters shown")
 ORACLE = "oracle blocks"
 
 
-async def recall_points(transcript: Transcript, index: AtomIndex | None = None) -> list[RecallPoint]:
-    """What simple ways to keep to a budget still show of what is used later, and what could be shown at best.
+async def recall_points(
+    transcript: Transcript, index: AtomIndex | None = None
+) -> list[RecallPoint]:
+    """What simple ways to keep to a budget still show of what is used later, and what could be
+    shown at best.
 
     Empty where the conversation is too short to be cut anywhere.
     """
@@ -169,7 +191,9 @@ async def recall_points(transcript: Transcript, index: AtomIndex | None = None) 
     points = list[RecallPoint]()
     for share in SHARES:
         tokens = sum(share * cut.tokens for cut in found) / len(found)
-        points += [_point(way, tokens, [await _kept(cut, way, share) for cut in found]) for way in WAYS]
+        points += [
+            _point(way, tokens, [await _kept(cut, way, share) for cut in found]) for way in WAYS
+        ]
         best = [ORACLES[ORACLE](cut, int(share * cut.tokens)) for cut in found]
         points.append(_point(ORACLE, tokens, best, oracle=True))
     return points
@@ -179,5 +203,7 @@ async def _kept(cut: Cut, way: str, share: float) -> Scored:
     return await shaped(cut, BudgetedPolicy(way, int(share * cut.tokens)))
 
 
-def _point(way: str, tokens: float, scored: Iterable[Scored], *, oracle: bool = False) -> RecallPoint:
+def _point(
+    way: str, tokens: float, scored: Iterable[Scored], *, oracle: bool = False
+) -> RecallPoint:
     return RecallPoint(way, tokens, mean_recall(scored).visible, oracle)

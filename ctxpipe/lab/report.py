@@ -6,10 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["KINDS", "Action", "BlockFate", "Fact", "Kind", "PageTurn", "RecallPoint", "Replaced", "Report"]
+__all__ = [
+    "KINDS",
+    "Action",
+    "BlockFate",
+    "Fact",
+    "Kind",
+    "PageTurn",
+    "RecallPoint",
+    "Replaced",
+    "Report",
+]
 
 Kind: TypeAlias = Literal[
-    "system", "tools", "user", "assistant", "thinking", "calls", "results", "placeholders", "summary"
+    "system",
+    "tools",
+    "user",
+    "assistant",
+    "thinking",
+    "calls",
+    "results",
+    "placeholders",
+    "summary",
 ]
 """What tokens of a context are spent on."""
 
@@ -29,7 +47,9 @@ KINDS: Mapping[Kind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """What stood in the context (*original*) and what stands there now (*placeholder*, "" for nothing), in tokens."""
+    """What stood in the context (*original*) and what stands there now (*placeholder*, "" for
+    nothing), in tokens.
+    """
 
     name: str
     original: str
@@ -52,7 +72,8 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class PageTurn:
-    """One model call: tokens of its prompt by kind, and of the prompt without ctxpipe; the cost of either.
+    """One model call: tokens of its prompt by kind, and of the prompt without ctxpipe; the cost of
+    either.
 
     *label* says in a few words what the model did.
     """
@@ -88,7 +109,9 @@ class BlockFate:
 
 @dataclass(frozen=True, slots=True)
 class RecallPoint:
-    """How much of what is used later a policy still shows, from 0 to 1, in contexts of so many tokens."""
+    """How much of what is used later a policy still shows, from 0 to 1, in contexts of so many
+    tokens.
+    """
 
     policy: str
     budget_tokens: float
@@ -107,7 +130,10 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One conversation's way through a pipeline. Costs are in *unit*: "dollars", or any other word for it."""
+    """One conversation's way through a pipeline.
+
+    Costs are in *unit*: "dollars", or any other word for it.
+    """
 
     title: str
     turns: tuple[PageTurn, ...]

@@ -42,7 +42,9 @@ EXCERPT_CHARS = 600  # of each block, where many left at once
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A run of the pipeline before the model's *call*: the context before and after it, and what the stages report."""
+    """A run of the pipeline before the model's *call*: the context before and after it, and what
+    the stages report.
+    """
 
     call: int
     before: Sequence[Message]
@@ -52,7 +54,10 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """By call: the tokens of the context by kind, and what the stages did. And what became of the biggest blocks."""
+    """By call: the tokens of the context by kind, and what the stages did.
+
+    And what became of the biggest blocks.
+    """
 
     tokens: Mapping[int, Mapping[Kind, float]]
     actions: Mapping[int, tuple[Action, ...]]
@@ -71,7 +76,11 @@ def story(
     reader = _Reader(counter, system, tools, tokens_per_raw)
     for moment in moments:
         reader.read(moment)
-    return Story(reader.tokens, {call: tuple(done) for call, done in reader.actions.items()}, reader.biggest())
+    return Story(
+        reader.tokens,
+        {call: tuple(done) for call, done in reader.actions.items()},
+        reader.biggest(),
+    )
 
 
 _Key: TypeAlias = tuple[str, str]
@@ -96,7 +105,9 @@ class _Reader:
     tokens_per_raw: float
     tokens: dict[int, Mapping[Kind, float]] = field(default_factory=dict)
     actions: dict[int, list[Action]] = field(default_factory=dict)
-    _pieces: dict[int, tuple[Message, list[_Piece]]] = field(default_factory=dict)  # by the message's identity
+    _pieces: dict[int, tuple[Message, list[_Piece]]] = field(
+        default_factory=dict
+    )  # by the message's identity
     _calls: dict[str, str] = field(default_factory=dict)  # what was called, by the call's id
     _fates: dict[_Key, BlockFate] = field(default_factory=dict)
     _texts: dict[_Key, str] = field(default_factory=dict)
@@ -111,7 +122,10 @@ class _Reader:
         self.tokens[moment.call] = self._by_kind(moment.after)
 
     def biggest(self) -> tuple[BlockFate, ...]:
-        """The biggest blocks seen; of those that say the same, only the first: the others are its readings."""
+        """The biggest blocks seen.
+
+        Of those that say the same, only the first: the others are its readings.
+        """
         first: dict[str, BlockFate] = {}
         for key, block in self._fates.items():
             first.setdefault(self._texts[key], block)
@@ -125,7 +139,7 @@ class _Reader:
             self._fates.setdefault(piece.key, fate)
             self._texts.setdefault(piece.key, piece.text)
 
-    # Tokens ---------------------------------------------------------------------------------------------------
+    # Tokens ---------------------------------------------------------------------------------------
 
     def _by_kind(self, messages: Sequence[Message]) -> Mapping[Kind, float]:
         found: dict[Kind, int] = {
@@ -154,7 +168,13 @@ class _Reader:
     def _text(self, role: str, text: str) -> _Piece:
         of_ours = text.startswith((SUMMARY, RESTORED)) and role == "user"
         named: Kind = "summary" if of_ours else _SPOKEN.get(role, "user")
-        return _Piece(("text", text), named, f"{role}: {one_line(text, LABEL_CHARS)}", text, self.counter.text(text))
+        return _Piece(
+            ("text", text),
+            named,
+            f"{role}: {one_line(text, LABEL_CHARS)}",
+            text,
+            self.counter.text(text),
+        )
 
     def _block(self, role: str, block: Block) -> _Piece:
         name, tokens = kind(block), self.counter.block(block)
@@ -162,21 +182,34 @@ class _Reader:
             return self._text(role, str(field_of(block, "text") or ""))
         if name == "tool_use":
             call_id, told = str(field_of(block, "id")), compact_json(field_of(block, "input", {}))
-            return _Piece(("call", call_id), "calls", f"call of {self._calls.get(call_id, 'a tool')}", told, tokens)
+            return _Piece(
+                ("call", call_id),
+                "calls",
+                f"call of {self._calls.get(call_id, 'a tool')}",
+                told,
+                tokens,
+            )
         if name == "tool_result":
             return self._result(
-                ToolResult(0, 0, str(field_of(block, "tool_use_id")), field_of(block, "content")), tokens
+                ToolResult(0, 0, str(field_of(block, "tool_use_id")), field_of(block, "content")),
+                tokens,
             )
         text = str(field_of(block, "thinking", "")) if name in THINKING else f"[{name}]"
         of: Kind = "thinking" if name in THINKING else _SPOKEN.get(role, "user")
-        return _Piece((name, f"{text}{id(block) if name not in THINKING else ''}"), of, f"{role}: {name}", text, tokens)
+        return _Piece(
+            (name, f"{text}{id(block) if name not in THINKING else ''}"),
+            of,
+            f"{role}: {name}",
+            text,
+            tokens,
+        )
 
     def _result(self, result: ToolResult, tokens: int) -> _Piece:
         named: Kind = "results" if stored_at(result.content) is None else "placeholders"
         name = f"result of {self._calls.get(result.tool_use_id, 'a tool')}"
         return _Piece(("result", result.tool_use_id), named, name, result_text(result), tokens)
 
-    # Actions --------------------------------------------------------------------------------------------------
+    # Actions --------------------------------------------------------------------------------------
 
     def _acted(self, moment: Moment) -> Iterator[Action]:
         """What the stages did, each with what it replaced."""
@@ -195,27 +228,42 @@ class _Reader:
         told = report.reason or str(report.detail or "")
         return Action(report.stage, str(report.outcome), told, saved, tuple(replaced))
 
-    def _changes(self, moment: Moment, done: Sequence[StageReport]) -> Iterator[tuple[StageReport, Replaced]]:
+    def _changes(
+        self, moment: Moment, done: Sequence[StageReport]
+    ) -> Iterator[tuple[StageReport, Replaced]]:
         same = common_prefix(moment.before, moment.after)
-        before = {piece.key: piece for message in moment.before[same:] for piece in self._of(message)}
+        before = {
+            piece.key: piece for message in moment.before[same:] for piece in self._of(message)
+        }
         after = {piece.key: piece for message in moment.after[same:] for piece in self._of(message)}
         for key, piece in before.items():
             if key in after and after[key].text != piece.text:
                 yield self._swapped(moment, done, piece, after[key])
         gone = [piece for key, piece in before.items() if key not in after]
         if gone:
-            yield self._removed(moment, done, gone, [piece for key, piece in after.items() if key not in before])
+            yield self._removed(
+                moment, done, gone, [piece for key, piece in after.items() if key not in before]
+            )
 
     def _swapped(
         self, moment: Moment, done: Sequence[StageReport], old: _Piece, new: _Piece
     ) -> tuple[StageReport, Replaced]:
         where = _pointer(new) or ""
-        report = next((r for r in done if isinstance(r.detail, Offloaded) and where in r.detail.files), done[-1])
-        self._fate(old, moment, f"moved to {PurePath(where).name}" if where else "shortened", report)
+        report = next(
+            (r for r in done if isinstance(r.detail, Offloaded) and where in r.detail.files),
+            done[-1],
+        )
+        self._fate(
+            old, moment, f"moved to {PurePath(where).name}" if where else "shortened", report
+        )
         return report, self._replaced(old.name, [old], [new], where)
 
     def _removed(
-        self, moment: Moment, done: Sequence[StageReport], gone: Sequence[_Piece], new: Sequence[_Piece]
+        self,
+        moment: Moment,
+        done: Sequence[StageReport],
+        gone: Sequence[_Piece],
+        new: Sequence[_Piece],
     ) -> tuple[StageReport, Replaced]:
         report = next((r for r in done if not isinstance(r.detail, Offloaded)), done[-1])
         verb = "summarised" if isinstance(report.detail, Compacted) else "removed"
@@ -227,10 +275,16 @@ class _Reader:
     def _fate(self, piece: _Piece, moment: Moment, fate: str, report: StageReport) -> None:
         known = self._fates.get(piece.key)
         if known is not None:
-            self._fates[piece.key] = replace(known, fate=fate, until=moment.call + 1, stage=report.stage)
+            self._fates[piece.key] = replace(
+                known, fate=fate, until=moment.call + 1, stage=report.stage
+            )
 
-    def _replaced(self, name: str, old: Sequence[_Piece], new: Sequence[_Piece], where: str) -> Replaced:
-        before, after = (sum(piece.tokens for piece in pieces) * self.tokens_per_raw for pieces in (old, new))
+    def _replaced(
+        self, name: str, old: Sequence[_Piece], new: Sequence[_Piece], where: str
+    ) -> Replaced:
+        before, after = (
+            sum(piece.tokens for piece in pieces) * self.tokens_per_raw for pieces in (old, new)
+        )
         return Replaced(name, _joined(old), _joined(new), where, before, after)
 
 
@@ -238,7 +292,10 @@ _SPOKEN: Mapping[str, Kind] = {"system": "system", "assistant": "assistant", "us
 
 
 def _pointer(piece: _Piece) -> str | None:
-    """The file that *piece* names in place of what it said; a call names it in one of the texts of its input."""
+    """The file that *piece* names in place of what it said.
+
+    A call names it in one of the texts of its input.
+    """
     said = strings(json.loads(piece.text)) if piece.key[0] == "call" else [piece.text]
     return next(filter(None, map(stored_at, said)), None)
 

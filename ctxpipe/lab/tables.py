@@ -36,7 +36,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One policy on one conversation, or on all. Tokens as billed; recall is that of what the replies used."""
+    """One policy on one conversation, or on all.
+
+    Tokens as billed; recall is that of what the replies used.
+    """
 
     policy: str
     calls: int
@@ -63,8 +66,14 @@ def summed(files: Iterable[FileReplay], prices: Prices, baseline: str) -> list[F
     """The same over all *files* that could be read."""
     read = [file.replays for file in files if file.replays]
     names = list(read[0]) if read else []
-    bills = {name: sum((bill(replays[name].requests, prices) for replays in read), Bill()) for name in names}
-    return [_row(name, [replays[name] for replays in read], bills[name], bills[baseline].total) for name in names]
+    bills = {
+        name: sum((bill(replays[name].requests, prices) for replays in read), Bill())
+        for name in names
+    }
+    return [
+        _row(name, [replays[name] for replays in read], bills[name], bills[baseline].total)
+        for name in names
+    ]
 
 
 def calibrated(files: Iterable[FileReplay]) -> Calibration | None:
@@ -75,7 +84,11 @@ def calibrated(files: Iterable[FileReplay]) -> Calibration | None:
 
 def calibration_json(one: Calibration) -> dict[str, float]:
     """The same by name, for JSON."""
-    return {**asdict(one), "billed_hit_rate": one.billed_hit_rate, "simulated_hit_rate": one.simulated_hit_rate}
+    return {
+        **asdict(one),
+        "billed_hit_rate": one.billed_hit_rate,
+        "simulated_hit_rate": one.simulated_hit_rate,
+    }
 
 
 def file_json(file: FileReplay) -> dict[str, Any]:
@@ -98,14 +111,16 @@ def _row(name: str, replays: Sequence[Replay], total: Bill, baseline: float) -> 
         cost=total.total,
         relative=total.total / baseline if baseline else 1.0,
         hit_rate=total.hit_rate,
-        largest=max((step.prompt_tokens for replay in replays for step in replay.steps), default=0.0),
+        largest=max(
+            (step.prompt_tokens for replay in replays for step in replay.steps), default=0.0
+        ),
         refetches=total.refetches,
         visible=use.recall,
         reachable=use.with_reread,
     )
 
 
-# Tuning -------------------------------------------------------------------------------------------------------
+# Tuning -------------------------------------------------------------------------------------------
 
 
 def tuned_json(tuned: Tuned) -> dict[str, Any]:
@@ -118,7 +133,11 @@ def tuned_json(tuned: Tuned) -> dict[str, Any]:
         "front": [_scored_json(one) for one in front(tuned.tried)],
         "tried": [_scored_json(one) for one in tuned.tried],
         "held_out": [
-            {"settings": asdict(fold.chosen), **_score_json(fold.score), "cost_without": fold.without.cost}
+            {
+                "settings": asdict(fold.chosen),
+                **_score_json(fold.score),
+                "cost_without": fold.without.cost,
+            }
             for fold in tuned.folds
         ],
         "replays": tuned.replays,
@@ -134,7 +153,7 @@ def _score_json(score: Score) -> dict[str, float]:
     return {"cost": score.cost, "visible": score.recall, "reachable": score.reachable}
 
 
-# What fills a context -------------------------------------------------------------------------------------------
+# What fills a context -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +184,13 @@ def _what(message: Message, block: object) -> str:
     return f"{message['role']} text" if name == "text" else name.replace("_", " ")
 
 
-def tokens_by_tool(messages: Sequence[Message], counter: TokenCounter) -> list[tuple[str, int, int]]:
-    """For each tool its name, its calls, and the raw tokens of their inputs and results; the largest first."""
+def tokens_by_tool(
+    messages: Sequence[Message], counter: TokenCounter
+) -> list[tuple[str, int, int]]:
+    """For each tool its name, its calls, and the raw tokens of their inputs and results.
+
+    The largest first.
+    """
     names = {call.id: call.name for call in tool_calls(messages)}
     calls: Counter[str] = Counter(names.values())
     tokens: Counter[str] = Counter()
@@ -182,13 +206,21 @@ def tokens_by_tool(messages: Sequence[Message], counter: TokenCounter) -> list[t
 def largest_blocks(messages: Sequence[Message], counter: TokenCounter, most: int) -> list[Block]:
     """The *most* largest blocks, by raw tokens."""
     names = {call.id: call.name for call in tool_calls(messages)}
-    results = {result.place: names.get(result.tool_use_id, "?") for result in tool_results(messages)}
+    results = {
+        result.place: names.get(result.tool_use_id, "?") for result in tool_results(messages)
+    }
     found = []
     for index, message in enumerate(messages):
         if isinstance(message["content"], str):
-            found.append(Block(index, f"{message['role']} text", counter.message(message), message["content"]))
+            found.append(
+                Block(
+                    index, f"{message['role']} text", counter.message(message), message["content"]
+                )
+            )
         for place, block in enumerate(blocks(message)):
-            tool = results.get((index, place)) or (field(block, "name") if kind(block) == "tool_use" else None)
+            tool = results.get((index, place)) or (
+                field(block, "name") if kind(block) == "tool_use" else None
+            )
             what = f"{_what(message, block)}{f' of {tool}' if tool else ''}"
             found.append(Block(index, what, counter.block(block), _beginning(block)))
     return sorted(found, key=lambda block: -block.tokens)[:most]

@@ -61,7 +61,7 @@ def calibration_text(found: Calibration) -> str:
     )
 
 
-# Text in rows -------------------------------------------------------------------------------------------------
+# Text in rows -------------------------------------------------------------------------------------
 
 
 def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -83,21 +83,30 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table.pad_edge, table.padding = False, (0, GAP, 0, 0)
     for place, name in enumerate(headings):
         number = name in NUMBERS or (bool(place) and _are_numbers(rows, place))
-        table.add_column(name, justify="right" if number else "left", no_wrap=number, overflow="fold")
+        table.add_column(
+            name, justify="right" if number else "left", no_wrap=number, overflow="fold"
+        )
     for row in rows:
         table.add_row(*map(Text, row))  # brackets in a transcript are no markup
     return table
 
 
 def _are_numbers(rows: Sequence[Sequence[str]], place: int) -> bool:
-    return all(row[place].lstrip("$").replace(",", "").rstrip("%").replace(".", "").isdigit() for row in rows)
+    return all(
+        row[place].lstrip("$").replace(",", "").rstrip("%").replace(".", "").isdigit()
+        for row in rows
+    )
 
 
-# Figures ------------------------------------------------------------------------------------------------------
+# Figures ------------------------------------------------------------------------------------------
 
 
-def print_figures(title: str, rows: Sequence[Figures], found: Calibration | None, *, dollars: bool) -> None:
-    """Print a row for each policy, or a column where the terminal is too narrow for that; *found* stands below."""
+def print_figures(
+    title: str, rows: Sequence[Figures], found: Calibration | None, *, dollars: bool
+) -> None:
+    """Print a row for each policy, or a column where the terminal is too narrow for that; *found*
+    stands below.
+    """
     _print_figures(_console(), title, rows, dollars)
     if found is not None:
         print_line(f"{calibration_text(found)}\n")
@@ -106,7 +115,9 @@ def print_figures(title: str, rows: Sequence[Figures], found: Calibration | None
 def figures_text(title: str, rows: Sequence[Figures], width: int, *, dollars: bool) -> str:
     """The same as plain text, *width* columns wide where that is enough."""
     text = StringIO()
-    _print_figures(Console(file=text, width=width, color_system=None, highlight=False), title, rows, dollars)
+    _print_figures(
+        Console(file=text, width=width, color_system=None, highlight=False), title, rows, dollars
+    )
     return text.getvalue()
 
 
@@ -114,7 +125,9 @@ def _print_figures(console: Console, title: str, rows: Sequence[Figures], dollar
     cells = [_cells(row, dollars) for row in rows]
     fits = _width(HEADINGS, cells) <= console.width
     console.print(Text(title, "bold"))
-    for headings, lines in [(HEADINGS, cells)] if fits else map(_transposed, _groups(cells, console.width)):
+    for headings, lines in (
+        [(HEADINGS, cells)] if fits else map(_transposed, _groups(cells, console.width))
+    ):
         console.print(_table(headings, lines))
     console.print()
 
@@ -154,7 +167,7 @@ def _cells(row: Figures, dollars: bool) -> tuple[str, ...]:
     )
 
 
-# Tuning -------------------------------------------------------------------------------------------------------
+# Tuning -------------------------------------------------------------------------------------------
 
 SETTINGS = ("direct", "alpha", "min_chars", "keep", "inputs", "trigger")
 
@@ -165,15 +178,24 @@ def tuned_text(tuned: Tuned, model: str, recall: float) -> str:
     console = Console(file=text, width=ENDLESS, color_system=None, highlight=False)
     without = tuned.tried[0].score.cost
     console.print(f"The Pareto front over {tuned.conversations} conversations ({unit(model)})")
-    console.print(f"after {tuned.replays} replays; * is the cheapest with a recall of {recall} or more.")
-    console.print(_table(("", "cost", "ratio", "seen", "found", *SETTINGS), _front_rows(tuned, without, bool(model))))
+    console.print(
+        f"after {tuned.replays} replays; * is the cheapest with a recall of {recall} or more."
+    )
+    console.print(
+        _table(
+            ("", "cost", "ratio", "seen", "found", *SETTINGS),
+            _front_rows(tuned, without, bool(model)),
+        )
+    )
     console.print(_test_text(tuned))
     comments = "\n".join(f"# {line}".rstrip() for line in text.getvalue().splitlines())
     return f"{comments}\n\n{tuned.chosen.candidate.toml() if tuned.chosen.candidate else ''}"
 
 
 def _front_rows(tuned: Tuned, without: float, dollars: bool) -> list[tuple[str, ...]]:
-    shown = sorted({*front(tuned.tried), tuned.chosen, tuned.tried[0]}, key=lambda one: one.score.cost)
+    shown = sorted(
+        {*front(tuned.tried), tuned.chosen, tuned.tried[0]}, key=lambda one: one.score.cost
+    )
     return [
         (
             "*" if one == tuned.chosen else "",
@@ -192,7 +214,9 @@ def _settings(candidate: Candidate | None) -> tuple[str, ...]:
         return ("no management", "", "", "", "", "")
     head, tail = candidate.preview
     return (
-        "-" if candidate.direct_min_chars is None else f"{candidate.direct_min_chars} show {head}+{tail}",
+        "-"
+        if candidate.direct_min_chars is None
+        else f"{candidate.direct_min_chars} show {head}+{tail}",
         f"{candidate.alpha:g}",
         f"{candidate.min_chars}",
         f"{candidate.keep_recent}",
@@ -210,7 +234,7 @@ def _test_text(tuned: Tuned) -> str:
     return f"Chosen in {len(tuned.folds)} folds and tested on the others: ratio {ratio}, seen {score.recall:.3f}."
 
 
-# Lines --------------------------------------------------------------------------------------------------------
+# Lines --------------------------------------------------------------------------------------------
 
 
 def print_line(text: str) -> None:
@@ -226,7 +250,9 @@ def tell(text: str) -> None:
 def print_json(value: object) -> None:
     """Print *value* as JSON, in the characters that standard output has."""
     encoding = getattr(sys.stdout, "encoding", None) or ""
-    text = json.dumps(value, ensure_ascii=not encoding.lower().startswith("utf"), indent=2, default=str)
+    text = json.dumps(
+        value, ensure_ascii=not encoding.lower().startswith("utf"), indent=2, default=str
+    )
     print(text, flush=True)  # now: at the interpreter's end it could tell of a full disk no more
 
 
@@ -236,12 +262,16 @@ def complain(text: str) -> None:
 
 
 def accept_any_character() -> None:
-    """From now on what the encoding of standard output does not know is printed as an escape, and is no error."""
+    """From now on what the encoding of standard output does not know is printed as an escape, and
+    is no error.
+    """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def drop_output() -> None:
-    """Forget what standard output did not take: the interpreter would try once more at its end, and complain."""
+    """Forget what standard output did not take: the interpreter would try once more at its end, and
+    complain.
+    """
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -17,14 +17,17 @@ from .records import Entry, Record, as_message, entry
 
 __all__ = ["STDIN", "Format", "Transcript", "parse_transcript", "read_bytes", "read_transcript"]
 
-Format: TypeAlias = Literal["normal form", "Anthropic messages", "Claude Code session", "OpenAI chat"]
+Format: TypeAlias = Literal[
+    "normal form", "Anthropic messages", "Claude Code session", "OpenAI chat"
+]
 
 STDIN = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A recorded conversation: *messages* that the Messages API would accept, and what is known about their calls.
+    """A recorded conversation: *messages* that the Messages API would accept, and what is known
+    about their calls.
 
     *system*, *tools* and *model* are the request's, where the file tells them. *seconds* is the time of a message and
     *usages* what was billed for a reply, both by message index, where known. *repaired* lists what was broken in the
@@ -45,7 +48,9 @@ class Transcript:
     @property
     def replies(self) -> list[int]:
         """The indices of the model's replies."""
-        return [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
+        return [
+            index for index, message in enumerate(self.messages) if message["role"] == "assistant"
+        ]
 
     @property
     def calls(self) -> int:
@@ -54,7 +59,8 @@ class Transcript:
 
 
 def read_transcript(path: str | os.PathLike[str], raw: bytes | None = None) -> Transcript:
-    """The conversation in the file at *path*, "-" for standard input. What kind of file it is, its content tells.
+    """The conversation in the file at *path*, "-" for standard input. What kind of file it is, its
+    content tells.
 
     *raw* is what the file holds, where that has been read. Raises TranscriptError, naming the file and the line, when
     it cannot be read or holds no conversation.
@@ -65,7 +71,10 @@ def read_transcript(path: str | os.PathLike[str], raw: bytes | None = None) -> T
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """What the file at *path* holds, "-" for standard input. Raises TranscriptError when it cannot be read."""
+    """What the file at *path* holds, "-" for standard input.
+
+    Raises TranscriptError when it cannot be read.
+    """
     try:
         if path == STDIN:
             return _standard_input()
@@ -98,7 +107,9 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
     if not any(message["role"] == "assistant" for message in sound):
         raise TranscriptError(f"{name} holds no reply of a model, so there is nothing to replay")
     known = {id(entry.message): entry for entry in entries}
-    found = [(index, known[id(message)]) for index, message in enumerate(sound) if id(message) in known]
+    found = [
+        (index, known[id(message)]) for index, message in enumerate(sound) if id(message) in known
+    ]
     return Transcript(
         name,
         sound,
@@ -133,20 +144,26 @@ def _are_objects(values: object) -> bool:
     return isinstance(values, list) and all(isinstance(value, Mapping) for value in values)
 
 
-# From bytes to records ----------------------------------------------------------------------------------------
+# From bytes to records ----------------------------------------------------------------------------
 
 
 def _decoded(raw: bytes, name: str) -> str:
-    encoding, told = ("utf-16", "UTF-16") if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else ("utf-8-sig", "UTF-8")
+    encoding, told = (
+        ("utf-16", "UTF-16") if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else ("utf-8-sig", "UTF-8")
+    )
     try:
         return raw.decode(encoding)
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise TranscriptError(f"{name}, line {line}: this is not {told} text ({error.reason})") from error
+        raise TranscriptError(
+            f"{name}, line {line}: this is not {told} text ({error.reason})"
+        ) from error
 
 
 def _records(text: str, name: str) -> list[Record]:
-    """The file's JSON objects, each with its place: the lines of a JSONL file, or the one value of a JSON file."""
+    """The file's JSON objects, each with its place: the lines of a JSONL file, or the one value of
+    a JSON file.
+    """
     if not text.strip():
         raise TranscriptError(f"{name} is empty")
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
@@ -159,7 +176,9 @@ def _records(text: str, name: str) -> list[Record]:
 
 
 def _is_whole(line: str) -> bool:
-    """Whether the first line is a JSON value of its own, or at least meant to be: then the file is JSONL."""
+    """Whether the first line is a JSON value of its own, or at least meant to be: then the file is
+    JSONL.
+    """
     try:
         json.loads(line)
     except (ValueError, RecursionError):
@@ -176,27 +195,35 @@ def _parsed(text: str, name: str, line: int) -> object:
     except RecursionError as error:
         raise TranscriptError(f"{name}, line {line}: the JSON is nested too deeply") from error
     except ValueError as error:  # Python's guard against numbers that take for ever
-        raise TranscriptError(f"{name}, line {line}: a number has more digits than can be read") from error
+        raise TranscriptError(
+            f"{name}, line {line}: a number has more digits than can be read"
+        ) from error
 
 
 def _request(records: list[Record], name: str) -> tuple[list[Record], Mapping[str, object]]:
-    """The records that are messages, and what stands beside them: a request's model, system prompt and tools."""
+    """The records that are messages, and what stands beside them: a request's model, system prompt
+    and tools.
+    """
     if not records:
         raise TranscriptError(f"{name} holds no message")
     for record in records:
         if not isinstance(record.value, Mapping):
-            raise TranscriptError(f"{name}, {record.place}: {type(record.value).__name__} instead of an object")
+            raise TranscriptError(
+                f"{name}, {record.place}: {type(record.value).__name__} instead of an object"
+            )
     first = cast("Mapping[str, Any]", records[0].value)
     if _is_header(first):
         return records, first
     if not isinstance(first.get("messages"), list):
         return records, {}
     if len(records) > 1:
-        raise TranscriptError(f"{name}, {records[1].place}: a second conversation; give each a file of its own")
+        raise TranscriptError(
+            f"{name}, {records[1].place}: a second conversation; give each a file of its own"
+        )
     return [Record(f"message {index}", item) for index, item in enumerate(first["messages"])], first
 
 
-# From records to messages -------------------------------------------------------------------------------------
+# From records to messages -------------------------------------------------------------------------
 
 
 def _entries(records: Sequence[Record], name: str) -> tuple[Format, list[Entry], Mapping[str, int]]:

@@ -20,7 +20,9 @@ ROOT = "/ctxpipe"
 
 
 class MemoryStorage:
-    """Keeps texts and records in memory, under the names that `LocalStorage` would give them, times left out."""
+    """Keeps texts and records in memory, under the names that `LocalStorage` would give them, times
+    left out.
+    """
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
@@ -38,7 +40,11 @@ class MemoryStorage:
         return path
 
     async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
-        path = location if location.startswith(f"{ROOT}/") else self.location(location.removeprefix("./"))
+        path = (
+            location
+            if location.startswith(f"{ROOT}/")
+            else self.location(location.removeprefix("./"))
+        )
         text = self.texts.get(path)
         if text is None:
             raise StorageError(f"there is no text at {location}")
@@ -58,11 +64,17 @@ class MemoryStorage:
 
     async def records(self, session_id: str, /) -> Sequence[str]:
         folder = self.location(session_folder(session_id))
-        return [path for path in self.texts if path.startswith(f"{folder}/") and path.endswith((".json", ".jsonl"))]
+        return [
+            path
+            for path in self.texts
+            if path.startswith(f"{folder}/") and path.endswith((".json", ".jsonl"))
+        ]
 
 
 class SeenFiles:
-    """The agent's files as far as its conversation has shown them: what a view printed or a call wrote last."""
+    """The agent's files as far as its conversation has shown them: what a view printed or a call
+    wrote last.
+    """
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
@@ -75,7 +87,10 @@ class SeenFiles:
             if viewed is not None:
                 self._views[call.id] = viewed
                 continue
-            written, text = call.input.get("file_path") or call.input.get("path"), call.input.get("content")
+            written, text = (
+                call.input.get("file_path") or call.input.get("path"),
+                call.input.get("content"),
+            )
             if isinstance(written, str) and isinstance(text, str):
                 self._texts[written] = text
         for result in tool_results(messages):

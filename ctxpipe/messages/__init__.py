@@ -1,4 +1,6 @@
-"""The vocabulary of Anthropic's messages, the values inside them, and the rules that they must keep."""
+"""The vocabulary of Anthropic's messages, the values inside them, and the rules that they must
+keep.
+"""
 
 from .bulk import is_bulky
 from .rules import (

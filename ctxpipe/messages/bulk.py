@@ -17,7 +17,8 @@ _VALUE_CHARS = 100  # to visit a value takes as long as to read so many characte
 
 
 def is_bulky(messages: Sequence[object], start: int = 0) -> bool:
-    """Whether the messages from *start* on take more than some milliseconds to look at. No longer is spent here.
+    """Whether the messages from *start* on take more than some milliseconds to look at. No longer
+    is spent here.
 
     Any value will do for a message: nothing is believed about its form.
     """
@@ -25,12 +26,17 @@ def is_bulky(messages: Sequence[object], start: int = 0) -> bool:
 
 
 def is_heavier(values: Iterable[object], limit: int) -> bool:
-    """Whether *values* and all that they hold are more than *limit* characters, each value taken for a hundred."""
+    """Whether *values* and all that they hold are more than *limit* characters, each value taken
+    for a hundred.
+    """
     return weight(values, limit) > limit
 
 
 def weight(values: Iterable[object], limit: int = sys.maxsize) -> int:
-    """The characters of *values* and all that they hold, each value taken for a hundred; no further than *limit*."""
+    """The characters of *values* and all that they hold, each value taken for a hundred.
+
+    No further than *limit*.
+    """
     left = limit
     unread = [values]
     while unread:

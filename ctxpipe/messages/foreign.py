@@ -15,13 +15,27 @@ _OPENAI_KEYS = ("tool_calls", "function_call", "tool_call_id")
 _OPENAI_ITEMS = frozenset(
     {
         *("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
-        *("reasoning", "item_reference", "computer_call", "computer_call_output", "web_search_call"),
+        *(
+            "reasoning",
+            "item_reference",
+            "computer_call",
+            "computer_call_output",
+            "web_search_call",
+        ),
         *("file_search_call", "code_interpreter_call", "image_generation_call", "mcp_call"),
         *("local_shell_call", "local_shell_call_output", "mcp_list_tools", "mcp_approval_request"),
     }
 )
 _OPENAI_BLOCKS = frozenset(
-    {"input_text", "output_text", "input_image", "input_file", "image_url", "input_audio", "refusal"}
+    {
+        "input_text",
+        "output_text",
+        "input_image",
+        "input_file",
+        "image_url",
+        "input_audio",
+        "refusal",
+    }
 )
 _FRAMEWORKS = {
     "langchain": "LangChain's",
@@ -74,7 +88,9 @@ def _mapping_owner(message: Mapping[object, object]) -> str:
     kind, role = message.get("type"), message.get("role")
     if isinstance(role, str) and role in _OPENAI_ROLES:
         return "OpenAI's"
-    if any(message.get(key) for key in _OPENAI_KEYS) or (isinstance(kind, str) and kind in _OPENAI_ITEMS):
+    if any(message.get(key) for key in _OPENAI_KEYS) or (
+        isinstance(kind, str) and kind in _OPENAI_ITEMS
+    ):
         return "OpenAI's"
     if "role" not in message and (kind in ("human", "ai") or "lc" in message):
         return "LangChain's"

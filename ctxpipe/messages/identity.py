@@ -1,4 +1,7 @@
-"""What a message says, whatever its form; and its cache marks, which are no part of what it says."""
+"""What a message says, whatever its form.
+
+And its cache marks, which are no part of what it says.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,19 @@ MARK = "cache_control"
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
-# One plain form -------------------------------------------------------------------------------------
+# One plain form -----------------------------------------------------------------------------------
 
 
 def parse(message: Message, index: int = 0) -> Message:
-    """*message* in plain dicts and lists, its blocks as the SDK would send them; the same object when it is plain.
+    """*message* in plain dicts and lists, its blocks as the SDK would send them; the same object
+    when it is plain.
 
     Raises InvalidHistory, naming *index* and block, for what cannot be sent.
     """
     content: object = message["content"]
-    if type(message) is dict and (content is None or isinstance(content, str) or _are_plain(content)):
+    if type(message) is dict and (
+        content is None or isinstance(content, str) or _are_plain(content)
+    ):
         return message
     plain: list[object] = []
     for place, block in enumerate(blocks(message)):
@@ -38,7 +44,10 @@ def parse(message: Message, index: int = 0) -> Message:
             plain.append(_parse_block(block))
         except InvalidHistory as error:
             raise InvalidHistory(f"message {index}, block {place}: it holds {error}") from error
-    return cast("Message", {**message, "content": content if content is None or isinstance(content, str) else plain})
+    return cast(
+        "Message",
+        {**message, "content": content if content is None or isinstance(content, str) else plain},
+    )
 
 
 def parse_from(messages: Sequence[Message], start: int = 0) -> list[Message]:
@@ -53,7 +62,10 @@ def _are_plain(content: object) -> bool:
 def _is_plain(block: object) -> bool:
     if type(block) is not dict:
         return False
-    return all(type(value) in _PLAIN or type(value) is dict or _holds_plain(value) for value in block.values())
+    return all(
+        type(value) in _PLAIN or type(value) is dict or _holds_plain(value)
+        for value in block.values()
+    )
 
 
 def _holds_plain(value: object) -> bool:
@@ -75,11 +87,13 @@ def _parse_value(value: object) -> object:
     return value
 
 
-# What it says -------------------------------------------------------------------------------------------
+# What it says -------------------------------------------------------------------------------------
 
 
 def says_the_same(one: Message, other: Message) -> bool:
-    """Whether two messages say the same: cache marks, keys that are None, and text as one block make no difference."""
+    """Whether two messages say the same: cache marks, keys that are None, and text as one block
+    make no difference.
+    """
     return is_equal(one, other) or is_equal(_canonical(one), _canonical(other))
 
 
@@ -108,21 +122,30 @@ def _canonical_block(block: Block) -> Any:
 
 
 def _without_mark(block: Block) -> Any:
-    """*block* beside its cache mark; text and the like, which only an unknown block holds, as it is."""
+    """*block* beside its cache mark.
+
+    Text and the like, which only an unknown block holds, as it is.
+    """
     if not isinstance(block, Mapping) and not hasattr(block, "model_dump"):
         return block
-    return {key: value for key, value in as_dict(block).items() if key != MARK and value is not None}
+    return {
+        key: value for key, value in as_dict(block).items() if key != MARK and value is not None
+    }
 
 
-# Cache marks ------------------------------------------------------------------------------------------
+# Cache marks --------------------------------------------------------------------------------------
 
 
 def with_marks(message: Message, source: Message) -> Message:
-    """*message* with the cache marks that *source*, the message it was made from, has at the same blocks."""
+    """*message* with the cache marks that *source*, the message it was made from, has at the same
+    blocks.
+    """
     ours, theirs = as_blocks(message), as_blocks(source)
     if len(ours) != len(theirs):
         return unmarked(message)
-    return _with(message, ours, [_marked(own, other) for own, other in zip(ours, theirs, strict=True)])
+    return _with(
+        message, ours, [_marked(own, other) for own, other in zip(ours, theirs, strict=True)]
+    )
 
 
 def unmarked(message: Message) -> Message:
@@ -132,14 +155,22 @@ def unmarked(message: Message) -> Message:
 
 
 def _with(message: Message, ours: Sequence[Block], content: Sequence[Block]) -> Message:
-    return message if all(map(is_, ours, content)) else cast("Message", {**message, "content": content})
+    return (
+        message
+        if all(map(is_, ours, content))
+        else cast("Message", {**message, "content": content})
+    )
 
 
 def _marked(block: Block, source: Block) -> Block:
     held, given = field(block, "content"), field(source, "content")
     inner = held
     if isinstance(held, list | tuple):
-        sources = given if isinstance(given, list | tuple) and len(given) == len(held) else [{}] * len(held)
+        sources = (
+            given
+            if isinstance(given, list | tuple) and len(given) == len(held)
+            else [{}] * len(held)
+        )
         inner = [_own_mark(one, other) for one, other in zip(held, sources, strict=True)]
         inner = held if all(map(is_, inner, held)) else inner
     return _own_mark(block if inner is held else {**as_dict(block), "content": inner}, source)

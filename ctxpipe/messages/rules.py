@@ -1,7 +1,8 @@
-"""What the Messages API demands of a conversation: one table of rules, and the check that knows them.
+"""What the Messages API demands of a conversation: one table of rules, and the check that knows
+them.
 
-Each rule rests on the API's reference, on its guides, or on the words of its refusals. Where these are silent, nothing
-is refused: a block of a kind that is not known here passes.
+Each rule rests on the API's reference, on its guides, or on the words of its refusals. Where these
+are silent, nothing is refused: a block of a kind that is not known here passes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ from .vocabulary import CALLS, SERVER_CALLS, THINKING, blocks, field, head_lengt
 if TYPE_CHECKING:
     from .vocabulary import Block, Message
 
-__all__ = ["MAX_CACHE_MARKS", "ROLES", "RULES", "CacheMarks", "Problem", "Rule", "check", "ensure_messages"]
+__all__ = [
+    "MAX_CACHE_MARKS",
+    "ROLES",
+    "RULES",
+    "CacheMarks",
+    "Problem",
+    "Rule",
+    "check",
+    "ensure_messages",
+]
 
 MAX_CACHE_MARKS = 4
 ROLES = frozenset({"user", "assistant", "system"})
@@ -66,33 +76,100 @@ class Rule:
 
 
 RULES = (
-    Rule("empty", "A message says something, and no text block is blank.", "The block goes, or the message."),
-    Rule("first-message", "The first message is the user's, or opens with a compaction block.", "A line opens it."),
-    Rule("message-key", "A message has `role` and `content`, and no other key.", "The other keys go."),
-    Rule("block-type", "Each block has a type.", "A text becomes a text block; anything else goes."),
-    Rule("block-key", "A caller is an object; a compaction block has its own keys.", "The key goes."),
-    Rule("speaker", "Only the assistant calls tools and thinks; only the user answers calls.", "The block goes."),
-    Rule("results-first", "Tool results come before all else in their message.", "They move to the front."),
-    Rule("thinking", "Thinking is signed, unmarked, and not the end of its message.", "It, or its mark, goes."),
-    Rule("tool-id", "Ids of calls have the form that the API gives them.", "Call and result get the same other id."),
-    Rule("repeated-id", "The ids of one message's calls differ.", "The later call gets an id of its own."),
-    Rule("tool-name", "A call names its tool, in 1 to 200 characters.", "`unknown_tool`, or the first 200."),
-    Rule("tool-input", "The input of a call is an object.", "JSON text is read; anything else goes under `input`."),
-    Rule("tool-pair", "The next message answers each call, once.", "A result that says so is added; an orphan goes."),
-    Rule("error-result", "A result that is an error says so, in text alone.", "Words are added; else it is no error."),
-    Rule("server-tool", "A server tool's call and result lie in one turn.", "The half that is left goes."),
+    Rule(
+        "empty",
+        "A message says something, and no text block is blank.",
+        "The block goes, or the message.",
+    ),
+    Rule(
+        "first-message",
+        "The first message is the user's, or opens with a compaction block.",
+        "A line opens it.",
+    ),
+    Rule(
+        "message-key", "A message has `role` and `content`, and no other key.", "The other keys go."
+    ),
+    Rule(
+        "block-type", "Each block has a type.", "A text becomes a text block; anything else goes."
+    ),
+    Rule(
+        "block-key", "A caller is an object; a compaction block has its own keys.", "The key goes."
+    ),
+    Rule(
+        "speaker",
+        "Only the assistant calls tools and thinks; only the user answers calls.",
+        "The block goes.",
+    ),
+    Rule(
+        "results-first",
+        "Tool results come before all else in their message.",
+        "They move to the front.",
+    ),
+    Rule(
+        "thinking",
+        "Thinking is signed, unmarked, and not the end of its message.",
+        "It, or its mark, goes.",
+    ),
+    Rule(
+        "tool-id",
+        "Ids of calls have the form that the API gives them.",
+        "Call and result get the same other id.",
+    ),
+    Rule(
+        "repeated-id",
+        "The ids of one message's calls differ.",
+        "The later call gets an id of its own.",
+    ),
+    Rule(
+        "tool-name",
+        "A call names its tool, in 1 to 200 characters.",
+        "`unknown_tool`, or the first 200.",
+    ),
+    Rule(
+        "tool-input",
+        "The input of a call is an object.",
+        "JSON text is read; anything else goes under `input`.",
+    ),
+    Rule(
+        "tool-pair",
+        "The next message answers each call, once.",
+        "A result that says so is added; an orphan goes.",
+    ),
+    Rule(
+        "error-result",
+        "A result that is an error says so, in text alone.",
+        "Words are added; else it is no error.",
+    ),
+    Rule(
+        "server-tool",
+        "A server tool's call and result lie in one turn.",
+        "The half that is left goes.",
+    ),
     Rule("system-place", "A later system message ends what the user said.", "It moves behind it."),
-    Rule("compaction", "A compaction block is not empty; a signed one comes first.", "It goes, or what it replaced."),
-    Rule("cache-marks", "A request has at most four cache marks, the longest first.", "The last stay, shortened."),
+    Rule(
+        "compaction",
+        "A compaction block is not empty; a signed one comes first.",
+        "It goes, or what it replaced.",
+    ),
+    Rule(
+        "cache-marks",
+        "A request has at most four cache marks, the longest first.",
+        "The last stay, shortened.",
+    ),
     Rule("surrogate", "Every text can be sent as UTF-8.", "Lone surrogates become U+FFFD."),
     Rule("value", "The client library can encode every value.", ""),
 )
-"""The rules that `check` knows. One with an empty *repair* is refused with InvalidHistory: nothing can be done."""
+"""The rules that `check` knows.
+
+One with an empty *repair* is refused with InvalidHistory: nothing can be done.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A *rule* of the Messages API that message *index* breaks, in its *block* where it is a single one."""
+    """A *rule* of the Messages API that message *index* breaks, in its *block* where it is a single
+    one.
+    """
 
     index: int
     text: str
@@ -100,18 +177,26 @@ class Problem:
     rule: str = ""
 
     def __str__(self) -> str:
-        where = f"message {self.index}" if self.block is None else f"message {self.index}, block {self.block}"
+        where = (
+            f"message {self.index}"
+            if self.block is None
+            else f"message {self.index}, block {self.block}"
+        )
         return f"{where}: {self.text}"
 
 
-# Shape --------------------------------------------------------------------------------------------------------
+# Shape --------------------------------------------------------------------------------------------
 
 
 def ensure_messages(messages: object, start: int = 0) -> None:
-    """Raise InvalidHistory, naming the index, unless *messages* from *start* on have the shape of messages."""
+    """Raise InvalidHistory, naming the index, unless *messages* from *start* on have the shape of
+    messages.
+    """
     if not isinstance(messages, list):
         hint = history_hint(messages)
-        raise InvalidHistory(f"a history is a list of messages, not {type(messages).__name__}{hint}")
+        raise InvalidHistory(
+            f"a history is a list of messages, not {type(messages).__name__}{hint}"
+        )
     for index in range(start, len(messages)):
         if not _is_common(messages[index]):
             _ensure_message(index, messages[index])
@@ -119,7 +204,11 @@ def ensure_messages(messages: object, start: int = 0) -> None:
 
 def _is_common(message: object) -> bool:
     """Whether *message* is of the form that nearly all have, so that nothing is left to look at."""
-    if type(message) is not dict or len(message) != len(_MESSAGE_KEYS) or message.get("role") not in _SPEAKERS:
+    if (
+        type(message) is not dict
+        or len(message) != len(_MESSAGE_KEYS)
+        or message.get("role") not in _SPEAKERS
+    ):
         return False
     content = message.get("content")
     if type(content) is str:
@@ -144,8 +233,14 @@ def _ensure_message(index: int, message: object) -> None:
         raise InvalidHistory(f"message {index} {hint}")
     if not isinstance(message, MAPPINGS):
         name = type(message).__name__
-        way_out = '; append {"role": "assistant", "content": reply.content}' if hasattr(message, "stop_reason") else ""
-        raise InvalidHistory(f"message {index} is {name}, not a mapping with role and content{way_out}")
+        way_out = (
+            '; append {"role": "assistant", "content": reply.content}'
+            if hasattr(message, "stop_reason")
+            else ""
+        )
+        raise InvalidHistory(
+            f"message {index} is {name}, not a mapping with role and content{way_out}"
+        )
     for key in ("role", "content"):
         if key not in message:
             raise InvalidHistory(f"message {index} has no {key}")
@@ -156,7 +251,9 @@ def _ensure_message(index: int, message: object) -> None:
     if content is None or isinstance(content, str):
         return
     if not isinstance(content, list | tuple):
-        raise InvalidHistory(f"message {index} has {type(content).__name__} as content, not text or a list of blocks")
+        raise InvalidHistory(
+            f"message {index} has {type(content).__name__} as content, not text or a list of blocks"
+        )
     for place, block in enumerate(content):
         fault = _shape_fault(block)
         if fault:
@@ -184,7 +281,9 @@ def _own_fault(block: object) -> str:
     content = field(block, "content") if name == "tool_result" else None
     if content is None or isinstance(content, str | list | tuple):
         return ""
-    return f"is a tool_result with {type(content).__name__} as content, not text or a list of blocks"
+    return (
+        f"is a tool_result with {type(content).__name__} as content, not text or a list of blocks"
+    )
 
 
 def _held_blocks(block: Block) -> list[object]:
@@ -192,7 +291,7 @@ def _held_blocks(block: Block) -> list[object]:
     return list(content) if isinstance(content, list | tuple) else []
 
 
-# The check ----------------------------------------------------------------------------------------------------
+# The check ----------------------------------------------------------------------------------------
 
 
 class MarksBeside(NamedTuple):
@@ -216,11 +315,13 @@ def check(
     marks: CacheMarks | None = None,
     beside: MarksBeside = NO_MARKS,
 ) -> list[Problem]:
-    """The rules of the Messages API that *messages* break, from message *start* on; empty when they are valid.
+    """The rules of the Messages API that *messages* break, from message *start* on; empty when they
+    are valid.
 
-    A call still waiting for its result, at the end, is no problem; without *encoding* neither are lone surrogates (the
-    stages still want to store them as they are). *marks* knows how many cache marks there are before *start*; without
-    it they are counted only in a check of the whole. *beside* are the marks in the rest of the request.
+    A call still waiting for its result, at the end, is no problem; without *encoding* neither are
+    lone surrogates (the stages still want to store them as they are). *marks* knows how many cache
+    marks there are before *start*; without it they are counted only in a check of the whole.
+    *beside* are the marks in the rest of the request.
     """
     head = head_length(messages)
     found: list[Problem] = []
@@ -243,26 +344,36 @@ def check(
 
 def may_open(message: Message) -> bool:
     """Whether a conversation may begin with *message*."""
-    return message["role"] == "user" or any(kind(block) == "compaction" for block in blocks(message)[:1])
+    return message["role"] == "user" or any(
+        kind(block) == "compaction" for block in blocks(message)[:1]
+    )
 
 
-# One message --------------------------------------------------------------------------------------------------
+# One message --------------------------------------------------------------------------------------
 
 
-def message_problems(index: int, message: Message, kinds: Sequence[str], *, encoding: bool) -> list[Problem]:
+def message_problems(
+    index: int, message: Message, kinds: Sequence[str], *, encoding: bool
+) -> list[Problem]:
     """What is wrong with *message* alone, whose blocks are of these *kinds*."""
     role, content = message["role"], message["content"]
     found = [] if len(message) == len(_MESSAGE_KEYS) else _key_problems(index, message)
     if isinstance(content, str) and not is_blank(content):
         return found + _value_problems(index, content, None) if encoding else found
     if not content or isinstance(content, str):
-        return found if is_directive(message) else [*found, Problem(index, "it is empty", rule="empty")]
+        return (
+            found
+            if is_directive(message)
+            else [*found, Problem(index, "it is empty", rule="empty")]
+        )
     results = kinds.count("tool_result")
     for place, (name, block) in enumerate(zip(kinds, blocks(message), strict=True)):
         for rule, fault in _faults(role, name, block):
             found.append(Problem(index, fault, place, rule))
         if place >= results and name == "tool_result":
-            found.append(Problem(index, "a tool_result after another block", place, "results-first"))
+            found.append(
+                Problem(index, "a tool_result after another block", place, "results-first")
+            )
         if encoding and name not in THINKING:
             found += _value_problems(index, block, place)
     if role == "assistant" and kinds[-1] in THINKING:
@@ -281,8 +392,14 @@ def is_message_key(role: str, key: object) -> bool:
 
 
 def is_directive(message: Message) -> bool:
-    """Whether *message* is a system message that only sets options: it may be empty, and stand anywhere."""
-    return message["role"] == "system" and not message["content"] and bool(field(message, "output_config"))
+    """Whether *message* is a system message that only sets options: it may be empty, and stand
+    anywhere.
+    """
+    return (
+        message["role"] == "system"
+        and not message["content"]
+        and bool(field(message, "output_config"))
+    )
 
 
 def is_blank(text: object) -> bool:
@@ -334,7 +451,10 @@ def _compaction_faults(block: Block) -> Iterator[tuple[str, str]]:
 
 def _result_faults(name: str, block: Block) -> Iterator[tuple[str, str]]:
     if not is_id(field(block, "tool_use_id"), name):
-        yield "tool-id", f"the tool_use_id {_short(field(block, 'tool_use_id'))} is none that the API takes"
+        yield (
+            "tool-id",
+            f"the tool_use_id {_short(field(block, 'tool_use_id'))} is none that the API takes",
+        )
     if name != "tool_result":
         return
     content = field(block, "content")
@@ -353,13 +473,22 @@ def _call_faults(name: str, block: Block) -> Iterator[tuple[str, str]]:
     if not is_tool_name(field(block, "name")):
         yield "tool-name", f"a {name} that names no tool"
     if not is_object(field(block, "input")):
-        yield "tool-input", f"a {name} whose input is {type(field(block, 'input')).__name__}, not an object"
+        yield (
+            "tool-input",
+            f"a {name} whose input is {type(field(block, 'input')).__name__}, not an object",
+        )
     if surplus_keys(block):
-        yield "block-key", f"a {name} whose caller is {type(field(block, 'caller')).__name__}, not an object"
+        yield (
+            "block-key",
+            f"a {name} whose caller is {type(field(block, 'caller')).__name__}, not an object",
+        )
 
 
 def is_said_by(role: str, name: str) -> bool:
-    """Whether a block of the kind *name* may stand in a message of *role*; of unknown kinds nothing is said."""
+    """Whether a block of the kind *name* may stand in a message of *role*.
+
+    Of unknown kinds nothing is said.
+    """
     if name == "tool_result":
         return role == "user"
     if name in _ASSISTANT_ONLY or name in SERVER_RESULTS:
@@ -423,18 +552,22 @@ def _short(value: object) -> str:
     return repr(value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…")
 
 
-# Calls and results --------------------------------------------------------------------------------------------
+# Calls and results --------------------------------------------------------------------------------
 
 
 def pair_problems(messages: Sequence[Message], index: int, kinds: Sequence[str]) -> list[Problem]:
-    """Which calls and results of message *index*, whose blocks are of these *kinds*, are without the other half."""
+    """Which calls and results of message *index*, whose blocks are of these *kinds*, are without
+    the other half.
+    """
     found: list[Problem] = []
     message = messages[index]
     if "tool_use" in kinds and index + 1 < len(messages):
         calls = _ids(message, "tool_use", "id")
         if len(calls) > 1 and len(set(calls)) < len(calls):
             words = "the id {} for more than one tool_use"
-            found += _at(message, index, "tool_use", _surplus(calls, list(set(calls))), "repeated-id", words)
+            found += _at(
+                message, index, "tool_use", _surplus(calls, list(set(calls))), "repeated-id", words
+            )
         words = "the tool_use {} has no tool_result in the next message"
         lone = _surplus(calls, _ids(messages[index + 1], *_RESULT))
         found += _at(message, index, "tool_use", lone, "tool-pair", words)
@@ -458,26 +591,39 @@ def _surplus(ours: Sequence[str], theirs: Sequence[str]) -> Iterable[str]:
     return () if ours == theirs else Counter(ours) - Counter(theirs)
 
 
-def _at(message: Message, index: int, block_kind: str, ids: Iterable[str], rule: str, words: str) -> Iterator[Problem]:
+def _at(
+    message: Message, index: int, block_kind: str, ids: Iterable[str], rule: str, words: str
+) -> Iterator[Problem]:
     """A problem for each of *ids*, at the last block of that kind which has it."""
     for name in ids:
-        places = [place for place, block in enumerate(blocks(message)) if _is(block, block_kind, name)]
+        places = [
+            place for place, block in enumerate(blocks(message)) if _is(block, block_kind, name)
+        ]
         yield Problem(index, words.format(_short(name)), places[-1] if places else None, rule)
 
 
 def _is(block: Block, block_kind: str, name: str) -> bool:
-    return kind(block) == block_kind and str(field(block, "id" if block_kind in CALLS else "tool_use_id", "")) == name
+    return (
+        kind(block) == block_kind
+        and str(field(block, "id" if block_kind in CALLS else "tool_use_id", "")) == name
+    )
 
 
-# Server tools -------------------------------------------------------------------------------------------------
+# Server tools -------------------------------------------------------------------------------------
 
 
 def closes_turn(message: Message) -> bool:
-    """Whether the user says more than the results of calls: the assistant's turn before it is over then."""
+    """Whether the user says more than the results of calls: the assistant's turn before it is over
+    then.
+    """
     if message["role"] != "user":
         return False
     content = message["content"]
-    return bool(content) if isinstance(content, str) else any(kind(b) != "tool_result" for b in blocks(message))
+    return (
+        bool(content)
+        if isinstance(content, str)
+        else any(kind(b) != "tool_result" for b in blocks(message))
+    )
 
 
 def server_call(block: Block) -> str | None:
@@ -491,11 +637,15 @@ def server_result(block: Block) -> str | None:
 
 
 def needs_call(block: Block) -> bool:
-    """Whether *block*, a server tool's result by its kind, is surely one: of a known kind, or with such an id."""
+    """Whether *block*, a server tool's result by its kind, is surely one: of a known kind, or with
+    such an id.
+    """
     return kind(block) in SERVER_RESULTS or is_id(field(block, "tool_use_id"), "server_tool_use")
 
 
-def _turn_problems(messages: Sequence[Message], index: int, kinds: Sequence[str], head: int) -> list[Problem]:
+def _turn_problems(
+    messages: Sequence[Message], index: int, kinds: Sequence[str], head: int
+) -> list[Problem]:
     """Server tools whose call and result are not in one turn, as far as message *index* tells."""
     message = messages[index]
     if message["role"] == "user":
@@ -507,16 +657,24 @@ def _turn_problems(messages: Sequence[Message], index: int, kinds: Sequence[str]
     found: list[Problem] = []
     for place, block in enumerate(blocks(message)):
         answered, caller = server_result(block), program(block)
-        if answered is not None and needs_call(block) and not _is_open(messages, (index, place), answered, head):
+        if (
+            answered is not None
+            and needs_call(block)
+            and not _is_open(messages, (index, place), answered, head)
+        ):
             words = f"the {kind(block)} {_short(answered)} has no call before it in its turn"
             found.append(Problem(index, words, place, "server-tool"))
-        if caller is not None and not any(server_call(b) == caller for _, b in _back(messages, (index, place), head)):
+        if caller is not None and not any(
+            server_call(b) == caller for _, b in _back(messages, (index, place), head)
+        ):
             words = f"the call's caller {_short(caller)} is not in its turn"
             found.append(Problem(index, words, place, "server-tool"))
     return found
 
 
-def _back(messages: Sequence[Message], place: tuple[int, int], head: int) -> Iterator[tuple[tuple[int, int], Block]]:
+def _back(
+    messages: Sequence[Message], place: tuple[int, int], head: int
+) -> Iterator[tuple[tuple[int, int], Block]]:
     """The assistant's blocks of the turn before *place*, the last one first."""
     index, stop = place
     while index >= head and not closes_turn(messages[index]):
@@ -529,7 +687,9 @@ def _back(messages: Sequence[Message], place: tuple[int, int], head: int) -> Ite
 
 
 def _is_open(messages: Sequence[Message], place: tuple[int, int], name: str, head: int) -> bool:
-    """Whether the server tool's call *name* is made before *place* in its turn, and has no result there yet."""
+    """Whether the server tool's call *name* is made before *place* in its turn, and has no result
+    there yet.
+    """
     answered = 0
     for _, block in _back(messages, place, head):
         if server_result(block) == name:
@@ -561,21 +721,31 @@ def _unfinished(messages: Sequence[Message], index: int, head: int) -> list[Prob
 
 def _disturbed(messages: Sequence[Message], index: int) -> Iterator[Problem]:
     """The calls of programs whose results message *index*, which says more, is to bring."""
-    before = next((at for at in range(index - 1, -1, -1) if messages[at]["role"] == "assistant"), None)
+    before = next(
+        (at for at in range(index - 1, -1, -1) if messages[at]["role"] == "assistant"), None
+    )
     for place, block in enumerate(blocks(messages[before]) if before is not None else ()):
         if kind(block) == "tool_use" and program(block) is not None:
             words = "the user says more than the results that the call's program waits for"
             yield Problem(before or 0, words, place, "server-tool")
 
 
-# Places -------------------------------------------------------------------------------------------------------
+# Places -------------------------------------------------------------------------------------------
 
 
-def _place_problems(messages: Sequence[Message], index: int, kinds: Sequence[str], head: int) -> list[Problem]:
-    """What stands at the wrong place: a system message, or a compaction block that replaces what is before it."""
+def _place_problems(
+    messages: Sequence[Message], index: int, kinds: Sequence[str], head: int
+) -> list[Problem]:
+    """What stands at the wrong place: a system message, or a compaction block that replaces what is
+    before it.
+    """
     message = messages[index]
     found: list[Problem] = []
-    if message["role"] == "system" and not is_directive(message) and not _follows_user(messages, index):
+    if (
+        message["role"] == "system"
+        and not is_directive(message)
+        and not _follows_user(messages, index)
+    ):
         found.append(Problem(index, "a system message after the assistant's", rule="system-place"))
     elif message["role"] == "user" and index > head and _is_system(messages[index - 1]):
         found.append(Problem(index - 1, "a system message before the user's", rule="system-place"))
@@ -584,19 +754,33 @@ def _place_problems(messages: Sequence[Message], index: int, kinds: Sequence[str
             if kind(block) != "compaction" or (index, place) == (head, 0):
                 continue
             if is_replacement(block):
-                found.append(Problem(index, "a signed compaction block that is not first", place, "compaction"))
+                found.append(
+                    Problem(
+                        index, "a signed compaction block that is not first", place, "compaction"
+                    )
+                )
             elif opens_with_replacement(messages[head]):
-                found.append(Problem(index, "a compaction block after a signed one", place, "compaction"))
+                found.append(
+                    Problem(index, "a compaction block after a signed one", place, "compaction")
+                )
     return found
 
 
 def is_replacement(block: Block) -> bool:
-    """Whether *block* is a compaction block that must come first, in the place of what it summarizes."""
-    return kind(block) == "compaction" and bool(field(block, "content")) and bool(field(block, "signature"))
+    """Whether *block* is a compaction block that must come first, in the place of what it
+    summarizes.
+    """
+    return (
+        kind(block) == "compaction"
+        and bool(field(block, "content"))
+        and bool(field(block, "signature"))
+    )
 
 
 def opens_with_replacement(message: Message) -> bool:
-    """Whether the first block of *message* is a signed compaction block, after which there may be no other."""
+    """Whether the first block of *message* is a signed compaction block, after which there may be
+    no other.
+    """
     return any(map(is_replacement, blocks(message)[:1]))
 
 
@@ -606,7 +790,9 @@ def _is_system(message: Message) -> bool:
 
 def _follows_user(messages: Sequence[Message], index: int) -> bool:
     """Whether the system message *index* comes after the user's, or after a server tool's result."""
-    before = next(messages[at] for at in range(index - 1, -1, -1) if messages[at]["role"] != "system")
+    before = next(
+        messages[at] for at in range(index - 1, -1, -1) if messages[at]["role"] != "system"
+    )
     return before["role"] == "user" or ends_in_server_result(before)
 
 
@@ -615,11 +801,13 @@ def ends_in_server_result(message: Message) -> bool:
     return any(is_server_result(kind(block)) for block in blocks(message)[-1:])
 
 
-# Marks for the cache ------------------------------------------------------------------------------------------
+# Marks for the cache ------------------------------------------------------------------------------
 
 
 class CacheMarks:
-    """The cache_control marks of one conversation, counted from turn to turn at the cost of the new messages."""
+    """The cache_control marks of one conversation, counted from turn to turn at the cost of the new
+    messages.
+    """
 
     __slots__ = ("_sums",)
 
@@ -630,18 +818,28 @@ class CacheMarks:
         """Forget all but the first *known* messages."""
         del self._sums[known + 1 :]
 
-    def problems(self, messages: Sequence[Message], beside: MarksBeside = NO_MARKS) -> list[Problem]:
-        """Whether *messages*, with the marks *beside* them, have too many, or one for an hour too late."""
+    def problems(
+        self, messages: Sequence[Message], beside: MarksBeside = NO_MARKS
+    ) -> list[Problem]:
+        """Whether *messages*, with the marks *beside* them, have too many, or one for an hour too
+        late.
+        """
         most = marks_left(beside)
         if self._extended(messages) > most:
-            self.rewind(0)  # marks are often moved in place from turn to turn: only a fresh count can tell
+            self.rewind(
+                0
+            )  # marks are often moved in place from turn to turn: only a fresh count can tell
             if self._extended(messages) > most:
                 first = bisect_right(self._sums, 0) - 1
-                also = f", {beside.number} of them in the rest of the request" if beside.number else ""
+                also = (
+                    f", {beside.number} of them in the rest of the request" if beside.number else ""
+                )
                 words = f"the first of more than {MAX_CACHE_MARKS} cache_control marks{also}"
                 return [Problem(first, words, _first_mark(messages[first]), "cache-marks")]
         for index, (place, _) in late_hours(messages, self._marked(), beside):
-            return [Problem(index, "a cache mark for an hour after a shorter one", place, "cache-marks")]
+            return [
+                Problem(index, "a cache mark for an hour after a shorter one", place, "cache-marks")
+            ]
         return []
 
     def _marked(self) -> Iterator[int]:
@@ -669,11 +867,15 @@ def is_for_hour(mark: object) -> bool:
 
 
 def cache_marks(message: Message) -> Iterator[tuple[int, int | None]]:
-    """Where *message* is marked for the cache: the block's index, and the inner one where a tool result holds it."""
+    """Where *message* is marked for the cache: the block's index, and the inner one where a tool
+    result holds it.
+    """
     for place, block in enumerate(blocks(message)):
         content = field(block, "content")  # of a tool result
         if isinstance(content, list | tuple):
-            yield from ((place, inner) for inner, held in enumerate(content) if field(held, "cache_control"))
+            yield from (
+                (place, inner) for inner, held in enumerate(content) if field(held, "cache_control")
+            )
         if field(block, "cache_control"):
             yield place, None
 

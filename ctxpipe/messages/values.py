@@ -1,7 +1,8 @@
-"""The values inside messages, as the client library will send them: told, compared and rebuilt at any depth.
+"""The values inside messages, as the client library will send them: told, compared and rebuilt at
+any depth.
 
-Tool inputs and unknown blocks are nested as deep as whoever wrote them liked. Nothing here calls itself for a level of
-nesting, so no depth costs a turn, however deep the caller's own stack is.
+Tool inputs and unknown blocks are nested as deep as whoever wrote them liked. Nothing here calls
+itself for a level of nesting, so no depth costs a turn, however deep the caller's own stack is.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ SURROGATE = "a lone surrogate"
 MAX_DEPTH = 1_000
 """Levels of nesting above which no client can send a block: Python's own encoder gives up there."""
 
-_IN_ONE_STEP = 1_000_000  # characters; what is more is encoded in steps, as one holds the interpreter
+_IN_ONE_STEP = (
+    1_000_000  # characters; what is more is encoded in steps, as one holds the interpreter
+)
 _MOST_BITS = 14_000  # Python writes no whole number of more than 4,300 digits
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _JSON = (str, dict, list, tuple, int, float, type(None))
@@ -51,7 +54,7 @@ _LISTS = (list, tuple, Sequence, AbstractSet, MappingView)
 _CHARACTERS = (str, bytes, bytearray, memoryview, UserString)
 
 
-# What is sent -------------------------------------------------------------------------------------------------
+# What is sent -------------------------------------------------------------------------------------
 
 
 def as_dict(block: object) -> dict[str, Any]:
@@ -60,35 +63,49 @@ def as_dict(block: object) -> dict[str, Any]:
         return dict(block)
     dump = getattr(block, "model_dump", None)
     if dump is None:
-        raise InvalidHistory(f"a content block is {type(block).__name__}, neither a mapping nor an SDK object")
+        raise InvalidHistory(
+            f"a content block is {type(block).__name__}, neither a mapping nor an SDK object"
+        )
     hidden = getattr(block, "__api_exclude__", None)
     try:
-        plain = dump(mode="json", exclude_unset=True, by_alias=True, **({"exclude": hidden} if hidden else {}))
+        plain = dump(
+            mode="json",
+            exclude_unset=True,
+            by_alias=True,
+            **({"exclude": hidden} if hidden else {}),
+        )
     except (ValueError, RecursionError) as error:
         raise InvalidHistory(f"a {type(block).__name__} that cannot be sent: {error}") from error
     return cast("dict[str, Any]", plain)
 
 
 def sent_as(value: object) -> object:
-    """What stands in the request for *value*, which JSON does not know: the rules of the anthropic SDK."""
+    """What stands in the request for *value*, which JSON does not know: the rules of the anthropic
+    SDK.
+    """
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, MAPPINGS) or hasattr(value, "model_dump"):
         return as_dict(value)
     if isinstance(value, _LISTS) and not isinstance(value, _CHARACTERS):
         return list(cast("Iterable[object]", value))
-    if isinstance(value, os.PathLike):  # the data of a picture; the client reads the file when it sends
+    if isinstance(
+        value, os.PathLike
+    ):  # the data of a picture; the client reads the file when it sends
         return os.fspath(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
-_COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=sent_as, allow_nan=False)
+_COMPACT = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), default=sent_as, allow_nan=False
+)
 _ASCII = json.JSONEncoder(separators=(",", ":"), default=sent_as, allow_nan=False)
 _SORTED = json.JSONEncoder(separators=(",", ":"), default=sent_as, allow_nan=False, sort_keys=True)
 
 
 def compact_json(value: object) -> str:
-    """*value* as JSON without spaces, as the client sends it: non-ASCII as it is, key order kept. Source: A-04.
+    """*value* as JSON without spaces, as the client sends it: non-ASCII as it is, key order kept.
+    Source: A-04.
 
     Raises InvalidHistory for a value that the client could not send either.
     """
@@ -102,7 +119,9 @@ def as_json(value: object, *, indent: int | None = None, ensure_ascii: bool = Tr
     """
     if indent is None:
         return _encode(_ASCII if ensure_ascii else _COMPACT, value)
-    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, default=sent_as, allow_nan=False)
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, default=sent_as, allow_nan=False
+    )
     return _encode(encoder, value)
 
 
@@ -144,14 +163,20 @@ def _encoded_flat(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
             if is_text:
                 yield given
                 continue
-            is_plain = type(given) in _PLAIN or isinstance(given, dict | list | tuple | str | int | float)
+            is_plain = type(given) in _PLAIN or isinstance(
+                given, dict | list | tuple | str | int | float
+            )
             item = given if is_plain else sent_as(given)
             if not isinstance(item, dict | list | tuple):
-                yield _encoded_text(encoder, item) if isinstance(item, str) else encoder.encode(item)
+                yield (
+                    _encoded_text(encoder, item) if isinstance(item, str) else encoder.encode(item)
+                )
             elif not item:
                 yield "{}" if isinstance(item, dict) else "[]"
             elif len(unread) > MAX_DEPTH + 1:
-                raise InvalidHistory(f"a value in a message is nested more than {MAX_DEPTH:,} levels deep")
+                raise InvalidHistory(
+                    f"a value in a message is nested more than {MAX_DEPTH:,} levels deep"
+                )
             else:
                 unread.append(_pieces(encoder, item, len(unread), indent))
                 break
@@ -164,14 +189,22 @@ def _encoded_text(encoder: json.JSONEncoder, text: str) -> str:
 
 
 def _encoded_key(encoder: json.JSONEncoder, key: object) -> str:
-    return _encoded_text(encoder, key) if isinstance(key, str) else _COMPACT.encode({key: 0})[1:-3]  # '{"key":0}'
+    return (
+        _encoded_text(encoder, key) if isinstance(key, str) else _COMPACT.encode({key: 0})[1:-3]
+    )  # '{"key":0}'
 
 
 def _pieces(
     encoder: json.JSONEncoder, item: dict[Any, Any] | Sequence[Any], depth: int, indent: int | None
 ) -> Iterator[tuple[bool, Any]]:
-    """What *item* is written with: texts that are ready, and the values between them, which are still to be written."""
-    inner, outer = ("", "") if indent is None else (f"\n{' ' * indent * depth}", f"\n{' ' * indent * (depth - 1)}")
+    """What *item* is written with: texts that are ready, and the values between them, which are
+    still to be written.
+    """
+    inner, outer = (
+        ("", "")
+        if indent is None
+        else (f"\n{' ' * indent * depth}", f"\n{' ' * indent * (depth - 1)}")
+    )
     keyed = isinstance(item, dict)
     separator = ("{" if keyed else "[") + inner
     for key in item:
@@ -188,7 +221,8 @@ def _pieces(
 def encoding_fault(value: object) -> str:
     """What keeps *value* from being sent, "" when nothing does.
 
-    `SURROGATE` where that is all: it can be replaced. For anything else a sentence that goes on after "it holds".
+    `SURROGATE` where that is all: it can be replaced. For anything else a sentence that goes on
+    after "it holds".
     """
     found = ""
     todo: list[tuple[object, int]] = [(value, 1)]
@@ -225,7 +259,8 @@ def _inside(item: object) -> Iterable[object] | str:
 def _inside_mapping(item: Mapping[Any, object]) -> list[object] | str:
     inside: list[object] = []
     for key, held in item.items():
-        # Nearly all is ASCII text: to look at each again would cost more than all other rules together.
+        # Nearly all is ASCII text: to look at each again would cost more than all other rules
+        # together.
         if not (type(key) is str and key.isascii()):
             if not isinstance(key, _KEYS):
                 return f"a key that is {type(key).__name__}, not text"
@@ -272,18 +307,25 @@ _REPLACED_CHARS = 2**15  # a codec takes some 100 ms to replace a million surrog
 
 
 def without_surrogates(text: str) -> str:
-    """*text* with each lone surrogate replaced by U+FFFD, since the client library refuses to send one (A-15)."""
+    """*text* with each lone surrogate replaced by U+FFFD, since the client library refuses to send
+    one (A-15).
+    """
     if is_encodable(text):
         return text
     few = pieces(text, _REPLACED_CHARS)
-    return "".join(piece.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for piece in few)
+    return "".join(
+        piece.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for piece in few
+    )
 
 
-# Walking ------------------------------------------------------------------------------------------------------
+# Walking ------------------------------------------------------------------------------------------
 
 
 def strings(value: object) -> Iterator[str]:
-    """Every string inside a message, a block or the input of a call, in order; the keys left out."""
+    """Every string inside a message, a block or the input of a call, in order.
+
+    The keys left out.
+    """
     todo = [value]
     while todo:
         item = todo.pop()
@@ -297,8 +339,11 @@ def strings(value: object) -> Iterator[str]:
             todo.append(as_dict(item))
 
 
-def rebuilt(value: object, leaf: Callable[[Any], object], *, key: Callable[[Any], object] | None = None) -> Any:
-    """A copy of *value* in plain dicts and lists, as it will be sent, in which each text, number and None is leaf(it).
+def rebuilt(
+    value: object, leaf: Callable[[Any], object], *, key: Callable[[Any], object] | None = None
+) -> Any:
+    """A copy of *value* in plain dicts and lists, as it will be sent, in which each text, number
+    and None is leaf(it).
 
     *leaf* is asked about mappings too: whatever it answers but the mapping itself is put in its place. *key* makes the
     keys anew.
@@ -325,7 +370,10 @@ def rebuilt(value: object, leaf: Callable[[Any], object], *, key: Callable[[Any]
 
 
 def copied(value: Any) -> Any:
-    """A deep copy of *value*; as plain JSON values where it is too deep, or of a type that knows no copies."""
+    """A deep copy of *value*.
+
+    As plain JSON values where it is too deep, or of a type that knows no copies.
+    """
     try:
         return copy.deepcopy(value)
     except (RecursionError, TypeError, copy.Error):
@@ -333,7 +381,10 @@ def copied(value: Any) -> Any:
 
 
 def is_equal(one: object, other: object) -> bool:
-    """Whether two values are equal. Those too deep to compare are, when they are sent as the same text."""
+    """Whether two values are equal.
+
+    Those too deep to compare are, when they are sent as the same text.
+    """
     try:
         return bool(one == other)
     except RecursionError:

@@ -1,7 +1,8 @@
 """The vocabulary: Anthropic messages, and the questions a stage may ask of them.
 
-A message is a plain dict, compatible with ``anthropic.types.MessageParam``. Its content is text or a list of
-blocks; a block is a mapping or a model object of the anthropic SDK (people append ``reply.content`` unchanged).
+A message is a plain dict, compatible with ``anthropic.types.MessageParam``. Its content is text or
+a list of blocks; a block is a mapping or a model object of the anthropic SDK (people append
+``reply.content`` unchanged).
 """
 
 from __future__ import annotations
@@ -80,7 +81,10 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """A tool_result block, and where it stands. *content* is as the message holds it: text, blocks or None."""
+    """A tool_result block, and where it stands.
+
+    *content* is as the message holds it: text, blocks or None.
+    """
 
     message: int
     block: int
@@ -94,7 +98,7 @@ class ToolResult:
         return self.message, self.block
 
 
-# Reading -----------------------------------------------------------------------------------------------------
+# Reading ------------------------------------------------------------------------------------------
 
 
 def field(block: Block, name: str, default: Any = None) -> Any:
@@ -157,7 +161,9 @@ def user_texts(messages: Sequence[Message]) -> Iterator[tuple[int, str]]:
                     yield index, text
 
 
-def tool_calls(messages: Sequence[Message], start: int = 0, stop: int | None = None) -> Iterator[ToolCall]:
+def tool_calls(
+    messages: Sequence[Message], start: int = 0, stop: int | None = None
+) -> Iterator[ToolCall]:
     """Every tool call of the messages from *start* up to *stop*, oldest first."""
     for index in range(start, len(messages) if stop is None else stop):
         if messages[index]["role"] != "assistant":
@@ -177,14 +183,19 @@ def tool_calls(messages: Sequence[Message], start: int = 0, stop: int | None = N
 
 
 def program(block: Block) -> str | None:
-    """The id of the server tool's call whose code has made the call *block*; None for one of the model's own."""
+    """The id of the server tool's call whose code has made the call *block*.
+
+    None for one of the model's own.
+    """
     caller = field(block, "caller") if kind(block) in CALLS else None
     if caller is None or field(caller, "type", "direct") == "direct":
         return None
     return str(field(caller, "tool_id", ""))
 
 
-def tool_results(messages: Sequence[Message], start: int = 0, stop: int | None = None) -> Iterator[ToolResult]:
+def tool_results(
+    messages: Sequence[Message], start: int = 0, stop: int | None = None
+) -> Iterator[ToolResult]:
     """Every tool result of the messages from *start* up to *stop*, oldest first."""
     for index in range(start, len(messages) if stop is None else stop):
         if messages[index]["role"] != "user":
@@ -213,11 +224,16 @@ def split_system(messages: Sequence[Message]) -> tuple[list[Message], list[Messa
 
 def head_length(messages: Sequence[Message]) -> int:
     """How many leading system messages there are."""
-    return next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    return next(
+        (i for i, message in enumerate(messages) if message["role"] != "system"), len(messages)
+    )
 
 
 def common_prefix(before: Sequence[Message], after: Sequence[Message]) -> int:
-    """How many leading messages are equal. Whole slices compare in C, about 10 ns a message for the same objects."""
+    """How many leading messages are equal.
+
+    Whole slices compare in C, about 10 ns a message for the same objects.
+    """
     low, high = 0, min(len(before), len(after))
     if is_equal(before[:high], after[:high]):
         return high
@@ -238,16 +254,17 @@ def same_at_end(before: Sequence[Message], after: Sequence[Message], most: int) 
     return same
 
 
-# Rewriting ---------------------------------------------------------------------------------------------------
+# Rewriting ----------------------------------------------------------------------------------------
 
 
 def rewrite(
     messages: Sequence[Message], updates: Mapping[tuple[int, int], object], *, key: str = "content"
 ) -> list[Message]:
-    """A copy of *messages* with new values under *key* in the blocks at the given places (message, block).
+    """A copy of *messages* with new values under *key* in the blocks at the given places (message,
+    block).
 
-    Only that key of those blocks changes; is_error, cache_control and unknown keys stay (A-16). Changed messages are
-    deep copies, all others the same objects as before (BO-4).
+    Only that key of those blocks changes; is_error, cache_control and unknown keys stay (A-16).
+    Changed messages are deep copies, all others the same objects as before (BO-4).
     """
     edited = list(messages)
     for index in {place[0] for place in updates}:
@@ -261,6 +278,10 @@ def rewrite(
 
 
 def _with(block: Block, key: str, value: object) -> dict[str, Any]:
-    """A deep copy of *block* with another *value* under *key*, in the same order: equal bytes stay equal."""
+    """A deep copy of *block* with another *value* under *key*, in the same order: equal bytes stay
+    equal.
+    """
     plain = as_dict(block)
-    return {name: value if name == key else copied(held) for name, held in plain.items()} | {key: value}
+    return {name: value if name == key else copied(held) for name, held in plain.items()} | {
+        key: value
+    }

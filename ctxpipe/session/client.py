@@ -32,7 +32,10 @@ _asked_by_a_stage: ContextVar[bool] = ContextVar("ctxpipe_asked_by_a_stage", def
 
 
 def request_arguments(client: AsyncAnthropic, request: dict[str, Any]) -> dict[str, Any]:
-    """What `Session.run` is to know of a *request*; what the SDK calls "not given" is falsy, and None here."""
+    """What `Session.run` is to know of a *request*.
+
+    What the SDK calls "not given" is falsy, and None here.
+    """
     tools = request.get("tools") or None
     if tools is not None and not isinstance(tools, Sequence):
         tools = request["tools"] = list(tools)  # an iterator can be read once only
@@ -40,13 +43,19 @@ def request_arguments(client: AsyncAnthropic, request: dict[str, Any]) -> dict[s
     default = getattr(client, "default_headers", {}).get(BETA)
     if isinstance(default, str) and not any(name.lower() == BETA for name in headers):
         headers[BETA] = default  # what is added to it must not replace it
-    return {"system": request.get("system") or None, "tools": tools, "request": {**request, "extra_headers": headers}}
+    return {
+        "system": request.get("system") or None,
+        "tools": tools,
+        "request": {**request, "extra_headers": headers},
+    }
 
 
 def lendable(client: object) -> AsyncAnthropic | None:
-    """The client of the API that *client* is, or is a part of, such as ``client.beta``; None for any other.
+    """The client of the API that *client* is, or is a part of, such as ``client.beta``; None for
+    any other.
 
-    A synchronous one would hold the loop, and those of other clouds know the model under another name.
+    A synchronous one would hold the loop, and those of other clouds know the model under another
+    name.
     """
     sdk = sys.modules.get("anthropic")  # who has a client has imported it
     for found in (client, getattr(client, "_client", None)):
@@ -71,7 +80,9 @@ def stages_are_asking() -> Iterator[None]:
 
 
 def observe_stream(stream: AsyncStream[Any], tell: Callable[[Any], None]) -> None:
-    """Have *stream* tell of the message that it begins with, and of what the server has cleared, once that is read."""
+    """Have *stream* tell of the message that it begins with, and of what the server has cleared,
+    once that is read.
+    """
 
     async def observed(events: AsyncIterator[Any]) -> AsyncIterator[Any]:
         begun: Any = None

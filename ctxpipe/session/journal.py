@@ -1,7 +1,7 @@
 """What a session writes down: numbered entries, each sealed together with the one before it.
 
-The seal of an entry covers session, number, the seal before it and its text. The first entry whose seal is
-wrong, and all after it, are never used.
+The seal of an entry covers session, number, the seal before it and its text. The first entry whose
+seal is wrong, and all after it, are never used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _CHECKSUM_KEY = b"ctxpipe"  # where nothing is signed
 
 
 class Entry(NamedTuple):
-    """The *turns* of one *branch* since the first *base* entries of the journal, and what the ledger has learned.
+    """The *turns* of one *branch* since the first *base* entries of the journal, and what the
+    ledger has learned.
 
     The entries that one rests on need not be those just before it: a caller may have gone back, and
     several processes write one journal. *salt* is the key of its digests. *line* is the entry as it
@@ -51,12 +52,15 @@ class Entry(NamedTuple):
 
 
 class Journal:
-    """The journal of the session *session_id* in *storage*, read and written up to its entry *count*.
+    """The journal of the session *session_id* in *storage*, read and written up to its entry
+    *count*.
 
     The first of *keys* seals, each of them verifies; without keys the seals are check sums.
     """
 
-    def __init__(self, storage: JournalStorage, session_id: str, keys: Sequence[bytes] = ()) -> None:
+    def __init__(
+        self, storage: JournalStorage, session_id: str, keys: Sequence[bytes] = ()
+    ) -> None:
         self.storage = storage
         self.count = 0
         self.seal = ""  # of the last entry
@@ -64,7 +68,8 @@ class Journal:
         self._keys = keys
 
     async def write(self, entry: Entry, *, is_bulk: bool) -> bool:
-        """Add *entry*, which takes long to encode if it *is_bulk*; False when there is one of that number.
+        """Add *entry*, which takes long to encode if it *is_bulk*; False when there is one of that
+        number.
 
         Raises StorageError.
         """
@@ -75,7 +80,8 @@ class Journal:
         return True
 
     async def set_aside(self, entries: Sequence[Entry]) -> str:
-        """Keep the journal under another name, and begin anew with those *entries* of it that can be believed.
+        """Keep the journal under another name, and begin anew with those *entries* of it that can
+        be believed.
 
         That name; "" where somebody else has set it aside. Raises StorageError.
         """
@@ -86,7 +92,10 @@ class Journal:
         return name
 
     async def read(self) -> tuple[list[Entry], bool]:
-        """All entries that can be believed, and whether there are others. Raises StorageError for a newer form."""
+        """All entries that can be believed, and whether there are others.
+
+        Raises StorageError for a newer form.
+        """
         self.count, self.seal = 0, ""
         return await self.news()
 
@@ -122,17 +131,23 @@ class Journal:
         """The seals that *body* may have as the next entry, one for each key."""
         parts = (self._session_id, str(self.count), self.seal, body)
         text = "\0".join(parts).encode("utf-8", "surrogatepass")
-        return [hmac.new(key, text, "sha256").hexdigest()[:32] for key in self._keys or (_CHECKSUM_KEY,)]
+        return [
+            hmac.new(key, text, "sha256").hexdigest()[:32] for key in self._keys or (_CHECKSUM_KEY,)
+        ]
 
     def _refuse(self, line: str) -> None:
-        """Raise StorageError for an entry that others can read: neither to be used nor to be written to."""
+        """Raise StorageError for an entry that others can read: neither to be used nor to be
+        written to.
+        """
         try:
             values = json.loads(line[line.index("{") :])
             form, signed = values["form"], values.get("signed")
         except DAMAGED:
             return
         if isinstance(form, int) and form > FORM:
-            raise StorageError(f"it was written by a newer ctxpipe, in form {form}; update ctxpipe to go on with it")
+            raise StorageError(
+                f"it was written by a newer ctxpipe, in form {form}; update ctxpipe to go on with it"
+            )
         if signed and not self._keys:
             raise StorageError("it is signed; give the signing_key with which it was written")
 
@@ -149,7 +164,10 @@ def _decode(line: str) -> Entry:
 
 
 def chain(entries: Sequence[Entry], count: int) -> list[int]:
-    """The numbers of the entries that the first *count* rest on, oldest first. Raises ValueError."""
+    """The numbers of the entries that the first *count* rest on, oldest first.
+
+    Raises ValueError.
+    """
     numbers: list[int] = []
     while count:
         numbers.append(count - 1)

@@ -16,10 +16,14 @@ def _is_key(value: object) -> bool:
 
 
 def _are_keys(value: object) -> bool:
-    return _is_key(value) or (isinstance(value, list | tuple) and bool(value) and all(map(_is_key, value)))
+    return _is_key(value) or (
+        isinstance(value, list | tuple) and bool(value) and all(map(_is_key, value))
+    )
 
 
-KEYS = Wanted(_are_keys, f"{LEAST_BYTES} bytes or more, or a list of such keys of which the first one signs")
+KEYS = Wanted(
+    _are_keys, f"{LEAST_BYTES} bytes or more, or a list of such keys of which the first one signs"
+)
 
 
 def as_keys(given: bytes | Sequence[bytes] | None) -> Sequence[bytes]:

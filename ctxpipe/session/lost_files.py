@@ -20,7 +20,8 @@ __all__ = ["write_lost_files"]
 
 
 async def write_lost_files(timeline: Timeline, storage: TextReader) -> int:
-    """Write each file again that the context of *timeline* points to, that is gone, and that its history holds.
+    """Write each file again that the context of *timeline* points to, that is gone, and that its
+    history holds.
 
     How many there were. Raises StorageError.
     """
@@ -60,7 +61,11 @@ def _replaced(raw: Any, shown: Any) -> Iterator[tuple[str, str]]:
             continue
         where = any_reference(shown, MAX_SHOWN) if isinstance(shown, str) else None
         if where is not None and shown != raw:
-            text = raw if isinstance(raw, str) else stored_text(raw, indent=2 if is_batch(shown) else None)
+            text = (
+                raw
+                if isinstance(raw, str)
+                else stored_text(raw, indent=2 if is_batch(shown) else None)
+            )
             yield where, text
         elif isinstance(raw, Mapping) and isinstance(shown, Mapping):
             pending += [(raw[key], held) for key, held in shown.items() if key in raw]

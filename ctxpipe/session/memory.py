@@ -39,7 +39,9 @@ NOTABLE_DRIFT = 0.01  # of the factor that bills have shown: then the journal is
 
 
 class Line(NamedTuple):
-    """One way through a journal, to the first *base* entries: what it comes to, and which *step* a history is then."""
+    """One way through a journal, to the first *base* entries: what it comes to, and which *step* a
+    history is then.
+    """
 
     base: int
     branch: str
@@ -48,7 +50,8 @@ class Line(NamedTuple):
 
 
 class Memory:
-    """The *timeline* of the session *session_id*, and the *journal* that another process goes on from.
+    """The *timeline* of the session *session_id*, and the *journal* that another process goes on
+    from.
 
     *record* is what the ledger has learned, which is written down with the turns. *notices* are
     what the caller should be told with the next result.
@@ -71,7 +74,9 @@ class Memory:
         self.notices: list[str] = []
         self._new_timeline = partial(Timeline, verify=verify)
         self.timeline = self._new_timeline()
-        self.is_adopted = False  # whether the caller has ever gone on with our context as his history
+        self.is_adopted = (
+            False  # whether the caller has ever gone on with our context as his history
+        )
         self.unreported: int | None = None  # from where on another's turns have changed the context
         self._session_id = session_id
         self._record = record
@@ -81,9 +86,13 @@ class Memory:
         self._base = 0
         self._seal = ""  # of the last entry that the timeline rests on
         self._branch = ""
-        self._is_behind = False  # there are entries of this branch that the history does not go on from
+        self._is_behind = (
+            False  # there are entries of this branch that the history does not go on from
+        )
         self._has_company = False  # whether others write to this branch
-        self._refused_at: int | None = None  # the number of an entry that somebody else was faster with
+        self._refused_at: int | None = (
+            None  # the number of an entry that somebody else was faster with
+        )
         self._unwritten: list[dict[str, Any]] = []  # turns that could not be written
         self._saved = self._learned()
 
@@ -97,10 +106,12 @@ class Memory:
         """Where the journal lies, None when there is none."""
         return self._journal.storage if self._journal else None
 
-    # Reading what others have written ---------------------------------------------------------------
+    # Reading what others have written -------------------------------------------------------------
 
     async def catch_up(self, history: list[Message]) -> None:
-        """Take in what the journal knows and this session does not, as far as *history* goes on from it."""
+        """Take in what the journal knows and this session does not, as far as *history* goes on
+        from it.
+        """
         journal = self._journal
         if journal is None:
             return
@@ -116,7 +127,10 @@ class Memory:
         self._is_read = True
 
     async def _has_news(self, journal: Journal) -> bool:
-        """Whether others have written to this branch; what they have written to other ones is passed over."""
+        """Whether others have written to this branch.
+
+        What they have written to other ones is passed over.
+        """
         entries, is_damaged = await journal.news()
         has_ours = any(entry.branch == self._branch for entry in entries)
         self._has_company = self._has_company or has_ours
@@ -136,11 +150,17 @@ class Memory:
         """Take in what others have written, or go another way than they do."""
         entries, [line] = await self._lines(journal, history, self._branch)
         if self._base and (len(entries) < self._base or entries[self._base - 1].seal != self._seal):
-            # It was deleted, or set aside by somebody else: what this session knows is no longer in it.
-            self._base, self._unwritten = 0, [await in_thread(self._packing.pack, self.timeline.snapshot())]
+            # It was deleted, or set aside by somebody else: what this session knows is no longer in
+            # it.
+            self._base, self._unwritten = (
+                0,
+                [await in_thread(self._packing.pack, self.timeline.snapshot())],
+            )
             self.tell("the journal was replaced; this session goes on from what it knows")
             return
-        is_further = line.base == _tip(entries, line.branch) or line.step.known >= len(self.timeline.history)
+        is_further = line.base == _tip(entries, line.branch) or line.step.known >= len(
+            self.timeline.history
+        )
         if is_further and not line.step.is_cut:
             self._note_unreported(line.found.timeline)
             self._take_up(line, entries)
@@ -150,7 +170,9 @@ class Memory:
     async def _lines(
         self, journal: Journal, history: list[Message], branch: str | None
     ) -> tuple[list[Entry], list[Line]]:
-        """All entries of *journal*, and how far *history* goes along *branch*, or along each when that is None."""
+        """All entries of *journal*, and how far *history* goes along *branch*, or along each when
+        that is None.
+        """
         ensure_messages(history)
         entries, is_damaged = await journal.read()
         try:
@@ -161,18 +183,32 @@ class Memory:
             lines = self._replayed([], history, branch)
         if is_damaged:
             name = await journal.set_aside(entries)
-            kept = f"it is kept as {name}, and a new one begins" if name else "somebody else has set it aside"
-            self.tell(f"the journal was damaged from entry {len(entries)} on, or is of another version; {kept}")
+            kept = (
+                f"it is kept as {name}, and a new one begins"
+                if name
+                else "somebody else has set it aside"
+            )
+            self.tell(
+                f"the journal was damaged from entry {len(entries)} on, or is of another version; {kept}"
+            )
         return entries, lines
 
-    def _replayed(self, entries: Sequence[Entry], history: list[Message], branch: str | None) -> list[Line]:
-        names = dict.fromkeys(["", *(entry.branch for entry in entries)] if branch is None else [branch])
+    def _replayed(
+        self, entries: Sequence[Entry], history: list[Message], branch: str | None
+    ) -> list[Line]:
+        names = dict.fromkeys(
+            ["", *(entry.branch for entry in entries)] if branch is None else [branch]
+        )
         return [self._line(entries, _tip(entries, name), name, history) for name in names]
 
-    def _line(self, entries: Sequence[Entry], base: int, branch: str, history: list[Message]) -> Line:
+    def _line(
+        self, entries: Sequence[Entry], base: int, branch: str, history: list[Message]
+    ) -> Line:
         """What *branch* comes to: at its end, or where *history* left it, if that is no later."""
         numbers = chain(entries, base)
-        found = self._packing.replay([entries[number] for number in numbers], history, self._new_timeline)
+        found = self._packing.replay(
+            [entries[number] for number in numbers], history, self._new_timeline
+        )
         step = found.timeline.begin(history)
         if step.is_cut and found.fitted and found.fitted >= step.known:
             return self._line(entries, numbers[found.fitting - 1] + 1, branch, history)
@@ -203,14 +239,16 @@ class Memory:
         try:
             count = await write_lost_files(self.timeline, storage)
         except StorageError as error:
-            self.tell(f"files that the context points to cannot be looked after: {safe_text(error)}")
+            self.tell(
+                f"files that the context points to cannot be looked after: {safe_text(error)}"
+            )
             return
         if count:
             were = "were" if count > 1 else "was"
             gone = f"{counted(count, 'file')} that the context points to {were} gone"
             self.tell(f"{gone}, and written again from the history")
 
-    # Writing ----------------------------------------------------------------------------------------
+    # Writing --------------------------------------------------------------------------------------
 
     async def write(self, step: Step) -> bool:
         """Write *step* down; False when somebody else was faster. What goes wrong is told."""
@@ -235,8 +273,13 @@ class Memory:
         self._refused_at = None
         return True
 
-    async def _written(self, journal: Journal, turns: Sequence[dict[str, Any]], *, is_bulk: bool) -> bool:
-        """Write *turns* as the next entry; False when others have written one that this session has to read first."""
+    async def _written(
+        self, journal: Journal, turns: Sequence[dict[str, Any]], *, is_bulk: bool
+    ) -> bool:
+        """Write *turns* as the next entry.
+
+        False when others have written one that this session has to read first.
+        """
         goes_apart = self._is_behind and self._has_company
         while True:
             branch = str(journal.count) if goes_apart else self._branch
@@ -258,7 +301,14 @@ class Memory:
 
     def _entry(self, branch: str, turns: Sequence[dict[str, Any]]) -> Entry:
         record = self._record
-        return Entry(self._base, branch, turns, record.ledger.bills, list(record.windows.items()), self._packing.salt)
+        return Entry(
+            self._base,
+            branch,
+            turns,
+            record.ledger.bills,
+            list(record.windows.items()),
+            self._packing.salt,
+        )
 
     def _learned(self) -> tuple[float, dict[str | None, int]]:
         return self._record.ledger.factor, dict(self._record.windows)
@@ -277,7 +327,7 @@ class Memory:
         self.timeline.apply(step)
         self.unreported = None
 
-    # The history ------------------------------------------------------------------------------------
+    # The history ----------------------------------------------------------------------------------
 
     async def history(self, branch: str | None) -> list[Message]:
         """The whole history, as `Session.history` describes it."""
@@ -289,19 +339,25 @@ class Memory:
             raise SettingsError("the journal holds no texts: it was kept with history=False")
         entries = await self._entries()
         if branch and not _tip(entries, branch):
-            raise SettingsError(f"there is no branch {excerpt(branch)} of session {excerpt(self._session_id)}")
+            raise SettingsError(
+                f"there is no branch {excerpt(branch)} of session {excerpt(self._session_id)}"
+            )
         packing = copy(self._packing)  # what is read here is not what this session has taken up
         try:
             longest = await in_thread(self._longest, packing, entries, branch)
         except DAMAGED as error:
-            raise StorageError(errno.EILSEQ, "the journal holds entries that make no sense") from error
+            raise StorageError(
+                errno.EILSEQ, "the journal holds entries that make no sense"
+            ) from error
         if packing.redacts and longest.raw:
             self.tell("the history was redacted when it was written down")
         return await packing.restored(longest, self._journal.storage)
 
     async def newest_history(self) -> list[Message]:
         """The history with what others have added to it. Raises StorageError."""
-        is_current = self._journal is None or (self._is_read and not await self._has_news(copy(self._journal)))
+        is_current = self._journal is None or (
+            self._is_read and not await self._has_news(copy(self._journal))
+        )
         if is_current or self._unwritten:
             return self.timeline.history
         return await self.history(self._branch if self._is_read else None)
@@ -314,13 +370,23 @@ class Memory:
         return (await copy(self._journal).read())[0] if self._journal else []
 
     def _longest(self, packing: Packing, entries: Sequence[Entry], branch: str | None) -> Replay:
-        """What *branch* comes to; without a name what this session knows, or the longest when it has read nothing."""
+        """What *branch* comes to.
+
+        Without a name what this session knows, or the longest when it has read nothing.
+        """
         if branch is None and self._is_read:
             own = self._entry(self._branch, self._unwritten)
-            return packing.replay([*(entries[number] for number in chain(entries, self._base)), own], [], Timeline)
+            return packing.replay(
+                [*(entries[number] for number in chain(entries, self._base)), own], [], Timeline
+            )
         names = {entry.branch: None for entry in entries} if branch is None else {branch: None}
-        lines = [[entries[number] for number in chain(entries, _tip(entries, name))] for name in names or {"": None}]
-        return max((packing.replay(line, [], Timeline) for line in lines), key=lambda found: len(found.raw))
+        lines = [
+            [entries[number] for number in chain(entries, _tip(entries, name))]
+            for name in names or {"": None}
+        ]
+        return max(
+            (packing.replay(line, [], Timeline) for line in lines), key=lambda found: len(found.raw)
+        )
 
 
 def _is_bulky(edits: Sequence[Edit]) -> bool:
@@ -329,4 +395,6 @@ def _is_bulky(edits: Sequence[Edit]) -> bool:
 
 def _tip(entries: Sequence[Entry], branch: str) -> int:
     """How many entries lead to the last one of *branch*."""
-    return max((number for number, entry in enumerate(entries, 1) if entry.branch == branch), default=0)
+    return max(
+        (number for number, entry in enumerate(entries, 1) if entry.branch == branch), default=0
+    )

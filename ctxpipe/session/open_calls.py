@@ -38,7 +38,8 @@ def ensure_answered(history: list[Message]) -> None:
 def answered(history: list[Message]) -> list[Message]:
     """*history*, with results that say so after calls that the assistant or nobody follows.
 
-    Not only at its end: the caller has gone on with such a history, and does not know of our results.
+    Not only at its end: the caller has gone on with such a history, and does not know of our
+    results.
     """
     open_ends = [
         index

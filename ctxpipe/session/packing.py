@@ -33,16 +33,19 @@ _LONG = 1_000_000  # characters that are hashed in some milliseconds
 
 @dataclass(slots=True)
 class Replay:
-    """A session as entries tell it: its *timeline*, and the *raw* history, also where a context was adopted as one.
+    """A session as entries tell it: its *timeline*, and the *raw* history, also where a context was
+    adopted as one.
 
     *agreed* messages of its history are the beginning of the one that it was asked for. The latest
-    state of which all were lies behind *fitting* entries, and had *fitted* messages. *hidden* are the
-    messages that are not as they were sent.
+    state of which all were lies behind *fitting* entries, and had *fitted* messages. *hidden* are
+    the messages that are not as they were sent.
     """
 
     timeline: Timeline
     raw: list[Message] = field(default_factory=list)
-    files: dict[int, list[Any]] = field(default_factory=dict)  # by message of *raw*: which of its texts lie in files
+    files: dict[int, list[Any]] = field(
+        default_factory=dict
+    )  # by message of *raw*: which of its texts lie in files
     hidden: set[int] = field(default_factory=set)  # by identity
     is_adopted: bool = False
     agreed: int = 0
@@ -69,14 +72,21 @@ class Replay:
         self.timeline.apply(step)
         history = self.timeline.history
         self.agreed = 0 if step.adopted else min(self.agreed, step.known)
-        while self.agreed < min(len(history), len(now)) and says_the_same(history[self.agreed], now[self.agreed]):
+        while self.agreed < min(len(history), len(now)) and says_the_same(
+            history[self.agreed], now[self.agreed]
+        ):
             self.agreed += 1
 
 
 class Packing:
-    """How the turns of a session are written: as *storage* hides secrets; without *texts* the history as digests."""
+    """How the turns of a session are written: as *storage* hides secrets.
 
-    def __init__(self, storage: JournalStorage | None, session_id: str, *, texts: bool = True) -> None:
+    Without *texts* the history as digests.
+    """
+
+    def __init__(
+        self, storage: JournalStorage | None, session_id: str, *, texts: bool = True
+    ) -> None:
         self.texts = texts
         self.salt = secrets.token_hex(_DIGEST)
         self._storage = storage
@@ -99,7 +109,9 @@ class Packing:
         if step.adopted:
             turn["adopted"] = True
         if step.edits:
-            turn["edits"] = [[start, stop, *self._hide(messages)] for start, stop, messages in step.edits]
+            turn["edits"] = [
+                [start, stop, *self._hide(messages)] for start, stop, messages in step.edits
+            ]
         if step.stale:
             turn["stale"] = list(step.stale.items())
         return turn
@@ -115,22 +127,32 @@ class Packing:
             locations |= stored if storage == self._storage else {}
         for index, message in enumerate(raw):
             if locations and not locations.keys().isdisjoint(strings(message)):
-                messages[index], files[index] = self._without_texts(message, messages[index], locations)
+                messages[index], files[index] = self._without_texts(
+                    message, messages[index], locations
+                )
                 digests[index] = self._digest(message)
         turn = {"messages": messages, "digests": digests if any(digests) else [], "files": files}
         return {name: held for name, held in turn.items() if held}
 
     def _hide(self, messages: Sequence[Message]) -> tuple[list[Any], list[str]]:
-        """*messages* without cache marks and secrets, and the digests of those in which secrets were."""
+        """*messages* without cache marks and secrets, and the digests of those in which secrets
+        were.
+        """
         plain: list[Any] = list(map(unmarked, messages))
         if self._redact is None:
             return plain, [""] * len(plain)
         hidden: list[Any] = [redact_message(message, self._redact) for message in plain]
         pairs = zip(plain, hidden, strict=True)
-        return hidden, ["" if message == other else self._digest(message) for message, other in pairs]
+        return hidden, [
+            "" if message == other else self._digest(message) for message, other in pairs
+        ]
 
-    def _without_texts(self, raw: Any, packed: Any, locations: Mapping[str, str]) -> tuple[Any, list[Any]]:
-        """*packed* without those texts of the *raw* message that *locations* names, and where each of them lies."""
+    def _without_texts(
+        self, raw: Any, packed: Any, locations: Mapping[str, str]
+    ) -> tuple[Any, list[Any]]:
+        """*packed* without those texts of the *raw* message that *locations* names, and where each
+        of them lies.
+        """
         packed = json.loads(as_json(packed))
         files: list[Any] = []
         for place, where in _found(raw, locations):
@@ -141,7 +163,9 @@ class Packing:
 
     def _digest(self, message: Message) -> str:
         """A keyed digest of what *message* says, by which it is recognized."""
-        return digest_of(message, partial(hmac.new, bytes.fromhex(self.salt), None, "sha256"))[:_DIGEST].hex()
+        return digest_of(message, partial(hmac.new, bytes.fromhex(self.salt), None, "sha256"))[
+            :_DIGEST
+        ].hex()
 
     def _keyed(self, text: str) -> str:
         key = bytes.fromhex(self.salt)
@@ -149,8 +173,11 @@ class Packing:
 
     # Replaying ----------------------------------------------------------------------------------
 
-    def replay(self, entries: Sequence[Entry], now: Sequence[Message], make: Callable[[], Timeline]) -> Replay:
-        """The session as *entries* leave it; messages of *now* take the place of those whose digest is theirs.
+    def replay(
+        self, entries: Sequence[Entry], now: Sequence[Message], make: Callable[[], Timeline]
+    ) -> Replay:
+        """The session as *entries* leave it; messages of *now* take the place of those whose digest
+        is theirs.
 
         What it raises for entries that make no sense is in `DAMAGED`.
         """
@@ -199,15 +226,30 @@ def _step(turn: Mapping[str, Any], pool: Mapping[str, Message], hidden: set[int]
     edits: list[Edit] = []
     for start, stop, held, own in turn.get("edits", ()):
         edits.append(Edit(start, stop, _unpack(held, own, pool)))
-        hidden |= {id(message) for message, name in zip(held, own, strict=True) if name and name not in pool}
+        hidden |= {
+            id(message)
+            for message, name in zip(held, own, strict=True)
+            if name and name not in pool
+        }
     messages = _unpack(texts, names, pool)
-    return Step(turn["known"], turn.get("adopted", False), messages, edits, dict(turn.get("stale", ())))
+    return Step(
+        turn["known"], turn.get("adopted", False), messages, edits, dict(turn.get("stale", ()))
+    )
 
 
-def _unpack(packed: list[Message], names: Sequence[str], pool: Mapping[str, Message]) -> list[Message]:
-    """The messages *packed*; the caller's own, from *pool*, for those that have the digests *names*."""
+def _unpack(
+    packed: list[Message], names: Sequence[str], pool: Mapping[str, Message]
+) -> list[Message]:
+    """The messages *packed*.
+
+    The caller's own, from *pool*, for those that have the digests *names*.
+    """
     ensure_messages(packed)
-    return [pool.get(name, message) for message, name in zip(packed, names, strict=True)] if names else packed
+    return (
+        [pool.get(name, message) for message, name in zip(packed, names, strict=True)]
+        if names
+        else packed
+    )
 
 
 # Texts that lie in files ------------------------------------------------------------------------

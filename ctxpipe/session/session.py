@@ -1,4 +1,7 @@
-"""One conversation: the loop keeps its history, or the session does; the session keeps the context."""
+"""One conversation: the loop keeps its history, or the session does.
+
+The session keeps the context.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
@@ -27,7 +36,14 @@ from ..threads import in_thread_if
 from ..tokens.billed import cached_tokens
 from ..tokens.ledger import is_possible
 from ..words import counted
-from .client import check_usage, has_usage, lendable, observe_stream, request_arguments, stages_are_asking
+from .client import (
+    check_usage,
+    has_usage,
+    lendable,
+    observe_stream,
+    request_arguments,
+    stages_are_asking,
+)
 from .keys import KEYS, as_keys
 from .memory import Memory
 from .open_calls import OPEN_CALLS, OpenCalls, answered, ensure_answered
@@ -54,9 +70,10 @@ NOTABLE_CHANGE = 0.1  # of the trigger: after that another attempt to shorten ma
 class Session:
     """What must be remembered about one conversation; made by `ContextPipeline.session`.
 
-    The caller keeps its full history and hands it in each turn; the session remembers which context its beginning has
-    become. So a turn costs what is new, the context's beginning stays byte for byte the same, and no summary is made
-    twice. Runs of one session wait for each other. A session without its memory is still correct.
+    The caller keeps its full history and hands it in each turn; the session remembers which context
+    its beginning has become. So a turn costs what is new, the context's beginning stays byte for
+    byte the same, and no summary is made twice. Runs of one session wait for each other. A session
+    without its memory is still correct.
     """
 
     def __init__(
@@ -84,7 +101,9 @@ class Session:
         self._runner = runner
         self._record = runner.new_record()
         self._verify = verify
-        self._memory = Memory(session_id, self._record, journal, as_keys(signing_key), texts=history, verify=verify)
+        self._memory = Memory(
+            session_id, self._record, journal, as_keys(signing_key), texts=history, verify=verify
+        )
         self._lease_seconds = lease_seconds
         self._lock = asyncio.Lock()  # anyio's costs four times as much, on every turn
         self._entered = self._lock
@@ -95,7 +114,9 @@ class Session:
         self._clock = clock
         self._cached_at: float | None = None
         self._client: AsyncAnthropic | None = None  # what a summarizer without a client asks with
-        self._recovered_at: int | None = None  # tokens of the context refused last, while no answer has come since
+        self._recovered_at: int | None = (
+            None  # tokens of the context refused last, while no answer has come since
+        )
         self._appended: list[Message] = []  # by `append`, since the last turn
 
     def __repr__(self) -> str:
@@ -106,7 +127,10 @@ class Session:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Nothing is held open: every turn is in the journal once `run` has returned."""
 
@@ -116,7 +140,8 @@ class Session:
         return self._memory.storage
 
     def sibling(self) -> Session:
-        """Another conversation under the same id and into the same files, which knows nothing of this one.
+        """Another conversation under the same id and into the same files, which knows nothing of
+        this one.
 
         For the side questions and sub-agents of a loop. It keeps no journal.
         """
@@ -163,14 +188,17 @@ class Session:
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """The session for one piece of work; a turn does without, since it takes ten times as long."""
+        """The session for one piece of work.
+
+        A turn does without, since it takes ten times as long.
+        """
         await self._enter()
         try:
             yield
         finally:
             self._leave()
 
-    # The turn -----------------------------------------------------------------------------------------------------
+    # The turn -------------------------------------------------------------------------------------
 
     async def run(
         self,
@@ -184,13 +212,14 @@ class Session:
     ) -> Result:
         """The context for *history*: the remembered one, and what was appended since.
 
-        Messages that are appended while this runs belong to the next turn (``result.covered`` says how many are in
-        this one). A history that was shortened, branched or rebuilt is noticed and told in ``result.notices``. The
-        arguments are those of `ContextPipeline.run`; nothing of *history* is modified. *client*, the one that the
-        context is sent with, is lent to a summarizer that has none of its own, now and in later turns.
+        Messages that are appended while this runs belong to the next turn (``result.covered`` says
+        how many are in this one). A history that was shortened, branched or rebuilt is noticed and
+        told in ``result.notices``. The arguments are those of `ContextPipeline.run`; nothing of
+        *history* is modified. *client*, the one that the context is sent with, is lent to a
+        summarizer that has none of its own, now and in later turns.
 
-        Raises InvalidHistory when *history* has not the shape of messages, SettingsError for other arguments that make
-        no sense.
+        Raises InvalidHistory when *history* has not the shape of messages, SettingsError for other
+        arguments that make no sense.
         """
         if client is not None:
             check_client(client)
@@ -210,20 +239,36 @@ class Session:
 
         Raises SettingsError when the pipeline has no `Compact` stage, InvalidHistory as `run` does.
         """
-        found = [(place, stage) for place, stage in enumerate(self._runner.stages) if isinstance(stage, Compact)]
+        found = [
+            (place, stage)
+            for place, stage in enumerate(self._runner.stages)
+            if isinstance(stage, Compact)
+        ]
         if not found:
-            raise SettingsError("there is nothing to compact with: the pipeline has no Compact stage")
+            raise SettingsError(
+                "there is nothing to compact with: the pipeline has no Compact stage"
+            )
         if history is None and not self._memory.timeline.history:
-            raise SettingsError("there is nothing to compact yet: run the session first, or give the history")
+            raise SettingsError(
+                "there is nothing to compact yet: run the session first, or give the history"
+            )
         stages = {place: stage.focused(focus) if focus else stage for place, stage in found}
         async with self._alone():
             last = self._record.overhead
-            asked = Request(last.system, last.tools, force=True, cold=self._is_cold(), client=self._client)
-            return await self._run(self._memory.timeline.history if history is None else history, asked, stages)
+            asked = Request(
+                last.system, last.tools, force=True, cold=self._is_cold(), client=self._client
+            )
+            return await self._run(
+                self._memory.timeline.history if history is None else history, asked, stages
+            )
 
-    async def _run(self, history: list[Message], asked: Request, stages: Mapping[int, Stage] | None = None) -> Result:
+    async def _run(
+        self, history: list[Message], asked: Request, stages: Mapping[int, Stage] | None = None
+    ) -> Result:
         """The turn, once nobody else has been faster and nothing was edited meanwhile."""
-        ensure_messages(history, sys.maxsize)  # that it is a list; each message is looked at once, later
+        ensure_messages(
+            history, sys.maxsize
+        )  # that it is a list; each message is looked at once, later
         memory = self._memory
         thorough = False
         async with self._lease():
@@ -232,7 +277,9 @@ class Session:
                 step = await self._begun(history, thorough=thorough)
                 step.raw = None if memory.is_adopted or step.adopted else step.history
                 with stages_are_asking():
-                    result = await self._runner.run(step, self.session_id, self._record, asked, stages)
+                    result = await self._runner.run(
+                        step, self.session_id, self._record, asked, stages
+                    )
                 if step.edits and not thorough and memory.timeline.is_edited(step):
                     thorough = True  # what was rewritten is no longer what the caller has
                     continue
@@ -242,17 +289,23 @@ class Session:
                     return self._taken(step, result)
 
     def _lease(self) -> AbstractAsyncContextManager[object]:
-        """What holds the session for this process alone, where that was asked for and the storage can."""
+        """What holds the session for this process alone, where that was asked for and the storage
+        can.
+        """
         lease = getattr(self.journal, "lease", None)
         if self._lease_seconds is None or lease is None:
             return nullcontext()
-        return cast("AbstractAsyncContextManager[object]", lease(self.session_id, self._lease_seconds))
+        return cast(
+            "AbstractAsyncContextManager[object]", lease(self.session_id, self._lease_seconds)
+        )
 
     async def _begun(self, history: list[Message], *, thorough: bool) -> Step:
         memory = self._memory
         known = 0 if self._verify or thorough else len(memory.timeline.history)
         is_bulk = is_bulky(history, max(0, known - 1))
-        step = await in_thread_if(is_bulk, lambda: memory.timeline.begin(history, thorough=thorough))
+        step = await in_thread_if(
+            is_bulk, lambda: memory.timeline.begin(history, thorough=thorough)
+        )
         if not step.is_cut and step.same == step.kept:
             step.is_bulk = is_bulk
         if memory.unreported is not None:
@@ -287,10 +340,11 @@ class Session:
             self._memory.notices.append(told)
         self._memory.apply(step)
 
-    # The history --------------------------------------------------------------------------------------------------
+    # The history ----------------------------------------------------------------------------------
 
     async def history(self, *, branch: str | None = None) -> list[Message]:
-        """The whole history, as it was handed in last; from the journal where there is one, without cache marks.
+        """The whole history, as it was handed in last; from the journal where there is one, without
+        cache marks.
 
         In a new process that is the longest of the journal's lines, or that of *branch* (the first
         line is ""). With ``redact=`` of the storage the messages are redacted, and a warning says
@@ -301,18 +355,23 @@ class Session:
             return await self._memory.history(branch)
 
     async def branches(self) -> list[str]:
-        """The names of the lines that other processes have begun, for `history`. Raises StorageError."""
+        """The names of the lines that other processes have begun, for `history`.
+
+        Raises StorageError.
+        """
         return await self._memory.branches()
 
     async def restore_history(self) -> list[Message]:
         """The raw history: from the journal, or as it was handed in.
 
-        Raises StorageError when the context was adopted as history and there is no journal, and as `history` does.
+        Raises StorageError when the context was adopted as history and there is no journal, and as
+        `history` does.
         """
         return await self.history()
 
     def append(self, *messages: Message) -> None:
-        """Add to the history that this session owns: `create` and `stream` without ``messages=`` go on with it.
+        """Add to the history that this session owns: `create` and `stream` without ``messages=`` go
+        on with it.
 
         The reply of such a call is added by itself; to add it again changes nothing. What is added
         is in the journal when the next turn is. Raises InvalidHistory.
@@ -341,28 +400,35 @@ class Session:
             else:
                 self._appended.append(message)
 
-    # Reading the bill ---------------------------------------------------------------------------------------------
+    # Reading the bill -----------------------------------------------------------------------------
 
-    def observe(self, usage: object, sent: Sequence[Message] | None = None, *, model: str | None = None) -> None:
-        """Learn from a reply's *usage* (an SDK object or a mapping): the real token count, and the cache's state.
+    def observe(
+        self, usage: object, sent: Sequence[Message] | None = None, *, model: str | None = None
+    ) -> None:
+        """Learn from a reply's *usage* (an SDK object or a mapping): the real token count, and the
+        cache's state.
 
-        The whole reply may be given instead; it says more where the server has run tools or cleared results. *sent*
-        are the messages that it bills, by default the context of the last run. Raises SettingsError for what holds no
-        usage.
+        The whole reply may be given instead; it says more where the server has run tools or cleared
+        results. *sent* are the messages that it bills, by default the context of the last run.
+        Raises SettingsError for what holds no usage.
         """
         check_usage(usage)
         model = field(usage, "model") if model is None else model
         model = model if isinstance(model, str) else None
         self._recovered_at = None
         billed = self._memory.timeline.sent if sent is None else sent
-        self._record.ledger.observe(usage, billed, overhead=self._record.overhead.tokens, model=model)
+        self._record.ledger.observe(
+            usage, billed, overhead=self._record.overhead.tokens, model=model
+        )
         self._cached_at = self._clock() if cached_tokens(usage) else None
 
     def _is_cold(self) -> bool:
-        """Whether the provider's prompt cache is known to hold nothing of this conversation any more."""
+        """Whether the provider's prompt cache is known to hold nothing of this conversation any
+        more.
+        """
         return self._cached_at is not None and self._clock() - self._cached_at > self._cache_seconds
 
-    # The loop's body ----------------------------------------------------------------------------------------------
+    # The loop's body ------------------------------------------------------------------------------
 
     async def create(
         self,
@@ -372,19 +438,24 @@ class Session:
         open_calls: OpenCalls = "raise",
         **request: Any,
     ) -> Reply:
-        """Run, call the model with the context, observe; after "prompt is too long" once more, shortened by force.
+        """Run, call the model with the context, observe; after "prompt is too long" once more,
+        shortened by force.
 
         *client* is an ``AsyncAnthropic``, or its ``beta`` for requests with ``betas=``. *messages* is the whole
-        history, by default the one that this session owns, to which the reply is added. The other arguments are those
-        of ``client.messages.create``, whose answer comes back, a stream included.
+        history, by default the one that this session owns, to which the reply is added. The other
+        arguments are those of ``client.messages.create``, whose answer comes back, a stream
+        included.
 
-        Raises what the client raises; SettingsError, before anything is sent, for a client that is not async;
-        InvalidHistory, naming the calls, when the history ends with calls that have no result. With
-        ``open_calls="interrupted"`` these are answered so. A request that did not get smaller is never sent again.
+        Raises what the client raises; SettingsError, before anything is sent, for a client that is
+        not async; InvalidHistory, naming the calls, when the history ends with calls that have no
+        result. With ``open_calls="interrupted"`` these are answered so. A request that did not get
+        smaller is never sent again.
         """
 
         async def send(context: Result) -> Any:
-            return await client.messages.create(messages=context.messages, **{**request, **context.request_options})
+            return await client.messages.create(
+                messages=context.messages, **{**request, **context.request_options}
+            )
 
         reply, sent = await self._answered(send, client, messages, open_calls, request)
         if request.get("stream"):
@@ -404,18 +475,24 @@ class Session:
         open_calls: OpenCalls = "raise",
         **request: Any,
     ) -> AsyncIterator[AsyncMessageStream[Any]]:
-        """As `create`, with the client's stream helper: ``async with session.stream(client, …) as stream``."""
+        """As `create`, with the client's stream helper: ``async with session.stream(client, …) as
+        stream``.
+        """
         async with AsyncExitStack() as opened:
 
             async def send(context: Result) -> Any:
                 arguments = {**request, **context.request_options}
-                return await opened.enter_async_context(client.messages.stream(messages=context.messages, **arguments))
+                return await opened.enter_async_context(
+                    client.messages.stream(messages=context.messages, **arguments)
+                )
 
             stream, sent = await self._answered(send, client, messages, open_calls, request)
             try:
                 yield stream
             finally:
-                with suppress(AssertionError):  # so the SDK says that nothing of the stream was read
+                with suppress(
+                    AssertionError
+                ):  # so the SDK says that nothing of the stream was read
                     reply = stream.current_message_snapshot
                     learn(self, reply, sent)
                     if messages is None and reply.stop_reason:
@@ -433,7 +510,9 @@ class Session:
         check_client(client)
         OPEN_CALLS.check("open_calls", open_calls)
         history = await self._owned() if messages is None else messages
-        ensure_messages(history, len(history) - 1 if isinstance(history, list) and open_calls == "raise" else 0)
+        ensure_messages(
+            history, len(history) - 1 if isinstance(history, list) and open_calls == "raise" else 0
+        )
         if open_calls == "raise":
             ensure_answered(history)
         else:
@@ -463,14 +542,16 @@ class Session:
         tools: Sequence[object] | None = None,
         request: Mapping[str, object] | None = None,
     ) -> Result | None:
-        """A shorter context than *sent*, which a model has refused as too long, in the words *refusal*.
+        """A shorter context than *sent*, which a model has refused as too long, in the words
+        *refusal*.
 
-        None when asking again would be of no use: no stage found anything to take out, the context is far below its
-        budget and the refusal names no numbers that say otherwise, or the last attempt has not helped and the context
-        is still as long. Numbers that cannot be those of *sent*, as in words that an error quotes, are not believed.
-        What the refusal tells of the real number of tokens is learnt. A window that is smaller than
-        the budget's lowers the budget of this session for that model, which the result's notices tell. The other
-        arguments are those of `run`.
+        None when asking again would be of no use: no stage found anything to take out, the context
+        is far below its budget and the refusal names no numbers that say otherwise, or the last
+        attempt has not helped and the context is still as long. Numbers that cannot be those of
+        *sent*, as in words that an error quotes, are not believed. What the refusal tells of the
+        real number of tokens is learnt. A window that is smaller than the budget's lowers the
+        budget of this session for that model, which the result's notices tell. The other arguments
+        are those of `run`.
         """
         if isinstance(refusal, str):
             refusal = read_refusal(None, refusal) or Refusal("an unknown provider")
@@ -483,7 +564,10 @@ class Session:
         trigger = self._runner.budget_for(self._record, options).trigger
         if not refusal.has_numbers and tokens < FAR_BELOW * trigger:
             return None
-        if self._recovered_at is not None and abs(tokens - self._recovered_at) < NOTABLE_CHANGE * trigger:
+        if (
+            self._recovered_at is not None
+            and abs(tokens - self._recovered_at) < NOTABLE_CHANGE * trigger
+        ):
             return None
         self._recovered_at = tokens
         overhead = self._record.overhead.tokens
@@ -496,10 +580,11 @@ class Session:
         return result if await count(result.messages) < await count(sent.messages) else None
 
     def _can_be_about(self, refusal: Refusal, raw: int, model: str | None) -> bool:
-        """Whether the prompt that *refusal* speaks of can be one of *raw* tokens, and its window that of *model*.
+        """Whether the prompt that *refusal* speaks of can be one of *raw* tokens, and its window
+        that of *model*.
 
-        Our count may be far too low, as for pictures, until a bill has shown that it is not. What *model* has been
-        paid to read is not more than its window.
+        Our count may be far too low, as for pictures, until a bill has shown that it is not. What
+        *model* has been paid to read is not more than its window.
         """
         billed = max((bill[2] for bill in self._record.ledger.bills if bill[0] == model), default=0)
         if refusal.window is not None and refusal.window < billed:
@@ -507,14 +592,20 @@ class Session:
         tokens = refusal.tokens
         if tokens is None:
             return True
-        return tokens >= LEAST_SHARE * raw and (is_possible(raw, tokens) or not self._record.ledger.bills)
+        return tokens >= LEAST_SHARE * raw and (
+            is_possible(raw, tokens) or not self._record.ledger.bills
+        )
 
     def _lower_budget(self, refusal: Refusal, model: str | None) -> None:
-        """Remember the window that *refusal* names for *model*, where it is smaller than what the budget counts on."""
+        """Remember the window that *refusal* names for *model*, where it is smaller than what the
+        budget counts on.
+        """
         known = self._record.windows.get(model, self._runner.budget.window)
         if refusal.window is None:
             return
-        reserved = self._runner.budget.reserve_output or 0  # which the budget keeps free in any window
+        reserved = (
+            self._runner.budget.reserve_output or 0
+        )  # which the budget keeps free in any window
         window = refusal.window - max(0, refusal.answer_tokens - reserved)
         if window >= known:
             return
@@ -526,8 +617,8 @@ class Session:
 def learn(session: Session, reply: object, sent: Result) -> None:
     """Have *session* observe *reply*, the answer to *sent*.
 
-    Gateways leave the usage out, or answer with no message at all: that teaches nothing, and the reply, which is paid,
-    is the caller's all the same.
+    Gateways leave the usage out, or answer with no message at all: that teaches nothing, and the
+    reply, which is paid, is the caller's all the same.
     """
     if has_usage(reply):
         session.observe(reply, sent.messages)

@@ -43,13 +43,19 @@ class Sessions:
         JOURNAL_STORAGE.check("journal", journal)
         SIZE.check("max_bytes", max_bytes)
         if not callable(getattr(pipeline, "new_session", None)):
-            raise SettingsError("pipeline of Sessions is none; give a ContextPipeline such as ContextPipeline(stages)")
+            raise SettingsError(
+                "pipeline of Sessions is none; give a ContextPipeline such as ContextPipeline(stages)"
+            )
         self._pipeline = pipeline
         self._settings = {"journal": journal, **settings}
         self._max_bytes = max_bytes
         self._held: OrderedDict[str, Session] = OrderedDict()
-        self._alive: WeakValueDictionary[str, Session] = WeakValueDictionary()  # somebody may still have one in use
-        self._bytes: dict[str, tuple[int, int]] = {}  # messages that were weighed, and what they weigh
+        self._alive: WeakValueDictionary[str, Session] = (
+            WeakValueDictionary()
+        )  # somebody may still have one in use
+        self._bytes: dict[
+            str, tuple[int, int]
+        ] = {}  # messages that were weighed, and what they weigh
 
     def __len__(self) -> int:
         return len(self._held)
@@ -65,7 +71,8 @@ class Sessions:
         return sum(size for _, size in self._bytes.values())
 
     def get(self, session_id: str) -> Session:
-        """The session *session_id*: the one in memory, or one that its journal is read for at its first turn.
+        """The session *session_id*: the one in memory, or one that its journal is read for at its
+        first turn.
 
         Raises SettingsError for an id that is none.
         """

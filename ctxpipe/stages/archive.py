@@ -26,14 +26,26 @@ if TYPE_CHECKING:
 
     from ..messages import Message
 
-__all__ = ["Archived", "archive_digest", "archive_record", "load_archive", "parse_archive", "verified_archive"]
+__all__ = [
+    "Archived",
+    "archive_digest",
+    "archive_record",
+    "load_archive",
+    "parse_archive",
+    "verified_archive",
+]
 
 logger = logging.getLogger("ctxpipe")
 
 FORM = 1
-"""The form in which archives are written. A newer one is refused; a bare list of messages is read, too."""
+"""The form in which archives are written.
 
-MAX_CHARACTERS = 256_000_000  # of an archive that a context names; more than many windows of any model
+A newer one is refused; a bare list of messages is read, too.
+"""
+
+MAX_CHARACTERS = (
+    256_000_000  # of an archive that a context names; more than many windows of any model
+)
 _GROUP = 8
 _NAME = re.compile(r"compact-\d{8}T\d{6}Z-\d{1,9}\.json")
 _DIGEST = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{8}){3}")
@@ -42,28 +54,42 @@ _DIGEST = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{8}){3}")
 def archive_record(messages: Sequence[Message]) -> Record:
     """The record that keeps *messages*, for `Archive.save`.
 
-    Plain messages come back equal from `load_archive`; model objects of the SDK are written as they would be sent
-    and come back as plain dicts, tuples as lists. The archives that a summary at the beginning names, with their
-    digests, are kept as ``before``.
+    Plain messages come back equal from `load_archive`; model objects of the SDK are written as they
+    would be sent and come back as plain dicts, tuples as lists. The archives that a summary at the
+    beginning names, with their digests, are kept as ``before``.
     """
     first = next(texts(messages[0]), "") if messages else ""
-    found = [[_last_part(path), digest] for path, digest in (named_archives(first) if isinstance(first, str) else ())]
-    # Beside the messages, where nobody redacts them: only what can be nothing else than a name of ours.
-    before = [[name, digest] for name, digest in found if _NAME.fullmatch(name) and _DIGEST.fullmatch(digest)]
-    return {"form": FORM, "before": before, "messages": messages} if before else {"form": FORM, "messages": messages}
+    found = [
+        [_last_part(path), digest]
+        for path, digest in (named_archives(first) if isinstance(first, str) else ())
+    ]
+    # Beside the messages, where nobody redacts them: only what can be nothing else than a name of
+    # ours.
+    before = [
+        [name, digest]
+        for name, digest in found
+        if _NAME.fullmatch(name) and _DIGEST.fullmatch(digest)
+    ]
+    return (
+        {"form": FORM, "before": before, "messages": messages}
+        if before
+        else {"form": FORM, "messages": messages}
+    )
 
 
 async def load_archive(path: str | os.PathLike[str]) -> list[Message]:
     """The messages that a compaction or truncation set aside at *path*, as they were.
 
-    The file is opened wherever *path* leads: give it no path that a model or a tool has named. Raises StorageError
-    when there is no such file, when it is a pipe or device, or when a newer ctxpipe wrote it, InvalidHistory when it
-    holds something else.
+    The file is opened wherever *path* leads: give it no path that a model or a tool has named.
+    Raises StorageError when there is no such file, when it is a pipe or device, or when a newer
+    ctxpipe wrote it, InvalidHistory when it holds something else.
     """
     try:
         text = await finished(_read(path))
     except OSError as error:
-        raise StorageError(error.errno, f"cannot read the archive {path}: {error.strerror}") from error
+        raise StorageError(
+            error.errno, f"cannot read the archive {path}: {error.strerror}"
+        ) from error
     return parse_archive(text, path)
 
 
@@ -75,7 +101,9 @@ async def _read(path: str | os.PathLike[str]) -> str:
 
 
 class Archived(NamedTuple):
-    """What an archive holds: *messages*, and name and digest of each archive that their beginning stands for."""
+    """What an archive holds: *messages*, and name and digest of each archive that their beginning
+    stands for.
+    """
 
     messages: list[Message]
     before: list[tuple[str, str]]
@@ -100,23 +128,32 @@ def _parsed(text: str, path: str | os.PathLike[str]) -> Archived:
         ensure_messages(messages)
         found = [(str(name), str(digest)) for name, digest in before]
     except (TypeError, ValueError, RecursionError) as error:  # InvalidHistory is a ValueError
-        raise InvalidHistory(f"{path} is no archive of messages: {textwrap.shorten(str(error), 200)}") from error
+        raise InvalidHistory(
+            f"{path} is no archive of messages: {textwrap.shorten(str(error), 200)}"
+        ) from error
     return Archived(messages, found or named_archives(text_of(messages[0]) if messages else ""))
 
 
 def ensure_known_form(form: object, path: str | os.PathLike[str]) -> None:
-    """Raise StorageError when *form* is newer than this version knows, InvalidHistory when it is none."""
+    """Raise StorageError when *form* is newer than this version knows, InvalidHistory when it is
+    none.
+    """
     if not isinstance(form, int) or form < 1:
         raise InvalidHistory(f"its form is {textwrap.shorten(repr(form), 40)}, not {FORM}")
     if form > FORM:
-        raise StorageError(f"{path} was written by a newer ctxpipe, in form {form}; update ctxpipe to read it")
+        raise StorageError(
+            f"{path} was written by a newer ctxpipe, in form {form}; update ctxpipe to read it"
+        )
 
 
-# Archives that a context names ------------------------------------------------------------------------------------
+# Archives that a context names --------------------------------------------------------------------
 
 
 async def archive_digest(archive: Archive, path: str) -> str | None:
-    """The digest of the archive just saved at *path*, over what is stored; None when it cannot be read back."""
+    """The digest of the archive just saved at *path*, over what is stored.
+
+    None when it cannot be read back.
+    """
     if not isinstance(archive, TextReader):
         return None
     try:
@@ -126,11 +163,14 @@ async def archive_digest(archive: Archive, path: str) -> str | None:
     return await in_thread(_digest, page.text) if page.next_offset is None else None
 
 
-async def verified_archive(archive: Archive | None, session_id: str, path: object, digest: object) -> Archived | None:
+async def verified_archive(
+    archive: Archive | None, session_id: str, path: object, digest: object
+) -> Archived | None:
     """The archive that a context names by *path* and *digest*; None unless it is the session's own.
 
-    It must be one of the records of the session *session_id* in *archive*, recognized by its name because the model
-    may see another form of the path, and its text must have the *digest*. Nothing else is ever opened.
+    It must be one of the records of the session *session_id* in *archive*, recognized by its name
+    because the model may see another form of the path, and its text must have the *digest*. Nothing
+    else is ever opened.
     """
     if archive is None or not isinstance(archive, TextReader):
         return None
@@ -138,7 +178,9 @@ async def verified_archive(archive: Archive | None, session_id: str, path: objec
         return None
     try:
         records = await archive.records(session_id)
-        record = next((record for record in records if PurePath(record).name == _last_part(path)), None)
+        record = next(
+            (record for record in records if PurePath(record).name == _last_part(path)), None
+        )
         if record is None:
             return None
         page = await archive.read(record, 0, MAX_CHARACTERS)

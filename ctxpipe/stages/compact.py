@@ -55,7 +55,16 @@ from ..threads import in_thread
 from ..tokens import Counting, as_counter, should_compact
 from .archive import archive_digest, archive_record, load_archive
 from .attempts import Attempts
-from .layout import FileFolder, Fold, Layout, check_folder, fitted, folded_texts, indexed, what_holds
+from .layout import (
+    FileFolder,
+    Fold,
+    Layout,
+    check_folder,
+    fitted,
+    folded_texts,
+    indexed,
+    what_holds,
+)
 from .pointing import check_reference, shown
 from .restore import Restore, RestoredFiles, restore_files
 from .source import source_of
@@ -82,7 +91,7 @@ __all__ = [
 
 logger = logging.getLogger("ctxpipe")
 
-# The function, literal to the requirements ------------------------------------------------------------------------
+# The function, literal to the requirements --------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +109,10 @@ class CompactStats:
 
 @dataclass(frozen=True, slots=True)
 class CompactResult:
-    """What `compact_messages` returns. Not *compacted*, *messages* is the very list given and *reason* says why."""
+    """What `compact_messages` returns.
+
+    Not *compacted*, *messages* is the very list given and *reason* says why.
+    """
 
     messages: list[Message] = field(repr=False)
     compacted: bool = False
@@ -133,25 +145,31 @@ async def compact_messages(
     archive: Archive | None = None,
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
 ) -> CompactResult:
-    """Once the context reaches its threshold, replace all of it but the leading system messages by a summary.
+    """Once the context reaches its threshold, replace all of it but the leading system messages by
+    a summary.
 
-    Behind the summary the files read last come back from disk. Below *context_token_limit* x *compact_threshold_ratio*
-    (200,000 x 0.92 raw tokens, *system* and *tools* included), or when no summary can be had after *max_retries* (2),
-    or when the result would not be smaller, the very same list comes back. *messages* is not modified. Source: CR.
+    Behind the summary the files read last come back from disk. Below *context_token_limit* x
+    *compact_threshold_ratio* (200,000 x 0.92 raw tokens, *system* and *tools* included), or when no
+    summary can be had after *max_retries* (2), or when the result would not be smaller, the very
+    same list comes back. *messages* is not modified. Source: CR.
 
-    The raw messages go first to ``<output_dir>/<session_id>/compact-<UTC seconds>-<n>.json`` (*output_dir*: .compact),
-    for `load_archive` to read back: plain messages come back equal, model objects of the SDK as they would be sent. A
-    failed save is logged and does not stop the compaction unless *require_archive*.
+    The raw messages go first to ``<output_dir>/<session_id>/compact-<UTC seconds>-<n>.json``
+    (*output_dir*: .compact), for `load_archive` to read back: plain messages come back equal, model
+    objects of the SDK as they would be sent. A failed save is logged and does not stop the
+    compaction unless *require_archive*.
 
     *summarize* writes the summary, by default `AnthropicSummarizer` with *model* and *summary_max_words*, which without
-    credentials in the environment is `ExtractiveSummarizer`. *work_dir* and the *max_restore_…* limits are those of
-    `restore_files`. With *fold_unrestored* files that are too long are reduced to the names they define. *files*,
+    credentials in the environment is `ExtractiveSummarizer`. *work_dir* and the *max_restore_…*
+    limits are those of `restore_files`. With *fold_unrestored* files that are too long are reduced
+    to the names they define. *files*,
     *archive* and *sleep* stand in for the disk and the clock.
 
-    It believes what *messages* say, as `restore_files` does: files come back after calls that were denied, too, and a
-    message in the form of a summary or of a restored file passes for one. The stage `Compact` believes none of this.
+    It believes what *messages* say, as `restore_files` does: files come back after calls that were
+    denied, too, and a message in the form of a summary or of a restored file passes for one. The
+    stage `Compact` believes none of this.
 
-    Raises InvalidHistory when *messages* has not the shape of messages, SettingsError when a setting makes no sense.
+    Raises InvalidHistory when *messages* has not the shape of messages, SettingsError when a
+    setting makes no sense.
     """
     ensure_messages(messages)
     counter = as_counter(counter)
@@ -159,7 +177,9 @@ async def compact_messages(
     if summarize is None:
         words = SUMMARY_MAX_WORDS(summary_max_words)
         summarize = AnthropicSummarizer(model=model, max_words=words, counter=counter)
-    await counter.count(messages, system=system, tools=tools)  # in a worker thread; below, every text is known
+    await counter.count(
+        messages, system=system, tools=tools
+    )  # in a worker thread; below, every text is known
     is_long = should_compact(
         messages,
         context_token_limit=context_token_limit,
@@ -170,9 +190,13 @@ async def compact_messages(
     )
     head, rest = compact.partition(messages)
     if not is_long or not rest:
-        return CompactResult(messages, reason="below the threshold" if rest else "nothing but system messages")
+        return CompactResult(
+            messages, reason="below the threshold" if rest else "nothing but system messages"
+        )
     if archive is None:
-        archive = await to_thread.run_sync(partial(LocalStorage, output_dir or COMPACT_OUTPUT_DIR(), taken="number"))
+        archive = await to_thread.run_sync(
+            partial(LocalStorage, output_dir or COMPACT_OUTPUT_DIR(), taken="number")
+        )
     path = None
     try:
         path = await _saved(archive, session_id, rest, required=require_archive)
@@ -203,8 +227,13 @@ class _Original:
     path: str | None
 
 
-async def _smaller(original: _Original, text: str, restored: RestoredFiles, counter: TokenCounter) -> CompactResult:
-    """The result with as many of the restored files as leave it smaller than the original. Source: A-44."""
+async def _smaller(
+    original: _Original, text: str, restored: RestoredFiles, counter: TokenCounter
+) -> CompactResult:
+    """The result with as many of the restored files as leave it smaller than the original.
+
+    Source: A-44.
+    """
     before = await counter.count(original.messages)
     for number in range(len(restored.files), -1, -1):
         files = restored.files[:number]
@@ -226,7 +255,9 @@ async def _smaller(original: _Original, text: str, restored: RestoredFiles, coun
     return CompactResult(original.messages, original_messages_path=original.path, reason=reason)
 
 
-async def _saved(archive: Archive, session_id: str, record: Record, *, required: bool) -> str | None:
+async def _saved(
+    archive: Archive, session_id: str, record: Record, *, required: bool
+) -> str | None:
     try:
         return await archive.save(session_id, "compact", record)
     except StorageError as error:
@@ -236,37 +267,43 @@ async def _saved(archive: Archive, session_id: str, record: Record, *, required:
         return None
 
 
-# The stage --------------------------------------------------------------------------------------------------------
+# The stage ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Compact:
-    """Near the limit, replace the history by its summary, the evidence that no model may forget, and the files in work.
+    """Near the limit, replace the history by its summary, the evidence that no model may forget,
+    and the files in work.
 
-    It begins when the calibrated estimate of the context reaches the budget's trigger (or by force) and aims at its
-    target: restored files give way first, the oldest of them first, then the evidence; what is still above it but
-    smaller than before is taken, and reported ``over_target`` with what holds it. While a call waits for its result,
-    one of a server tool included, it is put off; where the API itself has compacted, it is left to the API.
+    It begins when the calibrated estimate of the context reaches the budget's trigger (or by force)
+    and aims at its target: restored files give way first, the oldest of them first, then the
+    evidence; what is still above it but smaller than before is taken, and reported ``over_target``
+    with what holds it. While a call waits for its result, one of a server tool included, it is put
+    off; where the API itself has compacted, it is left to the API.
 
-    What the model has not answered stays whole, pictures and results included, as long as the new context meets the
-    target. Only above it the user's words are cut to *max_request_chars*, head and tail, and the report's warnings say
-    what else is missing. System messages from the middle of the history are carried on.
+    What the model has not answered stays whole, pictures and results included, as long as the new
+    context meets the target. Only above it the user's words are cut to *max_request_chars*, head
+    and tail, and the report's warnings say what else is missing. System messages from the middle of
+    the history are carried on.
 
-    The raw messages are archived first; without an archive nothing is compacted, unless *require_archive* is False.
+    The raw messages are archived first; without an archive nothing is compacted, unless
+    *require_archive* is False.
     *summarize* defaults to `AnthropicSummarizer`, and without credentials to `ExtractiveSummarizer`; the report names
-    who wrote. The evidence is a list of paths of up to *evidence_tokens* and, in proportion, commands, identifiers and
-    the user's requests; paths without room are listed in a file beside the archive. The model sees the paths of both in
-    the form *reference*, as in `DirectOffload`. *pin* chooses messages to keep word for word.
+    who wrote. The evidence is a list of paths of up to *evidence_tokens* and, in proportion,
+    commands, identifiers and the user's requests; paths without room are listed in a file beside
+    the archive. The model sees the paths of both in the form *reference*, as in `DirectOffload`.
+    *pin* chooses messages to keep word for word.
 
     *restore* says which of the user's files may be read again; without it no file is opened, and the report says so.
-    Files too long are reduced to their names by *folder* (default: by the names they define) unless *fold_unrestored*
-    is off.
+    Files too long are reduced to their names by *folder* (default: by the names they define) unless
+    *fold_unrestored* is off.
 
-    After three failures in a row, and when compaction does not help or has to come back too often, no attempt is made
-    for *cooldown_seconds* of *clock*.
+    After three failures in a row, and when compaction does not help or has to come back too often,
+    no attempt is made for *cooldown_seconds* of *clock*.
 
-    Nothing is believed because of what a text says: in a session the evidence comes from the caller's history, and
-    elsewhere from archives of the same session whose digest is right. Texts that only look like ours give nothing.
+    Nothing is believed because of what a text says: in a session the evidence comes from the
+    caller's history, and elsewhere from archives of the same session whose digest is right. Texts
+    that only look like ours give nothing.
 
     Raises SettingsError for settings that are invalid.
     """
@@ -290,7 +327,9 @@ class Compact:
             raise SettingsError(
                 "Compact needs an archive for the raw messages; give archive=, or require_archive=False"
             )
-        instance_of(Restore, "a Restore such as Restore(work_dir='.')").optional.check("restore", self.restore)
+        instance_of(Restore, "a Restore such as Restore(work_dir='.')").optional.check(
+            "restore", self.restore
+        )
         check_settings(
             self,
             summarize=SUMMARIZER.optional,
@@ -338,7 +377,7 @@ class Compact:
             return self
         return replace(self, summarize=replace(writer, focus=focus))
 
-    # Whether ------------------------------------------------------------------------------------------------------
+    # Whether --------------------------------------------------------------------------------------
 
     async def _declined(self, turn: Turn, attempts: Attempts) -> Skip | None:
         tokens = await turn.tokens()
@@ -372,7 +411,9 @@ class Compact:
 
     def _warn_without_model(self, turn: Turn, writer: Summarizer) -> str:
         """That *writer* stands in for a model, logged once in a session; "" when it was chosen."""
-        if not isinstance(writer, ExtractiveSummarizer) or isinstance(self.summarize, ExtractiveSummarizer):
+        if not isinstance(writer, ExtractiveSummarizer) or isinstance(
+            self.summarize, ExtractiveSummarizer
+        ):
             return ""
         attempts = turn.recall(Attempts)
         if not attempts.warned:
@@ -380,7 +421,7 @@ class Compact:
         attempts.warned = True
         return WITHOUT_MODEL
 
-    # What ---------------------------------------------------------------------------------------------------------
+    # What -----------------------------------------------------------------------------------------
 
     async def _compacted(self, turn: Turn, attempts: Attempts) -> Change | Skip:
         head, rest = compact.partition(turn.messages)
@@ -393,7 +434,9 @@ class Compact:
         where = partial(shown, self.reference, session_folder(turn.session_id))
         source = await source_of(turn, self.archive, where)
         restored = await self._restored(source.messages, turn.counter)
-        digest = await archive_digest(self.archive, path) if self.archive is not None and path else None
+        digest = (
+            await archive_digest(self.archive, path) if self.archive is not None and path else None
+        )
         drafts = await in_thread(
             partial(
                 compact.drafts,
@@ -409,7 +452,9 @@ class Compact:
                 whole=not _is_protected(turn, rest),
             )
         )
-        draft, layout = await fitted(turn, drafts, restored, self.evidence_tokens, self._fold_for(turn))
+        draft, layout = await fitted(
+            turn, drafts, restored, self.evidence_tokens, self._fold_for(turn)
+        )
         layout, warning = await indexed(turn, draft, layout, self.archive, where)
         detail = Compacted(
             await turn.raw_tokens() - turn.overhead,
@@ -431,7 +476,9 @@ class Compact:
     async def _archived(self, session_id: str, rest: Sequence[Message]) -> str | None:
         if self.archive is None:
             return None
-        return await _saved(self.archive, session_id, archive_record(rest), required=self.require_archive)
+        return await _saved(
+            self.archive, session_id, archive_record(rest), required=self.require_archive
+        )
 
     async def _restored(self, messages: Sequence[Message], counter: TokenCounter) -> RestoredFiles:
         if self.restore is None:
@@ -439,10 +486,19 @@ class Compact:
         return await self.restore.read_again(messages, counter)
 
     def _fold_for(self, turn: Turn) -> Fold | None:
-        return partial(folded_texts, counter=turn.counter, folder=self.folder) if self.fold_unrestored else None
+        return (
+            partial(folded_texts, counter=turn.counter, folder=self.folder)
+            if self.fold_unrestored
+            else None
+        )
 
     async def _judged(
-        self, turn: Turn, attempts: Attempts, draft: compact.Draft, layout: Layout, detail: Compacted
+        self,
+        turn: Turn,
+        attempts: Attempts,
+        draft: compact.Draft,
+        layout: Layout,
+        detail: Compacted,
     ) -> Change | Skip:
         """Whether the proposal counts, and what is to be said about it. Source: A-44, R2."""
         estimate = turn.ledger.estimate(detail.tokens_after + turn.overhead, layout.messages)
@@ -453,9 +509,13 @@ class Compact:
         if detail.tokens_after >= detail.tokens_before:
             attempts.stuck(self._later(), await turn.tokens())
             reason = f"a summary would hold {detail.tokens_after} tokens instead of {detail.tokens_before}"
-            return Skip(reason, replace(detail, over_budget=turn.budget.reached(await turn.tokens())))
+            return Skip(
+                reason, replace(detail, over_budget=turn.budget.reached(await turn.tokens()))
+            )
         if attempts.succeeded(self._later()):
-            detail = replace(detail, warnings=(*detail.warnings, f"compaction backs off: {attempts.why}"))
+            detail = replace(
+                detail, warnings=(*detail.warnings, f"compaction backs off: {attempts.why}")
+            )
         if over_budget:
             attempts.stuck(self._later(), estimate)
         return Change(layout.messages, detail)

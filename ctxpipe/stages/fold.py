@@ -50,12 +50,14 @@ def fold_files(
     count: Callable[[str], int] | None = None,
     rng: random.Random | None = None,
 ) -> Folded:
-    """Fold *files*, pairs of path and text, to the names they define, each in a ``<system-reminder>`` block of its own.
+    """Fold *files*, pairs of path and text, to the names they define, each in a
+    ``<system-reminder>`` block of its own.
 
-    A file in an unknown language, and one that defines nothing, is skipped. The blocks together may have *max_tokens*
-    tokens by *count*, by default tiktoken's (None: no limit). Above that, one pass drops as many sections as the
-    excess is worth, chosen by *rng*, by default one seeded with the content: the same files fold to the same text.
-    What is left is not counted again. It parses where it is called; on an event loop use `Folder`.
+    A file in an unknown language, and one that defines nothing, is skipped. The blocks together may
+    have *max_tokens* tokens by *count*, by default tiktoken's (None: no limit). Above that, one
+    pass drops as many sections as the excess is worth, chosen by *rng*, by default one seeded with
+    the content: the same files fold to the same text. What is left is not counted again. It parses
+    where it is called; on an event loop use `Folder`.
     """
     return fold.fold_files(
         files,
@@ -69,11 +71,12 @@ def fold_files(
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """Folds files for the stages. Each distinct text is parsed once per process, whatever the settings (FF-1 to FF-18).
+    """Folds files for the stages. Each distinct text is parsed once per process, whatever the
+    settings (FF-1 to FF-18).
 
-    Source is parsed in a worker process, never on the event loop: a few kilobytes of hostile text hold a parser for
-    minutes. A file on which the parser fails or takes too long is not folded, and where no process can be started
-    none is; both are logged as warnings.
+    Source is parsed in a worker process, never on the event loop: a few kilobytes of hostile text
+    hold a parser for minutes. A file on which the parser fails or takes too long is not folded, and
+    where no process can be started none is; both are logged as warnings.
     """
 
     max_tokens: int | None = MAX_TOKENS
@@ -91,23 +94,33 @@ class Folder:
         )
 
     async def fold(self, files: Files, /, count: Counting | None = None) -> list[str | None]:
-        """The folded text of each file, a pair of path and text; None where that would be no shorter, or cannot be.
+        """The folded text of each file, a pair of path and text; None where that would be no
+        shorter, or cannot be.
 
-        The budget of tokens is for all of them together, by *count*, else the counter of this folder.
+        The budget of tokens is for all of them together, by *count*, else the counter of this
+        folder.
         """
         found = await self._definitions(files)
         outlines, whole = await in_thread(self._outlines, files, found)
         if self.max_tokens is None or not whole.content:
             return list(whole.folded)
         (tokens,) = await as_counter(count or self.counter).texts([whole.content])
-        fitting = partial(fold.fold_outlines, outlines, max_tokens=self.max_tokens, count=lambda _: tokens)
+        fitting = partial(
+            fold.fold_outlines, outlines, max_tokens=self.max_tokens, count=lambda _: tokens
+        )
         return list((await in_thread(fitting)).folded)
 
-    def _outlines(self, files: Files, found: Sequence[Definitions]) -> tuple[list[tuple[str, Outline]], Folded]:
-        """The outline of each file, empty where it would be no shorter than the file, and all of them folded."""
+    def _outlines(
+        self, files: Files, found: Sequence[Definitions]
+    ) -> tuple[list[tuple[str, Outline]], Folded]:
+        """The outline of each file, empty where it would be no shorter than the file, and all of
+        them folded.
+        """
         outlines: list[tuple[str, Outline]] = []
         for (path, text), definitions in zip(files, found, strict=True):
-            outline = fold.merge_functions(definitions, self.max_line_span, merge=self.merge_functions)
+            outline = fold.merge_functions(
+                definitions, self.max_line_span, merge=self.merge_functions
+            )
             is_shorter = len(fold.format_file(path, outline)) < len(text)
             outlines.append((path, outline if is_shorter else ()))
         return outlines, fold.fold_outlines(outlines, max_tokens=None, count=len)
@@ -115,9 +128,15 @@ class Folder:
     async def _definitions(self, files: Files) -> list[Definitions]:
         keys = await in_thread(_keys, files)
         known = {key: _memo().get(key) for key in keys if key is not None}
-        new = {key: file for key, file in zip(keys, files, strict=True) if key is not None and known[key] is None}
+        new = {
+            key: file
+            for key, file in zip(keys, files, strict=True)
+            if key is not None and known[key] is None
+        }
         found = await _parse(list(new.values())) if new else []
-        for key, each in zip(new, found, strict=False):  # a worker that fails leaves the last ones for another time
+        for key, each in zip(
+            new, found, strict=False
+        ):  # a worker that fails leaves the last ones for another time
             known[key] = each
             _memo().put(key, each, _DEFINITION_BYTES * (1 + len(each)))
         return [(known[key] or ()) if key is not None else () for key in keys]
@@ -125,13 +144,19 @@ class Folder:
 
 @cache
 def _memo() -> Memo[Key, Definitions]:
-    """What each text defines. One for the process: it is the same for everyone, and the stages make folders freely."""
+    """What each text defines.
+
+    One for the process: it is the same for everyone, and the stages make folders freely.
+    """
     return Memo(MEMO_BYTES)
 
 
 def _keys(files: Files) -> list[Key | None]:
     """What the definitions of each file are remembered under: its language and its text."""
-    return [(language.name, _digest(text)) if (language := language_of(path)) else None for path, text in files]
+    return [
+        (language.name, _digest(text)) if (language := language_of(path)) else None
+        for path, text in files
+    ]
 
 
 def _digest(text: str) -> bytes:
@@ -142,11 +167,16 @@ def _digest(text: str) -> bytes:
 
 
 async def _parse(files: Files) -> list[Definitions]:
-    """What *files* define, as far as a worker process comes; nothing for the one on which it fails."""
+    """What *files* define, as far as a worker process comes.
+
+    Nothing for the one on which it fails.
+    """
     texts = [part for file in files for part in file]
     chars = sum(map(len, texts))
     memory = _MEMORY_BYTES + _MEMORY_BYTES_PER_CHAR * chars
-    answers = await in_process(definitions_in_batches, texts, seconds=PATIENCE_SECONDS, memory_bytes=memory)
+    answers = await in_process(
+        definitions_in_batches, texts, seconds=PATIENCE_SECONDS, memory_bytes=memory
+    )
     found = [await _definitions(batches) for batches in _by_file(answers.items)]
     if answers.end == "unavailable":
         logger.warning("no worker process can be started: %d files are not folded", len(files))

@@ -31,7 +31,8 @@ class Gate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RatioGate:
-    """Opens when at least *ratio* of the history's characters may leave; everything goes then. Source: RG-7, PL-2.
+    """Opens when at least *ratio* of the history's characters may leave; everything goes then.
+    Source: RG-7, PL-2.
 
     A ratio outside 0 … 1 is taken as it is (RG-20). Raises SettingsError when it is not a number.
     """
@@ -54,17 +55,20 @@ class RatioGate:
 
 @dataclass(frozen=True, slots=True)
 class RentOrBuyGate:
-    """Opens when carrying old results has cost *alpha* times what rewriting the cached context behind them costs.
+    """Opens when carrying old results has cost *alpha* times what rewriting the cached context
+    behind them costs.
 
-    A call that reads a result again pays for it, the first *free_calls* excepted, which it came for; a rewrite writes
-    once more what stays behind the first result that leaves. Neither a forecast nor a model is needed, and the
-    messages themselves tell how often each result was read. What leaves is the suffix of the candidates with the
-    greatest surplus, when it frees *min_tokens* or more. Before *min_calls* calls nothing leaves: short sessions do
-    not pay a rewrite back. When the cache is known to be cold, rewriting is free, and everything old leaves that
-    frees *min_tokens*; what no call has sent yet is free to change as well. Tokens are raw.
+    A call that reads a result again pays for it, the first *free_calls* excepted, which it came
+    for; a rewrite writes once more what stays behind the first result that leaves. Neither a
+    forecast nor a model is needed, and the messages themselves tell how often each result was read.
+    What leaves is the suffix of the candidates with the greatest surplus, when it frees
+    *min_tokens* or more. Before *min_calls* calls nothing leaves: short sessions do not pay a
+    rewrite back. When the cache is known to be cold, rewriting is free, and everything old leaves
+    that frees *min_tokens*; what no call has sent yet is free to change as well. Tokens are raw.
 
     *prices* are those of the model (`prices_of`), or ``Prices.relative(read=0.05)``; only their ratios count, and the
-    cliffs. *placeholder_tokens* is what stays of a result. Source: economics, 2.3. Raises SettingsError.
+    cliffs. *placeholder_tokens* is what stays of a result. Source: economics, 2.3. Raises
+    SettingsError.
     """
 
     prices: Prices = field(default_factory=Prices.relative)
@@ -75,7 +79,9 @@ class RentOrBuyGate:
     placeholder_tokens: int = 30
 
     def __post_init__(self) -> None:
-        numbers = dict.fromkeys(("alpha", "min_tokens", "min_calls", "free_calls", "placeholder_tokens"), NUMBER)
+        numbers = dict.fromkeys(
+            ("alpha", "min_tokens", "min_calls", "free_calls", "placeholder_tokens"), NUMBER
+        )
         check_settings(self, prices=PRICES, **numbers)
 
     async def __call__(
@@ -91,7 +97,11 @@ class RentOrBuyGate:
             return f"only {holdings.calls} calls so far, fewer than {self.min_calls}"
         cached = 0 if turn.cold else sums[holdings.sent]
         stock = holdings.stock(old, sums, cached, self.free_calls, self.placeholder_tokens)
-        best = whole_stock(stock) if turn.cold else best_flush(stock, self._rates, self._cliff(turn, holdings, sums))
+        best = (
+            whole_stock(stock)
+            if turn.cold
+            else best_flush(stock, self._rates, self._cliff(turn, holdings, sums))
+        )
         if best is None or best.gain <= 0:
             return "carrying the old results has not yet cost as much as rewriting would"
         if best.freed < self.min_tokens:
@@ -102,8 +112,12 @@ class RentOrBuyGate:
     def _rates(self) -> Rates:
         return Rates(self.prices.read_ratio, self.prices.write_ratio, self.alpha)
 
-    def _cliff(self, turn: Turn, holdings: Holdings, sums: Sequence[int]) -> Callable[[int], float] | None:
-        """What was overpaid above a price cliff, for a number of freed tokens that leads back below it."""
+    def _cliff(
+        self, turn: Turn, holdings: Holdings, sums: Sequence[int]
+    ) -> Callable[[int], float] | None:
+        """What was overpaid above a price cliff, for a number of freed tokens that leads back below
+        it.
+        """
         if not self.prices.cliffs:
             return None
         total = sums[-1] + turn.overhead
@@ -112,12 +126,17 @@ class RentOrBuyGate:
             return None
         limit = int(cliff.above / turn.ledger.factor)
         crossed = max(0, bisect_right(sums, limit - turn.overhead) - 1)
-        overpaid = (cliff.prompt - 1) * self.prices.read_ratio * total * holdings.calls_since(crossed)
+        overpaid = (
+            (cliff.prompt - 1) * self.prices.read_ratio * total * holdings.calls_since(crossed)
+        )
         return lambda freed: overpaid if total - freed <= limit else 0.0
 
 
 def _tokens(candidate: Candidate, counter: TokenCounter) -> int:
-    """The tokens of what would leave; the texts have been counted before, so that this is a look-up."""
+    """The tokens of what would leave.
+
+    The texts have been counted before, so that this is a look-up.
+    """
     if isinstance(candidate.item, ToolResult):
         content = candidate.item.content
         if isinstance(content, str):

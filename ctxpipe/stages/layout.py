@@ -42,14 +42,21 @@ Fold: TypeAlias = "Callable[[Sequence[RestoredFile]], Awaitable[Mapping[str, str
 
 class FileFolder(Protocol):
     async def fold(self, files: Sequence[tuple[str, str]], /) -> Sequence[str | None]:
-        """What each (path, source text) comes down to, as a text to stand behind a summary; None where nothing can."""
+        """What each (path, source text) comes down to, as a text to stand behind a summary.
+
+        None where nothing can.
+        """
         ...
 
 
 def check_folder(folder: object) -> None:
     """Raise SettingsError unless *folder* is a `FileFolder`, or None."""
-    if folder is not None and (isinstance(folder, type) or not callable(getattr(folder, "fold", None))):
-        raise SettingsError(f"folder is {excerpt(folder)}; give something that can fold, such as a Folder, or None")
+    if folder is not None and (
+        isinstance(folder, type) or not callable(getattr(folder, "fold", None))
+    ):
+        raise SettingsError(
+            f"folder is {excerpt(folder)}; give something that can fold, such as a Folder, or None"
+        )
 
 
 def folder_or_default(folder: FileFolder | None, counter: TokenCounter) -> FileFolder:
@@ -67,13 +74,16 @@ async def folded_texts(
     """What the files that found no room come down to, by path."""
     if not files:
         return {}
-    texts = await folder_or_default(folder, counter).fold([(file.path, file.text) for file in files])
+    texts = await folder_or_default(folder, counter).fold(
+        [(file.path, file.text) for file in files]
+    )
     return {file.path: text for file, text in zip(files, texts, strict=True) if text}
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A context to propose: which *files* stand in it whole, which *folded*, how many tokens the evidence may take.
+    """A context to propose: which *files* stand in it whole, which *folded*, how many tokens the
+    evidence may take.
 
     *left_out* are the paths for which the evidence has no room.
     """
@@ -86,9 +96,14 @@ class Layout:
 
 
 async def fitted(
-    turn: Turn, drafts: Sequence[Draft], restored: RestoredFiles, evidence_tokens: int, fold: Fold | None
+    turn: Turn,
+    drafts: Sequence[Draft],
+    restored: RestoredFiles,
+    evidence_tokens: int,
+    fold: Fold | None,
 ) -> tuple[Draft, Layout]:
-    """The first of *drafts*, in its richest layout, that is smaller and meets the target; else the leanest of the last.
+    """The first of *drafts*, in its richest layout, that is smaller and meets the target; else the
+    leanest of the last.
 
     Files and evidence give way before the next draft is tried.
     """
@@ -112,10 +127,15 @@ async def fitted(
 async def _fits(turn: Turn, layout: Layout, before: int) -> bool:
     """Whether *layout* is smaller than *before*, in raw tokens, and within the target."""
     raw = await turn.counter.count(layout.messages)
-    return raw < before and turn.ledger.estimate(raw + turn.overhead, layout.messages) <= turn.budget.target
+    return (
+        raw < before
+        and turn.ledger.estimate(raw + turn.overhead, layout.messages) <= turn.budget.target
+    )
 
 
-async def _from_rich_to_lean(restored: RestoredFiles, evidence_tokens: int, fold: Fold | None) -> AsyncIterator[Layout]:
+async def _from_rich_to_lean(
+    restored: RestoredFiles, evidence_tokens: int, fold: Fold | None
+) -> AsyncIterator[Layout]:
     """Restored files give way first, the one read longest ago before the others, then the evidence."""
     folded = await fold(restored.unfit) if fold else {}
     for number in range(len(restored.files), -1, -1):
@@ -123,7 +143,11 @@ async def _from_rich_to_lean(restored: RestoredFiles, evidence_tokens: int, fold
         if fold and number == len(restored.files) - 1:
             folded = await fold([*restored.files, *restored.unfit])
         whole = {file.path for file in files}
-        yield Layout(files, {path: text for path, text in folded.items() if path not in whole}, evidence_tokens)
+        yield Layout(
+            files,
+            {path: text for path, text in folded.items() if path not in whole},
+            evidence_tokens,
+        )
     for tokens in (evidence_tokens, evidence_tokens // 4, 0):
         yield Layout((), {}, tokens)
 
@@ -133,13 +157,22 @@ async def laid_out(turn: Turn, draft: Draft, layout: Layout) -> Layout:
     room = Room.of(layout.evidence_tokens)
     block, left_out = await in_thread(evidence_block, draft.evidence, room, turn.counter.text)
     files = [file.message for file in layout.files]
-    return replace(layout, messages=draft.messages(block, files, list(layout.folded.values())), left_out=left_out)
+    return replace(
+        layout,
+        messages=draft.messages(block, files, list(layout.folded.values())),
+        left_out=left_out,
+    )
 
 
 async def indexed(
-    turn: Turn, draft: Draft, layout: Layout, archive: Archive | None, shown: Callable[[str], str] = str
+    turn: Turn,
+    draft: Draft,
+    layout: Layout,
+    archive: Archive | None,
+    shown: Callable[[str], str] = str,
 ) -> tuple[Layout, str]:
-    """*layout* with the place named where the paths are listed that found no room in it; and what went wrong.
+    """*layout* with the place named where the paths are listed that found no room in it; and what
+    went wrong.
 
     *shown* gives the path as the model sees it.
     """
@@ -155,7 +188,9 @@ async def indexed(
         reason = f"{len(layout.left_out)} paths are not listed: {safe_text(error)}"
         logger.warning("%s", reason)
         return layout, reason
-    return await laid_out(turn, replace(draft, evidence=replace(draft.evidence, index=shown(index))), layout), ""
+    return await laid_out(
+        turn, replace(draft, evidence=replace(draft.evidence, index=shown(index))), layout
+    ), ""
 
 
 async def what_holds(turn: Turn, draft: Draft, layout: Layout) -> str:

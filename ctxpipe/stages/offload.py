@@ -74,19 +74,36 @@ READ_BACK_TOOLS = frozenset({"read_offloaded", "search_offloaded"})
 
 WRITING_TOOLS = frozenset(
     {
-        *("write_file", "create_file", "edit_file", "Write", "Edit", "MultiEdit", "NotebookEdit", "ExitPlanMode"),
-        *("write", "edit", "create", "apply_patch", "str_replace_editor", "str_replace_based_edit_tool"),
+        *(
+            "write_file",
+            "create_file",
+            "edit_file",
+            "Write",
+            "Edit",
+            "MultiEdit",
+            "NotebookEdit",
+            "ExitPlanMode",
+        ),
+        *(
+            "write",
+            "edit",
+            "create",
+            "apply_patch",
+            "str_replace_editor",
+            "str_replace_based_edit_tool",
+        ),
     }
 )
 """Tools of common agents whose inputs hold whole texts; a value for `BatchOffload.inputs`."""
 
 
-# The functions, literal to the requirements -----------------------------------------------------------------------
+# The functions, literal to the requirements -------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadedMessage:
-    """What `offload_tool_result` did. *freed_chars* is net of the placeholders (DO-11); *file* is the first of *files*.
+    """What `offload_tool_result` did. *freed_chars* is net of the placeholders (DO-11); *file* is
+    the first of *files*.
 
     Nothing to offload leaves *message* the same object, *files* empty and *file* None.
     """
@@ -103,7 +120,10 @@ class OffloadedMessage:
 
 @dataclass(frozen=True, slots=True)
 class OffloadResult:
-    """What `offload_tool_results` did. *freed_chars* is gross (BO-22), *files* are absolute paths in message order."""
+    """What `offload_tool_results` did.
+
+    *freed_chars* is gross (BO-22), *files* are absolute paths in message order.
+    """
 
     messages: list[Message]
     offloaded_count: int = 0
@@ -112,23 +132,35 @@ class OffloadResult:
 
 
 async def offload_tool_result(
-    message: Message, *, session_id: str, output_dir: str | os.PathLike[str], writer: TextWriter | None = None
+    message: Message,
+    *,
+    session_id: str,
+    output_dir: str | os.PathLike[str],
+    writer: TextWriter | None = None,
 ) -> OffloadedMessage:
-    """Write each tool result of *message* to ``<output_dir>/<session_id>/<tool_use_id>.md`` and point to it there.
+    """Write each tool result of *message* to ``<output_dir>/<session_id>/<tool_use_id>.md`` and
+    point to it there.
 
-    No threshold is checked: the caller has judged (DO-2). A result with images, or one that is a placeholder already,
-    stays. The same id again overwrites its file (DO-10). *message* is not modified.
+    No threshold is checked: the caller has judged (DO-2). A result with images, or one that is a
+    placeholder already, stays. The same id again overwrites its file (DO-10). *message* is not
+    modified.
 
-    Raises InvalidHistory when *message* holds no tool result, StorageError when a file cannot be written.
+    Raises InvalidHistory when *message* holds no tool result, StorageError when a file cannot be
+    written.
     """
     ensure_messages([message])
     results = list(tool_results([message]))
     if not results:
         raise InvalidHistory("message 0 holds no tool_result block, so there is nothing to offload")
     writer = writer or LocalStorage(output_dir, taken="overwrite")
-    movable = [r for r in results if offload.is_text(r.content) and not offload.is_placeholder(r.content)]
+    movable = [
+        r for r in results if offload.is_text(r.content) and not offload.is_placeholder(r.content)
+    ]
     folder = session_folder(session_id)
-    texts = [(f"{folder}/{safe_name(r.tool_use_id)}.md", offload.stored_text(r.content, indent=None)) for r in movable]
+    texts = [
+        (f"{folder}/{safe_name(r.tool_use_id)}.md", offload.stored_text(r.content, indent=None))
+        for r in movable
+    ]
     files = tuple(await writer.write(texts)) if texts else ()
     pointers = {r.place: DIRECT.format(file) for r, file in zip(movable, files, strict=True)}
     if not pointers:
@@ -145,14 +177,15 @@ async def offload_tool_results(
     min_chars: int | None = None,
     writer: TextWriter | None = None,
 ) -> OffloadResult:
-    """Write every tool result of *min_chars* (100) characters or more to ``<output_dir>/tool-result-<id>.md``.
+    """Write every tool result of *min_chars* (100) characters or more to
+    ``<output_dir>/tool-result-<id>.md``.
 
-    Only when these hold at least *ratio* (0.2) of all characters; below it the very same list comes back and no disk
-    is touched (RG-8). A repeated id gets the next free number (BO-7). *messages* is not modified, messages without
-    such a result come back by reference.
+    Only when these hold at least *ratio* (0.2) of all characters; below it the very same list comes
+    back and no disk is touched (RG-8). A repeated id gets the next free number (BO-7). *messages*
+    is not modified, messages without such a result come back by reference.
 
-    Raises InvalidHistory before anything is written, StorageError when a file cannot be written, SettingsError when a
-    variable of the environment is not a number.
+    Raises InvalidHistory before anything is written, StorageError when a file cannot be written,
+    SettingsError when a variable of the environment is not a number.
     """
     ensure_messages(messages)
     min_chars, share = OFFLOAD_CHAR_THRESHOLD(min_chars), OFFLOAD_RATIO_THRESHOLD(ratio)
@@ -162,7 +195,10 @@ async def offload_tool_results(
     writer = writer or LocalStorage(output_dir, taken="number")
     results = [(c.item, c.chars) for c in found if isinstance(c.item, ToolResult)]
     texts = [
-        (f"tool-result-{safe_name(result.tool_use_id)}.md", offload.stored_text(result.content, indent=2))
+        (
+            f"tool-result-{safe_name(result.tool_use_id)}.md",
+            offload.stored_text(result.content, indent=2),
+        )
         for result, _ in results
     ]
     files = tuple(await writer.write(texts))
@@ -170,10 +206,12 @@ async def offload_tool_results(
         result.place: BATCH.format(f"./{os.path.basename(file)}")
         for (result, _), file in zip(results, files, strict=True)
     }
-    return OffloadResult(rewrite(messages, pointers), len(results), sum(chars for _, chars in results), files)
+    return OffloadResult(
+        rewrite(messages, pointers), len(results), sum(chars for _, chars in results), files
+    )
 
 
-# What both stages share -------------------------------------------------------------------------------------------
+# What both stages share ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +226,9 @@ class _Pointers:
     indent: int | None = None
 
     def check(self) -> None:
-        instance_of(TextWriter, "a TextWriter such as LocalStorage('.ctxpipe')").check("storage", self.storage)
+        instance_of(TextWriter, "a TextWriter such as LocalStorage('.ctxpipe')").check(
+            "storage", self.storage
+        )
         instance_of(Preview, "a Preview(head, tail)").optional.check("preview", self.preview)
         TEXT.check("reference", self.reference)
         if self.preview is not None and self.preview.head + self.preview.tail > MAX_SHOWN:
@@ -199,14 +239,18 @@ class _Pointers:
         printed = self.where(key, self.storage.location(key))
         if reference(placeholder(self.form, printed)) != printed:
             told = "its path has a line break or another control character, or is longer than 4,096 characters"
-            raise SettingsError(f"storage is at {printed!r}, where no placeholder can point to: {told}")
+            raise SettingsError(
+                f"storage is at {printed!r}, where no placeholder can point to: {told}"
+            )
 
     def key(self, session_id: str, name: str) -> str:
         # As the id will be sent, by which its placeholder is known again.
         return f"{session_folder(session_id)}/{self.prefix}{safe_name(without_surrogates(name))}.md"
 
     def where(self, key: str, location: str) -> str:
-        """The path that the model sees for the file at *location*: another than the key's where that was taken."""
+        """The path that the model sees for the file at *location*: another than the key's where
+        that was taken.
+        """
         return shown(self.reference, key.rsplit("/", 1)[0], location)
 
     def replacement(self, key: str, location: str, text: str) -> str:
@@ -216,10 +260,14 @@ class _Pointers:
         """Finds the path of a file of ours in a text, in any form that we print."""
         sample = f"{session_folder(session_id)}/{self.prefix}{_SAMPLE}.md"
         location = self.storage.location(sample)
-        root, folder = os.path.dirname(os.path.dirname(location)), re.escape(session_folder(session_id))
+        root, folder = (
+            os.path.dirname(os.path.dirname(location)),
+            re.escape(session_folder(session_id)),
+        )
         printed = re.escape(self.where(sample, location)).replace(_SAMPLE, _NAME)
         below = [rf"{re.escape(root)}(?:/{_NAME})+"] if root.strip("./") else []
-        # Both stages are recognised in their plain forms; a session may be called as a folder of the user's is.
+        # Both stages are recognised in their plain forms; a session may be called as a folder of
+        # the user's is.
         named = "|".join([*below, printed, rf"{folder}/{_NAME}\.md", rf"tool-result-{_NAME}\.md"])
         return re.compile(rf"(?<![\w.-])(?:{named})")
 
@@ -232,8 +280,12 @@ class _Remembered:
     folder: str = ""
 
 
-def _remembered(turn: Turn, reference: str, make: Callable[[str], offload.Selection]) -> offload.Selection:
-    """What *make* gives for the session, once: it costs more than all else of a turn with nothing to do."""
+def _remembered(
+    turn: Turn, reference: str, make: Callable[[str], offload.Selection]
+) -> offload.Selection:
+    """What *make* gives for the session, once: it costs more than all else of a turn with nothing
+    to do.
+    """
     held = turn.recall(_Remembered)
     folder = os.getcwd() if reference == "relative" else ""
     if held.selection is None or held.folder != folder:
@@ -243,7 +295,9 @@ def _remembered(turn: Turn, reference: str, make: Callable[[str], offload.Select
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """One text on its way out of the context: *place* and *key* of its block, and what replaces the text."""
+    """One text on its way out of the context: *place* and *key* of its block, and what replaces the
+    text.
+    """
 
     candidate: Candidate
     key: str
@@ -261,7 +315,9 @@ class _Move:
         return self.pointers.replacement(self.key, location, self.text)
 
 
-async def _moves(pointers: _Pointers, turn: Turn, chosen: Sequence[Candidate], selection: Selection) -> list[_Move]:
+async def _moves(
+    pointers: _Pointers, turn: Turn, chosen: Sequence[Candidate], selection: Selection
+) -> list[_Move]:
     """The chosen texts for which the placeholder is cheaper than what it replaces (R3f)."""
     if not chosen:
         return []
@@ -276,7 +332,9 @@ def _are_long(candidates: Sequence[Candidate]) -> bool:
     return len(candidates) > 50 or sum(candidate.chars for candidate in candidates) > 200_000
 
 
-def _predicted(pointers: _Pointers, turn: Turn, chosen: Iterable[Candidate], selection: Selection) -> list[_Move]:
+def _predicted(
+    pointers: _Pointers, turn: Turn, chosen: Iterable[Candidate], selection: Selection
+) -> list[_Move]:
     moves: list[_Move] = []
     for candidate in chosen:
         for suffix, text in _texts(candidate, selection, pointers.indent):
@@ -287,13 +345,17 @@ def _predicted(pointers: _Pointers, turn: Turn, chosen: Iterable[Candidate], sel
 
 
 def _cheaper(turn: Turn, moves: Iterable[_Move], sizes: Iterable[int]) -> list[_Move]:
-    return [move for move, size in zip(moves, sizes, strict=True) if turn.counter.over(move.text, size)]
+    return [
+        move for move, size in zip(moves, sizes, strict=True) if turn.counter.over(move.text, size)
+    ]
 
 
 def _long_enough(
     messages: Sequence[Message], start: int, min_chars: int, selection: Selection
 ) -> tuple[list[Answered], list[Candidate]]:
-    """The results of *min_chars* or more from message *start* on with their calls, and those that may leave."""
+    """The results of *min_chars* or more from message *start* on with their calls, and those that
+    may leave.
+    """
     pairs = list(offload.answered(messages, start, min_chars))
     return pairs, [found for result, call in pairs if (found := selection.result(result, call))]
 
@@ -306,7 +368,9 @@ def _texts(candidate: Candidate, selection: Selection, indent: int | None) -> li
     return [(f"-input-{number}", text) for number, text in enumerate(texts, 1)]
 
 
-def _change(turn: Turn, moves: Sequence[_Move], replacements: Sequence[str], files: Sequence[str]) -> Change:
+def _change(
+    turn: Turn, moves: Sequence[_Move], replacements: Sequence[str], files: Sequence[str]
+) -> Change:
     results: dict[tuple[int, int], object] = {}
     inputs: dict[tuple[int, int], dict[str, str]] = {}  # by place: text and replacement
     for move, text in zip(moves, replacements, strict=True):
@@ -332,14 +396,19 @@ def _substituted(value: Any, texts: Mapping[str, str]) -> Any:
 
 
 async def _moved(storage: TextWriter, turn: Turn, moves: Sequence[_Move]) -> Change:
-    """Write first, replace after; what cannot be written stays inline. Raises StorageError where nothing can be."""
+    """Write first, replace after; what cannot be written stays inline.
+
+    Raises StorageError where nothing can be.
+    """
     try:
         files = await storage.write([(move.key, move.text) for move in moves])
     except StorageError:
         if len(moves) == 1:
             raise
         return await _moved_singly(storage, turn, moves)
-    return await in_thread_if(_are_long([move.candidate for move in moves]), _moved_to, turn, moves, files)
+    return await in_thread_if(
+        _are_long([move.candidate for move in moves]), _moved_to, turn, moves, files
+    )
 
 
 async def _moved_singly(storage: TextWriter, turn: Turn, moves: Sequence[_Move]) -> Change:
@@ -354,36 +423,47 @@ async def _moved_singly(storage: TextWriter, turn: Turn, moves: Sequence[_Move])
             failed.append(error)
     if not written:
         raise failed[0]
-    change = await in_thread(_moved_to, turn, [move for move, _ in written], [file for _, file in written])
+    change = await in_thread(
+        _moved_to, turn, [move for move, _ in written], [file for _, file in written]
+    )
     return _with(change, failed=tuple(map(safe_text, failed)))
 
 
 def _moved_to(turn: Turn, moves: Sequence[_Move], files: Sequence[str]) -> Change:
-    change = _change(turn, moves, [move.replacement(file) for move, file in zip(moves, files, strict=True)], files)
+    change = _change(
+        turn,
+        moves,
+        [move.replacement(file) for move, file in zip(moves, files, strict=True)],
+        files,
+    )
     locations = {move.text: file for move, file in zip(moves, files, strict=True)}
     return replace(change, stored=Stored(moves[0].pointers.storage, locations))
 
 
 def _planned(turn: Turn, moves: Sequence[_Move]) -> Change:
-    return _change(turn, moves, [move.predicted for move in moves], [move.expected for move in moves])
+    return _change(
+        turn, moves, [move.predicted for move in moves], [move.expected for move in moves]
+    )
 
 
-# The stages -------------------------------------------------------------------------------------------------------
+# The stages ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class DirectOffload:
-    """Move each new tool result that is too long into a file of its own, before the model has seen it. Source: DO-1.
+    """Move each new tool result that is too long into a file of its own, before the model has seen
+    it. Source: DO-1.
 
-    It looks at the results behind the last reply only, so nothing that the provider has cached ever changes. A result
-    goes when it has *min_chars* characters or more (*per_tool* by tool name, None: never) and the placeholder is
-    cheaper in tokens. Images stay in place, and so does what a program of the server's has called for and reads. The
-    result of a call that reads an offloaded file back is never offloaded again; above *read_back_chars* it is cut to
-    head and tail behind the same pointer (None: never).
+    It looks at the results behind the last reply only, so nothing that the provider has cached ever
+    changes. A result goes when it has *min_chars* characters or more (*per_tool* by tool name,
+    None: never) and the placeholder is cheaper in tokens. Images stay in place, and so does what a
+    program of the server's has called for and reads. The result of a call that reads an offloaded
+    file back is never offloaded again; above *read_back_chars* it is cut to head and tail behind
+    the same pointer (None: never).
 
     *preview* keeps head and tail visible behind the placeholder. *reference* is the path that the model sees:
-    "absolute", "relative" (to the current folder), "storage" (to its root), or a template that ends in /{key} or in
-    {path}, from which the file is found again.
+    "absolute", "relative" (to the current folder), "storage" (to its root), or a template that ends
+    in /{key} or in {path}, from which the file is found again.
 
     Raises SettingsError for settings that make no sense.
     """
@@ -403,7 +483,10 @@ class DirectOffload:
         _check_tools(self.per_tool, exempt_tools=self.exempt_tools)
 
     async def __call__(self, turn: Turn) -> Change | Skip:
-        """What cannot be written stays inline. Raises StorageError when that is all there is to do."""
+        """What cannot be written stays inline.
+
+        Raises StorageError when that is all there is to do.
+        """
         moves, cut = await self._decide(turn)
         if not moves:
             return self._without_moves(turn, cut)
@@ -428,23 +511,32 @@ class DirectOffload:
         return offload.Selection(self.min_chars, self.per_tool, _exempt(self.exempt_tools), ours)
 
     async def _decide(self, turn: Turn) -> tuple[list[_Move], dict[tuple[int, int], str]]:
-        """What goes into files, and what takes the place of texts that were read back and are too long."""
+        """What goes into files, and what takes the place of texts that were read back and are too
+        long.
+        """
         selection = _remembered(turn, self.reference, self._selection)
         least = (
-            selection.least_chars if self.read_back_chars is None else min(selection.least_chars, self.read_back_chars)
+            selection.least_chars
+            if self.read_back_chars is None
+            else min(selection.least_chars, self.read_back_chars)
         )
         start = offload.newest(turn.messages)
         is_long = turn.is_bulky(max(0, start - 1))
-        pairs, chosen = await in_thread_if(is_long, _long_enough, turn.messages, start, least, selection)
+        pairs, chosen = await in_thread_if(
+            is_long, _long_enough, turn.messages, start, least, selection
+        )
         moves = await _moves(self._pointers, turn, chosen, selection)
         cut: dict[tuple[int, int], str] = {}
         for result, call, where in await in_thread_if(is_long, self._too_long, pairs, selection):
             shortened = await self._shortened(turn, result, where)
-            # Encoded in a worker thread: whoever asks later whether it saves tokens finds the numbers known.
+            # Encoded in a worker thread: whoever asks later whether it saves tokens finds the
+            # numbers known.
             await turn.counter.texts([offload.said(result.content), shortened or ""])
             if shortened is not None:
                 cut[result.place] = shortened
-            elif call.name not in selection.exempt_tools:  # it lies nowhere yet: the output of a filter, for example
+            elif (
+                call.name not in selection.exempt_tools
+            ):  # it lies nowhere yet: the output of a filter, for example
                 pointers = replace(self._pointers, preview=self._long_preview)
                 moves += await _moves(pointers, turn, [offload.measured(result)], selection)
         return moves, cut
@@ -470,14 +562,19 @@ class DirectOffload:
         return Preview(head=limit * 3 // 4, tail=limit // 4)
 
     async def _shortened(self, turn: Turn, result: ToolResult, where: str) -> str | None:
-        """Head and tail behind the pointer to the file that was read; None when the text does not lie there."""
+        """Head and tail behind the pointer to the file that was read.
+
+        None when the text does not lie there.
+        """
         text, shown = offload.said(result.content), self._long_preview
         if not isinstance(self.storage, TextReader) or len(text) > offload.MOST_COMPARED:
             return None
         for location in (where, f"{session_folder(turn.session_id)}/{PurePath(where).name}"):
             with suppress(StorageError):
                 stored = await self.storage.read(location, 0, offload.MOST_COMPARED + 1)
-                if await in_thread(offload.lies_in, stored.text, text, shown.head, len(text) - shown.tail):
+                if await in_thread(
+                    offload.lies_in, stored.text, text, shown.head, len(text) - shown.tail
+                ):
                     return placeholder(DIRECT, where, text, shown)
         return None
 
@@ -489,14 +586,17 @@ class DirectOffload:
 
 @dataclass(frozen=True, slots=True)
 class BatchOffload:
-    """Move old tool results into files, all in one go, once the gate finds it worth it. Source: RG, BO, PL-2.
+    """Move old tool results into files, all in one go, once the gate finds it worth it. Source: RG,
+    BO, PL-2.
 
-    Results that the model has answered fewer than *keep_recent* times since are protected, and nothing happens below
+    Results that the model has answered fewer than *keep_recent* times since are protected, and
+    nothing happens below
     *min_context_tokens* (estimated). Below the gate the very same list comes back; with a session's memory that costs
-    the new messages only. *inputs* names tools whose long input texts (*min_input_chars*) go as well, such as
-    `WRITING_TOOLS`; such an input keeps its keys. Calls of a program stay as they are, with their results. What was
-    read back from our files stays for good (A-27); without *keep_read_backs* it leaves again once it is old, like any
-    other result. The other settings are those of `DirectOffload`.
+    the new messages only. *inputs* names tools whose long input texts (*min_input_chars*) go as
+    well, such as `WRITING_TOOLS`; such an input keeps its keys. Calls of a program stay as they
+    are, with their results. What was read back from our files stays for good (A-27); without
+    *keep_read_backs* it leaves again once it is old, like any other result. The other settings are
+    those of `DirectOffload`.
 
     Raises SettingsError for settings that make no sense.
     """
@@ -527,12 +627,16 @@ class BatchOffload:
         )
         _check_tools(self.per_tool, exempt_tools=self.exempt_tools, inputs=self.inputs)
         if not (self.keep_read_backs or self.keep_recent):
-            raise SettingsError("keep_read_backs is False and keep_recent 0: what is read back would leave unseen")
+            raise SettingsError(
+                "keep_read_backs is False and keep_recent 0: what is read back would leave unseen"
+            )
 
     async def __call__(self, turn: Turn) -> Change | Skip:
         """What cannot be written stays inline. Raises StorageError when nothing can be."""
         decision = await self._decide(turn)
-        return decision if isinstance(decision, Skip) else await _moved(self.storage, turn, decision)
+        return (
+            decision if isinstance(decision, Skip) else await _moved(self.storage, turn, decision)
+        )
 
     async def plan(self, turn: Turn) -> Change | Skip:
         """The same decision, with no write."""
@@ -541,19 +645,29 @@ class BatchOffload:
 
     @property
     def _pointers(self) -> _Pointers:
-        return _Pointers(self.storage, BATCH, self.reference, self.preview, prefix="tool-result-", indent=2)
+        return _Pointers(
+            self.storage, BATCH, self.reference, self.preview, prefix="tool-result-", indent=2
+        )
 
     def _selection(self, session_id: str) -> offload.Selection:
         keep = self.keep_read_backs
-        exempt = _exempt(self.exempt_tools) if keep else frozenset(self.exempt_tools) - READ_BACK_TOOLS
+        exempt = (
+            _exempt(self.exempt_tools) if keep else frozenset(self.exempt_tools) - READ_BACK_TOOLS
+        )
         ours = self._pointers.ours(session_id) if keep else None
-        return offload.Selection(self.min_chars, self.per_tool, exempt, ours, self.inputs, self.min_input_chars)
+        return offload.Selection(
+            self.min_chars, self.per_tool, exempt, ours, self.inputs, self.min_input_chars
+        )
 
     async def _decide(self, turn: Turn) -> list[_Move] | Skip:
         selection = _remembered(turn, self.reference, self._selection)
         running = turn.recall(offload.Running)
         await in_thread_if(turn.is_bulky(running.known), running.extend, turn.messages, selection)
-        if not turn.force and self.min_context_tokens and await turn.tokens() < self.min_context_tokens:
+        if (
+            not turn.force
+            and self.min_context_tokens
+            and await turn.tokens() < self.min_context_tokens
+        ):
             return Skip(f"the context is below {self.min_context_tokens} tokens")
         end = offload.protected_from(turn.messages, self.keep_recent)
         chosen = await self._chosen(turn, running, end)
@@ -562,9 +676,13 @@ class BatchOffload:
         moves = await _moves(self._pointers, turn, chosen, selection)
         return moves or Skip("no placeholder would be cheaper than what it replaces")
 
-    async def _chosen(self, turn: Turn, running: offload.Running, end: int) -> Sequence[Candidate] | str:
+    async def _chosen(
+        self, turn: Turn, running: offload.Running, end: int
+    ) -> Sequence[Candidate] | str:
         if turn.force:
-            return running.candidates(turn.protected, end) or "no old result is long enough to offload"
+            return (
+                running.candidates(turn.protected, end) or "no old result is long enough to offload"
+            )
         scan = running.scan(turn.protected, end)
         return await self.gate(turn, scan, lambda: running.candidates(turn.protected, end))
 
@@ -573,20 +691,30 @@ def _with_cut(change: Change, cut: Mapping[tuple[int, int], str]) -> Change:
     """*change* with the texts in *cut* in place of the results that stand there."""
     if not cut:
         return change
-    contents = {result.place: result.content for result in tool_results(change.messages) if result.place in cut}
+    contents = {
+        result.place: result.content
+        for result in tool_results(change.messages)
+        if result.place in cut
+    }
     shortened = {place: offload.replaced(contents[place], text) for place, text in cut.items()}
     saved = sum(len(offload.said(contents[place])) - len(text) for place, text in cut.items())
     before = change.detail.saved_chars if isinstance(change.detail, Offloaded) else 0
-    return _with(replace(change, messages=rewrite(change.messages, shortened)), saved_chars=before + saved)
+    return _with(
+        replace(change, messages=rewrite(change.messages, shortened)), saved_chars=before + saved
+    )
 
 
-def _with(change: Change, *, failed: tuple[str, ...] = (), saved_chars: int | None = None) -> Change:
+def _with(
+    change: Change, *, failed: tuple[str, ...] = (), saved_chars: int | None = None
+) -> Change:
     detail = change.detail if isinstance(change.detail, Offloaded) else Offloaded()
     saved = detail.saved_chars if saved_chars is None else saved_chars
-    return replace(change, detail=replace(detail, failed=(*detail.failed, *failed), saved_chars=saved))
+    return replace(
+        change, detail=replace(detail, failed=(*detail.failed, *failed), saved_chars=saved)
+    )
 
 
-# Settings ---------------------------------------------------------------------------------------------------------
+# Settings -----------------------------------------------------------------------------------------
 
 
 def _exempt(tools: AbstractSet[str]) -> AbstractSet[str]:
@@ -596,13 +724,21 @@ def _exempt(tools: AbstractSet[str]) -> AbstractSet[str]:
 def _check_limits(**limits: int | None) -> None:
     for name, limit in limits.items():
         if limit is not None and not is_size(limit):
-            raise SettingsError(f"{name} is {excerpt(limit)}; give a whole number, 0 or more, or None for no limit")
+            raise SettingsError(
+                f"{name} is {excerpt(limit)}; give a whole number, 0 or more, or None for no limit"
+            )
 
 
 def _check_tools(per_tool: Mapping[str, int | None], **named: object) -> None:
     if not isinstance(per_tool, Mapping):
-        raise SettingsError(f"per_tool is {excerpt(per_tool)}; give a mapping from the name of a tool to its limit")
+        raise SettingsError(
+            f"per_tool is {excerpt(per_tool)}; give a mapping from the name of a tool to its limit"
+        )
     _check_limits(**{f"per_tool[{tool!r}]": limit for tool, limit in per_tool.items()})
     for name, tools in named.items():
-        if isinstance(tools, str) or not isinstance(tools, Iterable) or not all(isinstance(t, str) for t in tools):
+        if (
+            isinstance(tools, str)
+            or not isinstance(tools, Iterable)
+            or not all(isinstance(t, str) for t in tools)
+        ):
             raise SettingsError(f"{name} is {excerpt(tools)}; give a set of names of tools")

@@ -18,10 +18,12 @@ _SAMPLE = "folder/name.md"
 
 
 def check_reference(reference: object) -> None:
-    """Raises SettingsError unless *reference* is one of the three words, or a template that leads back to the file.
+    """Raises SettingsError unless *reference* is one of the three words, or a template that leads
+    back to the file.
 
-    A storage finds a file by the last two parts of its path, the key. So a template ends in {key} or {path}, once and
-    with nothing behind it, and in front of {key} stands nothing, or a separator: ``/mnt/results/{key}``.
+    A storage finds a file by the last two parts of its path, the key. So a template ends in {key}
+    or {path}, once and with nothing behind it, and in front of {key} stands nothing, or a
+    separator: ``/mnt/results/{key}``.
     """
     if reference in _REFERENCES or _leads_back(reference):
         return

@@ -53,7 +53,9 @@ _MIN_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class RestoredFile:
-    """A file that was read: *path* as the conversation spells it, *changed* if it is not what was shown before."""
+    """A file that was read: *path* as the conversation spells it, *changed* if it is not what was
+    shown before.
+    """
 
     path: str
     text: str = field(repr=False)
@@ -68,7 +70,9 @@ class RestoredFile:
 
 @dataclass(frozen=True, slots=True)
 class RestoredFiles:
-    """What `restore_files` found: *files* fit, *unfit* are too long, *deleted* are gone; *warnings* say why."""
+    """What `restore_files` found: *files* fit, *unfit* are too long, *deleted* are gone; *warnings*
+    say why.
+    """
 
     files: tuple[RestoredFile, ...] = ()
     unfit: tuple[RestoredFile, ...] = ()
@@ -99,25 +103,30 @@ async def restore_files(
     files: FileReader | None = None,
     counter: Counting | None = None,
 ) -> RestoredFiles:
-    """The files that *messages* read last, from disk as they are now, the most recent first. Source: CR-16 to CR-36.
+    """The files that *messages* read last, from disk as they are now, the most recent first.
+    Source: CR-16 to CR-36.
 
-    Of the *max_restore_files* (5) files read last those with at most *max_restore_tokens_per_file* (5,000) tokens are
-    restored, until the next would lift the sum above *max_restore_tokens_total* (50,000). What cannot be read, or lies
-    outside *work_dir* (default: the current folder), is skipped with a warning. Tokens are raw.
+    Of the *max_restore_files* (5) files read last those with at most *max_restore_tokens_per_file*
+    (5,000) tokens are restored, until the next would lift the sum above *max_restore_tokens_total*
+    (50,000). What cannot be read, or lies outside *work_dir* (default: the current folder), is
+    skipped with a warning. Tokens are raw.
 
     *tools* names the reading tools and their path argument; *writing_tools* lets files written count as well, *shell*
-    command lines that print a file. *files* reads from elsewhere than the disk. Raises SettingsError when a variable of
-    the environment is not a number.
+    command lines that print a file. *files* reads from elsewhere than the disk. Raises
+    SettingsError when a variable of the environment is not a number.
 
-    It believes what *messages* say: a call counts whatever its result, also one that the user has denied, a message
-    that looks like a restored file names a file, and names with line breaks are put into the text as they are. The
-    stage `Compact` uses `Restore`, which believes none of this; so should you where *messages* hold what others wrote.
+    It believes what *messages* say: a call counts whatever its result, also one that the user has
+    denied, a message that looks like a restored file names a file, and names with line breaks are
+    put into the text as they are. The stage `Compact` uses `Restore`, which believes none of this;
+    so should you where *messages* hold what others wrote.
     """
     ensure_messages(list(messages))
     if files is None:
         files = await to_thread.run_sync(LocalFiles, work_dir or ".")
     root = files.root if isinstance(files, LocalFiles) else work_dir or ""
-    in_work = files_in_work(messages, tools=tools, shell=shell, writing_tools=writing_tools, work_dir=os.fspath(root))
+    in_work = files_in_work(
+        messages, tools=tools, shell=shell, writing_tools=writing_tools, work_dir=os.fspath(root)
+    )
     search = _Search(
         files,
         MAX_RESTORE_FILES(max_restore_files),
@@ -166,7 +175,9 @@ class Restore:
 
     def __post_init__(self) -> None:
         if (self.work_dir is None) == (self.files is None):
-            raise SettingsError("Restore needs to know where the files are; give work_dir= or files=, and only one")
+            raise SettingsError(
+                "Restore needs to know where the files are; give work_dir= or files=, and only one"
+            )
         check_settings(
             self,
             work_dir=PATH.optional,
@@ -183,7 +194,9 @@ class Restore:
         object.__setattr__(self, "reader", reader)
 
     async def read_again(self, messages: Sequence[Message], counter: TokenCounter) -> RestoredFiles:
-        """The files that calls in *messages* have used last, as they are now, the most recent first."""
+        """The files that calls in *messages* have used last, as they are now, the most recent
+        first.
+        """
         root = os.fspath(self.reader.root) if isinstance(self.reader, LocalFiles) else ""
         found = await in_thread(self._working_set, messages, root)
         search = _Search(
@@ -273,17 +286,24 @@ class _Search:
         for (file, now), tokens in zip(found, counted, strict=True):
             restored = RestoredFile(file.path, now.text, tokens, was_changed(file, now.text))
             if tokens > self.max_tokens_per_file:
-                warnings.append(f"{file.path!r} is not restored: its {tokens} tokens exceed {self.max_tokens_per_file}")
+                warnings.append(
+                    f"{file.path!r} is not restored: its {tokens} tokens exceed {self.max_tokens_per_file}"
+                )
                 unfit.append(restored)
                 continue
             (unfit if tokens > room else fit).append(restored)
-            room -= tokens  # below 0 from the first that is too much: what comes after stays out (A-40)
+            room -= (
+                tokens  # below 0 from the first that is too much: what comes after stays out (A-40)
+            )
         return RestoredFiles(tuple(fit), tuple(unfit), tuple(warnings), tuple(deleted))
 
     async def _read(
         self, in_work: Sequence[FileInWork]
     ) -> tuple[list[tuple[FileInWork, FileText]], list[str], list[str]]:
-        """The texts of the files that take the first places; a file that cannot be read takes its place too (A-40)."""
+        """The texts of the files that take the first places.
+
+        A file that cannot be read takes its place too (A-40).
+        """
         found: dict[str, tuple[FileInWork, FileText]] = {}
         warnings: list[str] = []
         deleted: list[str] = []

@@ -48,7 +48,10 @@ logger = logging.getLogger("ctxpipe")
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What `smart_truncate` made of a history, and how. Token counts in *detail* are raw (exact tiktoken)."""
+    """What `smart_truncate` made of a history, and how.
+
+    Token counts in *detail* are raw (exact tiktoken).
+    """
 
     messages: list[Message]
     detail: Truncated
@@ -69,21 +72,32 @@ async def smart_truncate(
     marker: str = "",
     counter: Counting | None = None,
 ) -> Truncation:
-    """Shorten the middle of *messages*: filter tool calls, fold file views, and delete if still too long.
+    """Shorten the middle of *messages*: filter tool calls, fold file views, and delete if still too
+    long.
 
-    What lies wholly between *middle_start* and *middle_end* of the tokens loses its tool calls; file views stay with
-    their calls, and all of them, also outside the middle, are reduced to names. Only when that leaves more than
+    What lies wholly between *middle_start* and *middle_end* of the tokens loses its tool calls;
+    file views stay with their calls, and all of them, also outside the middle, are reduced to
+    names. Only when that leaves more than
     *max_tokens*, raw and with those of *system* and *tools*, one block goes from the middle's centre, in one pass:
-    ceil(excess / average) messages, or with ``window="covering"`` at least so many and enough to cover the excess.
+    ceil(excess / average) messages, or with ``window="covering"`` at least so many and enough to
+    cover the excess.
     *marker* is put behind the user's text before the block. The head, the first request, the last turn and messages
     with a user's ``<command>`` are never deleted. Nothing to do: the very same list.
 
-    Raises InvalidHistory when *messages* has not the shape of messages, SettingsError for bounds that make no sense.
-    Source: ST-1 to ST-22, FF-16, A-47 to A-67.
+    Raises InvalidHistory when *messages* has not the shape of messages, SettingsError for bounds
+    that make no sense. Source: ST-1 to ST-22, FF-16, A-47 to A-67.
     """
     ensure_messages(messages)
     settings = SmartTruncate(
-        None, max_tokens, window, middle_start, middle_end, reading_tools, shell=shell, folder=folder, marker=marker
+        None,
+        max_tokens,
+        window,
+        middle_start,
+        middle_end,
+        reading_tools,
+        shell=shell,
+        folder=folder,
+        marker=marker,
     )
     counter = as_counter(counter)
     sizes = _Sizes(messages, [0, *accumulate(await counter.counts(messages))], counter)
@@ -93,15 +107,19 @@ async def smart_truncate(
 
 @dataclass(frozen=True, slots=True)
 class SmartTruncate:
-    """Shorten the middle of the history when it is still too long: compaction failed, was postponed, or is not used.
+    """Shorten the middle of the history when it is still too long: compaction failed, was
+    postponed, or is not used.
 
-    It acts when the context has reached the pipeline's trigger, or with `Turn.force`, and brings it down to
+    It acts when the context has reached the pipeline's trigger, or with `Turn.force`, and brings it
+    down to
     *max_tokens* (estimated; never above the pipeline's target), as `smart_truncate` does. The first request and the
-    last turn stay exactly as they are, and so does what *pin* chooses, a call with its result. *archive* keeps the raw
-    messages that leave or change; without *require_archive* a failed archive is no reason to let the context overflow.
+    last turn stay exactly as they are, and so does what *pin* chooses, a call with its result.
+    *archive* keeps the raw messages that leave or change; without *require_archive* a failed
+    archive is no reason to let the context overflow.
 
-    A server tool's call and its result, with all calls of its program, stay or go together. Nothing up to a summary of
-    the server's own (a compaction block) is touched: the API reads nothing before it.
+    A server tool's call and its result, with all calls of its program, stay or go together. Nothing
+    up to a summary of the server's own (a compaction block) is touched: the API reads nothing
+    before it.
 
     Raises SettingsError for settings that make no sense.
 
@@ -142,9 +160,15 @@ class SmartTruncate:
         check_folder(self.folder)
 
     async def __call__(self, turn: Turn) -> Change | Skip:
-        """Raises StorageError when the raw messages cannot be archived, unless that is not required."""
+        """Raises StorageError when the raw messages cannot be archived, unless that is not
+        required.
+        """
         proposal = await self.plan(turn)
-        if isinstance(proposal, Skip) or self.archive is None or not isinstance(proposal.detail, Truncated):
+        if (
+            isinstance(proposal, Skip)
+            or self.archive is None
+            or not isinstance(proposal.detail, Truncated)
+        ):
             return proposal
         kept = {id(message) for message in proposal.messages}
         leaving = [message for message in turn.messages if id(message) not in kept]
@@ -153,7 +177,9 @@ class SmartTruncate:
         except StorageError as error:
             if self.require_archive:
                 raise
-            logger.warning("the messages that truncation removes are not archived: %s", safe_text(error))
+            logger.warning(
+                "the messages that truncation removes are not archived: %s", safe_text(error)
+            )
             return proposal
         return replace(proposal, detail=replace(proposal.detail, archive=location))
 
@@ -166,7 +192,9 @@ class SmartTruncate:
             return Skip(f"{tokens} tokens are within the {limit} that truncation leaves")
         messages = turn.messages if isinstance(turn.messages, list) else list(turn.messages)
         sizes = _Sizes(messages, await turn.prefix_sums(), turn.counter)
-        given = _Given(messages, sizes, turn.overhead, _raw(turn, limit), turn.protected, strict=True)
+        given = _Given(
+            messages, sizes, turn.overhead, _raw(turn, limit), turn.protected, strict=True
+        )
         result = await _shortened(self, given)
         if result.messages is messages:
             return Skip(f"nothing of the middle can go: {result.detail.holds}", result.detail)
@@ -176,20 +204,27 @@ class SmartTruncate:
 def _raw(turn: Turn, limit: int) -> int:
     """The most raw tokens that are estimated at no more than *limit*."""
     most = range(limit + 1)  # an estimate is never below the raw count
-    return max(0, bisect_right(most, limit, key=lambda raw: turn.ledger.estimate(raw, turn.messages)) - 1)
+    return max(
+        0, bisect_right(most, limit, key=lambda raw: turn.ledger.estimate(raw, turn.messages)) - 1
+    )
 
 
-# What the function and the stage share ----------------------------------------------------------------------------
+# What the function and the stage share ------------------------------------------------------------
 
 
 class _Sizes:
     """The tokens of messages: of those given from the start known, of others counted once."""
 
-    def __init__(self, messages: Sequence[Message], sums: Sequence[int], counter: TokenCounter) -> None:
+    def __init__(
+        self, messages: Sequence[Message], sums: Sequence[int], counter: TokenCounter
+    ) -> None:
         self.sums = sums
         self.counter = counter
         # The messages are kept with their ids, so that no id is used again.
-        self._known = {id(m): (m, after - before) for m, (before, after) in zip(messages, pairwise(sums), strict=True)}
+        self._known = {
+            id(m): (m, after - before)
+            for m, (before, after) in zip(messages, pairwise(sums), strict=True)
+        }
 
     async def of(self, parts: Sequence[Part]) -> list[int]:
         messages = [part.message for part in parts]
@@ -203,8 +238,8 @@ class _Sizes:
 class _Given:
     """What to bring down to *limit* tokens, raw and with those of *overhead*.
 
-    Nothing before message *protected* changes; with *strict* nothing outside the middle either, but for file views
-    that are not of the last turn.
+    Nothing before message *protected* changes; with *strict* nothing outside the middle either, but
+    for file views that are not of the last turn.
     """
 
     messages: list[Message]
@@ -235,17 +270,27 @@ async def _shortened(settings: SmartTruncate, given: _Given) -> Truncation:
     return Truncation(await in_thread(truncate.joined, parts) if is_cut else folded, detail)
 
 
-def _survey(settings: SmartTruncate, given: _Given) -> tuple[truncate.Ground, list[FileView], list[FileView]]:
+def _survey(
+    settings: SmartTruncate, given: _Given
+) -> tuple[truncate.Ground, list[FileView], list[FileView]]:
     """Where something may go, all views of files, and those of them that may be folded."""
     messages = given.messages
     middle = truncate.middle(messages, given.sizes.sums, settings.middle_start, settings.middle_end)
     stays = {index for index, message in enumerate(messages) if has_compaction(message)}
     stays |= pinned(messages, settings.pin) if settings.pin else set()
-    protected = max(given.protected, after_compaction(messages))  # the server reads nothing before its own summary
-    ground = truncate.ground(messages, middle, protected=protected, strict=given.strict, pinned=stays)
+    protected = max(
+        given.protected, after_compaction(messages)
+    )  # the server reads nothing before its own summary
+    ground = truncate.ground(
+        messages, middle, protected=protected, strict=given.strict, pinned=stays
+    )
     views = list(truncate.file_views(messages, settings.reading_tools, settings.shell))
     old = range(protected, truncate.last_turn(messages) if given.strict else len(messages))
-    return ground, views, [view for view in views if view.place[0] in old and view.place[0] not in stays]
+    return (
+        ground,
+        views,
+        [view for view in views if view.place[0] in old and view.place[0] not in stays],
+    )
 
 
 def _without_calls(
@@ -254,7 +299,9 @@ def _without_calls(
     ground: truncate.Ground,
     views: Iterable[FileView],
 ) -> tuple[list[Message], truncate.Filtered]:
-    """*messages* with the views in *folds* folded, and what remains of them without the calls of the middle."""
+    """*messages* with the views in *folds* folded, and what remains of them without the calls of
+    the middle.
+    """
     folded = rewrite(messages, folds) if folds else messages
     return folded, truncate.filter_calls(folded, ground, {view.place for view in views})
 
@@ -266,8 +313,12 @@ async def _folds(
     views = [view for view in views if view.foldable]
     if not views:
         return {}
-    folded = await folder_or_default(folder, counter).fold([(view.path, view.text) for view in views])
+    folded = await folder_or_default(folder, counter).fold(
+        [(view.path, view.text) for view in views]
+    )
     pairs = [(view, text) for view, text in zip(views, folded, strict=True) if text]
     tokens = await counter.texts([text for view, text in pairs for text in (view.text, text)])
     sizes = zip(tokens[::2], tokens[1::2], strict=True)
-    return {view.place: text for (view, text), (old, new) in zip(pairs, sizes, strict=True) if new < old}
+    return {
+        view.place: text for (view, text), (old, new) in zip(pairs, sizes, strict=True) if new < old
+    }

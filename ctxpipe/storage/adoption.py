@@ -20,7 +20,9 @@ from .records import parse_line
 __all__ = ["adopt", "find_unmarked"]
 
 _ARCHIVE = re.compile(r"(?:compact|truncate)-\d{8}T\d{6}Z-\d+\.json")
-_TAKEN = re.compile(r"-([0-9a-f]{8})\Z")  # the name was in use: of the text, so that it can be checked
+_TAKEN = re.compile(
+    r"-([0-9a-f]{8})\Z"
+)  # the name was in use: of the text, so that it can be checked
 _INPUT = re.compile(r"-input-\d+\Z")
 _ID_KEYS = {"tool_use": "id", "tool_result": "tool_use_id"}
 _PATHS = "compact-paths.txt"
@@ -55,7 +57,9 @@ def _proven_files(root: StorageRoot, folder: str) -> frozenset[str]:
             records = {name: messages for name, messages in read.items() if messages is not None}
             ids = {safe_name(name) for messages in records.values() for name in _tool_ids(messages)}
             stems = ids | {f"tool-result-{name}" for name in ids}
-            texts = {name for name in names if not stems.isdisjoint(_bases(descriptor, name, stems))}
+            texts = {
+                name for name in names if not stems.isdisjoint(_bases(descriptor, name, stems))
+            }
     except StorageError:
         return frozenset()
     index = {_PATHS} & set(names) if any(_ARCHIVE.fullmatch(name) for name in records) else set()

@@ -109,7 +109,9 @@ def _own_files(descriptor: int, folder: str, mark: Mark) -> Iterator[OwnFile]:
     journal_time = max(written, default=None)
     for name, info in files.items():
         if mark.owns(name):
-            yield OwnFile(folder, name, file_kind(name), info.st_size, info.st_mtime_ns, journal_time)
+            yield OwnFile(
+                folder, name, file_kind(name), info.st_size, info.st_mtime_ns, journal_time
+            )
 
 
 def file_kind(name: str) -> Literal["text", "record", "temporary"]:

@@ -10,14 +10,17 @@ __all__ = ["finished"]
 
 T = TypeVar("T")
 
-_UNDER_WAY: set[asyncio.Task[Any]] = set()  # the event loop itself keeps no more than a weak reference
+_UNDER_WAY: set[asyncio.Task[Any]] = (
+    set()
+)  # the event loop itself keeps no more than a weak reference
 
 
 async def finished(work: Coroutine[Any, Any, T]) -> T:
-    """What *work* gives. Who waits for it may be cancelled at once; the work goes on, and closes what it has opened.
+    """What *work* gives. Who waits for it may be cancelled at once; the work goes on, and closes
+    what it has opened.
 
-    aiofiles opens in a worker thread: a file that is opened for somebody who has gone would be closed by nobody, and
-    what he was writing would be left torn.
+    aiofiles opens in a worker thread: a file that is opened for somebody who has gone would be
+    closed by nobody, and what he was writing would be left torn.
     """
     task = asyncio.ensure_future(work)
     _UNDER_WAY.add(task)
@@ -28,4 +31,5 @@ async def finished(work: Coroutine[Any, Any, T]) -> T:
 def _ended(task: asyncio.Task[Any]) -> None:
     _UNDER_WAY.discard(task)
     if not task.cancelled():
-        task.exception()  # taken note of: asyncio would complain of an error that nobody is left to hear
+        # taken note of: asyncio would complain of an error that nobody is left to hear
+        task.exception()

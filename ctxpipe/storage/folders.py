@@ -146,7 +146,9 @@ def regular_files(folder: int) -> Iterator[tuple[str, os.stat_result]]:
 def _refuse_special(info: os.stat_result) -> None:
     if stat.S_ISDIR(info.st_mode):
         raise IsADirectoryError(errno.EISDIR, "it is a folder, no regular file")
-    if not stat.S_ISREG(info.st_mode) and not stat.S_ISLNK(info.st_mode):  # a link fails when it is opened
+    if not stat.S_ISREG(info.st_mode) and not stat.S_ISLNK(
+        info.st_mode
+    ):  # a link fails when it is opened
         raise OSError(errno.EINVAL, "it is no regular file")
 
 

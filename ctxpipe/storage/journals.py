@@ -37,7 +37,10 @@ class Position(NamedTuple):
 
 
 class JournalFile:
-    """The file *name* in *folder* below a root. Whoever appends holds its lock; readers leave a torn line alone."""
+    """The file *name* in *folder* below a root.
+
+    Whoever appends holds its lock; readers leave a torn line alone.
+    """
 
     def __init__(self, root: StorageRoot, folder: str, name: str) -> None:
         self._root = root
@@ -45,8 +48,13 @@ class JournalFile:
         self._name = name
         self.where = os.path.join(root.path, folder, name)
 
-    def append(self, number: int, line: bytes, seen: Position, *, synced: bool) -> tuple[bool, Position]:
-        """Write *line* as entry *number*, unless there is one; whether it was written, and the journal now."""
+    def append(
+        self, number: int, line: bytes, seen: Position, *, synced: bool
+    ) -> tuple[bool, Position]:
+        """Write *line* as entry *number*, unless there is one.
+
+        Whether it was written, and the journal now.
+        """
         with translate_errors("cannot append to the journal", self.where), self._locked() as file:
             now, _ = _read(file, seen, wanted=False)
             is_replaced = number > 0 and seen.inode not in (0, now.inode)
@@ -66,7 +74,10 @@ class JournalFile:
     def lines(self, start: int, seen: Position) -> tuple[list[bytes], Position]:
         """The entries from *start* on, and the journal now; none where there is no file."""
         try:
-            with translate_errors("cannot read the journal", self.where), self._root.folder(self._folder) as folder:
+            with (
+                translate_errors("cannot read the journal", self.where),
+                self._root.folder(self._folder) as folder,
+            ):
                 file = open_file(self._name, os.O_RDONLY, folder=folder)
                 try:
                     return self._lines(file, start, seen)
@@ -85,11 +96,15 @@ class JournalFile:
         return lines[max(0, start - begin.number) :], now
 
     def set_aside(self, seen: Position) -> str:
-        """Give the file that was *seen* the next free name such as ``journal-set-aside-1.jsonl``; that name.
+        """Give the file that was *seen* the next free name such as ``journal-set-aside-1.jsonl``;
+        that name.
 
         It is "" where somebody else was faster.
         """
-        with translate_errors("cannot set aside the journal", self.where), self._root.folder(self._folder) as folder:
+        with (
+            translate_errors("cannot set aside the journal", self.where),
+            self._root.folder(self._folder) as folder,
+        ):
             with suppress(FileNotFoundError):
                 if os.stat(self._name, dir_fd=folder, follow_symlinks=False).st_ino != seen.inode:
                     return ""
@@ -111,7 +126,9 @@ class JournalFile:
             while True:
                 if not exists(folder, self._name):
                     self._root.list_file(self._folder, folder, self._name)
-                file = open_to_append(self._name, os.O_RDWR | os.O_APPEND | os.O_CREAT, folder=folder)
+                file = open_to_append(
+                    self._name, os.O_RDWR | os.O_APPEND | os.O_CREAT, folder=folder
+                )
                 try:
                     _lock(file)
                     if self._is_current(folder, file):
@@ -122,7 +139,10 @@ class JournalFile:
 
     def _is_current(self, folder: int, file: int) -> bool:
         with suppress(FileNotFoundError):
-            return os.stat(self._name, dir_fd=folder, follow_symlinks=False).st_ino == os.fstat(file).st_ino
+            return (
+                os.stat(self._name, dir_fd=folder, follow_symlinks=False).st_ino
+                == os.fstat(file).st_ino
+            )
         return False
 
 
@@ -139,7 +159,10 @@ class SessionLock:
     def acquire(self) -> bool:
         """Take the lock, unless somebody else has it. Raises StorageError."""
         where = os.path.join(self._root.path, self._folder, self.NAME)
-        with translate_errors("cannot lock", where), self._root.folder(self._folder, create=True) as folder:
+        with (
+            translate_errors("cannot lock", where),
+            self._root.folder(self._folder, create=True) as folder,
+        ):
             if not exists(folder, self.NAME):
                 self._root.list_file(self._folder, folder, self.NAME)
             file = open_to_append(self.NAME, os.O_RDWR | os.O_CREAT, folder=folder)
@@ -159,7 +182,10 @@ class SessionLock:
 
 
 def _lock(file: int) -> None:
-    """Lock *file*. Raises OSError when somebody else holds it for too long: whoever was stopped never lets go."""
+    """Lock *file*.
+
+    Raises OSError when somebody else holds it for too long: whoever was stopped never lets go.
+    """
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:
@@ -173,7 +199,10 @@ def _lock(file: int) -> None:
 
 
 def _read(file: int, seen: Position, *, wanted: bool) -> tuple[Position, list[bytes]]:
-    """The journal in *file* now, and the lines behind *seen*, where they are *wanted*. A torn line is none."""
+    """The journal in *file* now, and the lines behind *seen*, where they are *wanted*.
+
+    A torn line is none.
+    """
     info = os.fstat(file)
     if info.st_ino != seen.inode or info.st_size < seen.size:
         seen = Position(info.st_ino)

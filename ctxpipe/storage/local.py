@@ -24,7 +24,17 @@ from ..messages import ensure_messages, strings
 from ..names import content_hash, safe_name, session_folder, suffixed
 from ..pieces import pieces
 from ..placeholders import named_files
-from ..settings import FLAG, FUNCTION, NUMBER, PATH, SESSION_ID, SIZE, check_settings, excerpt, one_of
+from ..settings import (
+    FLAG,
+    FUNCTION,
+    NUMBER,
+    PATH,
+    SESSION_ID,
+    SIZE,
+    check_settings,
+    excerpt,
+    one_of,
+)
 from .atomic import STALE_SECONDS, claim, exists, read_bytes, sync, temporary_file
 from .cleanup import (
     JOURNAL,
@@ -60,8 +70,8 @@ _MOST_SEEN = 10_000  # journals whose length is remembered
 _LEASE_POLL = 0.05  # seconds
 _PLAIN_KEY = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*")  # nothing to normalise in it
 
-# Eight batches at a time for all storages of an event loop: a thousand sessions must not exhaust the
-# descriptors.
+# Eight batches at a time for all storages of an event loop: a thousand sessions must not exhaust
+# the descriptors.
 _LIMITER: RunVar[CapacityLimiter] = RunVar("ctxpipe_storage_writes")
 
 
@@ -69,16 +79,18 @@ _LIMITER: RunVar[CapacityLimiter] = RunVar("ctxpipe_storage_writes")
 class LocalStorage:
     """Text files below *root*: it writes, reads, keeps records and cleans up.
 
-    A text is there whole or not at all, with *fsync* also after a power cut. Files are 0600 and folders 0700 whatever
-    the umask, where the file system has modes. No name leads out of the root or through a symbolic link; the root is
-    pinned when it is first used, and refused when another folder is in its place. It may be shared by many sessions
-    and processes. *redact* is applied to every string that goes to disk, before it is encoded; what it raises keeps the
-    text from being written. Numbers, role, type and ids of a message, and names of files are not redacted.
+    A text is there whole or not at all, with *fsync* also after a power cut. Files are 0600 and
+    folders 0700 whatever the umask, where the file system has modes. No name leads out of the root
+    or through a symbolic link; the root is pinned when it is first used, and refused when another
+    folder is in its place. It may be shared by many sessions and processes. *redact* is applied to
+    every string that goes to disk, before it is encoded; what it raises keeps the text from being
+    written. Numbers, role, type and ids of a message, and names of files are not redacted.
 
     *taken* says what happens to a text whose key holds other bytes already: with "hash" it goes to the key with a
-    hash of its content, with "number" to the key with the next free number, with "overwrite" it replaces them. With
-    "hash" the folders that the storage makes are marked as its own, and only what is in those is ever deleted; the
-    other two leave the folder as the caller gave it. *clock* tells the time of records and clean-ups, in seconds since
+    hash of its content, with "number" to the key with the next free number, with "overwrite" it
+    replaces them. With "hash" the folders that the storage makes are marked as its own, and only
+    what is in those is ever deleted; the other two leave the folder as the caller gave it. *clock*
+    tells the time of records and clean-ups, in seconds since
     1970.
 
     Raises SettingsError for an empty root, another *taken*, and on Windows.
@@ -94,7 +106,9 @@ class LocalStorage:
 
     def __post_init__(self) -> None:
         if not PATH.accepts(self.root):
-            raise SettingsError(f"root of a LocalStorage is {excerpt(self.root)}; give it a folder such as '.ctxpipe'")
+            raise SettingsError(
+                f"root of a LocalStorage is {excerpt(self.root)}; give it a folder such as '.ctxpipe'"
+            )
         check_settings(
             self,
             fsync=FLAG,
@@ -122,7 +136,9 @@ class LocalStorage:
     def _write(self, texts: Sequence[tuple[str, str]]) -> list[str]:
         locations: list[str] = []
         with ExitStack() as opened:
-            folders: dict[str, tuple[_Folder, set[str]]] = {}  # each folder is opened once per batch
+            folders: dict[
+                str, tuple[_Folder, set[str]]
+            ] = {}  # each folder is opened once per batch
             for key, text in texts:
                 *parents, name = _parts(key)
                 folder = "/".join(parents)
@@ -183,13 +199,17 @@ class LocalStorage:
     # Reading --------------------------------------------------------------------------------------
 
     async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
-        """*limit* characters (None: all) from *offset* on of the text at *location*: a key, or any path handed out.
+        """*limit* characters (None: all) from *offset* on of the text at *location*: a key, or any
+        path handed out.
 
-        Raises StorageError when no such text is below the root, SettingsError for a negative number.
+        Raises StorageError when no such text is below the root, SettingsError for a negative
+        number.
         """
         SIZE.check("offset", offset)
         SIZE.optional.check("limit", limit)
-        return await finished(self._read(location, offset, None if limit is None else offset + limit))
+        return await finished(
+            self._read(location, offset, None if limit is None else offset + limit)
+        )
 
     async def _read(self, location: str, offset: int, end: int | None) -> Page:
         import aiofiles  # here and below: it takes as long to import as the rest of this package
@@ -199,15 +219,24 @@ class LocalStorage:
             key = await to_thread.run_sync(self.key, location, limiter=_limiter())
             async with (
                 _limiter(),
-                aiofiles.open(key, encoding="utf-8", newline="", errors="replace", opener=self._open) as file,
+                aiofiles.open(
+                    key, encoding="utf-8", newline="", errors="replace", opener=self._open
+                ) as file,
             ):
                 while chunk := await file.read(_CHUNK):
-                    kept.write(chunk[max(0, offset - position) : None if end is None else max(0, end - position)])
+                    kept.write(
+                        chunk[
+                            max(0, offset - position) : None
+                            if end is None
+                            else max(0, end - position)
+                        ]
+                    )
                     position += len(chunk)
         return Page(kept.getvalue(), min(offset, position), position)
 
     def key(self, location: str) -> str:
-        """The key that *location* (a key, an absolute path, or one relative to the root or the current folder) means.
+        """The key that *location* (a key, an absolute path, or one relative to the root or the
+        current folder) means.
 
         Raises StorageError when it is outside the root, or nothing is there.
         """
@@ -221,11 +250,17 @@ class LocalStorage:
                 raise
             except StorageError as error:
                 trouble = trouble or error
-        raise StorageError(errno.ENOENT, f"there is no stored text {location!r} below {self.root}") from trouble
+        raise StorageError(
+            errno.ENOENT, f"there is no stored text {location!r} below {self.root}"
+        ) from trouble
 
     def _readings(self, location: str) -> Iterator[str]:
         for base in (self.root, self._folders.real or os.path.realpath(self.root), None):
-            path = os.path.abspath(location) if base is None else os.path.normpath(os.path.join(base, location))
+            path = (
+                os.path.abspath(location)
+                if base is None
+                else os.path.normpath(os.path.join(base, location))
+            )
             inside = os.path.relpath(path, base or self.root)
             with suppress(StorageError):
                 yield "/".join(_parts(inside))
@@ -240,21 +275,29 @@ class LocalStorage:
     # Records --------------------------------------------------------------------------------------
 
     async def save(self, session_id: str, stem: str, record: Record, /) -> str:
-        """Write the session's next numbered record, synced to disk; return its absolute path. Raises StorageError."""
+        """Write the session's next numbered record, synced to disk; return its absolute path.
+
+        Raises StorageError.
+        """
         return await to_thread.run_sync(
             self._save, session_folder(session_id), safe_name(stem), record, limiter=_limiter()
         )
 
     def _save(self, folder: str, stem: str, record: Record) -> str:
         where = os.path.join(self.root, folder)
-        with self._folders.folder(folder, create=True) as fd, translate_errors("cannot save a record below", where):
+        with (
+            self._folders.folder(folder, create=True) as fd,
+            translate_errors("cannot save a record below", where),
+        ):
             stamp = datetime.fromtimestamp(self.clock(), UTC).strftime("%Y%m%dT%H%M%SZ")
             numbered = re.compile(re.escape(stem) + r"-\d{8}T\d{6}Z-(\d+)\.json")
             used = [int(match[1]) for name in os.listdir(fd) if (match := numbered.fullmatch(name))]
             names = (f"{stem}-{stamp}-{number}.json" for number in count(max(used, default=0) + 1))
             chunks = map(_encode, encode_record(record, self._redact_for(folder)))
             with temporary_file(fd, chunks, synced=True) as temporary:
-                name = next(name for name in names if self._claim_record(folder, fd, temporary, name))
+                name = next(
+                    name for name in names if self._claim_record(folder, fd, temporary, name)
+                )
                 sync(fd)
         return os.path.join(where, name)
 
@@ -267,7 +310,9 @@ class LocalStorage:
 
     async def records(self, session_id: str, /) -> list[str]:
         """The absolute paths of the session's records, oldest first. Raises StorageError."""
-        return await to_thread.run_sync(self._records, session_folder(session_id), limiter=_limiter())
+        return await to_thread.run_sync(
+            self._records, session_folder(session_id), limiter=_limiter()
+        )
 
     def _records(self, folder: str) -> list[str]:
         try:
@@ -277,13 +322,18 @@ class LocalStorage:
             if error.errno != errno.ENOENT:
                 raise
             return []
-        records = [name for _, name in sorted(files) if file_kind(name) == "record" and name[0] != "."]
+        records = [
+            name for _, name in sorted(files) if file_kind(name) == "record" and name[0] != "."
+        ]
         return [os.path.join(self.root, folder, name) for name in records]
 
     # Journals ------------------------------------------------------------------------------------
 
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
-        """Write *entry* as number *number* of the session's journal; False when there is one. Raises StorageError."""
+        """Write *entry* as number *number* of the session's journal; False when there is one.
+
+        Raises StorageError.
+        """
         return await to_thread.run_sync(self._append, session_id, number, entry, limiter=_limiter())
 
     def _append(self, session_id: str, number: int, entry: str) -> bool:
@@ -306,7 +356,10 @@ class LocalStorage:
         return [line.decode("utf-8", "replace") for line in lines]
 
     async def set_aside(self, session_id: str, /) -> str:
-        """Give the session's journal another name, under which nothing reads it; that name. Raises StorageError."""
+        """Give the session's journal another name, under which nothing reads it; that name.
+
+        Raises StorageError.
+        """
         journal = self._journal(session_id)
         seen = self._seen.get(journal.where, Position())
         return await to_thread.run_sync(journal.set_aside, seen, limiter=_limiter())
@@ -323,7 +376,10 @@ class LocalStorage:
 
     @asynccontextmanager
     async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
-        """Hold the session for yourself; False when somebody else has held it for *seconds*. Raises StorageError."""
+        """Hold the session for yourself; False when somebody else has held it for *seconds*.
+
+        Raises StorageError.
+        """
         lock = SessionLock(self._folders, session_folder(session_id))
         deadline = time.monotonic() + seconds
         held = await to_thread.run_sync(lock.acquire, limiter=_limiter())
@@ -345,12 +401,15 @@ class LocalStorage:
         live: Iterable[Sequence[Message]] = (),
         records: bool = False,
     ) -> Cleaned:
-        """Delete the oldest texts until none is older than *max_age* seconds and all hold at most *max_bytes*.
+        """Delete the oldest texts until none is older than *max_age* seconds and all hold at most
+        *max_bytes*.
 
-        Only files of ctxpipe's in folders that carry its mark are deleted. A session whose journal is younger than
+        Only files of ctxpipe's in folders that carry its mark are deleted. A session whose journal
+        is younger than
         *max_age*, or than an hour, stays whole; without *max_age* every session with a journal does. So does a file
-        that a placeholder in one of the *live* histories names, but no list of histories protects what only a session
-        remembers: keep a journal. Archives and journals go only with *records*. None switches a limit off.
+        that a placeholder in one of the *live* histories names, but no list of histories protects
+        what only a session remembers: keep a journal. Archives and journals go only with *records*.
+        None switches a limit off.
 
         Raises StorageError, and SettingsError for a negative limit.
         """
@@ -359,10 +418,16 @@ class LocalStorage:
         histories = list(live)
         for history in histories:
             ensure_messages(history, sys.maxsize)  # that it is a list: `live` is a list of such
-        return await to_thread.run_sync(self._cleanup, histories, max_bytes, max_age, records, limiter=_limiter())
+        return await to_thread.run_sync(
+            self._cleanup, histories, max_bytes, max_age, records, limiter=_limiter()
+        )
 
     def _cleanup(
-        self, live: Sequence[Sequence[Message]], max_bytes: int | None, max_age: float | None, records: bool
+        self,
+        live: Sequence[Sequence[Message]],
+        max_bytes: int | None,
+        max_age: float | None,
+        records: bool,
     ) -> Cleaned:
         texts = (text for history in live for message in history for text in strings(message))
         kept = {name for text in texts for name in named_files(text)}
@@ -373,12 +438,16 @@ class LocalStorage:
         return cleaned
 
     async def delete(self, session_id: str, /) -> Cleaned:
-        """Delete all that is stored of one session: texts, archives, journal, and its folder; nothing else.
+        """Delete all that is stored of one session: texts, archives, journal, and its folder;
+        nothing else.
 
-        Files in that folder that are not ctxpipe's stay. Raises StorageError, also for a folder that it has not made.
+        Files in that folder that are not ctxpipe's stay. Raises StorageError, also for a folder
+        that it has not made.
         """
         SESSION_ID.check("session_id", session_id)
-        return await to_thread.run_sync(delete_session, self._folders, session_folder(session_id), limiter=_limiter())
+        return await to_thread.run_sync(
+            delete_session, self._folders, session_folder(session_id), limiter=_limiter()
+        )
 
 
 @dataclass(frozen=True, slots=True)

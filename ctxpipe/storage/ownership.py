@@ -78,7 +78,9 @@ def _names(lines: Iterable[bytes]) -> Iterator[str]:
 
 def _newer(form: int, where: str) -> RootError:
     forms = f"form {form}, this one knows {FORM}"
-    return RootError(errno.ENOTSUP, f"{where} was made by a newer ctxpipe ({forms}); update ctxpipe")
+    return RootError(
+        errno.ENOTSUP, f"{where} was made by a newer ctxpipe ({forms}); update ctxpipe"
+    )
 
 
 def write_mark(folder: int, name: str, files: Iterable[str] = ()) -> None:
@@ -168,7 +170,9 @@ class StorageRoot:
         if not self._known.get(name):
             return
         try:
-            mark = open_file(SESSION_MARK if name else ROOT_MARK, os.O_WRONLY | os.O_APPEND, folder=folder)
+            mark = open_file(
+                SESSION_MARK if name else ROOT_MARK, os.O_WRONLY | os.O_APPEND, folder=folder
+            )
         except FileNotFoundError:
             return
         try:
@@ -190,7 +194,9 @@ class StorageRoot:
                     self._mark_session(part, above, descriptor)
             finally:
                 os.close(above)
-        if create and (made or not self._known.get(name)):  # another process may have marked it since
+        if create and (
+            made or not self._known.get(name)
+        ):  # another process may have marked it since
             try:
                 self._learn(name, descriptor)
             except OSError:
@@ -204,7 +210,9 @@ class StorageRoot:
         try:
             write_mark(folder, SESSION_MARK)
         except OSError:
-            with suppress(OSError):  # or it would never be cleaned up; the next writer makes it anew
+            with suppress(
+                OSError
+            ):  # or it would never be cleaned up; the next writer makes it anew
                 os.rmdir(name, dir_fd=root)
             os.close(folder)
             raise

@@ -14,7 +14,10 @@ __all__ = ["JOURNAL_STORAGE", "Archive", "JournalStorage", "Page", "TextReader",
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A part of a stored text. *offset* and *total* are in characters; *next_offset* is None at the end."""
+    """A part of a stored text.
+
+    *offset* and *total* are in characters; *next_offset* is None at the end.
+    """
 
     text: str = field(repr=False)
     offset: int
@@ -34,13 +37,16 @@ class TextWriter(Protocol):
     async def write(self, texts: Sequence[tuple[str, str]], /) -> Sequence[str]:
         """Store each (key, text), whole or not at all; return, in the same order, where each lies.
 
-        Keys are relative POSIX paths. What lies under a key never changes: the same text again is left as it is,
-        and another text goes to a name of its own. Raises StorageError.
+        Keys are relative POSIX paths. What lies under a key never changes: the same text again is
+        left as it is, and another text goes to a name of its own. Raises StorageError.
         """
         ...
 
     def location(self, key: str, /) -> str:
-        """Where a text written under *key* will lie, as long as the key is free. No disk is touched."""
+        """Where a text written under *key* will lie, as long as the key is free.
+
+        No disk is touched.
+        """
         ...
 
 
@@ -49,7 +55,8 @@ class TextReader(Protocol):
     """Gives stored texts back, a page at a time."""
 
     async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
-        """*limit* characters of the text at *location* (a key, or any path handed out) from *offset* on.
+        """*limit* characters of the text at *location* (a key, or any path handed out) from
+        *offset* on.
 
         Raises StorageError when there is no such text, or it lies outside the storage.
         """
@@ -60,15 +67,17 @@ class TextReader(Protocol):
 class Archive(Protocol):
     """Keeps a session's records: numbered ones written once, and ones that grow.
 
-    Records are handed over as values, and the storage encodes them: whoever hides secrets must see the strings as
-    they were said, not as JSON escapes them. `ctxpipe.storage.records` has the encoders.
+    Records are handed over as values, and the storage encodes them: whoever hides secrets must see
+    the strings as they were said, not as JSON escapes them. `ctxpipe.storage.records` has the
+    encoders.
     """
 
     async def save(self, session_id: str, stem: str, record: Record, /) -> str:
-        """Write *record* as the session's next numbered one, ``<stem>-<UTC seconds>-<n>.json``; return where.
+        """Write *record* as the session's next numbered one, ``<stem>-<UTC seconds>-<n>.json``;
+        return where.
 
-        It is there whole and synced to disk, or not at all. `encode_record` gives its text piece by piece, so that
-        no second copy of a history is ever held. Raises StorageError.
+        It is there whole and synced to disk, or not at all. `encode_record` gives its text piece by
+        piece, so that no second copy of a history is ever held. Raises StorageError.
         """
         ...
 
@@ -90,17 +99,25 @@ class JournalStorage(TextReader, Protocol):
     """
 
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
-        """Write *entry* as number *number*, counted from 0; False when there is one. Raises StorageError."""
+        """Write *entry* as number *number*, counted from 0; False when there is one.
+
+        Raises StorageError.
+        """
         ...
 
     async def entries(self, session_id: str, start: int = 0, /) -> Sequence[str]:
-        """The entries from number *start* on, none where there is no journal. Raises StorageError."""
+        """The entries from number *start* on, none where there is no journal.
+
+        Raises StorageError.
+        """
         ...
 
     async def set_aside(self, session_id: str, /) -> str:
-        """Keep a journal that cannot be trusted under another name, so that a new one can begin; that name.
+        """Keep a journal that cannot be trusted under another name, so that a new one can begin;
+        that name.
 
-        The one that was read last: "" where somebody else has put another in its place. Raises StorageError.
+        The one that was read last: "" where somebody else has put another in its place. Raises
+        StorageError.
         """
         ...
 

@@ -40,11 +40,13 @@ _ATOMS = int | float | None  # bool is an int
 
 
 def encode_record(record: Record, redact: Redact | None = None) -> Iterator[str]:
-    """*record* as indented JSON, piece by piece: no more than one item of a list is ever held as text.
+    """*record* as indented JSON, piece by piece: no more than one item of a list is ever held as
+    text.
 
     *redact* is applied to every string before it is encoded, but not to the mapping's own keys, and of messages
-    neither to role, type and ids nor to the names of their fields. SDK objects are written as they would be sent.
-    Raises InvalidHistory for what has no form in JSON, StorageError when *redact* fails.
+    neither to role, type and ids nor to the names of their fields. SDK objects are written as they
+    would be sent. Raises InvalidHistory for what has no form in JSON, StorageError when *redact*
+    fails.
     """
     if not isinstance(record, Mapping):
         yield from _encode_items(record, "", redact)
@@ -78,15 +80,15 @@ def _indented(value: object, margin: str, redact: Redact | None) -> str:
     return text.replace("\n", f"\n{margin}")  # JSON strings hold no line breaks
 
 
-# Lines of a record that grows -------------------------------------------------------------------------------------
+# Lines of a record that grows ---------------------------------------------------------------------
 
 
 def encode_line(entry: Mapping[str, object], redact: Redact | None = None) -> str:
     """*entry*, of plain JSON values, as a line with its check sum, the line break first.
 
     *redact* is applied to the messages in it, wherever they stand; everything else is bookkeeping. The line break
-    comes first because a line that a crash has torn must not swallow the next one. Raises StorageError when *redact*
-    fails.
+    comes first because a line that a crash has torn must not swallow the next one. Raises
+    StorageError when *redact* fails.
     """
     plain = _redact_messages(entry, redact) if redact else entry
     body = as_json(plain)  # ASCII: a lone surrogate can be said
@@ -118,13 +120,14 @@ def _redact_messages(value: object, redact: Redact) -> object:
     return value
 
 
-# Redacting --------------------------------------------------------------------------------------------------------
+# Redacting ----------------------------------------------------------------------------------------
 
 
 def redactor_of(storage: object) -> Redact:
     """What texts go through before *storage* writes them: its own `redact`, if it has one.
 
-    Where texts are cut, it is asked before: half of a secret is not known again. Raises StorageError when it fails.
+    Where texts are cut, it is asked before: half of a secret is not known again. Raises
+    StorageError when it fails.
     """
     redact = getattr(storage, "redact", None)
     return str if redact is None else partial(redact_text, redact=redact)
@@ -141,15 +144,19 @@ def _as_it_is(message: object) -> object:
 
 
 def redact_message(message: object, redact: Redact) -> object:
-    """*message*, or a block, with *redact* applied to its texts; role, type and ids stay. Raises StorageError."""
+    """*message*, or a block, with *redact* applied to its texts; role, type and ids stay.
+
+    Raises StorageError.
+    """
     return _redact_item(message, redact)
 
 
 def redact_text(text: str, redact: Redact) -> str:
-    """*text* with *redact* applied: to the JSON strings quoted in it as they were said, then to the whole.
+    """*text* with *redact* applied: to the JSON strings quoted in it as they were said, then to the
+    whole.
 
-    Results of several blocks, quoted names and output of many tools hold a secret as JSON escapes it. Raises
-    StorageError when *redact* fails.
+    Results of several blocks, quoted names and output of many tools hold a secret as JSON escapes
+    it. Raises StorageError when *redact* fails.
     """
     if "\\" in text:
         text = _QUOTED.sub(lambda match: _redact_quoted(match[0], redact), text)
@@ -157,7 +164,9 @@ def redact_text(text: str, redact: Redact) -> str:
 
 
 def _redact_quoted(quoted: str, redact: Redact) -> str:
-    """*quoted* redacted where it is a JSON string with escapes, and as it is where nothing had to be hidden."""
+    """*quoted* redacted where it is a JSON string with escapes, and as it is where nothing had to
+    be hidden.
+    """
     if "\\" not in quoted:
         return quoted
     try:
@@ -178,9 +187,11 @@ def _redact_item(item: object, redact: Redact, levels: int = 2) -> object:
 
 
 def _redact_block(block: Mapping[str, Any], redact: Redact, levels: int = 2) -> dict[str, object]:
-    """A message or a content block with its texts redacted; role, type and ids stay, as do the fields' names.
+    """A message or a content block with its texts redacted; role, type and ids stay, as do the
+    fields' names.
 
-    A message holds blocks, and a result blocks of its own: *levels* of them. What lies deeper is no block of the API's.
+    A message holds blocks, and a result blocks of its own: *levels* of them. What lies deeper is no
+    block of the API's.
     """
     plain: dict[str, object] = {}
     for key, value in block.items():
@@ -194,7 +205,10 @@ def _redact_block(block: Mapping[str, Any], redact: Redact, levels: int = 2) -> 
 
 
 def _redact_strings(value: object, redact: Redact) -> object:
-    """*value* with every string in it redacted, keys included. Iterative: the input of a call may be deep."""
+    """*value* with every string in it redacted, keys included.
+
+    Iterative: the input of a call may be deep.
+    """
     outcome: list[object] = [None]
     pending: list[tuple[object, Any, Any]] = [(value, outcome, 0)]
     while pending:
@@ -228,8 +242,8 @@ def _free(name: object, taken: Mapping[object, object]) -> object:
 def leave_alone(folder: str, redact: Redact) -> Redact:
     """*redact*, except that *folder*, a name that we gave, stays as it is in paths.
 
-    It may hold the hash of a session's id, which whoever hides long hex would hide: then no placeholder of the session
-    could be read back, and no context be known again.
+    It may hold the hash of a session's id, which whoever hides long hex would hide: then no
+    placeholder of the session could be read back, and no context be known again.
     """
     part = f"/{folder}/"
 

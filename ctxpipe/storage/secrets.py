@@ -102,8 +102,8 @@ _TABLE = {
 }
 
 SECRET_PATTERNS = {kind: tuple(patterns.split()) for kind, patterns in _TABLE.items()}
-"""By kind, patterns as in ``.gitignore``: ``a`` is a file's name, ``a/`` a folder anywhere above it,
-``a/b`` the end of a path; ``/a`` begins at the root. ``{data}`` is any ending of data files."""
+"""By kind, patterns as in ``.gitignore``: ``a`` is a file's name, ``a/`` a folder anywhere above
+it, ``a/b`` the end of a path; ``/a`` begins at the root. ``{data}`` is any ending of data files."""
 
 _MOST_PATH, _MOST_NAME = 4096, 255
 _BACKUP = re.compile(
@@ -114,15 +114,20 @@ _EXAMPLE = re.compile(
     r"\.(?:example|sample|template|dist|tmpl|tpl|pub)(?:\.(?:json|ya?ml|toml|ini|cfg|conf|properties|txt|xml|env|md|php|local))?$"
     r"|^(?:example|sample|template)\.env$"
 )
-_SOURCE = re.compile(r"\.(?:go|rs|tsx?|java|kts?|scala|swift|cc|cpp|hpp|cs|dart|hs|ml|vue|svelte|css|html)$")
+_SOURCE = re.compile(
+    r"\.(?:go|rs|tsx?|java|kts?|scala|swift|cc|cpp|hpp|cs|dart|hs|ml|vue|svelte|css|html)$"
+)
 
 
 # Default-ignorable letters and marks, which Unicode does not count as formats.
-_INVISIBLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 
 
 def is_secret(path: str) -> bool:
-    """Whether a file of that name usually holds credentials: ``.env``, private keys, tokens, histories.
+    """Whether a file of that name usually holds credentials: ``.env``, private keys, tokens,
+    histories.
 
     The name alone decides, case and kind of separator ignored; copies such as ``server.key.bak``
     count as what they are copies of. Examples (``.env.example``), public keys and source code of
@@ -146,7 +151,9 @@ def is_secret(path: str) -> bool:
 
 def _normal(path: str) -> str:
     """*path* as the least exact file system reads it, whatever its case, width and invisible parts."""
-    visible = "".join(char for char in _INVISIBLE.sub("", path) if unicodedata.category(char) != "Cf")
+    visible = "".join(
+        char for char in _INVISIBLE.sub("", path) if unicodedata.category(char) != "Cf"
+    )
     return unicodedata.normalize("NFKC", visible).casefold().replace("\\", "/")
 
 
@@ -172,7 +179,9 @@ def _expression(patterns: Iterable[str]) -> re.Pattern[str]:
 
 
 def _translated(pattern: str) -> str:
-    body = re.escape(pattern.strip("/")).replace(r"\*", "[^/]*").replace(r"\{data\}", f"(?:{_DATA})")
+    body = (
+        re.escape(pattern.strip("/")).replace(r"\*", "[^/]*").replace(r"\{data\}", f"(?:{_DATA})")
+    )
     front = "^/" if pattern.startswith("/") else "(?:^|/)"
     return f"{front}{body}" + ("/" if pattern.endswith("/") else "$")
 

@@ -58,18 +58,20 @@ _WHOLE = frozenset({"end_turn", "stop_sequence"})
 class AnthropicSummarizer:
     """Asks a Claude model through the SDK: *client*, or one of its own made from the environment.
 
-    With mode "transcript" a cheap separate *model* (default: SUMMARY_MODEL) reads the history as a text that is marked
-    as data. Where that exceeds the model's *window* (tokens), blocks above *max_block_chars* are cut head and tail, and
-    what is longer still is summarised in parts. With mode "inline" the request is appended to the conversation as the
-    agent sends it, so that the agent's own prompt cache is read: give the agent's *model*, *system*, *tools* and, in
+    With mode "transcript" a cheap separate *model* (default: SUMMARY_MODEL) reads the history as a
+    text that is marked as data. Where that exceeds the model's *window* (tokens), blocks above
+    *max_block_chars* are cut head and tail, and what is longer still is summarised in parts. With
+    mode "inline" the request is appended to the conversation as the agent sends it, so that the
+    agent's own prompt cache is read: give the agent's *model*, *system*, *tools* and, in
     *request_options*, whatever else its requests hold, such as ``thinking``. An inline request that is too long is
     asked again as a transcript.
 
     *max_tokens* is the room for the answer (default: what *max_words* need). An answer that does not fit is asked for
-    once more, shorter and with twice the room. *focus* is what the summary should attend to. The SDK's own retries are
-    off: the retry layer is the only one. No credentials are kept. Without a client, that of `Session.create`,
-    `Session.stream` or the middleware is used. Without any, and without ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN,
-    `ExtractiveSummarizer` writes instead: a warning tells it, and the summary names it as its writer.
+    once more, shorter and with twice the room. *focus* is what the summary should attend to. The
+    SDK's own retries are off: the retry layer is the only one. No credentials are kept. Without a
+    client, that of `Session.create`, `Session.stream` or the middleware is used. Without any, and
+    without ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN, `ExtractiveSummarizer` writes instead: a
+    warning tells it, and the summary names it as its writer.
 
     Raises SettingsError for mode "inline" without a model.
     """
@@ -97,7 +99,10 @@ class AnthropicSummarizer:
             max_words=COUNT,
             focus=TEXT,
             system=instance_of((str, Sequence), "a text, or a list of text blocks").optional,
-            tools=Wanted(lambda value: isinstance(value, Sequence) and not isinstance(value, str), "a list of tools"),
+            tools=Wanted(
+                lambda value: isinstance(value, Sequence) and not isinstance(value, str),
+                "a list of tools",
+            ),
             request_options=MAPPING,
             window=COUNT,
             max_block_chars=SIZE,
@@ -105,7 +110,9 @@ class AnthropicSummarizer:
             max_tokens=COUNT.optional,
         )
         if self.mode == "inline" and not self.model:
-            raise SettingsError("mode 'inline' reads the agent's prompt cache, so it needs the agent's model")
+            raise SettingsError(
+                "mode 'inline' reads the agent's prompt cache, so it needs the agent's model"
+            )
 
     def with_client(self, lent: anthropic.AsyncAnthropic | None) -> AnthropicSummarizer:
         """The same summarizer, which asks through the client *lent* where it has none of its own."""
@@ -120,7 +127,9 @@ class AnthropicSummarizer:
         if not self.available:
             logger.warning("%s", WITHOUT_MODEL)
             return await ExtractiveSummarizer(self.max_words)(messages)
-        reply = await (self._ask_inline(messages) if self.mode == "inline" else self._ask_transcript(messages))
+        reply = await (
+            self._ask_inline(messages) if self.mode == "inline" else self._ask_transcript(messages)
+        )
         usage = reply.usage
         cached = usage.cache_read_input_tokens or 0
         return Summary(
@@ -132,12 +141,16 @@ class AnthropicSummarizer:
         )
 
     async def _ask_transcript(self, messages: Sequence[Message]) -> Reply:
-        prompt = TranscriptPrompt(self.max_words, self.focus, self.window, self.max_block_chars, self.counter)
-        return await self._send({"messages": [{"role": "user", "content": await prompt.of(messages)}]})
+        prompt = TranscriptPrompt(
+            self.max_words, self.focus, self.window, self.max_block_chars, self.counter
+        )
+        return await self._send(
+            {"messages": [{"role": "user", "content": await prompt.of(messages)}]}
+        )
 
     async def _ask_inline(self, messages: Sequence[Message]) -> Reply:
-        # Whatever stands before the last message is what the agent sent: another system prompt, other tools or
-        # another tool_choice would miss its cache.
+        # Whatever stands before the last message is what the agent sent: another system prompt,
+        # other tools or another tool_choice would miss its cache.
         request = {"role": "user", "content": instructions(self.max_words, self.focus)}
         same = {"system": self.system, "tools": list(self.tools)}
         body = {**self.request_options, **{key: value for key, value in same.items() if value}}
@@ -149,11 +162,17 @@ class AnthropicSummarizer:
             if as_refusal(error) is None:
                 raise
             raise PromptTooLong(
-                "the conversation does not fit", refused=True, instead=replace(self, mode="transcript")
+                "the conversation does not fit",
+                refused=True,
+                instead=replace(self, mode="transcript"),
             ) from error
 
     async def _send(self, body: Mapping[str, Any]) -> Reply:
-        request: dict[str, Any] = {"model": self.model or SUMMARY_MODEL(), "max_tokens": self._room, **body}
+        request: dict[str, Any] = {
+            "model": self.model or SUMMARY_MODEL(),
+            "max_tokens": self._room,
+            **body,
+        }
         if self.client is not None:
             return await _reply(self.client, request)
         sdk = await to_thread.run_sync(import_module, "anthropic")  # the import takes seconds
@@ -165,16 +184,25 @@ class AnthropicSummarizer:
         return self.max_tokens or answer_tokens(self.max_words, self.window)
 
     def _text(self, reply: Reply) -> str:
-        """The summary in *reply*. Raises SummaryFailed for what is none: cut off, refused, a call, no text."""
+        """The summary in *reply*.
+
+        Raises SummaryFailed for what is none: cut off, refused, a call, no text.
+        """
         match reply.stop_reason:
             case "model_context_window_exceeded":
-                raise PromptTooLong("the answer did not fit into the summary model's window", refused=True)
+                raise PromptTooLong(
+                    "the answer did not fit into the summary model's window", refused=True
+                )
             case "refusal":
                 raise SummaryRefused("the model refused to write a summary")
             case "max_tokens":
-                raise SummaryRefused("the summary did not fit into the room for it", instead=self._shorter())
+                raise SummaryRefused(
+                    "the summary did not fit into the room for it", instead=self._shorter()
+                )
             case stopped if stopped not in _WHOLE:
-                raise SummaryFailed(f"the model stopped with {stopped!r} instead of a whole summary")
+                raise SummaryFailed(
+                    f"the model stopped with {stopped!r} instead of a whole summary"
+                )
         text = "".join(block.text for block in reply.content if block.type == "text").strip()
         if not text:
             raise SummaryFailed("the model answered without text")

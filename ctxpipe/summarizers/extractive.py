@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..compacted import own_words, placed, summary_body
-from ..facts import failed, is_about_file, result_text, results_by_id, shortened, target, touched_paths
+from ..facts import (
+    failed,
+    is_about_file,
+    result_text,
+    results_by_id,
+    shortened,
+    target,
+    touched_paths,
+)
 from ..messages import ToolCall, compact_json, texts, tool_calls, tool_results
 from ..settings import COUNT, FLAG, SUMMARY_MAX_WORDS, check_settings, setting
 from ..threads import in_thread
@@ -37,19 +45,23 @@ _DECISION = re.compile(
     r"|决定|选择|改用|因为|原因|问题是|方案",
     re.IGNORECASE,
 )
-_ERROR_LINE = re.compile(r"error|exception|fail|not found|denied|cannot|fatal|panic|错误|失败", re.IGNORECASE)
+_ERROR_LINE = re.compile(
+    r"error|exception|fail|not found|denied|cannot|fatal|panic|错误|失败", re.IGNORECASE
+)
 _PLAN_TOOL = re.compile(r"todo|plan|task", re.IGNORECASE)
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractiveSummarizer:
-    """Collects from the messages themselves what an agent needs to go on: no model, no network, no cost, no chance.
+    """Collects from the messages themselves what an agent needs to go on: no model, no network, no
+    cost, no chance.
 
-    Under the five headings of CR-9 stand the user's requests in their own words, decisions, files read and written,
-    commands and how they ended, errors and whether they were solved, the plan, the last actions and their results. The
-    items of an earlier summary are carried on under the same headings, the newest winning the room. With *brief* the
-    requests and the list of files are left to the evidence block that stands behind the summary.
+    Under the five headings of CR-9 stand the user's requests in their own words, decisions, files
+    read and written, commands and how they ended, errors and whether they were solved, the plan,
+    the last actions and their results. The items of an earlier summary are carried on under the
+    same headings, the newest winning the room. With *brief* the requests and the list of files are
+    left to the evidence block that stands behind the summary.
     """
 
     max_words: int = setting(SUMMARY_MAX_WORDS)
@@ -75,19 +87,27 @@ class ExtractiveSummarizer:
         if found[STATUS]:
             earlier.pop(STATUS, None)  # an old status is no status
         return "\n\n".join(
-            _section(name, [*earlier.get(name, []), *items], int(self.max_words * _CHARS_PER_WORD * _SHARES[name]))
+            _section(
+                name,
+                [*earlier.get(name, []), *items],
+                int(self.max_words * _CHARS_PER_WORD * _SHARES[name]),
+            )
             for name, items in found.items()
         )
 
 
 def _section(name: str, items: Iterable[str], room: int) -> str:
     distinct = list(dict.fromkeys(items))
-    asked = _fitting([item for item in distinct if item.startswith(_USER)], room * 2 // 3, keep_first=True)
-    others = _fitting([item for item in distinct if not item.startswith(_USER)], room - sum(map(len, asked)))
+    asked = _fitting(
+        [item for item in distinct if item.startswith(_USER)], room * 2 // 3, keep_first=True
+    )
+    others = _fitting(
+        [item for item in distinct if not item.startswith(_USER)], room - sum(map(len, asked))
+    )
     return "\n".join([f"## {name}", *(f"- {item}" for item in [*asked, *others] or [_NONE])])
 
 
-# What is said --------------------------------------------------------------------------------------------------
+# What is said -------------------------------------------------------------------------------------
 
 
 def _requests(messages: Sequence[Message]) -> list[str]:
@@ -96,9 +116,13 @@ def _requests(messages: Sequence[Message]) -> list[str]:
 
 
 def _decisions(messages: Sequence[Message]) -> list[str]:
-    lines = (line.strip(" -*#>") for text in _assistant_texts(messages) for line in text.splitlines())
+    lines = (
+        line.strip(" -*#>") for text in _assistant_texts(messages) for line in text.splitlines()
+    )
     shown = (line[: 20 * _ITEM_CHARS] for line in lines)
-    return [f"The agent: {_line(line)}" for line in shown if len(line) > 20 and _DECISION.search(line)]
+    return [
+        f"The agent: {_line(line)}" for line in shown if len(line) > 20 and _DECISION.search(line)
+    ]
 
 
 def _assistant_texts(messages: Sequence[Message]) -> Iterator[str]:
@@ -107,18 +131,23 @@ def _assistant_texts(messages: Sequence[Message]) -> Iterator[str]:
             yield from texts(message)
 
 
-# What was done -------------------------------------------------------------------------------------------------
+# What was done ------------------------------------------------------------------------------------
 
 
 def _files(messages: Sequence[Message]) -> list[str]:
-    return [f"{'wrote' if written else 'read or named'} {path}" for path, written in touched_paths(messages).items()]
+    return [
+        f"{'wrote' if written else 'read or named'} {path}"
+        for path, written in touched_paths(messages).items()
+    ]
 
 
 def _calls(messages: Sequence[Message]) -> list[str]:
     results = results_by_id(messages)
     counts = Counter(call.name for call in tool_calls(messages))
     named = ", ".join(f"{name} ×{times}" for name, times in counts.most_common(12))
-    telling = (call for call in tool_calls(messages) if not is_about_file(call))  # files have a section of their own
+    telling = (
+        call for call in tool_calls(messages) if not is_about_file(call)
+    )  # files have a section of their own
     outcomes = [_outcome(call, results.get(call.id)) for call in telling]
     return [*outcomes, *([f"{_COUNTS}{named}"] if named else [])]
 
@@ -154,14 +183,27 @@ def _status(messages: Sequence[Message]) -> list[str]:
     results = results_by_id(messages)
     calls = list(tool_calls(messages))
     plans = [call for call in calls if _PLAN_TOOL.search(call.name) and call.input]
-    latest = [f"{_action(call)}: {'failed' if failed(results.get(call.id)) else 'done'}" for call in calls[-6:]]
+    latest = [
+        f"{_action(call)}: {'failed' if failed(results.get(call.id)) else 'done'}"
+        for call in calls[-6:]
+    ]
     said = [text for text in _assistant_texts(messages) if text.strip()]
     fresh = [result_text(result) for result in tool_results(messages[-1:])]
     return [
-        *(f"the plan, as last noted: {_line(compact_json(call.input), 600)}" for call in plans[-1:]),
+        *(
+            f"the plan, as last noted: {_line(compact_json(call.input), 600)}"
+            for call in plans[-1:]
+        ),
         *(f"recently done: {action}" for action in latest),
-        *(f"the agent said last: {_indented(shortened(text, 3 * _ITEM_CHARS))}" for text in said[-1:]),
-        *(f"result just received: {_indented(shortened(text, 2 * _ITEM_CHARS))}" for text in fresh[-2:] if text),
+        *(
+            f"the agent said last: {_indented(shortened(text, 3 * _ITEM_CHARS))}"
+            for text in said[-1:]
+        ),
+        *(
+            f"result just received: {_indented(shortened(text, 2 * _ITEM_CHARS))}"
+            for text in fresh[-2:]
+            if text
+        ),
     ]
 
 
@@ -169,11 +211,13 @@ def _action(call: ToolCall) -> str:
     return f"{call.name} `{_line(target(call), 160)}`"
 
 
-# What was said in an earlier summary -----------------------------------------------------------------------------
+# What was said in an earlier summary --------------------------------------------------------------
 
 
 def _earlier_items(messages: Sequence[Message]) -> dict[str, list[str]]:
-    """The items under the headings of the earlier summary that *messages* begin with, ours or a model's."""
+    """The items under the headings of the earlier summary that *messages* begin with, ours or a
+    model's.
+    """
     found: dict[str, list[str]] = {}
     for body in filter(None, map(summary_body, messages[: placed(messages)])):
         before, *parts = _HEADING.split(body)
@@ -189,11 +233,13 @@ def _items(text: str) -> Iterator[str]:
             yield item.strip()
 
 
-# Text ------------------------------------------------------------------------------------------------------------
+# Text ---------------------------------------------------------------------------------------------
 
 
 def _fitting(items: Sequence[str], room: int, *, keep_first: bool = False) -> list[str]:
-    """As many of the last *items* as *room* characters hold, and with *keep_first* the first whatever its length."""
+    """As many of the last *items* as *room* characters hold, and with *keep_first* the first
+    whatever its length.
+    """
     first = list(items[:1]) if keep_first else []
     left = room - sum(map(len, first))
     kept: list[str] = []

@@ -16,7 +16,9 @@ __all__ = ["PromptTooLong", "Summarizer", "Summary", "SummaryRefused", "summariz
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a history comes down to, who wrote it, and what it cost, as billed: *input_tokens* with the cached ones."""
+    """What a history comes down to, who wrote it, and what it cost, as billed: *input_tokens* with
+    the cached ones.
+    """
 
     text: str = field(repr=False)
     input_tokens: int = 0
@@ -32,19 +34,23 @@ class Summarizer(Protocol):
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
         """Summarise *messages* for whoever carries on; an earlier summary among them is folded in.
 
-        Raises PromptTooLong when they are too many for one request, SummaryRefused when asking again cannot help, and
-        whatever it likes when it failed otherwise: the retry layer deals with all three.
+        Raises PromptTooLong when they are too many for one request, SummaryRefused when asking
+        again cannot help, and whatever it likes when it failed otherwise: the retry layer deals
+        with all three.
         """
         ...
 
 
 class PromptTooLong(SummaryFailed):
-    """The messages do not fit into one request to the summary model; they are to be summarised in parts.
+    """The messages do not fit into one request to the summary model; they are to be summarised in
+    parts.
 
     *refused* tells that a request was spent on finding out; *instead* is who should summarise them from now on.
     """
 
-    def __init__(self, text: str, *, refused: bool = False, instead: Summarizer | None = None) -> None:
+    def __init__(
+        self, text: str, *, refused: bool = False, instead: Summarizer | None = None
+    ) -> None:
         super().__init__(text)
         self.refused = refused
         self.instead = instead

@@ -1,7 +1,7 @@
 """The one place where something is tried again: tenacity around the summariser.
 
-Every error counts as a failure worth another try, a blank answer too; but not a request that can never succeed, a
-refusal, or a mistake of the program, and not cancellation, which passes at once.
+Every error counts as a failure worth another try, a blank answer too; but not a request that can
+never succeed, a refusal, or a mistake of the program, and not cancellation, which passes at once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ _LEAST_WAIT = 0.5  # seconds, however little the server asks for
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often, and how long, a summary is tried for; seconds. Waits grow exponentially, with jitter.
+    """How often, and how long, a summary is tried for; seconds. Waits grow exponentially, with
+    jitter.
 
     *max_refusals* bounds how often a history is cut in half because the API found it too long.
 
@@ -90,7 +91,8 @@ class Retry:
 class FinishedParts:
     """What of a history too long for one request is summarised already: it is not paid for again.
 
-    One summary is kept, with a digest of the leading messages that it stands for and of who was asked for it.
+    One summary is kept, with a digest of the leading messages that it stands for and of who was
+    asked for it.
     """
 
     asked: Summarizer | None = None
@@ -100,12 +102,16 @@ class FinishedParts:
     summary: Summary | None = None
 
     def find(self, asked: Summarizer, messages: Sequence[Message]) -> bool:
-        """Whether the summary is that of the first `count` *messages*, not of all, written for who asks the same."""
+        """Whether the summary is that of the first `count` *messages*, not of all, written for who
+        asks the same.
+        """
         if self.summary is None or self.asked != asked or self.count >= len(messages):
             return False
         return digest_of(messages[: self.count]) == self.digest
 
-    def keep(self, asked: Summarizer, writer: Summarizer, messages: Sequence[Message], summary: Summary) -> None:
+    def keep(
+        self, asked: Summarizer, writer: Summarizer, messages: Sequence[Message], summary: Summary
+    ) -> None:
         """*messages* are summarised: *writer* wrote the *summary* that *asked* was asked for."""
         self.asked, self.writer, self.summary = asked, writer, summary
         self.count, self.digest = len(messages), digest_of(messages)
@@ -121,11 +127,16 @@ def digest_of(messages: Sequence[Message]) -> bytes:
 
 
 async def summarised(
-    summarize: Summarizer, messages: Sequence[Message], retry: Retry, finished: FinishedParts | None = None
+    summarize: Summarizer,
+    messages: Sequence[Message],
+    retry: Retry,
+    finished: FinishedParts | None = None,
 ) -> Summary:
-    """The summary of *messages*, in parts where they are too long for one request: each part folds the last summary in.
+    """The summary of *messages*, in parts where they are too long for one request: each part folds
+    the last summary in.
 
-    What the parts *finished* earlier hold is not asked for again, and what is finished now is kept there.
+    What the parts *finished* earlier hold is not asked for again, and what is finished now is kept
+    there.
 
     Raises SummaryFailed, with the last failure as its cause. Cancellation passes through at once.
     """
@@ -152,7 +163,9 @@ async def summarised(
             else:
                 halves = await in_thread(_halves, part)
             if not halves or refusals > retry.max_refusals:
-                raise SummaryFailed(f"the history cannot be cut into parts that fit: {safe_text(error)}") from error
+                raise SummaryFailed(
+                    f"the history cannot be cut into parts that fit: {safe_text(error)}"
+                ) from error
             parts[:0] = halves
             continue
         done += len(part)
@@ -180,16 +193,23 @@ def _total(written: Sequence[Summary]) -> Summary:
 
 
 def _halves(part: Sequence[Message]) -> list[list[Message]]:
-    """*part* in two of about the same size, a call and its results together; nothing when it cannot be cut."""
+    """*part* in two of about the same size, a call and its results together.
+
+    Nothing when it cannot be cut.
+    """
     sizes = list(accumulate(len(transcript([message], 4000)) for message in part))
-    cuts = [i for i in range(1, len(part)) if not any(tool_results([part[i]]))] or list(range(1, len(part)))
+    cuts = [i for i in range(1, len(part)) if not any(tool_results([part[i]]))] or list(
+        range(1, len(part))
+    )
     if not cuts:
         return []
     cut = min(cuts, key=lambda i: abs(sizes[i - 1] - sizes[-1] / 2))
     return [list(part[:cut]), list(part[cut:])]
 
 
-async def _tried(summarize: Summarizer, messages: Sequence[Message], retry: Retry, ends: float) -> Summary:
+async def _tried(
+    summarize: Summarizer, messages: Sequence[Message], retry: Retry, ends: float
+) -> Summary:
     import tenacity
 
     async def attempt() -> Summary:
@@ -197,10 +217,14 @@ async def _tried(summarize: Summarizer, messages: Sequence[Message], retry: Retr
             answer: object = summarize(messages)  # whatever its type says
             if not isawaitable(answer):
                 name = type(answer).__name__
-                raise SettingsError(f"the summarizer's answer, {name}, cannot be awaited; write it as `async def`")
+                raise SettingsError(
+                    f"the summarizer's answer, {name}, cannot be awaited; write it as `async def`"
+                )
             written: object = await answer
         if not isinstance(written, Summary):
-            raise SettingsError(f"the summarizer answered with {type(written).__name__}; return a Summary")
+            raise SettingsError(
+                f"the summarizer answered with {type(written).__name__}; return a Summary"
+            )
         if is_blank(written.text):
             raise SummaryFailed("the summary is blank")
         return written
@@ -213,8 +237,12 @@ async def _tried(summarize: Summarizer, messages: Sequence[Message], retry: Retr
         too_late = retry.clock() + state.upcoming_sleep >= ends
         return too_late or state.attempt_number > retry.max_retries or _is_final(_failure(state))
 
-    backoff = tenacity.wait_exponential_jitter(initial=retry.first_wait_seconds, max=retry.max_wait_seconds)
-    retrying = tenacity.AsyncRetrying(sleep=retry.sleep, wait=wait, stop=is_over, before_sleep=_warn)
+    backoff = tenacity.wait_exponential_jitter(
+        initial=retry.first_wait_seconds, max=retry.max_wait_seconds
+    )
+    retrying = tenacity.AsyncRetrying(
+        sleep=retry.sleep, wait=wait, stop=is_over, before_sleep=_warn
+    )
     try:
         summary: Summary = await retrying(attempt)
     except tenacity.RetryError as error:
@@ -245,14 +273,18 @@ def _failure(state: RetryCallState) -> BaseException | None:
 def _is_final(error: BaseException | None) -> bool:
     """Whether asking the same again cannot help."""
     if isinstance(error, CtxpipeError):
-        return isinstance(error, PromptTooLong | SummaryRefused) or not isinstance(error, SummaryFailed)
+        return isinstance(error, PromptTooLong | SummaryRefused) or not isinstance(
+            error, SummaryFailed
+        )
     if isinstance(error, _MISTAKES) or as_refusal(error) is not None:
         return True
     return status_of(error) in _FINAL
 
 
 def _retry_after(error: BaseException | None) -> float | None:
-    """The seconds that the server asked to wait, in the first of its ways to say so that names a time to come."""
+    """The seconds that the server asked to wait, in the first of its ways to say so that names a
+    time to come.
+    """
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
     in_ms, given = headers.get("retry-after-ms"), headers.get("retry-after")
     milliseconds = _number(in_ms)

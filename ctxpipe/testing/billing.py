@@ -1,4 +1,6 @@
-"""What a request costs: tokens of the whole prompt, and which part of it the prompt cache already holds."""
+"""What a request costs: tokens of the whole prompt, and which part of it the prompt cache already
+holds.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ class Usage:
             "input_tokens": self.input_tokens,
             "cache_creation_input_tokens": written,
             "cache_read_input_tokens": self.cache_read_input_tokens,
-            "cache_creation": {"ephemeral_5m_input_tokens": written, "ephemeral_1h_input_tokens": 0},
+            "cache_creation": {
+                "ephemeral_5m_input_tokens": written,
+                "ephemeral_1h_input_tokens": 0,
+            },
             "output_tokens": output_tokens,
             "service_tier": "standard",
         }
@@ -47,7 +52,9 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The prompt up to and including one block: its digest, its raw tokens so far, and the block's cache mark."""
+    """The prompt up to and including one block: its digest, its raw tokens so far, and the block's
+    cache mark.
+    """
 
     digest: bytes
     tokens: int
@@ -69,7 +76,9 @@ class Meter:
     model: Model
     counter: TokenCounter
     clock: Callable[[], float] = time.monotonic
-    _cached: dict[bytes, float] = field(default_factory=dict)  # digest of a prefix -> when it expires
+    _cached: dict[bytes, float] = field(
+        default_factory=dict
+    )  # digest of a prefix -> when it expires
     _tokens: dict[bytes, int] = field(default_factory=dict)  # digest of a block -> its raw tokens
 
     def read(self, body: Mapping[str, Any]) -> Prompt:
@@ -84,7 +93,9 @@ class Meter:
     def charge(self, prompt: Prompt) -> Usage:
         """Bill the prompt, reading from the cache and writing to it as its marks say."""
         steps = prompt.steps
-        marks = [place for place, step in enumerate(steps) if step.mark and self._is_cacheable(step)]
+        marks = [
+            place for place, step in enumerate(steps) if step.mark and self._is_cacheable(step)
+        ]
         if not marks:
             return Usage(prompt.tokens)
         read = max((place for mark in marks for place in self._hits(steps, mark)), default=None)
@@ -121,7 +132,11 @@ class Meter:
         key = hashlib.blake2b(raw, digest_size=16).digest()
         if key not in self._tokens:
             as_tool = role == "tools"
-            self._tokens[key] = self.counter.total((), tools=[bare(block)]) if as_tool else self.counter.block(block)
+            self._tokens[key] = (
+                self.counter.total((), tools=[bare(block)])
+                if as_tool
+                else self.counter.block(block)
+            )
         return self._tokens[key]
 
     def _billed(self, raw_tokens: int) -> int:
@@ -135,11 +150,16 @@ def _prompt(body: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for block in as_blocks(body.get("system") or []):
         yield "system", block
     conversation = [
-        (message["role"], block) for message in body["messages"] for block in as_blocks(message.get("content") or [])
+        (message["role"], block)
+        for message in body["messages"]
+        for block in as_blocks(message.get("content") or [])
     ]
-    # What stands before the newest summary of the API's own is not read any more; a failed one summarizes nothing.
+    # What stands before the newest summary of the API's own is not read any more; a failed one
+    # summarizes nothing.
     summaries = [
-        place for place, (_, block) in enumerate(conversation) if block["type"] == "compaction" and block.get("content")
+        place
+        for place, (_, block) in enumerate(conversation)
+        if block["type"] == "compaction" and block.get("content")
     ]
     yield from conversation[summaries[-1] if summaries else 0 :]
 
@@ -150,9 +170,13 @@ def as_blocks(content: str | Sequence[Mapping[str, Any]]) -> Sequence[Mapping[st
 
 
 def bare(block: Mapping[str, Any]) -> dict[str, Any]:
-    """*block* without cache marks, which are no part of the prompt, and with its fields in one order."""
+    """*block* without cache marks, which are no part of the prompt, and with its fields in one
+    order.
+    """
     return {
-        key: [bare(part) for part in block[key]] if key == "content" and isinstance(block[key], list) else block[key]
+        key: [bare(part) for part in block[key]]
+        if key == "content" and isinstance(block[key], list)
+        else block[key]
         for key in sorted(block)
         if key != "cache_control" and block[key] is not None
     }

@@ -38,8 +38,8 @@ class Answer:
     """A message of the model; build it with `answer`.
 
     *stop_reason* is told from the blocks when it is None: a call of the client's tools makes it "tool_use", else a call
-    of the API's own tools that is not answered in *blocks* makes it "pause_turn". *seconds* pass before the answer
-    begins, *pause_seconds* between two events of a stream.
+    of the API's own tools that is not answered in *blocks* makes it "pause_turn". *seconds* pass
+    before the answer begins, *pause_seconds* between two events of a stream.
     """
 
     blocks: tuple[Mapping[str, object], ...] = ()
@@ -61,7 +61,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error of the API. With *after*, a stream breaks off into the error halfway through that answer."""
+    """An error of the API.
+
+    With *after*, a stream breaks off into the error halfway through that answer.
+    """
 
     status: int
     type: str
@@ -81,7 +84,9 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Nothing more comes until the client gives up: no byte at all, or, with *after*, half of that answer."""
+    """Nothing more comes until the client gives up: no byte at all, or, with *after*, half of that
+    answer.
+    """
 
     after: Answer | None = None
 
@@ -90,7 +95,7 @@ Reply: TypeAlias = Answer | Failure | Cut | Hang | str
 """What a script answers; plain text is the `answer` that says it."""
 
 
-# Blocks ------------------------------------------------------------------------------------------------------
+# Blocks -------------------------------------------------------------------------------------------
 
 
 def text(words: str) -> dict[str, object]:
@@ -108,12 +113,14 @@ def redacted_thinking() -> dict[str, object]:
     return {"type": "redacted_thinking", "data": ""}
 
 
-def tool_use(name: str, arguments: Mapping[str, object], id: str | None = None) -> dict[str, object]:  # noqa: A002
+def tool_use(
+    name: str, arguments: Mapping[str, object], id: str | None = None
+) -> dict[str, object]:
     """A call of a tool; without an *id* the server makes one."""
     return {"type": "tool_use", "id": id, "name": name, "input": dict(arguments)}
 
 
-# Replies -----------------------------------------------------------------------------------------------------
+# Replies ------------------------------------------------------------------------------------------
 
 
 def answer(
@@ -150,15 +157,24 @@ def server_error() -> Failure:
 
 
 def prompt_too_long(tokens: int = 200_251, maximum: int = 200_000) -> Failure:
-    """HTTP 400, as the API says it when the prompt does not fit, whatever the length of the request."""
-    return Failure(400, "invalid_request_error", f"prompt is too long: {tokens} tokens > {maximum} maximum")
+    """HTTP 400, as the API says it when the prompt does not fit, whatever the length of the
+    request.
+    """
+    return Failure(
+        400, "invalid_request_error", f"prompt is too long: {tokens} tokens > {maximum} maximum"
+    )
 
 
-# On the wire -------------------------------------------------------------------------------------------------
+# On the wire --------------------------------------------------------------------------------------
 
 
 def message_json(
-    reply: Answer, blocks: Sequence[Mapping[str, object]], *, name: str, model: str, usage: Mapping[str, object]
+    reply: Answer,
+    blocks: Sequence[Mapping[str, object]],
+    *,
+    name: str,
+    model: str,
+    usage: Mapping[str, object],
 ) -> dict[str, Any]:
     """The body of a plain answer."""
     details = {"type": "refusal", "category": None, "explanation": None}
@@ -177,7 +193,11 @@ def message_json(
 
 def error_json(error_type: str, message: str, request_id: str) -> dict[str, Any]:
     """The body of an error."""
-    return {"type": "error", "error": {"type": error_type, "message": message}, "request_id": request_id}
+    return {
+        "type": "error",
+        "error": {"type": error_type, "message": message},
+        "request_id": request_id,
+    }
 
 
 def event(data: Mapping[str, object]) -> bytes:
@@ -200,7 +220,12 @@ def stream_events(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"type": "content_block_stop", "index": index}
     further = {key: message[key] for key in ("input_transformations",) if key in message}
     usage = {key: message["usage"][key] for key in message["usage"] if key.endswith("tokens")}
-    yield {"type": "message_delta", "delta": {end: message[end] for end in ends}, "usage": usage, **further}
+    yield {
+        "type": "message_delta",
+        "delta": {end: message[end] for end in ends},
+        "usage": usage,
+        **further,
+    }
     yield {"type": "message_stop"}
 
 
@@ -211,12 +236,16 @@ def _streamed(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, 
             deltas = [{"type": "text_delta", "text": part} for part in _chunks(block["text"])]
             return {**block, "text": ""}, deltas
         case "thinking":
-            deltas = [{"type": "thinking_delta", "thinking": part} for part in _chunks(block["thinking"])]
+            deltas = [
+                {"type": "thinking_delta", "thinking": part} for part in _chunks(block["thinking"])
+            ]
             deltas.append({"type": "signature_delta", "signature": block["signature"]})
             return {**block, "thinking": "", "signature": ""}, deltas
         case "tool_use" | "server_tool_use" | "mcp_tool_use":
             parts = ["", *_chunks(json.dumps(block["input"]))]
-            return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": part} for part in parts]
+            return {**block, "input": {}}, [
+                {"type": "input_json_delta", "partial_json": part} for part in parts
+            ]
     return dict(block), []
 
 

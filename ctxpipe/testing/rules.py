@@ -5,8 +5,8 @@ mistake in our own checks must not hide itself here. A rule yields the messages 
 API would report the first one.
 
 Each rule says what it rests on: *documented* (the API's public pages) or *observed* (an error that
-the API was seen to give). Where both are silent the rule accepts, above all every block type that is
-not named here. `turns` holds the rules about calls and their results.
+the API was seen to give). Where both are silent the rule accepts, above all every block type that
+is not named here. `turns` holds the rules about calls and their results.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Model:
     """What the simulated model accepts and bills.
 
     *window* and the cache's minimum are in billed tokens; *billing_factor* is billed tokens per token of ctxpipe's
-    counter, so that a model with another tokenizer can be simulated. *thinking* says what is asked of thinking
-    blocks that come back: nothing, the very bytes of the answer, or (the models of late 2026) the unchanged
-    conversation before them as well.
+    counter, so that a model with another tokenizer can be simulated. *thinking* says what is asked
+    of thinking blocks that come back: nothing, the very bytes of the answer, or (the models of late
+    2026) the unchanged conversation before them as well.
     """
 
     window: int = 200_000
@@ -72,11 +72,14 @@ SURROGATE = re.compile(
 )
 
 
-# The body ----------------------------------------------------------------------------------------------------
+# The body -----------------------------------------------------------------------------------------
 
 
 def parse_body(raw: bytes) -> RequestBody:
-    """The body as JSON. Raises BadBody for what is none, and for lone surrogates, which Python's parser lets pass."""
+    """The body as JSON.
+
+    Raises BadBody for what is none, and for lone surrogates, which Python's parser lets pass.
+    """
     try:
         text = raw.decode()
         body = json.loads(text)
@@ -92,9 +95,15 @@ def parse_body(raw: bytes) -> RequestBody:
 def _refuse_lone_surrogates(text: str) -> None:
     for escape in SURROGATE.finditer(text):
         if escape[2]:
-            kind = "no low surrogate in string" if escape[2][2] in "89abAB" else "invalid high surrogate in string"
+            kind = (
+                "no low surrogate in string"
+                if escape[2][2] in "89abAB"
+                else "invalid high surrogate in string"
+            )
             place = escape.end()
-            raise BadBody(f"The request body is not valid JSON: {kind}: line 1 column {place + 1} (char {place})")
+            raise BadBody(
+                f"The request body is not valid JSON: {kind}: line 1 column {place + 1} (char {place})"
+            )
 
 
 def problems(body: Mapping[str, object], model: Model, *, counting: bool = False) -> list[str]:
@@ -123,7 +132,7 @@ def problems(body: Mapping[str, object], model: Model, *, counting: bool = False
     return [*found, *_system(body, model), *_cache_marks(body), *_prefill(messages, model)]
 
 
-# The form of a body -------------------------------------------------------------------------------------------
+# The form of a body -------------------------------------------------------------------------------
 
 
 def _fields(body: Mapping[str, Any], counting: bool) -> Iterator[str]:
@@ -153,7 +162,9 @@ def _shape(messages: Sequence[Any]) -> Iterator[str]:
         if role not in {"user", "assistant", "system"}:
             yield f"{where}.role: Input should be 'user', 'assistant' or 'system'"
         # Documented and observed: a whole reply (`id`, `model`, `usage`, …) is no message.
-        for name in sorted(message.keys() - (SYSTEM_FIELDS if role == "system" else MESSAGE_FIELDS)):
+        for name in sorted(
+            message.keys() - (SYSTEM_FIELDS if role == "system" else MESSAGE_FIELDS)
+        ):
             if name == "clear_at":
                 yield f"{where}.clear_at: clear_at is only permitted on role 'system' messages"
             else:
@@ -238,7 +249,7 @@ NOT_PERMITTED: Mapping[str, frozenset[str]] = {
 }
 
 
-# The conversation --------------------------------------------------------------------------------------------
+# The conversation ---------------------------------------------------------------------------------
 
 
 def _sets_effort(message: Mapping[str, Any]) -> bool:
@@ -274,7 +285,11 @@ def _texts(messages: Sequence[Any]) -> Iterator[str]:
     """Observed. What a tool result holds is not said to be checked."""
     for message in messages:
         content = message.get("content")
-        texts = [content] if isinstance(content, str) and content else [*_block_texts(blocks_of(message))]
+        texts = (
+            [content]
+            if isinstance(content, str) and content
+            else [*_block_texts(blocks_of(message))]
+        )
         if any(not text for text in texts):
             yield "messages: text content blocks must be non-empty"
         if any(text.isspace() for text in texts):
@@ -316,7 +331,10 @@ def _thinking_places(messages: Sequence[Any]) -> Iterator[str]:
 
 
 def _compaction_places(messages: Sequence[Any]) -> Iterator[str]:
-    """Documented: a signed block stands first and alone; any other may stand where a reply had it."""
+    """Documented: a signed block stands first and alone.
+
+    Any other may stand where a reply had it.
+    """
     blocks = [
         (index, place, block)
         for index, message in enumerate(messages)
@@ -341,7 +359,9 @@ def _system(body: Mapping[str, Any], model: Model) -> Iterator[str]:
     system = body.get("system")
     if isinstance(system, list) and any(not text for text in _block_texts(system)):
         yield "system: text content blocks must be non-empty"
-    if not model.system_messages and any(message["role"] == "system" for message in body["messages"]):
+    if not model.system_messages and any(
+        message["role"] == "system" for message in body["messages"]
+    ):
         yield "role 'system' is not supported on this model"
         return
     yield from _system_places(body["messages"])
@@ -384,7 +404,9 @@ def _turn_scoped(where: str, message: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cache_marks(body: Mapping[str, Any]) -> Iterator[str]:
-    """Documented: at most four, and in the order of the prompt none for an hour after a shorter one."""
+    """Documented: at most four, and in the order of the prompt none for an hour after a shorter
+    one.
+    """
     system = body.get("system")
     groups = [body.get("tools") or [], system if isinstance(system, list) else []]
     blocks = [block for group in groups for block in group]
@@ -402,7 +424,9 @@ def _cache_marks(body: Mapping[str, Any]) -> Iterator[str]:
 
 def _prefill(messages: Sequence[Any], model: Model) -> Iterator[str]:
     """Observed. Documented: a paused turn is sent back as it is, and goes on."""
-    last = next((message for message in reversed(messages) if message["role"] != "system"), messages[-1])
+    last = next(
+        (message for message in reversed(messages) if message["role"] != "system"), messages[-1]
+    )
     if last["role"] != "assistant" or turns.is_paused(last):
         return
     if not model.prefill:

@@ -36,7 +36,9 @@ class Running:
     def abort(self, request: Request) -> None:
         """Break the connection that *request* came in by, with nothing more sent."""
         for connection in self.server.server_state.connections:
-            if request.client is not None and getattr(connection, "client", None) == tuple(request.client):
+            if request.client is not None and getattr(connection, "client", None) == tuple(
+                request.client
+            ):
                 connection.transport.abort()
                 return
 
@@ -56,8 +58,8 @@ class Running:
     async def _accept_no_more(self) -> None:
         """Let every connection that is being accepted come to life.
 
-        asyncio (3.11) forgets a connection whose server is closed between accept and connection_made: its socket
-        stays open, and its client waits for ever.
+        asyncio (3.11) forgets a connection whose server is closed between accept and
+        connection_made: its socket stays open, and its client waits for ever.
         """
         with contextlib.suppress(NotImplementedError):  # loops that do not watch file descriptors
             asyncio.get_running_loop().remove_reader(self.listener)
@@ -67,13 +69,18 @@ class Running:
 
 async def start(endpoints: Mapping[str, Endpoint]) -> Running:
     """Serve *endpoints* (POST) on a free port of 127.0.0.1."""
-    routes = [Route(path, _until_gone(endpoint), methods=["POST"]) for path, endpoint in endpoints.items()]
+    routes = [
+        Route(path, _until_gone(endpoint), methods=["POST"]) for path, endpoint in endpoints.items()
+    ]
     app = Starlette(routes=routes, exception_handlers={404: _unknown, 405: _unknown})
-    config = uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_config=None, access_log=False)
+    config = uvicorn.Config(
+        app, http="h11", ws="none", lifespan="off", log_config=None, access_log=False
+    )
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
-    # Not server.serve(): that catches the process's signals, and looks ten times a second whether it should stop.
+    # Not server.serve(): that catches the process's signals, and looks ten times a second whether
+    # it should stop.
     listener = socket.create_server(("127.0.0.1", 0), backlog=config.backlog)
     await server.startup(sockets=[listener])
     return Running(server, listener)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -46,7 +54,9 @@ MAX_BODY_BYTES = 32 * 1024 * 1024
 ID_PREFIXES = {"tool_use": "toolu", "server_tool_use": "srvtoolu", "mcp_tool_use": "mcptoolu"}
 
 Script: TypeAlias = Iterable[Reply] | Callable[[RequestBody], Reply | Awaitable[Reply]]
-"""What the model does: replies in order, or a function, async or not, from the request's body to the reply."""
+"""What the model does: replies in order, or a function, async or not, from the request's body to
+the reply.
+"""
 
 
 class MissingExtra(CtxpipeError, ImportError):
@@ -69,7 +79,9 @@ class Received:
     tokens: int = 0  # billed for the prompt; 0 when it was refused before it was counted
     prompt: Prompt | None = field(default=None, repr=False)
     usage: Usage | None = None
-    dropped: tuple[str, ...] = ()  # paths of thinking blocks that were left out, as the request asked
+    dropped: tuple[
+        str, ...
+    ] = ()  # paths of thinking blocks that were left out, as the request asked
     reply: Reply | None = None
     id: str = ""
 
@@ -78,13 +90,14 @@ class Received:
 class MessagesServer:
     """A scripted Messages API for tests: ``async with MessagesServer([...]) as server``.
 
-    It runs in the caller's event loop on a free port of 127.0.0.1 and is gone, with every connection, when the block
-    ends. Each request is checked by the API's rules and answered 400 when it breaks one; such a request takes no
-    reply from the script. *requests* holds everything that came in.
+    It runs in the caller's event loop on a free port of 127.0.0.1 and is gone, with every
+    connection, when the block ends. Each request is checked by the API's rules and answered 400
+    when it breaks one; such a request takes no reply from the script. *requests* holds everything
+    that came in.
 
-    An error in the script, or a request after its last reply, is answered 500 and raised again when the block ends.
-    Raises SettingsError when *script* is a single text. Entering it raises MissingExtra when starlette or uvicorn is
-    not installed.
+    An error in the script, or a request after its last reply, is answered 500 and raised again when
+    the block ends. Raises SettingsError when *script* is a single text. Entering it raises
+    MissingExtra when starlette or uvicorn is not installed.
     """
 
     script: Script
@@ -96,29 +109,40 @@ class MessagesServer:
     _meter: Meter = field(init=False, repr=False)
     _next: Callable[[RequestBody], Reply | Awaitable[Reply]] = field(init=False, repr=False)
     _running: Running | None = field(default=None, init=False, repr=False)
-    _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1), init=False, repr=False)
+    _numbers: itertools.count[int] = field(
+        default_factory=lambda: itertools.count(1), init=False, repr=False
+    )
     _one_at_a_time: anyio.CapacityLimiter = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.script, str):
-            raise SettingsError("script is a single text; give a list of replies, or a function from request to reply")
+            raise SettingsError(
+                "script is a single text; give a list of replies, or a function from request to reply"
+            )
         self._next = self.script if callable(self.script) else _in_order(self.script)
         self._meter = Meter(self.model, as_counter(self.counter), self.clock)
 
-    # Life ----------------------------------------------------------------------------------------------------
+    # Life -----------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         start = await anyio.to_thread.run_sync(_load)
         self._one_at_a_time = anyio.CapacityLimiter(1)
-        self._running = await start({"/v1/messages": self._messages, "/v1/messages/count_tokens": self._count})
+        self._running = await start(
+            {"/v1/messages": self._messages, "/v1/messages/count_tokens": self._count}
+        )
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if self._running is not None:
             running, self._running = self._running, None
-            with anyio.CancelScope(shield=True):  # it takes a few turns of the loop, and must not be left half done
+            with anyio.CancelScope(
+                shield=True
+            ):  # it takes a few turns of the loop, and must not be left half done
                 await running.stop()
         if error is None and self.errors:
             raise self.errors[0]
@@ -140,7 +164,7 @@ class MessagesServer:
         """The requests that broke a rule."""
         return [request for request in self.requests if request.problems]
 
-    # Requests ------------------------------------------------------------------------------------------------
+    # Requests -------------------------------------------------------------------------------------
 
     async def _count(self, request: Request) -> Response:
         received, refusal = await self._receive(request)
@@ -156,10 +180,14 @@ class MessagesServer:
 
     async def _receive(self, request: Request) -> tuple[Received, Failure | None]:
         raw = await request.body()
-        received = Received(request.url.path, dict(request.headers), {}, raw, id=f"req_{next(self._numbers):024d}")
+        received = Received(
+            request.url.path, dict(request.headers), {}, raw, id=f"req_{next(self._numbers):024d}"
+        )
         self.requests.append(received)
         try:  # in a worker thread, one request at a time: the loop is the caller's
-            refusal = await anyio.to_thread.run_sync(self._judge, received, raw, limiter=self._one_at_a_time)
+            refusal = await anyio.to_thread.run_sync(
+                self._judge, received, raw, limiter=self._one_at_a_time
+            )
         except Exception as error:  # noqa: BLE001 -- raised again when the server stops
             refusal = self._failed(error)
         received.reply = refusal
@@ -182,7 +210,11 @@ class MessagesServer:
             received.problems = (str(error),)
         else:
             received.problems = tuple(self._problems(received))
-        return Failure(400, "invalid_request_error", received.problems[0]) if received.problems else None
+        return (
+            Failure(400, "invalid_request_error", received.problems[0])
+            if received.problems
+            else None
+        )
 
     def _problems(self, received: Received) -> Iterator[str]:
         counting = received.path.endswith("count_tokens")
@@ -198,7 +230,7 @@ class MessagesServer:
         if received.tokens > self.model.window and not counting:
             yield f"prompt is too long: {received.tokens} tokens > {self.model.window} maximum"
 
-    # Replies -------------------------------------------------------------------------------------------------
+    # Replies --------------------------------------------------------------------------------------
 
     async def _respond(self, request: Request, received: Received) -> Response:
         try:
@@ -217,7 +249,9 @@ class MessagesServer:
             raise TypeError(f"a script answers with a Reply or a text, and this is {reply!r}")
         return reply
 
-    async def _render(self, request: Request, received: Received, reply: Answer | Failure | Cut | Hang) -> Response:
+    async def _render(
+        self, request: Request, received: Received, reply: Answer | Failure | Cut | Hang
+    ) -> Response:
         if not isinstance(reply, Hang):
             await anyio.sleep(reply.seconds)
         streamed = bool(received.body.get("stream"))
@@ -232,7 +266,9 @@ class MessagesServer:
     async def _answer(self, received: Received, reply: Answer) -> Response:
         message = await self._message(received, reply)
         if received.body.get("stream"):
-            return _stream(_paced(map(event, stream_events(message)), reply.pause_seconds), received)
+            return _stream(
+                _paced(map(event, stream_events(message)), reply.pause_seconds), received
+            )
         return _json(message, received)
 
     async def _broken(
@@ -277,7 +313,10 @@ class MessagesServer:
     def _signed(
         self, body: RequestBody, blocks: Sequence[Mapping[str, object]]
     ) -> tuple[Sequence[Mapping[str, object]], int]:
-        """*blocks* with the signatures of their thinking, and their tokens. Runs in a worker thread."""
+        """*blocks* with the signatures of their thinking, and their tokens.
+
+        Runs in a worker thread.
+        """
         thinks = any(block["type"] in THINKING for block in blocks)
         signed = sign(body, blocks) if thinks else blocks
         return signed, self._meter.output_tokens(signed)
@@ -290,7 +329,10 @@ class MessagesServer:
 
 
 def _load() -> Callable[[Mapping[str, Endpoint]], Awaitable[Running]]:
-    """What starts a server. The first import reads hundreds of files: it belongs into a worker thread."""
+    """What starts a server.
+
+    The first import reads hundreds of files: it belongs into a worker thread.
+    """
     try:
         from .running import start
     except ImportError as error:
@@ -357,7 +399,9 @@ async def _paced(chunks: Iterable[bytes], pause_seconds: float) -> AsyncIterator
         await anyio.sleep(pause_seconds)
 
 
-def _json(body: Mapping[str, Any], received: Received, status: int = 200, **headers: str) -> Response:
+def _json(
+    body: Mapping[str, Any], received: Received, status: int = 200, **headers: str
+) -> Response:
     from starlette.responses import JSONResponse
 
     return JSONResponse(body, status, {"request-id": received.id, **headers})

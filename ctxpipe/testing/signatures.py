@@ -1,8 +1,8 @@
 """Signatures of thinking blocks: the very bytes, and the conversation before them.
 
-The models of late 2026 bind a thinking block to the system prompt, the tools and every message before it, and to the
-thinking block before it. A history that was changed before a thinking block is refused, unless the request asks for
-such blocks to be dropped.
+The models of late 2026 bind a thinking block to the system prompt, the tools and every message
+before it, and to the thinking block before it. A history that was changed before a thinking block
+is refused, unless the request asks for such blocks to be dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ NONE = "0" * 16
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the API says to the thinking blocks of a request: refusals, or the paths of the blocks that it drops."""
+    """What the API says to the thinking blocks of a request: refusals, or the paths of the blocks
+    that it drops.
+    """
 
     problems: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
@@ -34,7 +36,9 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Walk:
-    """One pass over a conversation: the digest of all that is not thinking, and the thinking block before."""
+    """One pass over a conversation: the digest of all that is not thinking, and the thinking block
+    before.
+    """
 
     digest: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=8))
     previous: str = NONE
@@ -44,7 +48,9 @@ class _Walk:
 
     def seal(self, own: str) -> str:
         """The signature of a thinking block with the digest *own* that stands here."""
-        return base64.b64encode(f"{self.digest.hexdigest()}.{self.previous}.{own}".encode()).decode()
+        return base64.b64encode(
+            f"{self.digest.hexdigest()}.{self.previous}.{own}".encode()
+        ).decode()
 
 
 def sign(body: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -64,12 +70,17 @@ def sign(body: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> list[d
 
 
 def verify(body: Mapping[str, Any], model: Model, betas: str) -> Verdict:
-    """Whether the thinking blocks in *body* may come back as they are. *betas* is the header ``anthropic-beta``."""
+    """Whether the thinking blocks in *body* may come back as they are.
+
+    *betas* is the header ``anthropic-beta``.
+    """
     if model.thinking == "unchecked":
         return Verdict()
     binding = (body.get("thinking") or {}).get("block_binding") or {}
     if binding and BINDING_BETA not in betas:
-        return Verdict((f"thinking.block_binding: requires the beta header `anthropic-beta: {BINDING_BETA}`",))
+        return Verdict(
+            (f"thinking.block_binding: requires the beta header `anthropic-beta: {BINDING_BETA}`",)
+        )
     drop = binding.get("prefix_mismatch_behavior") == "drop_block"
     refused: list[str] = []
     dropped: list[str] = []
@@ -93,7 +104,9 @@ def verify(body: Mapping[str, Any], model: Model, betas: str) -> Verdict:
     return Verdict(tuple(refused), tuple(dropped))
 
 
-def _faults(body: Mapping[str, Any], model: Model) -> Iterator[tuple[int, int, Mapping[str, Any], str]]:
+def _faults(
+    body: Mapping[str, Any], model: Model
+) -> Iterator[tuple[int, int, Mapping[str, Any], str]]:
     walk, first = _Walk(), True
     for index, place, block in _thinking_blocks(body, walk):
         signed = _unseal(block)
@@ -106,7 +119,9 @@ def _faults(body: Mapping[str, Any], model: Model) -> Iterator[tuple[int, int, M
             yield index, place, block, "prefix"
 
 
-def _thinking_blocks(body: Mapping[str, Any], walk: _Walk) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
+def _thinking_blocks(
+    body: Mapping[str, Any], walk: _Walk
+) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
     """Each thinking block with its place, while *walk* stands right before it."""
     for role in ("system", "tools"):
         for block in as_blocks(body.get(role) or []):

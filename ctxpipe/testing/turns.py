@@ -101,7 +101,7 @@ def _only_results(message: Mapping[str, Any]) -> bool:
     return bool(held) and all(block["type"] == "tool_result" for block in held)
 
 
-# Rules --------------------------------------------------------------------------------------------------------
+# Rules --------------------------------------------------------------------------------------------
 
 
 def places(messages: Sequence[Any]) -> Iterator[str]:
@@ -187,13 +187,17 @@ def server_calls(messages: Sequence[Any]) -> Iterator[str]:
                 )
                 if answered is not None:
                     waiting.remove(answered)
-                elif block["type"] in SERVER_RESULTS or re.fullmatch(SERVER_ID, str(block.get("tool_use_id"))):
+                elif block["type"] in SERVER_RESULTS or re.fullmatch(
+                    SERVER_ID, str(block.get("tool_use_id"))
+                ):
                     yield _unexpected(index, place, block)
 
 
 def _unanswered(index: int, use: Mapping[str, Any]) -> str:
     tool = "mcp" if use["type"] == "mcp_tool_use" else use["name"]
-    result = "tool_search_tool_result" if tool.startswith("tool_search_tool") else f"{tool}_tool_result"
+    result = (
+        "tool_search_tool_result" if tool.startswith("tool_search_tool") else f"{tool}_tool_result"
+    )
     return (
         f"messages.{index}: `{use['name']}` tool use with id `{use['id']}` was found without a corresponding "
         f"`{result}` block"

@@ -1,4 +1,6 @@
-"""The only place that counts: exact tokens, running totals, what the API bills, and when there are too many."""
+"""The only place that counts: exact tokens, running totals, what the API bills, and when there are
+too many.
+"""
 
 from __future__ import annotations
 

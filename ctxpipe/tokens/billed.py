@@ -19,7 +19,8 @@ _SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
 
 
 def server_summary(message: Message) -> int | None:
-    """The place of the last block in which the server has summarized all before it; None without one.
+    """The place of the last block in which the server has summarized all before it; None without
+    one.
 
     The API ignores what stands before such a block. One without content is a summary that failed;
     that the API ignores instead.
@@ -43,7 +44,8 @@ def billed_part(message: Message) -> Message:
 
 
 def context_tokens(reply: object) -> int:
-    """The input tokens of the context that *reply*, or its usage alone, answers; 0 when it does not say.
+    """The input tokens of the context that *reply*, or its usage alone, answers; 0 when it does not
+    say.
 
     A reply for which the server ran tools is billed for the sum of several requests: only the
     first of them, which is among its iterations, is the bill of what was sent. What the server has

@@ -25,9 +25,11 @@ class Budget:
     """How many tokens a context may hold. Source: UP-8, CM-2, A-08, A-37, A-45.
 
     *window* is the model's context window (default: CONTEXT_TOKEN_LIMIT, 200,000). Compaction begins when a context
-    has *trigger* tokens or more (default: COMPACT_THRESHOLD_RATIO, 0.92 of the window) and aims at *target* (default:
+    has *trigger* tokens or more (default: COMPACT_THRESHOLD_RATIO, 0.92 of the window) and aims at
+    *target* (default:
     0.6 of the trigger). With *reserve_output*, the room an answer needs, it also begins above 0.9 of the window less
-    that reserve: `trigger` is then the lower of the two. Fractions are compared as the decimals they are written as.
+    that reserve: `trigger` is then the lower of the two. Fractions are compared as the decimals
+    they are written as.
 
     Raises SettingsError, naming the setting, for values that make no sense.
     """
@@ -47,13 +49,21 @@ class Budget:
         name = "window" if window is not None else f"the window ({CONTEXT_TOKEN_LIMIT.name})"
         window = _tokens(name, CONTEXT_TOKEN_LIMIT() if window is None else window)
         name = "trigger" if trigger is not None else f"the trigger ({COMPACT_THRESHOLD_RATIO.name})"
-        begins = math.ceil(_share(name, COMPACT_THRESHOLD_RATIO() if trigger is None else trigger, window))
+        begins = math.ceil(
+            _share(name, COMPACT_THRESHOLD_RATIO() if trigger is None else trigger, window)
+        )
         if reserve_output is not None:
             reserve = _tokens("reserve_output", reserve_output, least=0, most=window)
             begins = min(begins, _above(window * _USABLE_OF_WINDOW - reserve))
-        aim = begins * _TARGET_OF_TRIGGER if target is None else _share("target", target, window, least=0)
+        aim = (
+            begins * _TARGET_OF_TRIGGER
+            if target is None
+            else _share("target", target, window, least=0)
+        )
         if math.floor(aim) >= begins:
-            raise SettingsError(f"target is {math.floor(aim)} tokens, which is not below the trigger, {begins}")
+            raise SettingsError(
+                f"target is {math.floor(aim)} tokens, which is not below the trigger, {begins}"
+            )
         for name, value in (
             ("window", window),
             ("trigger", begins),
@@ -63,7 +73,10 @@ class Budget:
             object.__setattr__(self, name, value)
 
     def within(self, window: int) -> Budget:
-        """The same budget for a model whose window is only *window* tokens; itself where that changes nothing."""
+        """The same budget for a model whose window is only *window* tokens.
+
+        Itself where that changes nothing.
+        """
         if window >= self.window:
             return self
         reserve = min(self.reserve_output or 0, window // 2)
@@ -82,7 +95,9 @@ def _share(name: str, value: Share, window: int, *, least: int = 1) -> Fraction:
         raise SettingsError(
             f"{name} is {excerpt(value)}: neither a whole number of tokens nor a fraction above 0 and up to 1"
         )
-    return Fraction(str(value)) * window  # the decimal as written: 0.07 is 7/100, not the binary number next to it
+    return (
+        Fraction(str(value)) * window
+    )  # the decimal as written: 0.07 is 7/100, not the binary number next to it
 
 
 def _tokens(name: str, value: int, *, least: int = 1, most: int | None = None) -> int:
@@ -96,5 +111,7 @@ def _tokens(name: str, value: int, *, least: int = 1, most: int | None = None) -
 
 def _above(room: Fraction) -> int:
     if room <= 0:
-        raise SettingsError(f"reserve_output leaves {math.floor(room)} tokens of the window for the context")
+        raise SettingsError(
+            f"reserve_output leaves {math.floor(room)} tokens of the window for the context"
+        )
     return math.floor(room) + 1

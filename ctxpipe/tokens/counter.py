@@ -39,21 +39,27 @@ COUNTING = Wanted(
 T = TypeVar("T")
 
 MEMO_BYTES = 64 * 2**20
-HOP_BYTES = 32_768  # of text as Python holds it: some 4 ms of counting, forty times the cost of a thread hop
+# of text as Python holds it: some 4 ms of counting, forty times the cost of a thread hop
+HOP_BYTES = 32_768
 _MANY_TEXTS = 500  # to look them up takes a millisecond
-_REMEMBERED_JSON_CHARS = 2048  # below that, making it again costs less than the copy by which an edit is noticed
+_REMEMBERED_JSON_CHARS = (
+    2048  # below that, making it again costs less than the copy by which an edit is noticed
+)
 _ENTRY_BYTES = 200  # a dict entry, the number and the tuple that holds it
 
 
 class TokenCounter:
-    """Counts texts, blocks and messages in tokens of tiktoken. Source: TC-1 to TC-7, PL-5, R7, R11, R12.
+    """Counts texts, blocks and messages in tokens of tiktoken. Source: TC-1 to TC-7, PL-5, R7, R11,
+    R12.
 
     *encoding* is the name of an encoding that ships with the package ("cl100k_base", "o200k_base"), any
-    ``tiktoken.Encoding``, or a function from a text to its number of tokens, which may be called in a worker
-    thread. Raises SettingsError for a name that does not exist. Nothing is loaded before it is needed.
+    ``tiktoken.Encoding``, or a function from a text to its number of tokens, which may be called in
+    a worker thread. Raises SettingsError for a name that does not exist. Nothing is loaded before
+    it is needed.
 
-    No text makes it raise; text that looks like a special token is text. Each distinct text is encoded once: the
-    counts of the texts used last are kept, together with the texts, up to *memo_bytes*.
+    No text makes it raise; text that looks like a special token is text. Each distinct text is
+    encoded once: the counts of the texts used last are kept, together with the texts, up to
+    *memo_bytes*.
     """
 
     def __init__(
@@ -63,7 +69,9 @@ class TokenCounter:
         memo_bytes: int = MEMO_BYTES,
     ) -> None:
         if isinstance(encoding, type) or is_async(encoding):
-            raise SettingsError(f"{excerpt(encoding)} is no encoding: give a name, or a function that is not async")
+            raise SettingsError(
+                f"{excerpt(encoding)} is no encoding: give a name, or a function that is not async"
+            )
         SIZE.check("memo_bytes", memo_bytes)
         self._encoder: Encoder = Function(encoding) if callable(encoding) else Tiktoken(encoding)
         self._known: Memo[str, int] = Memo(memo_bytes * 3 // 4)
@@ -74,7 +82,9 @@ class TokenCounter:
 
     @property
     def encoded_chars(self) -> int:
-        """Characters encoded so far: what the memo keeps close to the number of distinct characters."""
+        """Characters encoded so far: what the memo keeps close to the number of distinct
+        characters.
+        """
         return self._encoder.encoded_chars
 
     @property
@@ -83,11 +93,14 @@ class TokenCounter:
         return self._known.bytes + self._json.bytes
 
     async def warm(self) -> None:
-        """Load the encoding ahead, in a worker thread. The load holds the interpreter for about 100 ms."""
+        """Load the encoding ahead, in a worker thread.
+
+        The load holds the interpreter for about 100 ms.
+        """
         if not self._encoder.ready:
             await in_thread(self._encoder.load, abandon_on_cancel=True)
 
-    # Counting ------------------------------------------------------------------------------------------------
+    # Counting -------------------------------------------------------------------------------------
 
     def text(self, text: str, /) -> int:
         """The raw tokens of *text*."""
@@ -103,15 +116,26 @@ class TokenCounter:
         return self._sum(parts.message_parts(message, self._as_json))
 
     def total(
-        self, messages: Iterable[Message], *, system: object = None, tools: Iterable[object] | None = None
+        self,
+        messages: Iterable[Message],
+        *,
+        system: object = None,
+        tools: Iterable[object] | None = None,
     ) -> int:
         """The raw tokens of *messages*, the system prompt and the tool definitions."""
         return self._sum(self._parts(messages, system, tools))
 
     async def count(
-        self, messages: Iterable[Message], *, system: object = None, tools: Iterable[object] | None = None
+        self,
+        messages: Iterable[Message],
+        *,
+        system: object = None,
+        tools: Iterable[object] | None = None,
     ) -> int:
-        """The same number as `total`; a large amount of new text is encoded in a worker thread, in one hop."""
+        """The same number as `total`.
+
+        A large amount of new text is encoded in a worker thread, in one hop.
+        """
         messages, tools = list(messages), list(tools or ())
         if is_bulky(messages) or is_bulky([system, *tools]):
             total = partial(self.total, messages, system=system, tools=tools)
@@ -119,7 +143,10 @@ class TokenCounter:
         return sum(await self._tokens(list(self._parts(messages, system, tools))))
 
     async def counts(self, messages: Iterable[Message]) -> list[int]:
-        """The tokens of each message; as with `count`, large new text goes to a worker thread in one hop."""
+        """The tokens of each message.
+
+        As with `count`, large new text goes to a worker thread in one hop.
+        """
         messages = list(messages)
         if is_bulky(messages):
             return await in_thread(self._counts, messages, abandon_on_cancel=True)
@@ -131,12 +158,15 @@ class TokenCounter:
         return [self.message(message) for message in messages]
 
     async def texts(self, texts: Sequence[str]) -> list[int]:
-        """The tokens of each text; as with `count`, large new text goes to a worker thread in one hop."""
+        """The tokens of each text.
+
+        As with `count`, large new text goes to a worker thread in one hop.
+        """
         if len(texts) > _MANY_TEXTS:
             return await in_thread(lambda: list(map(self.text, texts)), abandon_on_cancel=True)
         return await self._tokens(texts)
 
-    # Questions that need no full count -----------------------------------------------------------------------
+    # Questions that need no full count ------------------------------------------------------------
 
     def over(
         self,
@@ -146,8 +176,13 @@ class TokenCounter:
         system: object = None,
         tools: Iterable[object] | None = None,
     ) -> bool:
-        """Whether *what* has more than *limit* tokens. Bounds come first, then text is encoded until it is decided."""
-        known, unknown = self._split((what,) if isinstance(what, str) else self._parts(what, system, tools))
+        """Whether *what* has more than *limit* tokens.
+
+        Bounds come first, then text is encoded until it is decided.
+        """
+        known, unknown = self._split(
+            (what,) if isinstance(what, str) else self._parts(what, system, tools)
+        )
         bounds = list(map(self._encoder.at_most, unknown))
         at_most = known + sum(bounds)
         if known + sum(map(self._encoder.at_least, unknown)) > limit:
@@ -161,7 +196,10 @@ class TokenCounter:
         return known > limit
 
     def head(self, text: str, limit: int) -> str:
-        """The longest known prefix of *text* with at most *limit* tokens; no more is encoded than that needs."""
+        """The longest known prefix of *text* with at most *limit* tokens.
+
+        No more is encoded than that needs.
+        """
         if limit <= 0:
             return ""
         tokens = self._known.get(text)
@@ -169,9 +207,11 @@ class TokenCounter:
             return text
         return self._encoder.head(text, limit)
 
-    # Within --------------------------------------------------------------------------------------------------
+    # Within ---------------------------------------------------------------------------------------
 
-    def _parts(self, messages: Iterable[Message], system: object, tools: Iterable[object] | None) -> Iterator[Part]:
+    def _parts(
+        self, messages: Iterable[Message], system: object, tools: Iterable[object] | None
+    ) -> Iterator[Part]:
         for message in messages:
             yield from parts.message_parts(message, self._as_json)
         if system is not None:
@@ -218,9 +258,13 @@ class TokenCounter:
 
     async def _tokens(self, content: Sequence[Part]) -> list[int]:
         counts = {
-            part: tokens for part in content if isinstance(part, str) and (tokens := self._known.get(part)) is not None
+            part: tokens
+            for part in content
+            if isinstance(part, str) and (tokens := self._known.get(part)) is not None
         }
-        new = [part for part in dict.fromkeys(content) if isinstance(part, str) and part not in counts]
+        new = [
+            part for part in dict.fromkeys(content) if isinstance(part, str) and part not in counts
+        ]
         if new:
             counts |= await self._learn_all(new)
         return [counts[part] if isinstance(part, str) else part for part in content]
@@ -231,8 +275,8 @@ class TokenCounter:
 
         if self._encoder.ready and sum(map(sys.getsizeof, texts)) <= HOP_BYTES:
             return learn()
-        # All in one hop: a hop per text costs more than the text. A cancelled turn need not wait for a count: the
-        # thread only goes on to fill the memo.
+        # All in one hop: a hop per text costs more than the text. A cancelled turn need not wait
+        # for a count: the thread only goes on to fill the memo.
         return await in_thread(learn, abandon_on_cancel=True)
 
     def _as_json(self, value: object) -> str:
@@ -244,7 +288,9 @@ class TokenCounter:
             return entry[2]
         text = compact_json(value)
         if len(text) >= _REMEMBERED_JSON_CHARS:
-            self._json.put(id(value), (value, copied(value), text), 3 * sys.getsizeof(text) + _ENTRY_BYTES)
+            self._json.put(
+                id(value), (value, copied(value), text), 3 * sys.getsizeof(text) + _ENTRY_BYTES
+            )
         return text
 
 

@@ -9,16 +9,20 @@ __all__ = ["SEGMENT_CHARS", "period_texts", "segments", "squeeze"]
 
 SEGMENT_CHARS = 32_768
 
-# Why these cuts are exact. Both patterns split a text into pieces before any merging. No alternative of either lets
-# a letter or a digit be followed, within one piece, by a digit, a letter of the other kind, a blank or a comma: so
-# there is a piece boundary here in the whole text. What stands before ends in a letter or a digit and so meets no
-# look-ahead (only pieces of blanks have one); what stands after cannot look behind. Both parts split as in the whole.
-_CUT = re.compile(r"[A-Za-z\u4e00-\u9fff][0-9 \t\r\n\u3001\u3002\uff0c]|[0-9][A-Za-z \t\r\n\u3001\u3002\uff0c]")
+# Why these cuts are exact. Both patterns split a text into pieces before any merging. No
+# alternative of either lets a letter or a digit be followed, within one piece, by a digit, a letter
+# of the other kind, a blank or a comma: so there is a piece boundary here in the whole text. What
+# stands before ends in a letter or a digit and so meets no look-ahead (only pieces of blanks have
+# one); what stands after cannot look behind. Both parts split as in the whole.
+_CUT = re.compile(
+    r"[A-Za-z\u4e00-\u9fff][0-9 \t\r\n\u3001\u3002\uff0c]|[0-9][A-Za-z \t\r\n\u3001\u3002\uff0c]"
+)
 _WINDOW_CHARS = 65_536  # the search for a cut holds the interpreter, so it comes in steps
 
 _LONG_RUN = 1024
 _RUNS = re.compile("|".join(f"{blank}{{{_LONG_RUN},}}" for blank in (" ", "\t", "\n")))
-_PERIOD = 128  # the longest token of blanks; what is over at the ends of a run is far shorter than _LONG_RUN
+# the longest token of blanks; what is over at the ends of a run is far shorter than _LONG_RUN
+_PERIOD = 128
 _KEPT = 512
 
 
@@ -45,11 +49,12 @@ def _next_cut(text: str, start: int) -> int:
 
 
 def squeeze(text: str) -> tuple[str, dict[str, int]]:
-    """*text* with its very long runs of one blank shortened, and how many periods of 128 each blank lost.
+    """*text* with its very long runs of one blank shortened, and how many periods of 128 each blank
+    lost.
 
-    Merging works from the left and knows no token longer than 128 characters, so from some length on a run that is
-    128 blanks longer has the same number of tokens more: what 128 blanks add is `period_texts`. (tiktoken's pattern
-    engine gives up on a run of a million blanks.)
+    Merging works from the left and knows no token longer than 128 characters, so from some length
+    on a run that is 128 blanks longer has the same number of tokens more: what 128 blanks add is
+    `period_texts`. (tiktoken's pattern engine gives up on a run of a million blanks.)
     """
     dropped: dict[str, int] = {}
     if not any(blank * _LONG_RUN in text for blank in " \t\n"):

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["Encoder", "Function", "Tiktoken"]
 
 LONGEST_TOKEN_BYTES = 128  # in both shipped encodings
-_ENGINE_LIMIT = 200_000  # far below the run of 999,999 characters on which tiktoken's pattern engine gives up
+_ENGINE_LIMIT = (
+    200_000  # far below the run of 999,999 characters on which tiktoken's pattern engine gives up
+)
 _ID_BYTES = 4
 
 
@@ -59,7 +61,9 @@ class Tiktoken:
 
     def __init__(self, encoding: str | tiktoken.Encoding) -> None:
         if not isinstance(encoding, str) and not hasattr(encoding, "decode_bytes"):
-            raise SettingsError(f"{encoding!r} is no encoding: give a name, a tiktoken.Encoding or a function")
+            raise SettingsError(
+                f"{encoding!r} is no encoding: give a name, a tiktoken.Encoding or a function"
+            )
         self._shipped = isinstance(encoding, str)
         self._name = vocabulary.check_name(encoding) if isinstance(encoding, str) else encoding.name
         self._given = None if isinstance(encoding, str) else encoding
@@ -115,12 +119,15 @@ class Tiktoken:
     def _count(self, text: str) -> int:
         if not self._shipped or len(text) < _ENGINE_LIMIT:
             return len(self._ids(text))
-        # A list of a million ids is made in one step, which holds the interpreter; the way of `encode_to_numpy` is
-        # faster, and needs no numpy as far as this.
+        # A list of a million ids is made in one step, which holds the interpreter; the way of
+        # `encode_to_numpy` is faster, and needs no numpy as far as this.
         engine = self.load()._core_bpe  # noqa: SLF001
         self.encoded_chars += len(text)
         try:
-            return memoryview(engine.encode_to_tiktoken_buffer(without_surrogates(text), set())).nbytes // _ID_BYTES
+            return (
+                memoryview(engine.encode_to_tiktoken_buffer(without_surrogates(text), set())).nbytes
+                // _ID_BYTES
+            )
         except ValueError:
             middle = len(text) // 2  # no exact cut in sight: a few tokens off in some 50,000
             return self._count(text[:middle]) + self._count(text[middle:])
@@ -131,7 +138,8 @@ class Tiktoken:
         if self._shipped and len(text) < _ENGINE_LIMIT:
             return encoding.encode_ordinary(text)
         try:
-            # encode_ordinary would raise a BaseException on a million blanks where this raises a ValueError.
+            # encode_ordinary would raise a BaseException on a million blanks where this raises a
+            # ValueError.
             return encoding.encode(text, disallowed_special=())
         except ValueError:
             if len(text) < _ENGINE_LIMIT:
@@ -156,7 +164,8 @@ class Tiktoken:
             return longest_prefix(part, limit, self._count)
         ids = self._ids(part)[:limit]
         while ids:
-            # The last token may end inside a character; and a prefix may split into more pieces than before.
+            # The last token may end inside a character; and a prefix may split into more pieces
+            # than before.
             prefix = part[: len(self.load().decode_bytes(ids).decode(errors="ignore"))]
             if self._count(prefix) <= limit:
                 return prefix
@@ -165,7 +174,10 @@ class Tiktoken:
 
 
 class Function:
-    """Any function from a text to its number of tokens. Nothing is known about it, so no text is cut or bounded."""
+    """Any function from a text to its number of tokens.
+
+    Nothing is known about it, so no text is cut or bounded.
+    """
 
     def __init__(self, function: Callable[[str], int]) -> None:
         self._function = function
@@ -203,9 +215,13 @@ class Function:
             return operator.index(tokens)
         except TypeError as error:
             answer = type(tokens).__name__
-            raise SettingsError(f"the counter {self!r} answers with {answer}, not a number of tokens") from error
+            raise SettingsError(
+                f"the counter {self!r} answers with {answer}, not a number of tokens"
+            ) from error
 
 
 def longest_prefix(text: str, limit: int, count: Callable[[str], int]) -> str:
     """A prefix of at most *limit* tokens, the longest if *count* never falls as the text grows."""
-    return text[: bisect.bisect_right(range(1, len(text) + 1), limit, key=lambda end: count(text[:end]))]
+    return text[
+        : bisect.bisect_right(range(1, len(text) + 1), limit, key=lambda end: count(text[:end]))
+    ]

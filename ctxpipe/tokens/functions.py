@@ -42,10 +42,11 @@ def should_compact(
     system: object = None,
     tools: Iterable[object] | None = None,
 ) -> bool:
-    """Whether the raw tokens reach limit x ratio, compared exactly; never for an empty list. Source: UP-8, A-08.
+    """Whether the raw tokens reach limit x ratio, compared exactly; never for an empty list.
+    Source: UP-8, A-08.
 
-    The limit comes from CONTEXT_TOKEN_LIMIT (200,000) and the ratio from COMPACT_THRESHOLD_RATIO (0.92) where they
-    are not given. Raises SettingsError if either is not a number.
+    The limit comes from CONTEXT_TOKEN_LIMIT (200,000) and the ratio from COMPACT_THRESHOLD_RATIO
+    (0.92) where they are not given. Raises SettingsError if either is not a number.
     """
     if not messages:
         return False

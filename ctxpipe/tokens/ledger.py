@@ -25,15 +25,19 @@ _MANY = 1_000  # messages whose blocks are looked at in a millisecond
 ENOUGH_GROWTH = 1_000  # raw tokens between two bills that tell the price of text from a fixed part
 
 SavedBill: TypeAlias = tuple[str | None, int, int, int, int]
-"""A model, the raw and the billed tokens of its last bill, and both where this context began to grow."""
+"""A model, the raw and the billed tokens of its last bill, and both where this context began to
+grow.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What the API billed for a context of *raw* tokens, and *since*: raw and billed where this context began to grow.
+    """What the API billed for a context of *raw* tokens, and *since*: raw and billed where this
+    context began to grow.
 
-    The part of the bill that does not grow (a system prompt that the counter was not told of, the API's own
-    instructions for tools) must not make what is appended look dear: its price is what the growth since has cost.
+    The part of the bill that does not grow (a system prompt that the counter was not told of, the
+    API's own instructions for tools) must not make what is appended look dear: its price is what
+    the growth since has cost.
     """
 
     raw: int = 0
@@ -64,7 +68,9 @@ class Bill:
 
 
 def is_possible(raw: int, billed: int) -> bool:
-    """Whether a context of *raw* tokens can be billed so: a proxy's sum, or a number gone wrong, tells nothing."""
+    """Whether a context of *raw* tokens can be billed so: a proxy's sum, or a number gone wrong,
+    tells nothing.
+    """
     return raw > 0 and billed <= MOST_FIXED + raw * MOST_FACTOR
 
 
@@ -75,11 +81,13 @@ def _clamped(billed: int, raw: int) -> Fraction:
 class Ledger:
     """The running totals of one conversation: a turn costs no more than its new messages.
 
-    What stands before the last summary that the server has made of the conversation is not billed and counts nothing.
-    Counts are kept per message of the list seen last. A message that was replaced, inserted or taken out is
-    noticed; an edit inside a message that was counted before is not, the last message's list of blocks excepted.
+    What stands before the last summary that the server has made of the conversation is not billed
+    and counts nothing. Counts are kept per message of the list seen last. A message that was
+    replaced, inserted or taken out is noticed; an edit inside a message that was counted before is
+    not, the last message's list of blocks excepted.
 
-    After `observe`, `estimate` says what the API will bill (A-31): before, 1.5 tokens for each of tiktoken's.
+    After `observe`, `estimate` says what the API will bill (A-31): before, 1.5 tokens for each of
+    tiktoken's.
     """
 
     def __init__(self, counter: Counting | None = None) -> None:
@@ -91,14 +99,18 @@ class Ledger:
         self._tail: object = None
         self._sure = 0
         self._bills: dict[str | None, Bill] = {}
-        self._unread: dict[str | None, list[tuple[int, list[Message], int]]] = {}  # by model: the first and last bill
+        self._unread: dict[
+            str | None, list[tuple[int, list[Message], int]]
+        ] = {}  # by model: the first and last bill
         self._model: str | None = None
 
-    # Counting ------------------------------------------------------------------------------------------------
+    # Counting -------------------------------------------------------------------------------------
 
     @property
     def counted(self) -> int:
-        """How many messages of the last call, from the first on, still stand: fewer after a `rewind`."""
+        """How many messages of the last call, from the first on, still stand: fewer after a
+        `rewind`.
+        """
         return self._sure
 
     def rewind(self, known: int) -> None:
@@ -108,19 +120,26 @@ class Ledger:
     async def total(self, messages: Sequence[Message], *, known: int | None = None) -> int:
         """The raw tokens of *messages*.
 
-        With *known* the caller vouches that the first so many messages equal those of the last call; without, they
-        are compared.
+        With *known* the caller vouches that the first so many messages equal those of the last
+        call; without, they are compared.
         """
         await self._read(messages, known)
         return self._sums[-1] - self._unbilled
 
-    async def prefix_sums(self, messages: Sequence[Message], *, known: int | None = None) -> Sequence[int]:
-        """The raw tokens of the first 0, 1, 2, … messages: one entry more than there are messages. Read it only."""
+    async def prefix_sums(
+        self, messages: Sequence[Message], *, known: int | None = None
+    ) -> Sequence[int]:
+        """The raw tokens of the first 0, 1, 2, … messages: one entry more than there are messages.
+
+        Read it only.
+        """
         await self._read(messages, known)
         if self._handed_out is None:
             unbilled = self._unbilled
             self._handed_out = (
-                array("q", (max(0, sum_ - unbilled) for sum_ in self._sums)) if unbilled else self._sums[:]
+                array("q", (max(0, sum_ - unbilled) for sum_ in self._sums))
+                if unbilled
+                else self._sums[:]
             )
         return self._handed_out
 
@@ -130,7 +149,9 @@ class Ledger:
         return self._sums[self._summaries[-1]] if self._summaries else 0
 
     async def _count(self, messages: list[Message], start: int) -> tuple[list[int], list[int]]:
-        """The tokens of each of *messages*, and which of them, counted from *start*, hold a summary by the server."""
+        """The tokens of each of *messages*, and which of them, counted from *start*, hold a summary
+        by the server.
+        """
         summaries = await in_thread_if(len(messages) > _MANY, _summaries, messages, start)
         if not summaries:  # most conversations have none
             return await self.counter.counts(messages), []
@@ -174,7 +195,11 @@ class Ledger:
         counts, summaries = await self._count(new, same)
         moved = len(messages) - len(self._seen)
         behind = [place + moved for place in self._summaries if place >= len(self._seen) - kept]
-        self._summaries = [*(place for place in self._summaries if place < same), *summaries, *behind]
+        self._summaries = [
+            *(place for place in self._summaries if place < same),
+            *summaries,
+            *behind,
+        ]
         sums = before[:same]
         sums.extend(itertools.accumulate(counts, initial=before[same]))
         if kept:
@@ -183,11 +208,13 @@ class Ledger:
         self._seen, self._sums = list(messages), sums
         self._tail, self._handed_out = _content(messages[-1]) if messages else None, None
 
-    # Calibration ---------------------------------------------------------------------------------------------
+    # Calibration ----------------------------------------------------------------------------------
 
     @property
     def factor(self) -> float:
-        """Billed tokens per raw token, between 1 and 2.25: 1.5 before the first usage of the model in use."""
+        """Billed tokens per raw token, between 1 and 2.25: 1.5 before the first usage of the model
+        in use.
+        """
         return float(self._bill.factor)
 
     @property
@@ -202,10 +229,11 @@ class Ledger:
         return self._bills.get(self._model, _NO_BILL)
 
     def estimate(self, raw: int, messages: Sequence[Message]) -> int:  # noqa: ARG002
-        """What the API will bill for *messages*, of *raw* tokens with the overhead of system prompt and tools.
+        """What the API will bill for *messages*, of *raw* tokens with the overhead of system prompt
+        and tools.
 
-        What was billed last stands, and only what was appended since is estimated; a context that became smaller is
-        estimated by its share. Never less than *raw*.
+        What was billed last stands, and only what was appended since is estimated; a context that
+        became smaller is estimated by its share. Never less than *raw*.
         """
         return self._bill.estimate(raw)
 
@@ -228,12 +256,19 @@ class Ledger:
         self._model = model
 
     def observe(
-        self, usage: object, messages: Sequence[Message], *, overhead: int = 0, model: str | None = None
+        self,
+        usage: object,
+        messages: Sequence[Message],
+        *,
+        overhead: int = 0,
+        model: str | None = None,
     ) -> None:
-        """Learn from the *usage* that the API reported for *messages* with *overhead* raw tokens beside them.
+        """Learn from the *usage* that the API reported for *messages* with *overhead* raw tokens
+        beside them.
 
-        A whole reply will do, too. A bill that cannot be that of such messages teaches nothing. Nothing is counted
-        before an estimate is asked for: where no stage does, no text is encoded for it.
+        A whole reply will do, too. A bill that cannot be that of such messages teaches nothing.
+        Nothing is counted before an estimate is asked for: where no stage does, no text is encoded
+        for it.
         """
         self._model = model
         billed = context_tokens(usage)
@@ -241,7 +276,9 @@ class Ledger:
             self._unread.setdefault(model, [])[1:] = [(billed, list(messages), overhead)]
 
     def _compare(self) -> None:
-        """Compare the bills that came in since the last time with what is counted for their messages."""
+        """Compare the bills that came in since the last time with what is counted for their
+        messages.
+        """
         unread, self._unread = self._unread, {}
         bills = [(model, *bill) for model, bills in unread.items() for bill in bills]
         for model, billed, messages, overhead in bills:
@@ -269,7 +306,11 @@ _NO_BILL = Bill()
 
 def _summaries(messages: Sequence[Message], start: int) -> list[int]:
     """Which of *messages*, counted from *start*, hold a summary by the server."""
-    return [place for place, message in enumerate(messages, start) if server_summary(message) is not None]
+    return [
+        place
+        for place, message in enumerate(messages, start)
+        if server_summary(message) is not None
+    ]
 
 
 def _content(message: Message) -> object:
@@ -278,7 +319,10 @@ def _content(message: Message) -> object:
 
 
 def _common(ours: list[Message], theirs: list[Message], low: int = 0) -> int:
-    """How many leading items are equal, of which *low* are sure. Slices compare fast where the objects are the same."""
+    """How many leading items are equal, of which *low* are sure.
+
+    Slices compare fast where the objects are the same.
+    """
     high = min(len(ours), len(theirs))
     low = min(low, high)
     if is_equal(ours[low:high], theirs[low:high]):

@@ -1,4 +1,6 @@
-"""What images and documents cost: by their published size formula, never by the length of their base64."""
+"""What images and documents cost: by their published size formula, never by the length of their
+base64.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _HEADER_CHARS = 4_096
 
 
 def image_tokens(source: object) -> int:
-    """The visual tokens of an image: one per 28 x 28 pixels after it was scaled down to a long edge of 1,568."""
+    """The visual tokens of an image: one per 28 x 28 pixels after it was scaled down to a long edge
+    of 1,568.
+    """
     data = field(source, "data")
     size = size_of(data) if isinstance(data, str) else None
     if size is None:
@@ -54,7 +58,9 @@ def size_of(data: str) -> tuple[int, int] | None:
     if read is None:
         return None
     size = read(head)
-    if size is None and len(data) > _HEADER_CHARS:  # a JPEG may carry a long preview before its size
+    if (
+        size is None and len(data) > _HEADER_CHARS
+    ):  # a JPEG may carry a long preview before its size
         size = read(_decoded(data) or b"")
     return size if size and min(size) > 0 else None
 
@@ -87,8 +93,14 @@ def _jpeg(head: bytes) -> tuple[int, int] | None:
     at = 2
     while at + 9 <= len(head) and head[at] == 0xFF:
         marker, length = head[at + 1], int.from_bytes(head[at + 2 : at + 4], "big")
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # a start of frame: height, then width
-            return int.from_bytes(head[at + 7 : at + 9], "big"), int.from_bytes(head[at + 5 : at + 7], "big")
+        if 0xC0 <= marker <= 0xCF and marker not in (
+            0xC4,
+            0xC8,
+            0xCC,
+        ):  # a start of frame: height, then width
+            return int.from_bytes(head[at + 7 : at + 9], "big"), int.from_bytes(
+                head[at + 5 : at + 7], "big"
+            )
         at += 2 + length
     return None
 

@@ -14,9 +14,9 @@ V = TypeVar("V")
 class Memo(Generic[K, V]):
     """What was found out about a key, the least recently used half forgotten at a time.
 
-    Two generations: the young one takes what is new or asked for again; when it holds half of *limit* bytes it
-    becomes the old one, and the old one before it is dropped. A look-up is a dict's. Threads may share it: at worst
-    two of them find the same thing out.
+    Two generations: the young one takes what is new or asked for again; when it holds half of
+    *limit* bytes it becomes the old one, and the old one before it is dropped. A look-up is a
+    dict's. Threads may share it: at worst two of them find the same thing out.
     """
 
     def __init__(self, limit: int) -> None:

@@ -1,6 +1,8 @@
-"""What of a message is counted: texts to be tokenised, and numbers where the size is known otherwise.
+"""What of a message is counted: texts to be tokenised, and numbers where the size is known
+otherwise.
 
-Nothing is added for the frame of a message or a block: the factor that the API's bill gives absorbs it.
+Nothing is added for the frame of a message or a block: the factor that the API's bill gives absorbs
+it.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ def _thinking(block: Block, _: AsJson) -> Iterable[Part]:
 
 
 def _redacted_thinking(block: Block, _: AsJson) -> Iterable[Part]:
-    # Cipher text in base64: three bytes in four characters, and about four bytes of thinking to a token.
+    # Cipher text in base64: three bytes in four characters, and about four bytes of thinking to a
+    # token.
     return (len(_as_text(field(block, "data"))) * 3 // 16,)
 
 
@@ -104,7 +107,11 @@ def _document_parts(content: object, as_json: AsJson) -> Iterator[Part]:
         yield from content_parts(content, as_json)
         return
     for block in content:
-        yield from block_parts(block, as_json) if kind(block) in ("text", "image") else (compact_json(block),)
+        yield from (
+            block_parts(block, as_json)
+            if kind(block) in ("text", "image")
+            else (compact_json(block),)
+        )
 
 
 def _unknown(block: Block) -> Iterator[Part]:
@@ -114,7 +121,11 @@ def _unknown(block: Block) -> Iterator[Part]:
         """*value* without encoded data; the sizes of images and documents go to *found*."""
         if isinstance(value, str):
             return "" if is_encoded(value) else value
-        if isinstance(value, Mapping) and kind(value) in MEDIA and field(value, "source") is not None:
+        if (
+            isinstance(value, Mapping)
+            and kind(value) in MEDIA
+            and field(value, "source") is not None
+        ):
             found.extend(block_parts(value, compact_json))
             return None
         return value
@@ -124,7 +135,9 @@ def _unknown(block: Block) -> Iterator[Part]:
 
 
 def is_encoded(text: str) -> bool:
-    """Whether *text* is base64 or the like: long, no blank, and upper case, lower case and digits all in it."""
+    """Whether *text* is base64 or the like: long, no blank, and upper case, lower case and digits
+    all in it.
+    """
     return (
         len(text) >= 512
         and _ENCODED.fullmatch(text) is not None

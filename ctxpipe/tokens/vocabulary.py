@@ -1,4 +1,6 @@
-"""tiktoken's encodings from the rank files that ship with the package: no network, no registry, no file written."""
+"""tiktoken's encodings from the rank files that ship with the package: no network, no registry, no
+file written.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ __all__ = ["SHIPPED", "Shipped", "check_name", "is_loaded", "load", "unpack"]
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """A rank file in ``ctxpipe/vocab``: the hash of OpenAI's file, and of the packed form made from it."""
+    """A rank file in ``ctxpipe/vocab``: the hash of OpenAI's file, and of the packed form made from
+    it.
+    """
 
     official_sha256: str
     packed_sha256: str
@@ -44,7 +48,8 @@ _loading = threading.Lock()
 def check_name(name: str) -> str:
     """*name*, if an encoding of that name ships with the package.
 
-    Raises SettingsError listing those that exist. Any other encoding is given as a ``tiktoken.Encoding``.
+    Raises SettingsError listing those that exist. Any other encoding is given as a
+    ``tiktoken.Encoding``.
     """
     if name not in SHIPPED:
         raise SettingsError(
@@ -60,7 +65,8 @@ def is_loaded(name: str) -> bool:
 
 
 def load(name: str) -> tiktoken.Encoding:
-    """The encoding *name*, built once per process. The build holds the interpreter for about a tenth of a second.
+    """The encoding *name*, built once per process. The build holds the interpreter for about a
+    tenth of a second.
 
     Raises VocabularyError when the rank file is missing or damaged.
     """
@@ -74,7 +80,9 @@ def load(name: str) -> tiktoken.Encoding:
 
 
 def unpack(packed: bytes) -> dict[bytes, int]:
-    """Token bytes → rank, from the packed form: a count (4 bytes), one length byte per token, then all tokens."""
+    """Token bytes → rank, from the packed form: a count (4 bytes), one length byte per token, then
+    all tokens.
+    """
     start = 4 + int.from_bytes(packed[:4], "big")
     offsets = itertools.accumulate(packed[4:start], initial=start)
     tokens = [packed[begin:end] for begin, end in itertools.pairwise(offsets)]
@@ -95,8 +103,8 @@ def _build(name: str) -> tiktoken.Encoding:
             )
         return ranks
 
-    # The pattern and the special tokens are tiktoken's own: its constructor runs as it is, and only the function
-    # that would download the ranks is ours, for this one call.
+    # The pattern and the special tokens are tiktoken's own: its constructor runs as it is, and only
+    # the function that would download the ranks is ours, for this one call.
     constructor = getattr(openai_public, name)
     names = {**constructor.__globals__, "load_tiktoken_bpe": shipped_ranks}
     return tiktoken.Encoding(**types.FunctionType(constructor.__code__, names)())

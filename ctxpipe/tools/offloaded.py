@@ -29,26 +29,34 @@ _SEARCH_SECONDS = 2.0
 _SEARCH_MEMORY_BYTES = 384 * 2**20
 _SEARCH_MEMORY_BYTES_PER_CHAR = 16
 _MOST_MATCHES = 1000
-_NAME = re.compile(r"[A-Za-z0-9_-](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?")  # of a text: never hidden, never ".."
+_NAME = re.compile(
+    r"[A-Za-z0-9_-](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?"
+)  # of a text: never hidden, never ".."
 
 
-def offload_tools(storage: TextReader, *, session_id: str | None = None, max_chars: int = 20_000) -> list[Tool]:
+def offload_tools(
+    storage: TextReader, *, session_id: str | None = None, max_chars: int = 20_000
+) -> list[Tool]:
     """`read_offloaded` and `search_offloaded` over the texts of *storage*, any `TextReader`.
 
-    They accept every form of path that a placeholder prints and read nothing outside the storage. With *session_id*
-    they read nothing of another session: where the storage has a method ``key(path)``, as LocalStorage has, the key
-    that it gives must be in the session's folder; elsewhere only the last name of a path counts, and is looked up
-    in that folder. One answer has at most *max_chars* characters of text, a regular expression may take two seconds,
-    in a process of its own. Their results are never offloaded again.
+    They accept every form of path that a placeholder prints and read nothing outside the storage.
+    With *session_id* they read nothing of another session: where the storage has a method
+    ``key(path)``, as LocalStorage has, the key that it gives must be in the session's folder;
+    elsewhere only the last name of a path counts, and is looked up in that folder. One answer has
+    at most *max_chars* characters of text, a regular expression may take two seconds, in a process
+    of its own. Their results are never offloaded again.
 
-    Raises SettingsError when *storage* cannot be read from, *session_id* is no text or *max_chars* no number above 0.
+    Raises SettingsError when *storage* cannot be read from, *session_id* is no text or *max_chars*
+    no number above 0.
     """
     if not isinstance(storage, TextReader) or isinstance(storage, type):
         raise SettingsError(
             f"storage is a {type(storage).__name__}; give a TextReader such as LocalStorage('.ctxpipe')"
         )
     if session_id is not None and not (isinstance(session_id, str) and session_id):
-        raise SettingsError(f"session_id is {excerpt(session_id)}; give the session's name, or None for all sessions")
+        raise SettingsError(
+            f"session_id is {excerpt(session_id)}; give the session's name, or None for all sessions"
+        )
     COUNT.check("max_chars", max_chars)
     reading = _Reading(storage, session_id, max_chars)
     return [Tool(_reading_tool(max_chars), reading.read), Tool(_SEARCH, reading.search)]
@@ -58,7 +66,11 @@ _PATH = {"type": "string", "description": "The path exactly as the placeholder g
 
 
 def _reading_tool(max_chars: int) -> ToolParam:
-    limit = {"type": "integer", "description": f"How many characters, at most {max_chars}.", "default": max_chars}
+    limit = {
+        "type": "integer",
+        "description": f"How many characters, at most {max_chars}.",
+        "default": max_chars,
+    }
     return {
         "name": "read_offloaded",
         "description": (
@@ -69,7 +81,11 @@ def _reading_tool(max_chars: int) -> ToolParam:
             "type": "object",
             "properties": {
                 "path": _PATH,
-                "offset": {"type": "integer", "description": "The character to begin at, from 0.", "default": 0},
+                "offset": {
+                    "type": "integer",
+                    "description": "The character to begin at, from 0.",
+                    "default": 0,
+                },
                 "limit": limit,
             },
             "required": ["path"],
@@ -89,7 +105,11 @@ _SEARCH: ToolParam = {
             "path": _PATH,
             "pattern": {"type": "string", "description": "The text to look for, literally."},
             "limit": {"type": "integer", "description": "How many matches at most.", "default": 20},
-            "regex": {"type": "boolean", "description": "Take the pattern as a regular expression.", "default": False},
+            "regex": {
+                "type": "boolean",
+                "description": "Take the pattern as a regular expression.",
+                "default": False,
+            },
         },
         "required": ["path", "pattern"],
     },
@@ -107,7 +127,9 @@ class _Reading:
         limit = min(_whole(arguments, "limit", self.max_chars, least=1), self.max_chars)
         page = await self.storage.read(await self._location(arguments), offset, limit)
         if offset and offset >= page.total:
-            raise ToolInputError(f"offset is {offset}, but the file has only {page.total} characters")
+            raise ToolInputError(
+                f"offset is {offset}, but the file has only {page.total} characters"
+            )
         text = page.text[:limit]
         end = offset + len(text)
         if end >= page.total:
@@ -117,14 +139,18 @@ class _Reading:
     async def search(self, arguments: Mapping[str, object]) -> str:
         pattern = _text(arguments, "pattern")
         if len(pattern) > _PATTERN_CHARS:
-            raise ToolInputError(f"pattern has {len(pattern)} characters; give at most {_PATTERN_CHARS}")
+            raise ToolInputError(
+                f"pattern has {len(pattern)} characters; give at most {_PATTERN_CHARS}"
+            )
         limit = min(_whole(arguments, "limit", 20, least=1), _MOST_MATCHES)
         page = await self.storage.read(await self._location(arguments), 0, _SEARCH_CHARS)
         find = _find_regex if arguments.get("regex") is True else _find_literal
         lines = await find(pattern, page.text, limit + 1)
         remarks = "" if len(lines) <= limit else f"\n[Only the first {limit} matches are shown.]"
         if page.next_offset is not None:
-            remarks += f"\n[Only the first {page.next_offset} of {page.total} characters were searched.]"
+            remarks += (
+                f"\n[Only the first {page.next_offset} of {page.total} characters were searched.]"
+            )
         if not lines:
             return f"[No line matches {pattern!r}.]{remarks}"
         return _cut("\n".join(lines[:limit]), self.max_chars) + remarks
@@ -136,9 +162,12 @@ class _Reading:
         except (StorageError, ValueError):
             location = None
         if location is None:
-            # The same words whatever is wrong: other sessions and the folders of this machine stay out of sight.
+            # The same words whatever is wrong: other sessions and the folders of this machine stay
+            # out of sight.
             told = _shortened(path)
-            raise ToolInputError(f"there is no offloaded text {told}; give the path as the placeholder has it")
+            raise ToolInputError(
+                f"there is no offloaded text {told}; give the path as the placeholder has it"
+            )
         return location
 
     def _confined(self, path: str) -> str | None:
@@ -154,7 +183,11 @@ class _Reading:
             return path
         *parents, name = path.split("/")
         is_of_another = len(parents) == 1 and parents[0] != folder
-        return None if is_of_another or ".." in parents or not _NAME.fullmatch(name) else f"{folder}/{name}"
+        return (
+            None
+            if is_of_another or ".." in parents or not _NAME.fullmatch(name)
+            else f"{folder}/{name}"
+        )
 
 
 async def _find_literal(pattern: str, text: str, limit: int) -> list[str]:
@@ -162,21 +195,29 @@ async def _find_literal(pattern: str, text: str, limit: int) -> list[str]:
 
 
 async def _find_regex(pattern: str, text: str, limit: int) -> list[str]:
-    """Compiling and matching may take for ever and all memory, and nothing in this process could stop them."""
+    """Compiling and matching may take for ever and all memory, and nothing in this process could
+    stop them.
+    """
     memory = _SEARCH_MEMORY_BYTES + _SEARCH_MEMORY_BYTES_PER_CHAR * len(text)
     texts = [pattern, str(limit), text]
     answers = await in_process(regex_matches, texts, seconds=_SEARCH_SECONDS, memory_bytes=memory)
     match answers.end:
         case "done":
             if answers.items and isinstance(answers.items[0], dict):
-                raise ToolInputError(f"pattern is no regular expression: {answers.items[0]['error']}")
+                raise ToolInputError(
+                    f"pattern is no regular expression: {answers.items[0]['error']}"
+                )
             return answers.items
         case "late":
-            raise ToolInputError(f"the search took longer than {_SEARCH_SECONDS:g} s; use a simpler pattern")
+            raise ToolInputError(
+                f"the search took longer than {_SEARCH_SECONDS:g} s; use a simpler pattern"
+            )
         case "failed":
             raise ToolInputError("the search failed or took too much memory; use a simpler pattern")
         case "unavailable":
-            raise ToolInputError("regular expressions do not work here; search for a literal text, without regex")
+            raise ToolInputError(
+                "regular expressions do not work here; search for a literal text, without regex"
+            )
 
 
 def _text(arguments: Mapping[str, object], name: str) -> str:
@@ -191,7 +232,9 @@ def _whole(arguments: Mapping[str, object], name: str, default: int, least: int 
     if value is None:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
-        raise ToolInputError(f"{name} is {_shortened(value)}; give a whole number of {least} or more")
+        raise ToolInputError(
+            f"{name} is {_shortened(value)}; give a whole number of {least} or more"
+        )
     return value
 
 

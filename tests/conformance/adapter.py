@@ -1,7 +1,8 @@
 """The cases' operations, each mapped to the package in a line or two.
 
-A case names an operation; the function of that name in `OPERATIONS` gets the case's input and options, and the hooks:
-the counter, the scripted model, the clock and the failing writer that the case prescribes.
+A case names an operation; the function of that name in `OPERATIONS` gets the case's input and
+options, and the hooks: the counter, the scripted model, the clock and the failing writer that the
+case prescribes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ from ctxpipe import (
     offload_tool_results,
 )
 from ctxpipe.edits.compact import assemble, extract_commands, partition
-from ctxpipe.edits.fold import Definition, Section, drop_count, fold_files, format_sections, merge_functions
+from ctxpipe.edits.fold import (
+    Definition,
+    Section,
+    drop_count,
+    fold_files,
+    format_sections,
+    merge_functions,
+)
 from ctxpipe.edits.offload import prescan
 from ctxpipe.edits.truncate import middle_range, truncate_conversation
 from ctxpipe.settings import COMPACT_MAX_RETRIES, OFFLOAD_CHAR_THRESHOLD
@@ -63,7 +71,9 @@ async def _should_compact(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
 
 
 async def _prescan(args: dict[str, Any], _hooks: Any) -> dict[str, Any]:
-    scan = prescan(args["messages"], OFFLOAD_CHAR_THRESHOLD(args.get("options", {}).get("min_chars")))
+    scan = prescan(
+        args["messages"], OFFLOAD_CHAR_THRESHOLD(args.get("options", {}).get("min_chars"))
+    )
     return {"total_chars": scan.total_chars, "offloadable_chars": scan.offloadable_chars}
 
 
@@ -81,7 +91,9 @@ async def _batch_offload_twice(args: dict[str, Any], hooks: Any) -> dict[str, An
 async def _batch(messages: Any, args: dict[str, Any], hooks: Any) -> dict[str, Any]:
     directory = args["output_dir"]
     writer = failing(LocalStorage(directory, taken="number"), hooks)
-    result = await offload_tool_results(messages, output_dir=directory, writer=writer, **args.get("options", {}))
+    result = await offload_tool_results(
+        messages, output_dir=directory, writer=writer, **args.get("options", {})
+    )
     return {
         "messages": result.messages,
         "offloaded_count": result.offloaded_count,
@@ -169,7 +181,10 @@ async def _middle_range(args: dict[str, Any], _hooks: Any) -> dict[str, Any]:
 
 async def _smart_truncate(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
     result = await smart_truncate(args["messages"], counter=hooks.count_text, **args["options"])
-    counts = {name: getattr(result.detail, name) for name in ("deleted", "folded", "filtered", "still_over")}
+    counts = {
+        name: getattr(result.detail, name)
+        for name in ("deleted", "folded", "filtered", "still_over")
+    }
     return {"messages": result.messages, **counts}
 
 
@@ -226,12 +241,22 @@ async def _compacted(messages: Any, args: dict[str, Any], hooks: Any) -> dict[st
 
 async def _compact_stage(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
     options = dict(args["options"])
-    budget = Budget(options.pop("context_token_limit", None), options.pop("compact_threshold_ratio", None))
+    budget = Budget(
+        options.pop("context_token_limit", None), options.pop("compact_threshold_ratio", None)
+    )
     session_id = options.pop("session_id", "default")
-    retry = Retry(max_retries=COMPACT_MAX_RETRIES(options.pop("max_retries", None)), sleep=hooks.sleep)
-    limits = {"max_files": "files", "max_tokens_per_file": "tokens_per_file", "max_tokens_total": "tokens_total"}
+    retry = Retry(
+        max_retries=COMPACT_MAX_RETRIES(options.pop("max_retries", None)), sleep=hooks.sleep
+    )
     limits = {
-        name: options.pop(f"max_restore_{old}") for name, old in limits.items() if f"max_restore_{old}" in options
+        "max_files": "files",
+        "max_tokens_per_file": "tokens_per_file",
+        "max_tokens_total": "tokens_total",
+    }
+    limits = {
+        name: options.pop(f"max_restore_{old}")
+        for name, old in limits.items()
+        if f"max_restore_{old}" in options
     }
     work_dir = options.pop("work_dir", None)
     stage = Compact(
@@ -242,7 +267,8 @@ async def _compact_stage(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
         **options,
     )
     pipeline = ContextPipeline([stage], budget=budget, counter=hooks.count_text)
-    # The cases' numbers are raw tokens; an API that bills just these is what the session learns first.
+    # The cases' numbers are raw tokens; an API that bills just these is what the session learns
+    # first.
     reported = {"input_tokens": count_tokens(args["messages"], counter=hooks.count_text)}
     pipeline.observe(reported, args["messages"], session_id=session_id)
     with logged(hooks):
@@ -260,12 +286,18 @@ async def _merge_functions(args: dict[str, Any], _hooks: Any) -> dict[str, Any]:
     found = [Definition(each["type"], each["name"], each["line"]) for each in args["definitions"]]
     options = dict(args.get("options", {}))
     merge = options.pop("merge_functions", True)
-    return {"sections": [_as_row(section) for section in merge_functions(found, merge=merge, **options)]}
+    return {
+        "sections": [_as_row(section) for section in merge_functions(found, merge=merge, **options)]
+    }
 
 
 async def _format_sections(args: dict[str, Any], _hooks: Any) -> dict[str, Any]:
     rows = args["sections"]
-    return {"text": format_sections(Section(row["type"], tuple(row["names"]), row["start_line"]) for row in rows)}
+    return {
+        "text": format_sections(
+            Section(row["type"], tuple(row["names"]), row["start_line"]) for row in rows
+        )
+    }
 
 
 async def _drop_count(args: dict[str, Any], _hooks: Any) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""The small language in which a case writes long values: ``{"$gen:<name>": argument}``, and ``$TMP`` for its folder."""
+"""The small language in which a case writes long values: ``{"$gen:<name>": argument}``, and
+``$TMP`` for its folder.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def _pyfuncs(argument: Any, _folder: Path) -> str:
     prefix, step = argument.get("prefix", "f"), argument.get("step", 2)
     source = ""
     for number in range(argument["n"]):
-        source += f"def {prefix}{number}(x):\n    return x + {number}\n" + "    # filler\n" * (step - 2)
+        source += f"def {prefix}{number}(x):\n    return x + {number}\n" + "    # filler\n" * (
+            step - 2
+        )
     return source
 
 
@@ -64,7 +68,9 @@ def _chat(argument: Any, _folder: Path) -> list[Any]:
     other = {"user": "assistant", "assistant": "user"}
     role, messages = argument.get("first", "user"), []
     for number in range(argument["n"]):
-        messages.append({"role": role, "content": f"T{argument['tok']}|m{number + argument.get('from', 0)}"})
+        messages.append(
+            {"role": role, "content": f"T{argument['tok']}|m{number + argument.get('from', 0)}"}
+        )
         role = other[role]
     return messages
 
@@ -73,10 +79,18 @@ def _tool(argument: Any, folder: Path) -> list[Any]:
     """A call and its result, as two messages."""
     made = expand(argument, folder)
     said = [{"type": "text", "text": made["say"]}] if made.get("say") else []
-    call = {"type": "tool_use", "id": made["id"], "name": made["name"], "input": made.get("input", {})}
+    call = {
+        "type": "tool_use",
+        "id": made["id"],
+        "name": made["name"],
+        "input": made.get("input", {}),
+    }
     result = {"type": "tool_result", "tool_use_id": made["id"], "content": made["result"]}
     failed = {"is_error": True} if made.get("is_error") else {}
-    return [{"role": "assistant", "content": [*said, call]}, {"role": "user", "content": [{**result, **failed}]}]
+    return [
+        {"role": "assistant", "content": [*said, call]},
+        {"role": "user", "content": [{**result, **failed}]},
+    ]
 
 
 def _surrogate(argument: Any, _folder: Path) -> str:

@@ -26,7 +26,9 @@ def at(root: Any, path: str) -> Any:
 def mismatch(found: Any, expected: Any, root: Any) -> str:
     """How *found* differs from *expected*, a plain value or a matcher; "" when it does not."""
     name = next(iter(expected)) if isinstance(expected, Mapping) and len(expected) == 1 else ""
-    holds = MATCHERS[name](found, expected[name], root) if name.startswith("$") else found == expected
+    holds = (
+        MATCHERS[name](found, expected[name], root) if name.startswith("$") else found == expected
+    )
     return "" if holds else f"{_short(found)} does not satisfy {_short(expected)}"
 
 
@@ -39,7 +41,9 @@ def _each(argument: Any) -> list[Any]:
 
 
 def _lies_under(path: str, folder: str) -> bool:
-    return os.path.isabs(path) and os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep)
+    return os.path.isabs(path) and os.path.realpath(path).startswith(
+        os.path.realpath(folder) + os.sep
+    )
 
 
 MATCHERS: Mapping[str, Callable[[Any, Any, Any], bool]] = {
@@ -60,7 +64,9 @@ MATCHERS: Mapping[str, Callable[[Any, Any, Any], bool]] = {
     "$json": lambda found, wanted, _: json.loads(found) == wanted,
     "$abs_under": lambda found, wanted, _: _lies_under(found, wanted),
     # Characters freed, net of the placeholder that stands at the given path.
-    "$freed": lambda found, wanted, root: found == wanted["orig"] - len(at(root, wanted["placeholder_at"])),
+    "$freed": lambda found, wanted, root: (
+        found == wanted["orig"] - len(at(root, wanted["placeholder_at"]))
+    ),
     "$is_none": lambda found, wanted, _: (found is None) == wanted,
     "$unordered": lambda found, wanted, _: sorted(map(str, found)) == sorted(map(str, wanted)),
     "$distinct": lambda found, _wanted, _: len({str(item) for item in found}) == len(found),
@@ -68,10 +74,16 @@ MATCHERS: Mapping[str, Callable[[Any, Any, Any], bool]] = {
 }
 
 
-def removal_faults(before: Sequence[Any], after: Sequence[Any], expected: Mapping[str, Any]) -> list[str]:
+def removal_faults(
+    before: Sequence[Any], after: Sequence[Any], expected: Mapping[str, Any]
+) -> list[str]:
     """How the messages that are gone, told by their numbers ``m<i>``, differ from what is expected."""
     left = "\n".join(map(_said, after))
-    gone = [i for i, message in enumerate(before) if _numbered(i, _said(message)) and not _numbered(i, left)]
+    gone = [
+        i
+        for i, message in enumerate(before)
+        if _numbered(i, _said(message)) and not _numbered(i, left)
+    ]
     if not gone:
         return ["nothing was removed"] if 0 not in expected.get("count_in", [0]) else []
     first, last = gone[0], gone[-1]
@@ -82,7 +94,11 @@ def removal_faults(before: Sequence[Any], after: Sequence[Any], expected: Mappin
         "centre": lambda wanted: abs((first + last) / 2 - wanted[0]) <= wanted[1],
         "kept": lambda wanted: not set(wanted) & set(gone),
     }
-    return [f"removed {gone}, against {name} {wanted}" for name, wanted in expected.items() if not rules[name](wanted)]
+    return [
+        f"removed {gone}, against {name} {wanted}"
+        for name, wanted in expected.items()
+        if not rules[name](wanted)
+    ]
 
 
 def _said(message: Any) -> str:

@@ -1,4 +1,6 @@
-"""Runs one case against the adapter, in a folder of its own, and tells every expectation that does not hold."""
+"""Runs one case against the adapter, in a folder of its own, and tells every expectation that does
+not hold.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,18 @@ Case: TypeAlias = dict[str, Any]
 
 def cases() -> list[Case]:
     """Every case, in the order of the files."""
-    return [case for file in sorted(CASES.glob("*.json")) for case in json.loads(file.read_text("utf-8"))]
+    return [
+        case
+        for file in sorted(CASES.glob("*.json"))
+        for case in json.loads(file.read_text("utf-8"))
+    ]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a case found and left: *before* and *after* are its arguments, *root* the operation's result."""
+    """What a case found and left: *before* and *after* are its arguments, *root* the operation's
+    result.
+    """
 
     folder: Path
     expected: Mapping[str, Any]
@@ -57,9 +65,14 @@ class Run:
 
 
 async def run(case: Case, folder: Path, environment: Any) -> list[str]:
-    """The expectations of *case* that do not hold. *environment* takes the variables (``setenv`` and ``delenv``)."""
+    """The expectations of *case* that do not hold.
+
+    *environment* takes the variables (``setenv`` and ``delenv``).
+    """
     for name, value in case.get("env", {}).items():
-        environment.delenv(name, raising=False) if value is None else environment.setenv(name, value)
+        environment.delenv(name, raising=False) if value is None else environment.setenv(
+            name, value
+        )
     # Five levels down, so that a path that climbs out of it is seen.
     inner = folder.joinpath(*"jklmn")
     inner.mkdir(parents=True)
@@ -70,7 +83,10 @@ async def run(case: Case, folder: Path, environment: Any) -> list[str]:
 
 async def _executed(case: Case, folder: Path) -> Run:
     args = {**expand(case["input"], folder), "options": expand(case.get("options", {}), folder)}
-    before, hooks = copy.deepcopy(args), Hooks(expand({k: case[k] for k in case.keys() - {"expect"}}, folder))
+    before, hooks = (
+        copy.deepcopy(args),
+        Hooks(expand({k: case[k] for k in case.keys() - {"expect"}}, folder)),
+    )
     files, folders = frozenset(_files(folder)), frozenset(_folders(folder))
     root, error = None, None
     try:
@@ -78,10 +94,12 @@ async def _executed(case: Case, folder: Path) -> Run:
             root = await adapter.call(case["op"], args, hooks)
     except Exception as raised:  # noqa: BLE001  whatever it raises is the operation's answer
         error = raised
-    return Run(folder, expand(case["expect"], folder), before, args, root, error, hooks, files, folders)
+    return Run(
+        folder, expand(case["expect"], folder), before, args, root, error, hooks, files, folders
+    )
 
 
-# Judging ------------------------------------------------------------------------------------------------------
+# Judging ------------------------------------------------------------------------------------------
 
 
 def _judged(done: Run) -> Iterator[str]:
@@ -101,7 +119,9 @@ def _raised(done: Run, expected: Mapping[str, Any]) -> Iterator[str]:
     told = f"{type(done.error).__name__}: {done.error} {getattr(done.error, '__cause__', None)}"
     if done.error is None:
         yield f"raised nothing, but returned {done.root!r}"
-    yield from (f"{told!r} lacks {words!r}" for words in expected.get("contains", []) if words not in told)
+    yield from (
+        f"{told!r} lacks {words!r}" for words in expected.get("contains", []) if words not in told
+    )
 
 
 def _values(done: Run, expected: Mapping[str, Any]) -> Iterator[str]:
@@ -168,22 +188,30 @@ JUDGES: Mapping[str, Any] = {
     "input_unchanged": lambda _done, _expected: [],
     "at": _values,
     "equal": _equal,
-    "same_object": lambda done, yes: ["another list"] * (yes and done.messages is not done.after["messages"]),
-    "new_object": lambda done, yes: ["the input list"] * (yes and done.messages is done.after["messages"]),
+    "same_object": lambda done, yes: (
+        ["another list"] * (yes and done.messages is not done.after["messages"])
+    ),
+    "new_object": lambda done, yes: (
+        ["the input list"] * (yes and done.messages is done.after["messages"])
+    ),
     "same_refs": _same_refs,
     "api_valid": _valid,
-    "removed": lambda done, expected: removal_faults(done.after["messages"], done.messages, expected),
+    "removed": lambda done, expected: removal_faults(
+        done.after["messages"], done.messages, expected
+    ),
     "hooks": _hooks,
     "files": _named,
     "files_matching": _matching,
     "new_file_count": lambda done, count: [f"{done.new_files}"] * (len(done.new_files) != count),
     "no_new_files": lambda done, yes: done.new_files if yes else [],
-    "no_new_dirs": lambda done, yes: sorted(_folders(done.folder) - done.folders_before) if yes else [],
+    "no_new_dirs": lambda done, yes: (
+        sorted(_folders(done.folder) - done.folders_before) if yes else []
+    ),
     "only_under": _only_under,
 }
 
 
-# The folder ---------------------------------------------------------------------------------------------------
+# The folder ---------------------------------------------------------------------------------------
 
 
 def _lay_out(files: Mapping[str, Any], folder: Path) -> None:
@@ -201,7 +229,11 @@ def _lay_out(files: Mapping[str, Any], folder: Path) -> None:
                 path.write_text(expand(body, folder), encoding="utf-8", newline="")
 
 
-_MARKS = {".ctxpipe-root", ".ctxpipe-session", ".gitignore"}  # of a storage; the requirements speak of texts
+_MARKS = {
+    ".ctxpipe-root",
+    ".ctxpipe-session",
+    ".gitignore",
+}  # of a storage; the requirements speak of texts
 
 
 def _files(folder: Path) -> set[str]:
@@ -210,10 +242,16 @@ def _files(folder: Path) -> set[str]:
 
 
 def _folders(folder: Path) -> set[str]:
-    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_dir() and not p.is_symlink()}
+    return {
+        str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_dir() and not p.is_symlink()
+    }
 
 
 def _strays(outer: Path, inner: Path) -> list[str]:
     """Files that were written outside the case's folder."""
     own = f"{inner.relative_to(outer)}{os.sep}"
-    return [f"written outside the case's folder: {name}" for name in sorted(_files(outer)) if not name.startswith(own)]
+    return [
+        f"written outside the case's folder: {name}"
+        for name in sorted(_files(outer))
+        if not name.startswith(own)
+    ]

@@ -1,4 +1,7 @@
-"""What a case prescribes besides its input: counter, model, clock and failing writer. The adapter plugs them in."""
+"""What a case prescribes besides its input: counter, model, clock and failing writer.
+
+The adapter plugs them in.
+"""
 
 from __future__ import annotations
 

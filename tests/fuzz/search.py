@@ -1,8 +1,9 @@
-"""Search for inputs that break a reader, guided by coverage: ``python tests/fuzz/search.py TARGET SECONDS [FOLDER]``.
+"""Search for inputs that break a reader, guided by coverage: ``python tests/fuzz/search.py TARGET
+SECONDS [FOLDER]``.
 
-``make fuzz`` runs all targets, ten minutes in all. atheris comes with the extra ``fuzz``; no test needs it.
-What is found lies in FOLDER/TARGET (default: .fuzz) as ``crash-…``: copy it to ``tests/fuzz/crashes/TARGET/``, where
-`test_fuzz.py` replays it for ever, and mend it.
+``make fuzz`` runs all targets, ten minutes in all. atheris comes with the extra ``fuzz``; no test
+needs it. What is found lies in FOLDER/TARGET (default: .fuzz) as ``crash-…``: copy it to
+``tests/fuzz/crashes/TARGET/``, where `test_fuzz.py` replays it for ever, and mend it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-atheris: Any = importlib.import_module("atheris")  # it has no types, and is not installed everywhere
+atheris: Any = importlib.import_module(
+    "atheris"
+)  # it has no types, and is not installed everywhere
 
 sys.path[0] = str(Path(__file__).parents[1])
 
@@ -28,7 +31,12 @@ def main() -> None:
     corpus.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(SEEDS[name]):
         (corpus / f"seed-{number}").write_bytes(seed)
-    options = [f"-max_total_time={seconds}", "-max_len=4096", "-timeout=20", f"-artifact_prefix={folder}{os.sep}"]
+    options = [
+        f"-max_total_time={seconds}",
+        "-max_len=4096",
+        "-timeout=20",
+        f"-artifact_prefix={folder}{os.sep}",
+    ]
     atheris.Setup([sys.argv[0], *options, str(corpus)], TARGETS[name])
     atheris.Fuzz()
 

@@ -1,7 +1,9 @@
-"""What is fuzzed: everything that reads what somebody else may have written, each as a function from bytes.
+"""What is fuzzed: everything that reads what somebody else may have written, each as a function
+from bytes.
 
-A target lets pass the errors that its reader documents. Whatever else is raised, or an answer that contradicts itself,
-is a find. `test_fuzz.py` replays seeds and earlier finds without a fuzzer; `search.py` searches for new ones.
+A target lets pass the errors that its reader documents. Whatever else is raised, or an answer that
+contradicts itself, is a find. `test_fuzz.py` replays seeds and earlier finds without a fuzzer;
+`search.py` searches for new ones.
 """
 
 from __future__ import annotations
@@ -14,10 +16,27 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from histories import chat, conversation, python_source, step, text, thinking, tool_result, tool_use, user
+from histories import (
+    chat,
+    conversation,
+    python_source,
+    step,
+    text,
+    thinking,
+    tool_result,
+    tool_use,
+    user,
+)
 
 from ctxpipe import ContextPipeline
-from ctxpipe.compacted import SUMMARY, own_words, restored_path, safe_summary, summary_body, summary_extras
+from ctxpipe.compacted import (
+    SUMMARY,
+    own_words,
+    restored_path,
+    safe_summary,
+    summary_body,
+    summary_extras,
+)
 from ctxpipe.edits.compact import assemble, extract_commands, named_archives, reminder
 from ctxpipe.edits.fold import fold_files
 from ctxpipe.errors import InvalidHistory, StorageError, TranscriptError
@@ -72,7 +91,11 @@ def transcripts(data: bytes) -> None:
 
 def placeholders(data: bytes) -> None:
     """What a tool or a model says, taken for a placeholder, a summary, evidence, a restored file."""
-    said = data.decode("utf-8", "surrogatepass" if b"\xed" in data else "replace") if _decodes(data) else repr(data)
+    said = (
+        data.decode("utf-8", "surrogatepass" if b"\xed" in data else "replace")
+        if _decodes(data)
+        else repr(data)
+    )
     for where in (reference(said), previewed_reference(said)):
         assert where is None or ("\n" not in where and where in said)
     names = named_files(said)
@@ -111,7 +134,9 @@ def archives(data: bytes) -> None:
     assert parse_archive("".join(encode_record(archive_record(messages))), "again") == messages
 
 
-HISTORY: list[Message] = conversation(user("go"), step("t1", result="one"), step("t2", result="two"), chat(2))
+HISTORY: list[Message] = conversation(
+    user("go"), step("t1", result="one"), step("t2", result="two"), chat(2)
+)
 
 
 class WrittenByOthers:
@@ -168,7 +193,9 @@ def _sealed(bodies: Sequence[str]) -> list[str]:
     entries, before = list[str](), ""
     for number, body in enumerate(bodies):
         text = "\0".join(("s", "", str(number), before, body))
-        before = hmac.new(b"ctxpipe", text.encode("utf-8", "surrogatepass"), "sha256").hexdigest()[:32]
+        before = hmac.new(b"ctxpipe", text.encode("utf-8", "surrogatepass"), "sha256").hexdigest()[
+            :32
+        ]
         entries.append(f"{before} {body}")
     return entries
 
@@ -187,7 +214,7 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = {
 }
 
 
-# Seeds ------------------------------------------------------------------------------------------------------------
+# Seeds --------------------------------------------------------------------------------------------
 
 
 def _lines(*values: object) -> bytes:
@@ -214,9 +241,20 @@ def _journal() -> bytes:
 
 
 def _claude_code() -> bytes:
-    common = {"isSidechain": False, "userType": "external", "cwd": "/w", "sessionId": "s", "version": "1.0"}
+    common = {
+        "isSidechain": False,
+        "userType": "external",
+        "cwd": "/w",
+        "sessionId": "s",
+        "version": "1.0",
+    }
     said = {"role": "user", "content": "go"}
-    reply = {"id": "m", "role": "assistant", "model": "claude", "content": [tool_use("t1", "Bash", {"command": "ls"})]}
+    reply = {
+        "id": "m",
+        "role": "assistant",
+        "model": "claude",
+        "content": [tool_use("t1", "Bash", {"command": "ls"})],
+    }
     return _lines(
         {"type": "summary", "summary": "x", "leafUuid": "u"},
         {
@@ -228,12 +266,22 @@ def _claude_code() -> bytes:
             "message": said,
         },
         {**common, "type": "assistant", "uuid": "b", "parentUuid": "a", "message": reply},
-        {**common, "type": "user", "uuid": "c", "parentUuid": "b", "message": user(tool_result("t1", "a.py"))},
+        {
+            **common,
+            "type": "user",
+            "uuid": "c",
+            "parentUuid": "b",
+            "message": user(tool_result("t1", "a.py")),
+        },
     )
 
 
 def _openai() -> bytes:
-    call: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": '{"path": "."}'}}
+    call: dict[str, Any] = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "ls", "arguments": '{"path": "."}'},
+    }
     return _lines(
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "go"}]},
@@ -267,7 +315,10 @@ SEEDS: Mapping[str, list[bytes]] = {
         _lines({"type": "header", "agent": "x"}, *HISTORY),
         _claude_code(),
         _openai(),
-        _lines({"role": "assistant", "content": [thinking(), tool_use("t1", "bash", {})]}, user(tool_result("t2"))),
+        _lines(
+            {"role": "assistant", "content": [thinking(), tool_use("t1", "bash", {})]},
+            user(tool_result("t2")),
+        ),
     ],
     "placeholders": [
         DIRECT.format("/store/s/t1.md").encode(),
@@ -287,7 +338,11 @@ SEEDS: Mapping[str, list[bytes]] = {
         b'[{"role": "user", "content": [{"type": "tool_result", "tool_use_id": 1, "content": 5}]}]',
     ],
     "journals": [_journal(), _journal()[:-40], b"0123456789abcdef {}\nx\n", b"x " + DEEP + b"\n"],
-    "folding": [bytes([number]) + source.encode() for source in SOURCES for number in range(0, len(EXTENSIONS), 3)],
+    "folding": [
+        bytes([number]) + source.encode()
+        for source in SOURCES
+        for number in range(0, len(EXTENSIONS), 3)
+    ],
 }
 
 

@@ -1,4 +1,6 @@
-"""Microsoft Agent Framework: a compaction strategy through `apply_compaction`, as its chat clients run it."""
+"""Microsoft Agent Framework: a compaction strategy through `apply_compaction`, as its chat clients
+run it.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class Above:
 
 
 class Peer:
-    def __init__(self, way: str, folder: str, window: int = 200_000, trigger: int = 100_000, **_: Any) -> None:
+    def __init__(
+        self, way: str, folder: str, window: int = 200_000, trigger: int = 100_000, **_: Any
+    ) -> None:
         del folder
         self.messages: list[Message] = []
         if way == "default":
@@ -64,7 +68,9 @@ class Peer:
         elif way == "compact":
             self.strategy = Above(trigger, SummarizationStrategy(client=FakeClient()))
         else:
-            self.strategy = Above(trigger, ToolResultCompactionStrategy(keep_last_tool_call_groups=5))
+            self.strategy = Above(
+                trigger, ToolResultCompactionStrategy(keep_last_tool_call_groups=5)
+            )
 
     def convert(self, new: list[dict[str, Any]]) -> list[Message]:
         return [made for message in new for made in _converted(message)]
@@ -86,7 +92,11 @@ class Peer:
         client = SimpleNamespace()
         for name in needed:
             setattr(client, name, getattr(RawAnthropicClient, name).__get__(client))
-        head = [{"role": "system", "content": shaped[0].text}] if shaped and shaped[0].role == "system" else []
+        head = (
+            [{"role": "system", "content": shaped[0].text}]
+            if shaped and shaped[0].role == "system"
+            else []
+        )
         return [*head, *prepare(client, shaped)]
 
     def kept(self) -> tuple[dict[str, str], list[str]]:
@@ -101,8 +111,12 @@ def _converted(message: dict[str, Any]) -> list[Message]:
     content = message["content"]
     if isinstance(content, str):
         return [Message(message["role"], [content])]
-    results = [made for block in content if block["type"] == "tool_result" for made in _contents(block)]
-    rest = [made for block in content if block["type"] != "tool_result" for made in _contents(block)]
+    results = [
+        made for block in content if block["type"] == "tool_result" for made in _contents(block)
+    ]
+    rest = [
+        made for block in content if block["type"] != "tool_result" for made in _contents(block)
+    ]
     return [
         *([Message("tool", results)] if results else []),
         *([Message(message["role"], rest)] if rest or not results else []),
@@ -114,14 +128,26 @@ def _contents(block: dict[str, Any]) -> list[Content]:
         case "text":
             return [Content.from_text(block["text"])]
         case "thinking":
-            return [Content.from_text_reasoning(text=block["thinking"], protected_data=block.get("signature"))]
+            return [
+                Content.from_text_reasoning(
+                    text=block["thinking"], protected_data=block.get("signature")
+                )
+            ]
         case "tool_use":
-            return [Content.from_function_call(block["id"], block["name"], arguments=block["input"])]
+            return [
+                Content.from_function_call(block["id"], block["name"], arguments=block["input"])
+            ]
         case "tool_result":
             told = block.get("content", "")
-            items = told if isinstance(told, str) else [made for inner in told for made in _contents(inner)]
+            items = (
+                told
+                if isinstance(told, str)
+                else [made for inner in told for made in _contents(inner)]
+            )
             failed = "error" if block.get("is_error") else None
-            return [Content.from_function_result(block["tool_use_id"], result=items, exception=failed)]
+            return [
+                Content.from_function_result(block["tool_use_id"], result=items, exception=failed)
+            ]
         case "image" if block["source"]["type"] == "base64":
             source = block["source"]
             return [Content.from_uri(f"data:{source['media_type']};base64,{source['data']}")]

@@ -1,4 +1,6 @@
-"""ctxpipe, through the same protocol as its peers: a session that is handed the full history each turn."""
+"""ctxpipe, through the same protocol as its peers: a session that is handed the full history each
+turn.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,9 @@ class Peer:
             write = ExtractiveSummarizer()
         compact = Compact(write, archive=storage, restore=Restore(files=self.seen))
         if way in ("coding", "both"):
-            stages: Any = presets.coding_agent(storage, work_dir=None, summarize=write, files=self.seen)
+            stages: Any = presets.coding_agent(
+                storage, work_dir=None, summarize=write, files=self.seen
+            )
         elif doing == "free":
             stages = [BatchOffload(storage, keep_recent=5)]
         elif doing == "compact":

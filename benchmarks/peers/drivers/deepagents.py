@@ -1,7 +1,8 @@
 """deepagents: the stack that `create_deep_agent` builds around a model call, without the graph.
 
-A new tool result passes FilesystemMiddleware (large ones go to a file), the call itself FilesystemMiddleware,
-the summarization middleware and PatchToolCalls, in the order of deepagents.graph.
+A new tool result passes FilesystemMiddleware (large ones go to a file), the call itself
+FilesystemMiddleware, the summarization middleware and PatchToolCalls, in the order of
+deepagents.graph.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from typing import Any
 from deepagents.backends import FilesystemBackend
 from deepagents.middleware.filesystem import FilesystemMiddleware
 from deepagents.middleware.patch_tool_calls import PatchToolCallsMiddleware
-from deepagents.middleware.summarization import SummarizationMiddleware, create_summarization_middleware
+from deepagents.middleware.summarization import (
+    SummarizationMiddleware,
+    create_summarization_middleware,
+)
 from driving import files_in, read_back, versions
 from langchain.agents.middleware.types import ExtendedModelResponse, ModelRequest, ModelResponse
 from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage, ToolMessage
@@ -45,7 +49,9 @@ class Peer:
         self.folder = Path(folder)
         backend = FilesystemBackend(root_dir=folder, virtual_mode=True)
         self.model = FakeChat(profile={"max_input_tokens": window})
-        self.files = FilesystemMiddleware(backend=backend, tool_token_limit_before_evict=min_chars // 4)
+        self.files = FilesystemMiddleware(
+            backend=backend, tool_token_limit_before_evict=min_chars // 4
+        )
         if way == "compact":
             self.summarise: Any = SummarizationMiddleware(
                 model=self.model,
@@ -53,7 +59,10 @@ class Peer:
                 trigger=("tokens", trigger),
                 keep=("tokens", keep_tokens),
                 trim_tokens_to_summarize=None,
-                truncate_args_settings={"trigger": ("tokens", trigger), "keep": ("tokens", keep_tokens)},
+                truncate_args_settings={
+                    "trigger": ("tokens", trigger),
+                    "keep": ("tokens", keep_tokens),
+                },
             )
         else:
             self.summarise = create_summarization_middleware(self.model, backend)
@@ -74,7 +83,9 @@ class Peer:
     async def shape(self) -> list[BaseMessage]:
         patched = self.patch.before_agent(self.state, None)
         if patched is not None:
-            self.state["messages"] = [m for m in patched["messages"] if not isinstance(m, RemoveMessage)]
+            self.state["messages"] = [
+                m for m in patched["messages"] if not isinstance(m, RemoveMessage)
+            ]
         sent: list[BaseMessage] = []
 
         async def model(request: Any) -> ModelResponse:
@@ -89,7 +100,11 @@ class Peer:
             return answer
 
         request = ModelRequest(
-            model=self.model, messages=self.state["messages"], state=self.state, runtime=None, tools=[]
+            model=self.model,
+            messages=self.state["messages"],
+            state=self.state,
+            runtime=None,
+            tools=[],
         )
         answer = await self.files.awrap_model_call(request, summarised)
         if isinstance(answer, ExtendedModelResponse) and answer.command is not None:
@@ -102,7 +117,9 @@ class Peer:
             if name != "messages":
                 self.state[name] = value
         replaced = {message.id: message for message in update.get("messages", [])}
-        self.state["messages"] = [replaced.get(m.id, m) if m.id else m for m in self.state["messages"]]
+        self.state["messages"] = [
+            replaced.get(m.id, m) if m.id else m for m in self.state["messages"]
+        ]
 
     def wire(self, shaped: list[BaseMessage]) -> list[dict[str, Any]]:
         return wired(shaped)

@@ -27,7 +27,9 @@ class Peer:
         self.messages: list[dict[str, Any]] = []
 
     def convert(self, new: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{name: value for name, value in message.items() if name != "usage"} for message in new]
+        return [
+            {name: value for name, value in message.items() if name != "usage"} for message in new
+        ]
 
     def append(self, native: list[dict[str, Any]]) -> None:
         self.messages += native
@@ -39,6 +41,10 @@ class Peer:
         return shaped
 
     def kept(self) -> tuple[dict[str, str], list[str]]:
-        """The originals that it holds in memory, by the hash that stands in their place, and the caller's messages."""
+        """The originals that it holds in memory, by the hash that stands in their place, and the
+        caller's messages.
+        """
         entries = get_compression_store()._backend.items()
-        return {key: entry.original_content for key, entry in entries}, [str(message) for message in self.messages]
+        return {key: entry.original_content for key, entry in entries}, [
+            str(message) for message in self.messages
+        ]

@@ -1,11 +1,17 @@
-"""LangChain: SummarizationMiddleware and ContextEditingMiddleware, as `create_agent` runs them before a model call."""
+"""LangChain: SummarizationMiddleware and ContextEditingMiddleware, as `create_agent` runs them
+before a model call.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from driving import versions
-from langchain.agents.middleware import ClearToolUsesEdit, ContextEditingMiddleware, SummarizationMiddleware
+from langchain.agents.middleware import (
+    ClearToolUsesEdit,
+    ContextEditingMiddleware,
+    SummarizationMiddleware,
+)
 from langchain.agents.middleware.types import ModelRequest
 from langchain_core.messages import BaseMessage, RemoveMessage
 from langchain_messages import FakeChat, converted, held, wired
@@ -50,7 +56,9 @@ class Peer:
         elif way == "free":
             self.edit = ContextEditingMiddleware(edits=[ClearToolUsesEdit(trigger=trigger, keep=5)])
         else:
-            self.edit = ContextEditingMiddleware(edits=[ClearToolUsesEdit(trigger=clear or trigger // 2, keep=5)])
+            self.edit = ContextEditingMiddleware(
+                edits=[ClearToolUsesEdit(trigger=clear or trigger // 2, keep=5)]
+            )
             self.summarise = SummarizationMiddleware(self.model, trigger=("tokens", trigger))
 
     def convert(self, new: list[dict[str, Any]]) -> list[BaseMessage]:
@@ -72,7 +80,11 @@ class Peer:
             sent.extend(request.messages)
 
         request = ModelRequest(
-            model=self.model, messages=self.messages, state={"messages": self.messages}, runtime=None, tools=[]
+            model=self.model,
+            messages=self.messages,
+            state={"messages": self.messages},
+            runtime=None,
+            tools=[],
         )
         await self.edit.awrap_model_call(request, handler)
         return sent

@@ -1,4 +1,6 @@
-"""langmem: `asummarize_messages`, called before each model call with the running summary, as its example does."""
+"""langmem: `asummarize_messages`, called before each model call with the running summary, as its
+example does.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,22 @@ def VERSIONS() -> dict[str, str]:  # noqa: N802
 
 class Peer:
     def __init__(
-        self, way: str, folder: str, window: int = 200_000, trigger: int = 100_000, keep_tokens: int = 20_000, **_: Any
+        self,
+        way: str,
+        folder: str,
+        window: int = 200_000,
+        trigger: int = 100_000,
+        keep_tokens: int = 20_000,
+        **_: Any,
     ) -> None:
         del folder
         self.model = FakeChat(profile={"max_input_tokens": window})
         self.limits: dict[str, int] = {"max_tokens": int(0.85 * window)}
         if way == "compact":
-            self.limits = {"max_tokens": max(keep_tokens, 512), "max_tokens_before_summary": trigger}
+            self.limits = {
+                "max_tokens": max(keep_tokens, 512),
+                "max_tokens_before_summary": trigger,
+            }
         self.messages: list[BaseMessage] = []
         self.summary: Any = None
 
@@ -44,7 +55,9 @@ class Peer:
         self.messages += native
 
     async def shape(self) -> list[BaseMessage]:
-        result = await asummarize_messages(self.messages, running_summary=self.summary, model=self.model, **self.limits)
+        result = await asummarize_messages(
+            self.messages, running_summary=self.summary, model=self.model, **self.limits
+        )
         self.summary = result.running_summary
         return result.messages
 

@@ -1,4 +1,6 @@
-"""LlamaIndex: Memory (a queue that flushes into memory blocks) and ChatSummaryMemoryBuffer (a summary by the model)."""
+"""LlamaIndex: Memory (a queue that flushes into memory blocks) and ChatSummaryMemoryBuffer (a
+summary by the model).
+"""
 
 from __future__ import annotations
 
@@ -50,13 +52,21 @@ class FakeLLM(CustomLLM):
 
 class Peer:
     def __init__(
-        self, way: str, folder: str, window: int = 200_000, trigger: int = 100_000, keep_tokens: int = 20_000, **_: Any
+        self,
+        way: str,
+        folder: str,
+        window: int = 200_000,
+        trigger: int = 100_000,
+        keep_tokens: int = 20_000,
+        **_: Any,
     ) -> None:
         del folder
         self.everything: list[ChatMessage] = []
         self.new: list[ChatMessage] = []
         if way == "compact":
-            self.memory: Any = ChatSummaryMemoryBuffer.from_defaults(llm=FakeLLM(), token_limit=keep_tokens)
+            self.memory: Any = ChatSummaryMemoryBuffer.from_defaults(
+                llm=FakeLLM(), token_limit=keep_tokens
+            )
         else:
             name = uuid.uuid4().hex
             limit = {"token_limit": window} if way == "quiet" else {}
@@ -83,7 +93,11 @@ class Peer:
         return [*([{"role": "system", "content": system}] if system else []), *messages]
 
     async def kept(self) -> tuple[dict[str, str], list[str]]:
-        held = await self.memory.aget_all() if isinstance(self.memory, Memory) else self.memory.get_all()
+        held = (
+            await self.memory.aget_all()
+            if isinstance(self.memory, Memory)
+            else self.memory.get_all()
+        )
         return {}, [str(message.model_dump()) for message in held]
 
 
@@ -97,12 +111,20 @@ def _converted(message: dict[str, Any]) -> list[ChatMessage]:
         for block in blocks(message)
         if block["type"] == "tool_result"
     ]
-    rest = [_block(block) for block in blocks(message) if block["type"] in ("text", "thinking", "tool_use", "image")]
+    rest = [
+        _block(block)
+        for block in blocks(message)
+        if block["type"] in ("text", "thinking", "tool_use", "image")
+    ]
     return [*results, *([ChatMessage(role=message["role"], blocks=rest)] if rest else [])]
 
 
 def _inner(content: Any) -> list[Any]:
-    return [TextBlock(text=content)] if isinstance(content, str) else [_block(block) for block in content]
+    return (
+        [TextBlock(text=content)]
+        if isinstance(content, str)
+        else [_block(block) for block in content]
+    )
 
 
 def _block(block: dict[str, Any]) -> Any:
@@ -111,8 +133,12 @@ def _block(block: dict[str, Any]) -> Any:
             told = {"signature": block["signature"]}
             return ThinkingBlock(content=block["thinking"], additional_information=told)
         case "tool_use":
-            return ToolCallBlock(tool_call_id=block["id"], tool_name=block["name"], tool_kwargs=block["input"])
+            return ToolCallBlock(
+                tool_call_id=block["id"], tool_name=block["name"], tool_kwargs=block["input"]
+            )
         case "image":
             source = block["source"]
-            return ImageBlock(image=base64.b64decode(source["data"]), image_mimetype=source["media_type"])
+            return ImageBlock(
+                image=base64.b64decode(source["data"]), image_mimetype=source["media_type"]
+            )
     return TextBlock(text=block["text"])

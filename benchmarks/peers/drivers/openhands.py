@@ -1,4 +1,6 @@
-"""OpenHands SDK: LLMSummarizingCondenser on the cached view of the events, as the agent's step uses it."""
+"""OpenHands SDK: LLMSummarizingCondenser on the cached view of the events, as the agent's step uses
+it.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,13 @@ class FakeLLM(LLM):
     """Answers with the fake summary."""
 
     def completion(self, messages: Any, *_: Any, **__: Any) -> Any:
-        prompt = "\n".join(part.text for message in messages for part in message.content if hasattr(part, "text"))
+        prompt = "\n".join(
+            part.text for message in messages for part in message.content if hasattr(part, "text")
+        )
         text = fake_model.summary(prompt)
-        return SimpleNamespace(message=Message(role="assistant", content=[TextContent(text=text)]), id="fake")
+        return SimpleNamespace(
+            message=Message(role="assistant", content=[TextContent(text=text)]), id="fake"
+        )
 
     async def acompletion(self, messages: Any, *_: Any, **__: Any) -> Any:
         return self.completion(messages)
@@ -53,9 +59,13 @@ class Said(Observation):
 
 
 class Peer:
-    def __init__(self, way: str, folder: str, window: int = 200_000, trigger: int = 100_000, **_: Any) -> None:
+    def __init__(
+        self, way: str, folder: str, window: int = 200_000, trigger: int = 100_000, **_: Any
+    ) -> None:
         del folder
-        self.llm = FakeLLM(model="anthropic/claude-sonnet-4-5", api_key="none", max_input_tokens=min(window, 10**6))
+        self.llm = FakeLLM(
+            model="anthropic/claude-sonnet-4-5", api_key="none", max_input_tokens=min(window, 10**6)
+        )
         limits: dict[str, Any] = {}
         if way == "quiet":
             limits = {"max_size": 10**9}
@@ -86,7 +96,11 @@ class Peer:
         sent = self.llm.format_messages_for_llm(shaped)
         system = [message for message in sent if message["role"] == "system"]
         rest = [message for message in sent if message["role"] != "system"]
-        made = anthropic_messages_pt(rest, model="claude-sonnet-4-5", llm_provider="anthropic") if rest else []
+        made = (
+            anthropic_messages_pt(rest, model="claude-sonnet-4-5", llm_provider="anthropic")
+            if rest
+            else []
+        )
         return [*({"role": "system", "content": one["content"]} for one in system), *made]
 
     def kept(self) -> tuple[dict[str, str], list[str]]:
@@ -95,11 +109,17 @@ class Peer:
     def _events(self, message: dict[str, Any]) -> list[Any]:
         if message["role"] == "assistant":
             return self._answered(blocks(message))
-        results = [self._observed(block) for block in blocks(message) if block["type"] == "tool_result"]
+        results = [
+            self._observed(block) for block in blocks(message) if block["type"] == "tool_result"
+        ]
         rest = _contents([block for block in blocks(message) if block["type"] != "tool_result"])
         role = message["role"]
         source = "user" if role == "user" else "environment"
-        said = [MessageEvent(source=source, llm_message=Message(role=role, content=rest))] if rest else []
+        said = (
+            [MessageEvent(source=source, llm_message=Message(role=role, content=rest))]
+            if rest
+            else []
+        )
         return [*results, *said]
 
     def _answered(self, said: list[dict[str, Any]]) -> list[Any]:
@@ -112,7 +132,10 @@ class Peer:
         events = []
         for place, call in enumerate(calls):
             made = MessageToolCall(
-                id=call["id"], name=call["name"], arguments=json.dumps(call["input"]), origin="completion"
+                id=call["id"],
+                name=call["name"],
+                arguments=json.dumps(call["input"]),
+                origin="completion",
             )
             event = ActionEvent(
                 thought=[] if place else texts,
@@ -150,7 +173,9 @@ def _contents(told: list[dict[str, Any]]) -> list[Any]:
     for block in told:
         if block["type"] == "image":
             source = block["source"]
-            made.append(ImageContent(image_urls=[f"data:{source['media_type']};base64,{source['data']}"]))
+            made.append(
+                ImageContent(image_urls=[f"data:{source['media_type']};base64,{source['data']}"])
+            )
         elif block["type"] == "text":
             made.append(TextContent(text=block["text"]))
     return made

@@ -1,4 +1,6 @@
-"""pydantic-ai with pydantic-ai-harness: its compaction capabilities, called as the agent's graph calls them."""
+"""pydantic-ai with pydantic-ai-harness: its compaction capabilities, called as the agent's graph
+calls them.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,12 @@ def VERSIONS() -> dict[str, str]:  # noqa: N802
 
 
 def answer(messages: list[ModelMessage], _info: Any) -> ModelResponse:
-    prompt = "\n".join(str(part.content) for message in messages for part in message.parts if hasattr(part, "content"))
+    prompt = "\n".join(
+        str(part.content)
+        for message in messages
+        for part in message.parts
+        if hasattr(part, "content")
+    )
     return ModelResponse(parts=[TextPart(fake_model.summary(prompt))])
 
 
@@ -70,7 +77,9 @@ class Peer:
     ) -> None:
         self.folder = Path(folder)
         self.model = FunctionModel(answer)
-        self.wire_model = AnthropicModel("claude-sonnet-4-5", provider=AnthropicProvider(api_key="none"))
+        self.wire_model = AnthropicModel(
+            "claude-sonnet-4-5", provider=AnthropicProvider(api_key="none")
+        )
         self.messages: list[ModelMessage] = []
         self.names: dict[str, str] = {}
         self.usage = RunUsage()
@@ -87,7 +96,9 @@ class Peer:
         elif way == "both":
             self.compaction = self._tiered(target_tokens=trigger, keep_pairs=5)
         else:
-            self.limits = ToolOutputLimits(bands=[Band(over=min_chars, action=Spill())], store=store)
+            self.limits = ToolOutputLimits(
+                bands=[Band(over=min_chars, action=Spill())], store=store
+            )
             self.compaction = self._tiered(target_tokens=int(0.85 * window), keep_pairs=3)
 
     @staticmethod
@@ -103,25 +114,43 @@ class Peer:
 
     def _converted(self, message: dict[str, Any]) -> list[ModelMessage]:
         if message["role"] == "system":
-            return [ModelRequest(parts=[SystemPromptPart(block["text"]) for block in blocks(message)])]
+            return [
+                ModelRequest(parts=[SystemPromptPart(block["text"]) for block in blocks(message)])
+            ]
         if message["role"] == "assistant":
             usage = message.get("usage") or {}
             parts = [part for block in blocks(message) for part in self._answered(block)]
             return [
                 ModelResponse(
-                    parts=parts, usage=RequestUsage(**usage), model_name="claude-sonnet-4-5", provider_name="anthropic"
+                    parts=parts,
+                    usage=RequestUsage(**usage),
+                    model_name="claude-sonnet-4-5",
+                    provider_name="anthropic",
                 )
             ]
-        return [ModelRequest(parts=[part for block in blocks(message) for part in self._asked(block)])]
+        return [
+            ModelRequest(parts=[part for block in blocks(message) for part in self._asked(block)])
+        ]
 
     def _answered(self, block: dict[str, Any]) -> list[Any]:
         match block["type"]:
             case "text":
                 return [TextPart(block["text"])]
             case "thinking":
-                return [ThinkingPart(block["thinking"], signature=block["signature"], provider_name="anthropic")]
+                return [
+                    ThinkingPart(
+                        block["thinking"], signature=block["signature"], provider_name="anthropic"
+                    )
+                ]
             case "redacted_thinking":
-                return [ThinkingPart("", id="redacted_thinking", signature=block["data"], provider_name="anthropic")]
+                return [
+                    ThinkingPart(
+                        "",
+                        id="redacted_thinking",
+                        signature=block["data"],
+                        provider_name="anthropic",
+                    )
+                ]
             case "tool_use":
                 self.names[block["id"]] = block["name"]
                 return [ToolCallPart(block["name"], block["input"], tool_call_id=block["id"])]
@@ -140,7 +169,9 @@ class Peer:
                     told = [b["text"] if b["type"] == "text" else _image(b) for b in told]
                     told = told[0] if len(told) == 1 else told
                 outcome = "failed" if block.get("is_error") else "success"
-                return [ToolReturnPart(name, told, tool_call_id=block["tool_use_id"], outcome=outcome)]
+                return [
+                    ToolReturnPart(name, told, tool_call_id=block["tool_use_id"], outcome=outcome)
+                ]
         return []
 
     async def arrive(self, native: list[ModelMessage]) -> None:
@@ -157,14 +188,18 @@ class Peer:
         tool = ToolDefinition(name=part.tool_name)
         context = self._context()
         context.tool_call_id = part.tool_call_id
-        result = await self.limits.after_tool_execute(context, call=call, tool_def=tool, args={}, result=part.content)
+        result = await self.limits.after_tool_execute(
+            context, call=call, tool_def=tool, args={}, result=part.content
+        )
         part.content = getattr(result, "return_value", result)
 
     def append(self, native: list[ModelMessage]) -> None:
         self.messages += native
 
     def _context(self) -> RunContext[Any]:
-        return RunContext(deps=None, model=self.model, usage=self.usage, messages=self.messages, run_id="run")
+        return RunContext(
+            deps=None, model=self.model, usage=self.usage, messages=self.messages, run_id="run"
+        )
 
     async def shape(self) -> list[ModelMessage]:
         request = ModelRequestContext(
@@ -183,11 +218,15 @@ class Peer:
         return [*([{"role": "system", "content": system}] if system else []), *messages]
 
     def again(self, refusal: str) -> dict[str, Any]:
-        """As its adapter's `request` does it: the same request once more, with stale thinking dropped."""
+        """As its adapter's `request` does it: the same request once more, with stale thinking
+        dropped.
+        """
         answer = httpx2.Response(400, request=httpx2.Request("POST", "http://localhost"))
         body = {"type": "error", "error": {"type": "invalid_request_error", "message": refusal}}
         profile = AnthropicModel(BINDING_MODEL, provider=AnthropicProvider(api_key="none")).profile
-        if not is_stale_thinking_block_error(profile, omit, APIStatusError(refusal, response=answer, body=body)):
+        if not is_stale_thinking_block_error(
+            profile, omit, APIStatusError(refusal, response=answer, body=body)
+        ):
             return {}
         return {
             "extra_body": {"thinking": drop_stale_thinking_blocks(omit)},
@@ -195,10 +234,14 @@ class Peer:
         }
 
     def kept(self) -> tuple[dict[str, str], list[str]]:
-        return files_in(self.folder), [str(part) for message in self.messages for part in message.parts]
+        return files_in(self.folder), [
+            str(part) for message in self.messages for part in message.parts
+        ]
 
 
 def _image(block: dict[str, Any]) -> BinaryContent:
     import base64
 
-    return BinaryContent(base64.b64decode(block["source"]["data"]), media_type=block["source"]["media_type"])
+    return BinaryContent(
+        base64.b64decode(block["source"]["data"]), media_type=block["source"]["media_type"]
+    )

@@ -1,4 +1,6 @@
-"""Strands: its context manager on a real Agent, run before the model call as the event loop runs it."""
+"""Strands: its context manager on a real Agent, run before the model call as the event loop runs
+it.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ class FakeModel(Model):
         return self.config
 
     async def structured_output(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError  # the agent loop never asks for it here, and the base class wants it defined
+        # the agent loop never asks for it here, and the base class wants it defined
+        raise NotImplementedError
         yield
 
     async def stream(self, messages: Any, *_: Any, **__: Any) -> Any:
@@ -108,7 +111,9 @@ class Peer:
             client_args={"api_key": "none"},
             model_id="claude-sonnet-4-5",
             max_tokens=1024,
-            params={"thinking": {"type": "adaptive"}},  # its retry without stale thinking needs thinking configured
+            params={
+                "thinking": {"type": "adaptive"}
+            },  # its retry without stale thinking needs thinking configured
         )
         self.pending: list[Any] = []
 
@@ -120,7 +125,9 @@ class Peer:
         for message in native:
             _ensure_tracking_id(message)  # its stash names texts by it
             self.agent.messages.append(message)
-            await self.agent.hooks.invoke_callbacks_async(MessageAddedEvent(agent=self.agent, message=message))
+            await self.agent.hooks.invoke_callbacks_async(
+                MessageAddedEvent(agent=self.agent, message=message)
+            )
 
     def append(self, native: list[Any]) -> None:
         """Done when they arrived."""
@@ -134,7 +141,9 @@ class Peer:
         return self.formatter._format_request_messages(shaped)
 
     def again(self, refusal: str) -> dict[str, Any]:
-        """As its adapter's `stream` does it: the same request once more, with stale thinking dropped."""
+        """As its adapter's `stream` does it: the same request once more, with stale thinking
+        dropped.
+        """
         if not is_thinking_binding_error(Exception(refusal)):
             return {}
         request = {"thinking": self.formatter.get_config()["params"]["thinking"]}
@@ -170,9 +179,17 @@ def _block(block: dict[str, Any]) -> dict[str, Any]:
             told = block.get("content", "")
             inner = [{"text": told}] if isinstance(told, str) else [_block(item) for item in told]
             status = "error" if block.get("is_error") else "success"
-            return {"toolResult": {"toolUseId": block["tool_use_id"], "content": inner, "status": status}}
+            return {
+                "toolResult": {
+                    "toolUseId": block["tool_use_id"],
+                    "content": inner,
+                    "status": status,
+                }
+            }
         case "image":
             source = block["source"]
             data = base64.b64decode(source["data"])
-            return {"image": {"format": source["media_type"].split("/")[1], "source": {"bytes": data}}}
+            return {
+                "image": {"format": source["media_type"].split("/")[1], "source": {"bytes": data}}
+            }
     return {"text": block["text"]}
