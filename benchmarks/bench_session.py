@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import json
 import os
 import subprocess
@@ -181,21 +182,22 @@ async def journalled() -> list[Row]:
     return rows
 
 
+def text_of(turn: int) -> str:
+    """The result of a turn: every tenth is long enough for a file of its own."""
+    return "a line of a result\n" * 150 if turn % 10 == 0 else f"{turn}.py " * 40
+
+
 async def restored() -> list[Row]:
     """What a new process takes for it, and the bytes of the journals beside those of the histories."""
     root = tempfile.mkdtemp()
     storage = LocalStorage(root)
-    results = [
-        "a line of a result\n" * 150 if turn % 10 == 0 else f"{turn}.py " * 40
-        for turn in range(100)
-    ]
     whole = 0
     for number in range(50):
         known: list[Any] = [{"role": "user", "content": "Go."}]
         session = pipeline_in(storage).session(f"s{number}", journal=storage)
         for turn in range(100):
             call, result = exchange(turn)
-            result["content"][0]["content"] = results[turn]  # type: ignore[index]
+            result["content"][0]["content"] = text_of(turn)  # type: ignore[index]
             known += [call, result]
             await session.run(known)
         whole += len(json.dumps(known, ensure_ascii=False).encode())
@@ -222,10 +224,31 @@ def pipeline_in(storage: LocalStorage) -> ContextPipeline:
     return ContextPipeline([DirectOffload(storage), BatchOffload(storage)])
 
 
+async def restored_after_adoption() -> float:
+    """Seconds for the raw histories of 50 sessions whose caller went on with the context for 100 turns."""
+    storage = LocalStorage(tempfile.mkdtemp())
+    sessions: list[Any] = []
+    for number in range(50):
+        session, known = pipeline_in(storage).session(f"s{number}", journal=storage), history(0)
+        for turn in range(100):
+            call, result = exchange(turn)
+            result["content"][0]["content"] = text_of(turn)  # type: ignore[index]
+            known = [*(await session.run([*known, call, result])).messages]
+        sessions.append(session)
+    begun = perf_counter()
+    for session in sessions:
+        takes_storage = inspect.signature(session.restore_history).parameters
+        raw = await session.restore_history(*([storage] if takes_storage else []))
+        assert len(raw) == 201
+    return perf_counter() - begun
+
+
 async def figures() -> dict[str, float]:
-    """What any version can be asked: microseconds of an idle turn, kilobytes of an idle session."""
+    """What any version can be asked: of an idle turn, an idle session, and a lost history."""
     found = {f"{messages:,} messages, µs": (await turn(messages, 0))[1] for messages in LIMITS}
-    return found | {"idle session of 200 messages, kB": (await idle())[0][1]}
+    found["idle session of 200 messages, kB"] = (await idle())[0][1]
+    found["restore_history of 50 sessions, ms"] = 1e3 * await restored_after_adoption()
+    return found
 
 
 def beside(folder: Path) -> None:

@@ -18,7 +18,7 @@ from ctxpipe.placeholders import reference
 from ctxpipe.stages.offload import WRITING_TOOLS
 
 LONG = "a long line of output\n" * 200
-GONE = "that the context points to"
+GONE = "that the context refers to had gone"
 
 
 def pipeline(storage: LocalStorage) -> ContextPipeline:

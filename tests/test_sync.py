@@ -163,7 +163,7 @@ print(session.run(history).covered)
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "SettingsError session 's' is of another process: make a new one after a fork",
+        "SettingsError session 's' belongs to another process: make a new one after a fork",
         "True",
         "1",
     ]

@@ -108,5 +108,6 @@ def check_usage(given: object) -> None:
     """Raise SettingsError unless *given* is the usage of a reply, or a whole reply."""
     if not has_usage(given):
         raise SettingsError(
-            f"usage is {type(given).__name__} without input_tokens; give the usage of a reply: observe(reply.usage)"
+            f"usage is {type(given).__name__} without input_tokens; "
+            "give the usage of a reply: observe(reply.usage)"
         )

@@ -22,19 +22,18 @@ if TYPE_CHECKING:
 __all__ = ["DAMAGED", "Entry", "Journal", "chain"]
 
 FORM = 2
-"""The form of an entry. A journal with a newer one is neither used nor written to."""
+"""The form of an entry. A journal with a newer one is neither read nor written."""
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""What reading an entry may raise that somebody else has written."""
+"""What an invalid entry may raise when it is read."""
 _CHECKSUM_KEY = b"ctxpipe"  # where nothing is signed
 
 
 class Entry(NamedTuple):
-    """The *turns* of one *branch* since the first *base* entries of the journal, and what the
-    ledger has learned.
+    """The *turns* of one *branch*, and what the ledger has learned in them.
 
-    The entries that one rests on need not be those just before it: a caller may have gone back, and
-    several processes write one journal. *salt* is the key of its digests. *line* is the entry as it
-    was read.
+    They follow the first *base* entries of the journal, which need not be all that come before it:
+    a caller may have gone back, and several processes write to one journal. *salt* is the key of
+    the digests. *line* is the entry as it was read.
     """
 
     base: int
@@ -52,8 +51,7 @@ class Entry(NamedTuple):
 
 
 class Journal:
-    """The journal of the session *session_id* in *storage*, read and written up to its entry
-    *count*.
+    """The journal of a session, of which the first *count* entries are known.
 
     The first of *keys* seals, each of them verifies; without keys the seals are check sums.
     """
@@ -68,22 +66,20 @@ class Journal:
         self._keys = keys
 
     async def write(self, entry: Entry, *, is_bulk: bool) -> bool:
-        """Add *entry*, which takes long to encode if it *is_bulk*; False when there is one of that
-        number.
+        """Append *entry*; False when somebody else has written an entry of that number.
 
-        Raises StorageError.
+        A thread encodes it if it *is_bulk*. Raises StorageError.
         """
-        line = await in_thread_if(is_bulk, self._sealed, entry)
+        line = await in_thread_if(is_bulk, self._seal_entry, entry)
         if not await self.storage.append(self._session_id, self.count, line):
             return False
         self.count, self.seal = self.count + 1, line.partition(" ")[0]
         return True
 
     async def set_aside(self, entries: Sequence[Entry]) -> str:
-        """Keep the journal under another name, and begin anew with those *entries* of it that can
-        be believed.
+        """Keep the journal under another name, and begin a new one with its valid *entries*.
 
-        That name; "" where somebody else has set it aside. Raises StorageError.
+        The name, "" when somebody else has set it aside already. Raises StorageError.
         """
         name = await self.storage.set_aside(self._session_id)
         if name:
@@ -91,20 +87,26 @@ class Journal:
                 await self.storage.append(self._session_id, number, entry.line)
         return name
 
-    async def read(self) -> tuple[list[Entry], bool]:
-        """All entries that can be believed, and whether there are others.
-
-        Raises StorageError for a newer form.
-        """
+    def restart(self) -> None:
+        """Write the next entry as the first."""
         self.count, self.seal = 0, ""
-        return await self.news()
 
-    async def news(self) -> tuple[list[Entry], bool]:
-        """As `read`, the entries behind the last one."""
+    async def read(self) -> tuple[list[Entry], bool]:
+        """All valid entries, and whether an invalid one follows.
+
+        Raises StorageError for an entry that another version or another key can read.
+        """
+        self.restart()
+        return await self.read_news()
+
+    async def read_news(self) -> tuple[list[Entry], bool]:
+        """As `read`, for the entries after the last one that is known."""
         lines = await self.storage.entries(self._session_id, self.count)
-        return await in_thread(self._verified, lines) if lines else ([], False)
+        if not lines:
+            return [], False
+        return await in_thread(self._verify, lines)
 
-    def _verified(self, lines: Sequence[str]) -> tuple[list[Entry], bool]:
+    def _verify(self, lines: Sequence[str]) -> tuple[list[Entry], bool]:
         entries: list[Entry] = []
         for line in lines:
             seal, _, body = line.partition(" ")
@@ -119,7 +121,7 @@ class Journal:
             self.count, self.seal = self.count + 1, seal
         return entries, False
 
-    def _sealed(self, entry: Entry) -> str:
+    def _seal_entry(self, entry: Entry) -> str:
         values = {"form": FORM, "signed": bool(self._keys), **entry._asdict()}
         del values["line"]
         body = as_json(values, ensure_ascii=False)
@@ -131,14 +133,11 @@ class Journal:
         """The seals that *body* may have as the next entry, one for each key."""
         parts = (self._session_id, str(self.count), self.seal, body)
         text = "\0".join(parts).encode("utf-8", "surrogatepass")
-        return [
-            hmac.new(key, text, "sha256").hexdigest()[:32] for key in self._keys or (_CHECKSUM_KEY,)
-        ]
+        keys = self._keys or (_CHECKSUM_KEY,)
+        return [hmac.new(key, text, "sha256").hexdigest()[:32] for key in keys]
 
     def _refuse(self, line: str) -> None:
-        """Raise StorageError for an entry that others can read: neither to be used nor to be
-        written to.
-        """
+        """Raise StorageError for a journal that others can read: it is left as it is."""
         try:
             values = json.loads(line[line.index("{") :])
             form, signed = values["form"], values.get("signed")
@@ -146,7 +145,8 @@ class Journal:
             return
         if isinstance(form, int) and form > FORM:
             raise StorageError(
-                f"it was written by a newer ctxpipe, in form {form}; update ctxpipe to go on with it"
+                f"it was written by a newer ctxpipe, in form {form}; "
+                "update ctxpipe to go on with it"
             )
         if signed and not self._keys:
             raise StorageError("it is signed; give the signing_key with which it was written")

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from ..edits.repair import interrupted
 from ..errors import InvalidHistory
-from ..messages import has_calls, pending_calls
+from ..messages import ensure_messages, has_calls, pending_calls
 from ..settings import one_of
 
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = ["OPEN_CALLS", "OpenCalls", "answered", "ensure_answered"]
+__all__ = ["OPEN_CALLS", "OpenCalls", "close_calls"]
 
 OpenCalls: TypeAlias = Literal["raise", "interrupted"]
 """What becomes of calls without a result: an error that names them, or results that say so."""
@@ -22,34 +22,46 @@ OPEN_CALLS = one_of("raise", "interrupted")
 _MOST_NAMED = 5
 
 
-def ensure_answered(history: list[Message]) -> None:
-    """Raise InvalidHistory, naming the calls, when *history* ends with calls that have no result."""
+def close_calls(history: list[Message], open_calls: OpenCalls) -> list[Message]:
+    """*history* as it may be sent: with the calls at its end answered, or an error that names them.
+
+    Raises InvalidHistory unless *open_calls* is "interrupted".
+    """
+    if open_calls == "interrupted":
+        ensure_messages(history)
+        return answer_open_calls(history)
+    newest = len(history) - 1 if isinstance(history, list) else 0
+    ensure_messages(history, newest)
     calls = pending_calls(history)
     if not calls:
-        return
-    named = ", ".join(f"{call.name or 'a tool'} ({call.id})" for call in calls[:_MOST_NAMED])
-    others = f" and {len(calls) - _MOST_NAMED} others" if len(calls) > _MOST_NAMED else ""
+        return history
+    names = [f"{call.name or 'a tool'} ({call.id})" for call in calls[:_MOST_NAMED]]
+    others = len(calls) - _MOST_NAMED
+    if others > 0:
+        names[-1] += f" and {others} others"
     raise InvalidHistory(
-        f"the history ends with calls that have no result: {named}{others}; append their results, or give "
-        'open_calls="interrupted"'
+        f"the history ends with calls that have no result: {', '.join(names)}; "
+        'append their results, or give open_calls="interrupted"'
     )
 
 
-def answered(history: list[Message]) -> list[Message]:
-    """*history*, with results that say so after calls that the assistant or nobody follows.
+def answer_open_calls(history: list[Message]) -> list[Message]:
+    """*history*, with an error result for each call that was interrupted.
 
-    Not only at its end: the caller has gone on with such a history, and does not know of our
-    results.
+    Such calls are followed by the assistant or by nothing. They are not only at the end: the caller
+    has continued such a history, and does not know of our results.
     """
-    open_ends = [
-        index
-        for index, message in enumerate(history)
-        if message["role"] == "assistant"
-        and has_calls(message)
-        and (index + 1 == len(history) or history[index + 1]["role"] == "assistant")
-    ]
-    whole = list(history)
-    for index in reversed(open_ends):
-        results: list[Any] = [interrupted(call.id) for call in pending_calls(history[: index + 1])]
-        whole.insert(index + 1, cast("Message", {"role": "user", "content": results}))
-    return whole if open_ends else history
+    answered = list(history)
+    for index in reversed(range(len(history))):
+        if _is_open(history, index):
+            calls = pending_calls(history[: index + 1])
+            results: list[Any] = [interrupted(call.id) for call in calls]
+            answered.insert(index + 1, cast("Message", {"role": "user", "content": results}))
+    return answered if len(answered) > len(history) else history
+
+
+def _is_open(history: list[Message], index: int) -> bool:
+    message = history[index]
+    if message["role"] != "assistant" or not has_calls(message):
+        return False
+    return index + 1 == len(history) or history[index + 1]["role"] == "assistant"

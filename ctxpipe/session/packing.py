@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hmac
 import json
@@ -28,60 +29,70 @@ if TYPE_CHECKING:
 __all__ = ["Packing", "Replay"]
 
 _DIGEST = 16  # bytes
+_AT_ONCE = 16  # files that are read side by side
 _LONG = 1_000_000  # characters that are hashed in some milliseconds
 
 
 @dataclass(slots=True)
 class Replay:
-    """A session as entries tell it: its *timeline*, and the *raw* history, also where a context was
-    adopted as one.
+    """A session rebuilt from the entries of its journal.
 
-    *agreed* messages of its history are the beginning of the one that it was asked for. The latest
-    state of which all were lies behind *fitting* entries, and had *fitted* messages. *hidden* are
-    the messages that are not as they were sent.
+    Beside its *timeline* this is the *raw* history, which differs from the timeline's where the
+    caller has adopted a context as his history. *files* says, by message of *raw*, which of its
+    texts are in files. *hidden* holds the identities of messages that are not as they were sent.
+
+    *agreed* counts the first messages of the timeline's history that the caller has as well. The
+    latest state that agreed as a whole followed entry *fitting* and had *fitted* messages.
     """
 
     timeline: Timeline
     raw: list[Message] = field(default_factory=list)
-    files: dict[int, list[Any]] = field(
-        default_factory=dict
-    )  # by message of *raw*: which of its texts lie in files
-    hidden: set[int] = field(default_factory=set)  # by identity
+    files: dict[int, list[Any]] = field(default_factory=dict)
+    hidden: set[int] = field(default_factory=set)
     is_adopted: bool = False
     agreed: int = 0
     fitting: int = 0
     fitted: int = 0
-    _spans: list[int] = field(default_factory=lambda: [0])  # history[:n] stands for raw[: spans[n]]
+    _spans: list[int] = field(default_factory=lambda: [0])  # history[:n] is raw[: spans[n]]
 
     @property
     def has_hidden(self) -> bool:
         """Whether messages of the context are not as they were sent."""
         return any(id(message) in self.hidden for message in self.timeline.context)
 
-    def apply(self, step: Step, files: Mapping[str, list[Any]], now: Sequence[Message]) -> None:
-        """Repeat *step*, of whose messages *files* says what lies in files."""
+    def apply(self, step: Step, files: Mapping[str, list[Any]], history: Sequence[Message]) -> None:
+        """Repeat *step*; *files* says which texts of its messages are in files."""
         if step.adopted:
             self.is_adopted = True
             self._spans = [self._spans[end] for end in (0, *self.timeline.ends)]
-        cut = self._spans[step.known]
-        self.raw[cut:] = step.messages
-        self._spans[step.known + 1 :] = range(cut + 1, len(self.raw) + 1)
-        self.files = {index: held for index, held in self.files.items() if index < cut}
-        for name, held in files.items():
-            self.files[range(cut, len(self.raw))[int(name)]] = held
+        self._extend_raw(step, files)
         self.timeline.apply(step)
-        history = self.timeline.history
-        self.agreed = 0 if step.adopted else min(self.agreed, step.known)
-        while self.agreed < min(len(history), len(now)) and says_the_same(
-            history[self.agreed], now[self.agreed]
-        ):
-            self.agreed += 1
+        self._compare(step, history)
+
+    def _extend_raw(self, step: Step, files: Mapping[str, list[Any]]) -> None:
+        cut = self._spans[step.known]
+        if cut < len(self.raw):
+            self.files = {index: texts for index, texts in self.files.items() if index < cut}
+        self.raw[cut:] = step.messages
+        new = range(cut, len(self.raw))
+        for number, texts in files.items():
+            self.files[new[int(number)]] = texts
+        self._spans[step.known + 1 :] = range(cut + 1, len(self.raw) + 1)
+
+    def _compare(self, step: Step, history: Sequence[Message]) -> None:
+        ours = self.timeline.history
+        agreed = 0 if step.adopted else min(self.agreed, step.known)
+        most = min(len(ours), len(history))
+        while agreed < most and says_the_same(ours[agreed], history[agreed]):
+            agreed += 1
+        self.agreed = agreed
 
 
 class Packing:
-    """How the turns of a session are written: as *storage* hides secrets.
+    """How the turns of a session are written to a journal.
 
-    Without *texts* the history as digests.
+    Secrets are hidden as *storage* does. Without *texts* a message of the history is written as a
+    digest only.
     """
 
     def __init__(
@@ -98,165 +109,181 @@ class Packing:
         """Whether secrets are hidden in what is written."""
         return self._redact is not None
 
-    # Packing ------------------------------------------------------------------------------------
+    # Packing --------------------------------------------------------------------------------------
 
     def pack(self, step: Step) -> dict[str, Any]:
-        """*step* as it is written down. Raises StorageError when *redact* fails.
+        """*step* as JSON values. Raises StorageError when *redact* fails.
 
-        Beside a message that is not written whole stands its digest, else "".
+        A message that is not written whole has its digest beside it, any other has "".
         """
-        turn: dict[str, Any] = {"known": step.known, **self._pack_history(step)}
+        turn: dict[str, Any] = {"known": step.known}
+        if self.texts:
+            turn |= self._pack_history(step)
+        else:
+            turn["digests"] = [self._digest(parse(message)) for message in step.messages]
         if step.adopted:
             turn["adopted"] = True
         if step.edits:
-            turn["edits"] = [
-                [start, stop, *self._hide(messages)] for start, stop, messages in step.edits
-            ]
+            turn["edits"] = [self._pack_edit(edit) for edit in step.edits]
         if step.stale:
             turn["stale"] = list(step.stale.items())
         return turn
 
+    def _pack_edit(self, edit: Edit) -> list[Any]:
+        messages, digests = self._hide(edit.messages)
+        return [edit.start, edit.stop, messages, digests]
+
     def _pack_history(self, step: Step) -> dict[str, Any]:
         raw: list[Any] = list(map(parse, step.messages))
-        if not self.texts:
-            return {"digests": list(map(self._digest, raw))}
         messages, digests = self._hide(raw)
+        locations = self._locations(step)
         files: dict[int, list[Any]] = {}
-        locations: dict[str, str] = {}
-        for storage, stored in step.stored:
-            locations |= stored if storage == self._storage else {}
         for index, message in enumerate(raw):
             if locations and not locations.keys().isdisjoint(strings(message)):
-                messages[index], files[index] = self._without_texts(
-                    message, messages[index], locations
-                )
+                messages[index] = json.loads(as_json(messages[index]))
+                files[index] = self._move_texts(message, messages[index], locations)
                 digests[index] = self._digest(message)
-        turn = {"messages": messages, "digests": digests if any(digests) else [], "files": files}
-        return {name: held for name, held in turn.items() if held}
+        turn: dict[str, Any] = {"messages": messages}
+        if any(digests):
+            turn["digests"] = digests
+        if files:
+            turn["files"] = files
+        return turn
+
+    def _locations(self, step: Step) -> dict[str, str]:
+        """Where this storage keeps the texts that the stages have written in *step*."""
+        locations: dict[str, str] = {}
+        for storage, stored in step.stored:
+            if storage == self._storage:
+                locations |= stored
+        return locations
 
     def _hide(self, messages: Sequence[Message]) -> tuple[list[Any], list[str]]:
-        """*messages* without cache marks and secrets, and the digests of those in which secrets
-        were.
-        """
+        """*messages* without cache marks and secrets; and the digest of each that had a secret."""
         plain: list[Any] = list(map(unmarked, messages))
+        digests = [""] * len(plain)
         if self._redact is None:
-            return plain, [""] * len(plain)
+            return plain, digests
         hidden: list[Any] = [redact_message(message, self._redact) for message in plain]
-        pairs = zip(plain, hidden, strict=True)
-        return hidden, [
-            "" if message == other else self._digest(message) for message, other in pairs
-        ]
+        for index, message in enumerate(plain):
+            if message != hidden[index]:
+                digests[index] = self._digest(message)
+        return hidden, digests
 
-    def _without_texts(
-        self, raw: Any, packed: Any, locations: Mapping[str, str]
-    ) -> tuple[Any, list[Any]]:
-        """*packed* without those texts of the *raw* message that *locations* names, and where each
-        of them lies.
-        """
-        packed = json.loads(as_json(packed))
+    def _move_texts(self, raw: Any, packed: Any, locations: Mapping[str, str]) -> list[Any]:
+        """Empty the texts of *packed* that *locations* has for *raw*; where each of them is."""
         files: list[Any] = []
-        for place, where in _found(raw, locations):
-            text = _at(packed, place)
-            if isinstance(text, str) and _put(packed, place, ""):
-                files.append([place, where, self._keyed(text)])
-        return packed, files
+        for place, where in _find_texts(raw, locations):
+            text = _value_at(packed, place)
+            if isinstance(text, str) and _replace_text(packed, place, ""):
+                files.append([place, where, self._text_digest(text)])
+        return files
 
     def _digest(self, message: Message) -> str:
         """A keyed digest of what *message* says, by which it is recognized."""
-        return digest_of(message, partial(hmac.new, bytes.fromhex(self.salt), None, "sha256"))[
-            :_DIGEST
-        ].hex()
-
-    def _keyed(self, text: str) -> str:
         key = bytes.fromhex(self.salt)
-        return hmac.new(key, text.encode("utf-8", "replace"), "sha256").digest()[:_DIGEST].hex()
+        digest = digest_of(message, partial(hmac.new, key, None, "sha256"))
+        return digest[:_DIGEST].hex()
 
-    # Replaying ----------------------------------------------------------------------------------
+    def _text_digest(self, text: str) -> str:
+        key = bytes.fromhex(self.salt)
+        digest = hmac.new(key, text.encode("utf-8", "replace"), "sha256").digest()
+        return digest[:_DIGEST].hex()
+
+    # Replaying ------------------------------------------------------------------------------------
 
     def replay(
-        self, entries: Sequence[Entry], now: Sequence[Message], make: Callable[[], Timeline]
+        self, entries: Sequence[Entry], history: Sequence[Message], make: Callable[[], Timeline]
     ) -> Replay:
-        """The session as *entries* leave it; messages of *now* take the place of those whose digest
-        is theirs.
+        """The session as *entries* leave it; *make* makes its empty timeline.
 
-        What it raises for entries that make no sense is in `DAMAGED`.
+        Messages of *history*, the caller's, replace those that have the same digest. Invalid
+        entries raise one of `DAMAGED`.
         """
-        self.salt = entries[0].salt if entries else self.salt
-        names = {name for entry in entries for turn in entry.turns for name in _digests(turn)}
-        pool = {self._digest(message): message for message in now} if names - {""} else {}
+        if entries:
+            self.salt = entries[0].salt
+        turns = [turn for entry in entries for turn in entry.turns]
+        known: Mapping[str, Message] = {}
+        if any(map(_has_digests, turns)):
+            known = {self._digest(message): message for message in history}
         replay = Replay(make())
         for number, entry in enumerate(entries, 1):
             for turn in entry.turns:
-                replay.apply(_step(turn, pool, replay.hidden), turn.get("files", {}), now)
+                step = _unpack_step(turn, known, replay.hidden)
+                replay.apply(step, turn.get("files", {}), history)
             if replay.agreed == len(replay.timeline.history):
                 replay.fitting, replay.fitted = number, replay.agreed
         return replay
 
-    async def restored(self, replay: Replay, storage: JournalStorage) -> list[Message]:
-        """The raw history of *replay*, with the texts that lie in files of *storage*.
+    async def restore(self, replay: Replay, storage: JournalStorage) -> list[Message]:
+        """The raw history of *replay*, with the texts that are in files of *storage*.
 
-        Raises StorageError, naming the message, for one that is gone or was changed.
+        Raises StorageError, naming the message, for a file that is gone or was changed.
         """
-        raw = list(replay.raw)
+        raw: list[Any] = list(replay.raw)
+        references = []
         for index, files in sorted(replay.files.items()):
-            message: Any = json.loads(as_json(raw[index]))
-            for place, where, digest in files:
-                told = f"message {index} of the history cannot be restored"
-                try:
-                    text = (await storage.read(where)).text
-                except StorageError as error:
-                    raise StorageError(error.errno, f"{told}: {error}") from error
-                if await in_thread_if(len(text) > _LONG, self._keyed, text) != digest:
-                    raise StorageError(errno.EILSEQ, f"{told}: {where} was changed")
-                _put(message, place, text)
-            raw[index] = message
+            raw[index] = json.loads(as_json(raw[index]))
+            references += [(index, place, where, digest) for place, where, digest in files]
+        for start in range(0, len(references), _AT_ONCE):
+            batch = references[start : start + _AT_ONCE]
+            reads = [self._read(storage, where, digest) for _, _, where, digest in batch]
+            texts = await asyncio.gather(*reads, return_exceptions=True)
+            for (index, place, _, _), text in zip(batch, texts, strict=True):
+                if isinstance(text, StorageError):
+                    lost = f"message {index} of the history cannot be restored: {text}"
+                    raise StorageError(text.errno, lost) from text
+                if isinstance(text, BaseException):
+                    raise text
+                _replace_text(raw[index], place, text)
         return raw
 
+    async def _read(self, storage: JournalStorage, where: str, digest: str) -> str:
+        """The text in the file *where*. Raises StorageError unless it has the *digest*."""
+        text = (await storage.read(where)).text
+        if await in_thread_if(len(text) > _LONG, self._text_digest, text) != digest:
+            raise StorageError(errno.EILSEQ, f"{where} was changed")
+        return text
 
-def _digests(turn: Mapping[str, Any]) -> Iterator[str]:
-    yield from turn.get("digests", ())
-    for *_, names in turn.get("edits", ()):
-        yield from names
+
+def _has_digests(turn: Mapping[str, Any]) -> bool:
+    if any(turn.get("digests", ())):
+        return True
+    return any(any(digests) for *_, digests in turn.get("edits", ()))
 
 
-def _step(turn: Mapping[str, Any], pool: Mapping[str, Message], hidden: set[int]) -> Step:
-    """*turn* as it was; the messages that its edits do not give as they were go into *hidden*."""
-    names = turn.get("digests", [])
-    texts = turn.get("messages", [{"role": "user", "content": name} for name in names])
-    edits: list[Edit] = []
-    for start, stop, held, own in turn.get("edits", ()):
-        edits.append(Edit(start, stop, _unpack(held, own, pool)))
-        hidden |= {
-            id(message)
-            for message, name in zip(held, own, strict=True)
-            if name and name not in pool
-        }
-    messages = _unpack(texts, names, pool)
-    return Step(
-        turn["known"], turn.get("adopted", False), messages, edits, dict(turn.get("stale", ()))
-    )
+def _unpack_step(turn: Mapping[str, Any], known: Mapping[str, Message], hidden: set[int]) -> Step:
+    """*turn* as it was; messages of edits that are not as they were sent are added to *hidden*."""
+    digests = turn.get("digests", [])
+    packed = turn.get("messages")
+    if packed is None:
+        packed = [{"role": "user", "content": digest} for digest in digests]
+    step = Step(turn["known"], turn.get("adopted", False), _unpack(packed, digests, known))
+    step.stale = dict(turn.get("stale", ()))
+    for start, stop, messages, names in turn.get("edits", ()):
+        step.edits.append(Edit(start, stop, _unpack(messages, names, known)))
+        for message, digest in zip(messages, names, strict=True):
+            if digest and digest not in known:
+                hidden.add(id(message))
+    return step
 
 
 def _unpack(
-    packed: list[Message], names: Sequence[str], pool: Mapping[str, Message]
+    packed: list[Message], digests: Sequence[str], known: Mapping[str, Message]
 ) -> list[Message]:
-    """The messages *packed*.
-
-    The caller's own, from *pool*, for those that have the digests *names*.
-    """
+    """The messages *packed*, or those of the caller that are *known* by their *digests*."""
     ensure_messages(packed)
-    return (
-        [pool.get(name, message) for message, name in zip(packed, names, strict=True)]
-        if names
-        else packed
-    )
+    if not digests:
+        return packed
+    pairs = zip(packed, digests, strict=True)
+    return [known.get(digest, message) for message, digest in pairs]
 
 
-# Texts that lie in files ------------------------------------------------------------------------
+# Texts that are in files ------------------------------------------------------------------------
 
 
-def _found(value: Any, locations: Mapping[str, str]) -> Iterator[tuple[list[Any], str]]:
-    """Where in *value* the texts are that *locations* names, and where each lies."""
+def _find_texts(value: Any, locations: Mapping[str, str]) -> Iterator[tuple[list[Any], str]]:
+    """Where in *value* the texts are that *locations* names, and where each is."""
     pending: list[tuple[Any, list[Any]]] = [(value, [])]
     while pending:
         item, place = pending.pop()
@@ -269,8 +296,8 @@ def _found(value: Any, locations: Mapping[str, str]) -> Iterator[tuple[list[Any]
             pending += [(held, [*place, index]) for index, held in enumerate(item)]
 
 
-def _at(value: Any, place: Sequence[Any]) -> Any:
-    """What is at *place* in *value*; None where it leads nowhere."""
+def _value_at(value: Any, place: Sequence[Any]) -> Any:
+    """What is at *place* in *value*; None when there is no such place."""
     try:
         for part in place:
             value = value[part]
@@ -279,9 +306,9 @@ def _at(value: Any, place: Sequence[Any]) -> Any:
     return value
 
 
-def _put(value: Any, place: Sequence[Any], text: str) -> bool:
-    """Put *text* in the place of the text at *place* in *value*; False when there is none."""
-    if not isinstance(_at(value, place), str):
+def _replace_text(value: Any, place: Sequence[Any], text: str) -> bool:
+    """Replace the text at *place* in *value* by *text*; False when there is no text."""
+    if not isinstance(_value_at(value, place), str):
         return False
-    _at(value, place[:-1])[place[-1]] = text
+    _value_at(value, place[:-1])[place[-1]] = text
     return True

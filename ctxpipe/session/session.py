@@ -46,7 +46,7 @@ from .client import (
 )
 from .keys import KEYS, as_keys
 from .memory import Memory
-from .open_calls import OPEN_CALLS, OpenCalls, answered, ensure_answered
+from .open_calls import OPEN_CALLS, OpenCalls, close_calls
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -108,15 +108,13 @@ class Session:
         self._lock = asyncio.Lock()  # anyio's costs four times as much, on every turn
         self._entered = self._lock
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._running = threading.Lock()  # never waited for
+        self._running = threading.Lock()  # nobody waits for it
         self._pid = os.getpid()
         self._cache_seconds = cache_seconds
         self._clock = clock
         self._cached_at: float | None = None
         self._client: AsyncAnthropic | None = None  # what a summarizer without a client asks with
-        self._recovered_at: int | None = (
-            None  # tokens of the context refused last, while no answer has come since
-        )
+        self._recovered_at: int | None = None  # tokens of the context that was refused last
         self._appended: list[Message] = []  # by `append`, since the last turn
 
     def __repr__(self) -> str:
@@ -166,8 +164,9 @@ class Session:
     async def _enter(self) -> None:
         """Wait for the turn that is under way. Raises SettingsError where that is not possible."""
         if self._pid != os.getpid():
+            session = excerpt(self.session_id)
             raise SettingsError(
-                f"session {excerpt(self.session_id)} is of another process: make a new one after a fork"
+                f"session {session} belongs to another process: make a new one after a fork"
             )
         loop = asyncio.get_running_loop()
         if self._loop is not loop:  # an asyncio lock is of one loop
@@ -176,8 +175,9 @@ class Session:
         await lock.acquire()
         if not self._running.acquire(blocking=False):
             lock.release()
+            session = excerpt(self.session_id)
             raise SettingsError(
-                f"session {excerpt(self.session_id)} is in use by another event loop; for threads use "
+                f"session {session} is in use by another event loop; for threads use "
                 "ctxpipe.sync.Session, for several processes a journal"
             )
         self._entered = lock
@@ -226,7 +226,8 @@ class Session:
         await self._enter()
         try:
             self._client = lendable(client) or self._client
-            asked = Request(system, tools, request or {}, force, self._is_cold(), self._client)
+            expired = self._is_cache_expired()
+            asked = Request(system, tools, request or {}, force, expired, self._client)
             return await self._run(history, asked)
         finally:
             self._leave()
@@ -234,8 +235,8 @@ class Session:
     async def compact(self, history: list[Message] | None = None, *, focus: str = "") -> Result:
         """Compact now, whatever the budget says: the `Compact` stage of the pipeline alone.
 
-        *history* defaults to what was handed in last. The summary attends to *focus* where its summariser can be told
-        so. Why nothing was done, if so, is in the reports.
+        *history* defaults to the one of the last turn. *focus* says what the summary should attend
+        to, where the summarizer takes it. When nothing was done, the reports say why.
 
         Raises SettingsError when the pipeline has no `Compact` stage, InvalidHistory as `run` does.
         """
@@ -256,7 +257,11 @@ class Session:
         async with self._alone():
             last = self._record.overhead
             asked = Request(
-                last.system, last.tools, force=True, cold=self._is_cold(), client=self._client
+                last.system,
+                last.tools,
+                force=True,
+                cold=self._is_cache_expired(),
+                client=self._client,
             )
             return await self._run(
                 self._memory.timeline.history if history is None else history, asked, stages
@@ -274,7 +279,7 @@ class Session:
         async with self._lease():
             while True:
                 await memory.catch_up(history)
-                step = await self._begun(history, thorough=thorough)
+                step = await self._begin(history, thorough=thorough)
                 step.raw = None if memory.is_adopted or step.adopted else step.history
                 with stages_are_asking():
                     result = await self._runner.run(
@@ -286,7 +291,7 @@ class Session:
                 if self._verify:
                     await in_thread_if(is_bulky(step.history), memory.timeline.look, step)
                 if await memory.write(step):
-                    return self._taken(step, result)
+                    return self._result(step, result)
 
     def _lease(self) -> AbstractAsyncContextManager[object]:
         """What holds the session for this process alone, where that was asked for and the storage
@@ -299,7 +304,7 @@ class Session:
             "AbstractAsyncContextManager[object]", lease(self.session_id, self._lease_seconds)
         )
 
-    async def _begun(self, history: list[Message], *, thorough: bool) -> Step:
+    async def _begin(self, history: list[Message], *, thorough: bool) -> Step:
         memory = self._memory
         known = 0 if self._verify or thorough else len(memory.timeline.history)
         is_bulk = is_bulky(history, max(0, known - 1))
@@ -313,12 +318,12 @@ class Session:
             mark_stale(step.stale, step.context, (max(memory.unreported, step.kept), 0))
         return step
 
-    def _taken(self, step: Step, result: Result) -> Result:
+    def _result(self, step: Step, result: Result) -> Result:
         """The *result* for the caller, once *step* is remembered."""
         first = result.first_changed_index
         if self._memory.unreported is not None:
             first = min(self._memory.unreported, len(result.messages) if first is None else first)
-        self._take(step)
+        self._apply(step)
         self._record.keep(len(self._memory.timeline.context))
         notices, self._memory.notices = tuple(self._memory.notices), []
         return Result(  # dataclasses.replace takes four times as long, on every turn
@@ -334,10 +339,10 @@ class Session:
             result.tokens_after,
         )
 
-    def _take(self, step: Step) -> None:
+    def _apply(self, step: Step) -> None:
         if step.has_diverged:
-            told = f"the history differs from the known one; message {step.fresh} and those after it are new"
-            self._memory.notices.append(told)
+            new = f"message {step.fresh} and those after it are new"
+            self._memory.notices.append(f"the history differs from the known one; {new}")
         self._memory.apply(step)
 
     # The history ----------------------------------------------------------------------------------
@@ -370,19 +375,23 @@ class Session:
         return await self.history()
 
     def append(self, *messages: Message) -> None:
-        """Add to the history that this session owns: `create` and `stream` without ``messages=`` go
-        on with it.
+        """Add to the history that this session owns.
 
-        The reply of such a call is added by itself; to add it again changes nothing. What is added
-        is in the journal when the next turn is. Raises InvalidHistory.
+        `create` and `stream` without ``messages=`` send it. Their replies are added by themselves;
+        adding one again changes nothing. What is added is written to the journal in the next turn.
+        Raises InvalidHistory.
         """
         ensure_messages(list(messages))
         for message in messages:
-            last = [*self._memory.timeline.history[-1:], *self._appended][-1:]
-            if message["role"] != "assistant" or not last or not says_the_same(last[0], message):
+            if not self._is_last_reply(message):
                 self._appended.append(message)
 
-    async def _owned(self) -> list[Message]:
+    def _is_last_reply(self, message: Message) -> bool:
+        """Whether *message* is the reply that was added last."""
+        last = [*self._memory.timeline.history[-1:], *self._appended][-1:]
+        return message["role"] == "assistant" and bool(last) and says_the_same(last[0], message)
+
+    async def _own_history(self) -> list[Message]:
         """The history that this session owns, with what other processes have added."""
         async with self._alone():
             return [*await self._memory.newest_history(), *self._appended]
@@ -395,7 +404,7 @@ class Session:
         async with self._alone():
             step = self._memory.timeline.begin([*self._memory.timeline.history, message])
             if await self._memory.write(step):
-                self._take(step)
+                self._apply(step)
                 self._record.keep(min(self._record.agreed, step.same))
             else:
                 self._appended.append(message)
@@ -405,12 +414,11 @@ class Session:
     def observe(
         self, usage: object, sent: Sequence[Message] | None = None, *, model: str | None = None
     ) -> None:
-        """Learn from a reply's *usage* (an SDK object or a mapping): the real token count, and the
-        cache's state.
+        """Learn the real token count, and the state of the cache, from a reply's *usage*.
 
-        The whole reply may be given instead; it says more where the server has run tools or cleared
-        results. *sent* are the messages that it bills, by default the context of the last run.
-        Raises SettingsError for what holds no usage.
+        That is an SDK object or a mapping. The whole reply says more when the server has run tools
+        or cleared results. *sent* are the messages that it bills, by default the context of the
+        last run. Raises SettingsError for an object without usage.
         """
         check_usage(usage)
         model = field(usage, "model") if model is None else model
@@ -422,11 +430,11 @@ class Session:
         )
         self._cached_at = self._clock() if cached_tokens(usage) else None
 
-    def _is_cold(self) -> bool:
-        """Whether the provider's prompt cache is known to hold nothing of this conversation any
-        more.
-        """
-        return self._cached_at is not None and self._clock() - self._cached_at > self._cache_seconds
+    def _is_cache_expired(self) -> bool:
+        """Whether the provider's prompt cache is known to have lapsed."""
+        if self._cached_at is None:
+            return False
+        return self._clock() - self._cached_at > self._cache_seconds
 
     # The loop's body ------------------------------------------------------------------------------
 
@@ -438,18 +446,19 @@ class Session:
         open_calls: OpenCalls = "raise",
         **request: Any,
     ) -> Reply:
-        """Run, call the model with the context, observe; after "prompt is too long" once more,
-        shortened by force.
+        """Run the pipeline, call the model with the context, and observe the reply.
 
-        *client* is an ``AsyncAnthropic``, or its ``beta`` for requests with ``betas=``. *messages* is the whole
-        history, by default the one that this session owns, to which the reply is added. The other
-        arguments are those of ``client.messages.create``, whose answer comes back, a stream
-        included.
+        After "prompt is too long" the context is shortened by force and sent once more, if it got
+        smaller.
+
+        *client* is an ``AsyncAnthropic``, or its ``beta`` for requests with ``betas=``. *messages*
+        is the whole history, by default the one that this session owns, to which the reply is
+        added. The other arguments are those of ``client.messages.create``, and its answer is
+        returned, a stream included.
 
         Raises what the client raises; SettingsError, before anything is sent, for a client that is
-        not async; InvalidHistory, naming the calls, when the history ends with calls that have no
-        result. With ``open_calls="interrupted"`` these are answered so. A request that did not get
-        smaller is never sent again.
+        not async; InvalidHistory, naming the calls, for a history that ends with calls without
+        results. ``open_calls="interrupted"`` answers these with an error result.
         """
 
         async def send(context: Result) -> Any:
@@ -457,7 +466,7 @@ class Session:
                 messages=context.messages, **{**request, **context.request_options}
             )
 
-        reply, sent = await self._answered(send, client, messages, open_calls, request)
+        reply, sent = await self._send(send, client, messages, open_calls, request)
         if request.get("stream"):
             observe_stream(reply, lambda begun: learn(self, begun, sent))
         else:
@@ -475,9 +484,7 @@ class Session:
         open_calls: OpenCalls = "raise",
         **request: Any,
     ) -> AsyncIterator[AsyncMessageStream[Any]]:
-        """As `create`, with the client's stream helper: ``async with session.stream(client, …) as
-        stream``.
-        """
+        """As `create`, with the client's stream helper, as ``async with``."""
         async with AsyncExitStack() as opened:
 
             async def send(context: Result) -> Any:
@@ -486,19 +493,17 @@ class Session:
                     client.messages.stream(messages=context.messages, **arguments)
                 )
 
-            stream, sent = await self._answered(send, client, messages, open_calls, request)
+            stream, sent = await self._send(send, client, messages, open_calls, request)
             try:
                 yield stream
             finally:
-                with suppress(
-                    AssertionError
-                ):  # so the SDK says that nothing of the stream was read
+                with suppress(AssertionError):  # the SDK's, for a stream that nobody has read
                     reply = stream.current_message_snapshot
                     learn(self, reply, sent)
                     if messages is None and reply.stop_reason:
                         await self._keep_reply(reply)
 
-    async def _answered(
+    async def _send(
         self,
         send: Callable[[Result], Awaitable[T]],
         client: AsyncAnthropic,
@@ -506,17 +511,14 @@ class Session:
         open_calls: OpenCalls,
         request: dict[str, Any],
     ) -> tuple[T, Result]:
-        """What *send* answers, and the context that it was given last."""
+        """Shape the context and *send* it, a shorter one if it is refused.
+
+        The answer, and the context that was sent last.
+        """
         check_client(client)
         OPEN_CALLS.check("open_calls", open_calls)
-        history = await self._owned() if messages is None else messages
-        ensure_messages(
-            history, len(history) - 1 if isinstance(history, list) and open_calls == "raise" else 0
-        )
-        if open_calls == "raise":
-            ensure_answered(history)
-        else:
-            history = answered(history)
+        history = await self._own_history() if messages is None else messages
+        history = close_calls(history, open_calls)
         arguments = request_arguments(client, request)
         context = await self.run(history, **arguments, client=client)
         if messages is None:
@@ -542,16 +544,16 @@ class Session:
         tools: Sequence[object] | None = None,
         request: Mapping[str, object] | None = None,
     ) -> Result | None:
-        """A shorter context than *sent*, which a model has refused as too long, in the words
-        *refusal*.
+        """A shorter context than *sent*, which a model has refused as too long.
 
-        None when asking again would be of no use: no stage found anything to take out, the context
-        is far below its budget and the refusal names no numbers that say otherwise, or the last
-        attempt has not helped and the context is still as long. Numbers that cannot be those of
-        *sent*, as in words that an error quotes, are not believed. What the refusal tells of the
-        real number of tokens is learnt. A window that is smaller than the budget's lowers the
-        budget of this session for that model, which the result's notices tell. The other arguments
-        are those of `run`.
+        *refusal* is what it answered. The other arguments are those of `run`. None when asking
+        again would not help: no stage took anything out, the context is far below its budget and
+        the refusal names no numbers, or the last attempt has not helped and the context is as long
+        as it was.
+
+        The ledger learns the number of tokens that the refusal names, unless it cannot be that of
+        *sent*. A window that is smaller than the budget's lowers the budget of this session for
+        that model, and a notice says so.
         """
         if isinstance(refusal, str):
             refusal = read_refusal(None, refusal) or Refusal("an unknown provider")
@@ -564,54 +566,48 @@ class Session:
         trigger = self._runner.budget_for(self._record, options).trigger
         if not refusal.has_numbers and tokens < FAR_BELOW * trigger:
             return None
-        if (
-            self._recovered_at is not None
-            and abs(tokens - self._recovered_at) < NOTABLE_CHANGE * trigger
-        ):
+        last = self._recovered_at
+        if last is not None and abs(tokens - last) < NOTABLE_CHANGE * trigger:
             return None
         self._recovered_at = tokens
         overhead = self._record.overhead.tokens
         if refusal.tokens is not None:
-            told = {"input_tokens": refusal.tokens}
-            self._record.ledger.observe(told, sent.messages, overhead=overhead, model=model)
+            usage = {"input_tokens": refusal.tokens}
+            self._record.ledger.observe(usage, sent.messages, overhead=overhead, model=model)
         result = await self.run(history, system=system, tools=tools, force=True, request=request)
         # The messages alone: the caller may have named the system prompt and tools only once.
-        count = self._runner.counter.count
-        return result if await count(result.messages) < await count(sent.messages) else None
+        before = await self._runner.counter.count(sent.messages)
+        after = await self._runner.counter.count(result.messages)
+        return result if after < before else None
 
     def _can_be_about(self, refusal: Refusal, raw: int, model: str | None) -> bool:
-        """Whether the prompt that *refusal* speaks of can be one of *raw* tokens, and its window
-        that of *model*.
+        """Whether *refusal* can be about a prompt of *raw* tokens, and about *model*.
 
-        Our count may be far too low, as for pictures, until a bill has shown that it is not. What
-        *model* has been paid to read is not more than its window.
+        Our count may be far too low, as for pictures, until a bill has shown that it is not. A
+        prompt that was billed has fitted into the window.
         """
-        billed = max((bill[2] for bill in self._record.ledger.bills if bill[0] == model), default=0)
+        bills = self._record.ledger.bills
+        billed = max((bill[2] for bill in bills if bill[0] == model), default=0)
         if refusal.window is not None and refusal.window < billed:
             return False
-        tokens = refusal.tokens
-        if tokens is None:
+        if refusal.tokens is None:
             return True
-        return tokens >= LEAST_SHARE * raw and (
-            is_possible(raw, tokens) or not self._record.ledger.bills
-        )
+        if refusal.tokens < LEAST_SHARE * raw:
+            return False
+        return not bills or is_possible(raw, refusal.tokens)
 
     def _lower_budget(self, refusal: Refusal, model: str | None) -> None:
-        """Remember the window that *refusal* names for *model*, where it is smaller than what the
-        budget counts on.
-        """
-        known = self._record.windows.get(model, self._runner.budget.window)
+        """Remember the window that *refusal* names for *model*, if it is smaller than known."""
         if refusal.window is None:
             return
-        reserved = (
-            self._runner.budget.reserve_output or 0
-        )  # which the budget keeps free in any window
+        known = self._record.windows.get(model, self._runner.budget.window)
+        reserved = self._runner.budget.reserve_output or 0  # the budget keeps it free in any window
         window = refusal.window - max(0, refusal.answer_tokens - reserved)
         if window >= known:
             return
         self._record.windows[model] = window
         named = f"the window of {model or 'the model'} is {window} tokens, not {known}"
-        self._memory.tell(f"{named}: the budget of this session is lowered")
+        self._memory.notify(f"{named}: the budget of this session is lowered")
 
 
 def learn(session: Session, reply: object, sent: Result) -> None:

@@ -44,7 +44,8 @@ class Sessions:
         SIZE.check("max_bytes", max_bytes)
         if not callable(getattr(pipeline, "new_session", None)):
             raise SettingsError(
-                "pipeline of Sessions is none; give a ContextPipeline such as ContextPipeline(stages)"
+                "pipeline of Sessions is none; "
+                "give a ContextPipeline such as ContextPipeline(stages)"
             )
         self._pipeline = pipeline
         self._settings = {"journal": journal, **settings}

@@ -140,26 +140,22 @@ HISTORY: list[Message] = conversation(
 
 
 class WrittenByOthers:
-    """A storage for journals whose *entries* somebody else has been at."""
+    """A storage for a journal whose *entries* somebody else has been at."""
 
     def __init__(self, entries: Sequence[str]) -> None:
-        self.held = {"": list(entries)}
+        self.held = list(entries)
 
-    async def append(self, _: str, number: int, entry: str, /, *, branch: str = "") -> bool:
-        held = self.held.setdefault(branch, [])
-        if number != len(held):
+    async def append(self, _: str, number: int, entry: str, /) -> bool:
+        if number != len(self.held):
             return False
-        held.append(entry)
+        self.held.append(entry)
         return True
 
-    async def entries(self, _: str, start: int = 0, /, *, branch: str = "") -> list[str]:
-        return self.held.get(branch, [])[start:]
+    async def entries(self, _: str, start: int = 0, /) -> list[str]:
+        return self.held[start:]
 
-    async def branches(self, _: str, /) -> list[str]:
-        return [name for name in self.held if name]
-
-    async def set_aside(self, _: str, /, *, branch: str = "") -> str:
-        self.held.pop(branch, None)
+    async def set_aside(self, _: str, /) -> str:
+        self.held.clear()
         return "journal-set-aside-1.jsonl"
 
     async def read(self, location: str, /, *_: object) -> Page:
@@ -192,10 +188,8 @@ def _sealed(bodies: Sequence[str]) -> list[str]:
     """*bodies* as the entries of a journal without keys, which others can write as well."""
     entries, before = list[str](), ""
     for number, body in enumerate(bodies):
-        text = "\0".join(("s", "", str(number), before, body))
-        before = hmac.new(b"ctxpipe", text.encode("utf-8", "surrogatepass"), "sha256").hexdigest()[
-            :32
-        ]
+        text = "\0".join(("s", str(number), before, body)).encode("utf-8", "surrogatepass")
+        before = hmac.new(b"ctxpipe", text, "sha256").hexdigest()[:32]
         entries.append(f"{before} {body}")
     return entries
 
@@ -232,10 +226,10 @@ def _journal() -> bytes:
         await session.run([*HISTORY[:3], *chat(2)])
 
     asyncio.run(write())
-    entry = json.loads(storage.held[""][1].partition(" ")[2])
+    entry = json.loads(storage.held[1].partition(" ")[2])
     entry["turns"][0] |= {"edits": [[0, 1, [user("shorter")], ["0" * 32]]], "stale": [[0, 0]]}
     entry |= {"bills": [[None, 10, 15, 10, 15]], "windows": [["m", 1000]]}
-    bodies = [line.partition(" ")[2] for line in storage.held[""]]
+    bodies = [line.partition(" ")[2] for line in storage.held]
     bodies[1] = json.dumps(entry, separators=(",", ":"))
     return "".join(f"{line}\n" for line in _sealed(bodies)).encode()
 
