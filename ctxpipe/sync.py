@@ -1,6 +1,4 @@
-"""Sessions for synchronous code, from any thread: one event loop in a thread of its own does the
-work.
-"""
+"""Sessions for synchronous code, from any thread, on one event loop in a thread of its own."""
 
 from __future__ import annotations
 
@@ -48,15 +46,15 @@ class _Portal:
         Raises RuntimeError when nobody can work.
         """
         try:
-            loop, thread = self._started()
+            loop, thread = self._start()
             _ensure_other_thread(thread)
             future = asyncio.run_coroutine_threadsafe(work, loop)
         except BaseException:
             work.close()
             raise
-        return _awaited(future, thread)
+        return _wait_for(future, thread)
 
-    def _started(self) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+    def _start(self) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
         if sys.is_finalizing():
             raise RuntimeError("the interpreter is shutting down; nothing can be run any more")
         with self._lock:
@@ -76,7 +74,7 @@ def _ensure_other_thread(thread: threading.Thread) -> None:
         )
 
 
-def _awaited(future: Future[T], thread: threading.Thread) -> T:
+def _wait_for(future: Future[T], thread: threading.Thread) -> T:
     while True:
         try:
             return future.result(_LOOK_SECONDS)
@@ -107,7 +105,8 @@ class Session:
     def __init__(self, pipeline: ContextPipeline, session_id: str, **settings: Any) -> None:
         if not callable(getattr(pipeline, "new_session", None)):
             raise SettingsError(
-                "pipeline of a Session is none; give a ContextPipeline such as ContextPipeline(stages)"
+                "pipeline of a Session is none; "
+                "give a ContextPipeline such as ContextPipeline(stages)"
             )
         self._session: AsyncSession = pipeline.new_session(session_id, **settings)
 

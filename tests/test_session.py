@@ -972,6 +972,6 @@ def check_marks(session: Session, history: list[Message], context: list[Message]
     """The marks of *context* are those of *history*, where there is still a message for them."""
     assert sum(sum(1 for _ in cache_marks(message)) for message in context) <= 4
     for index, message in enumerate(history):
-        place = session._memory.timeline._place(index)
+        place = session._memory.timeline._position(index)
         if place is not None:
             assert list(cache_marks(context[place])) == list(cache_marks(message))

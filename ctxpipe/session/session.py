@@ -289,7 +289,9 @@ class Session:
                     thorough = True  # what was rewritten is no longer what the caller has
                     continue
                 if self._verify:
-                    await in_thread_if(is_bulky(step.history), memory.timeline.look, step)
+                    await in_thread_if(
+                        is_bulky(step.history), memory.timeline.compute_digests, step
+                    )
                 if await memory.write(step):
                     return self._result(step, result)
 

@@ -216,7 +216,11 @@ class LocalStorage:
         with (
             translate_errors("cannot read", location),
             open(
-                self.key(location), encoding="utf-8", newline="", errors="replace", opener=self._open
+                self.key(location),
+                encoding="utf-8",
+                newline="",
+                errors="replace",
+                opener=self._open,
             ) as file,
         ):
             while chunk := file.read(_CHUNK):
