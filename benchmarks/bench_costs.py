@@ -194,7 +194,8 @@ def print_costs(rows: Sequence[Row], calls: int) -> None:
         none, fixed = here["none"], here.get("fixed-ratio", here["none"])
         print(f"\nread price {read}: cost in that of no management, refetches paid and free")
         print(
-            f"{'':20} paid  free | of {fixed.name:11} | hit rate | refetch/100 | visible | dearer paid, free"
+            f"{'':20} paid  free | of {fixed.name:11} | hit rate | refetch/100 | visible | "
+            "dearer paid, free"
         )
         for row in here.values():
             target = TARGETS.get((row.name, read)) if fixed is not none else None
@@ -205,13 +206,15 @@ def print_costs(rows: Sequence[Row], calls: int) -> None:
             )
             worse, free = row.dearer(none), row.dearer(none, paid=False)
             print(
-                f"{row.name:20} {row.of(none):.3f} {row.free_of(none):.3f} | {row.of(fixed):.3f} {verdict:10} | "
-                f"  {row.total.hit_rate:.3f}  |   {100 * row.total.refetches / calls:5.1f}     |  {row.visible:.3f}  | "
+                f"{row.name:20} {row.of(none):.3f} {row.free_of(none):.3f} | {row.of(fixed):.3f} "
+                f"{verdict:10} |   {row.total.hit_rate:.3f}  |   "
+                f"{100 * row.total.refetches / calls:5.1f}     |  {row.visible:.3f}  | "
                 f"{len(worse)}, {len(free)}  {', '.join(f'{name} {times:.2f}' for times, name in worse[:3])}"
             )
     means = mean(found.hit_rate for found in rows[0].paid.values())
     print(
-        f"\nhit rate of no management: {rows[0].total.hit_rate:.3f} of all tokens, {means:.3f} as a mean of sessions"
+        f"\nhit rate of no management: {rows[0].total.hit_rate:.3f} of all tokens, {means:.3f} "
+        "as a mean of sessions"
     )
 
 
@@ -243,14 +246,16 @@ def print_recall(
 ) -> None:
     print(f"\n{len(full)} cuts; full context: recall {mean_recall(full).visible:.3f}")
     print(
-        "visible / one reading call away / with views repeated, and tokens kept, by share of the history kept"
+        "visible / one reading call away / with views repeated, and tokens kept, by share of "
+        "the history kept"
     )
     for name in dict.fromkeys(name for name, _ in found):
         cells = []
         for share in SHARES:
             recall = mean_recall(found[name, share])
             cells.append(
-                f"{recall.visible:.3f}/{recall.one_hop:.3f}/{recall.with_reread:.3f} {recall.tokens / 1000:5.1f}k"
+                f"{recall.visible:.3f}/{recall.one_hop:.3f}/{recall.with_reread:.3f} "
+                f"{recall.tokens / 1000:5.1f}k"
             )
         print(f"{name:30} {'  '.join(cells)}")
 

@@ -188,7 +188,10 @@ class Collections:
 
     def __str__(self) -> str:
         longest = max(self.pauses, default=0.0)
-        return f"{len(self.pauses):,} collections of {sum(self.pauses) / 1000:.1f} s in all, the longest {longest:.0f} ms"
+        return (
+            f"{len(self.pauses):,} collections of {sum(self.pauses) / 1000:.1f} s in all, the "
+            f"longest {longest:.0f} ms"
+        )
 
 
 def share(values: Sequence[float], part: float) -> float:
@@ -292,7 +295,10 @@ class Load:
         while True:
             self.memory.append((self.done, resident()))
             rate = self.done / max(0.001, time.perf_counter() - begun)
-            told = f"  {self.done:>7,} of {total:,} turns, {rate:4.0f} a second, {self.memory[-1][1]:,.0f} MB"
+            told = (
+                f"  {self.done:>7,} of {total:,} turns, {rate:4.0f} a second, "
+                f"{self.memory[-1][1]:,.0f} MB"
+            )
             print(told, flush=True)
             await asyncio.sleep(10)
 
@@ -436,10 +442,12 @@ async def measured(
         print(f"  garbage: {collected}")
         kept = sum(len(json.dumps(history)) for history in histories) / 2**20
         print(
-            f"  {load.done / seconds:.0f} turns a second for {seconds:.0f} s, {cpu / load.done * 1000:.2f} ms CPU each"
+            f"  {load.done / seconds:.0f} turns a second for {seconds:.0f} s, "
+            f"{cpu / load.done * 1000:.2f} ms CPU each"
         )
         print(
-            f"  resident memory grew by {after - before:,.0f} MB; the agents' own histories hold {kept:,.0f} MB of text"
+            f"  resident memory grew by {after - before:,.0f} MB; the agents' own histories "
+            f"hold {kept:,.0f} MB of text"
         )
         print(f"  simulated time: {(clock.now - Clock().now) / HOUR_SECONDS:.2f} h")
         print(f"  outcomes: {dict(sorted(told.outcomes.items()))}; {told.files:,} files named")

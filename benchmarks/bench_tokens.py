@@ -480,7 +480,10 @@ def memory() -> list[Row]:
         (
             "memo_bytes=8 MiB: most that was remembered",
             f"{highest / 2**20:.1f} MiB",
-            f"{counter.encoded_chars / 2**20:,.0f} MiB encoded, the process grew by {grown:.0f} MiB",
+            (
+                f"{counter.encoded_chars / 2**20:,.0f} MiB encoded, the process grew by "
+                f"{grown:.0f} MiB"
+            ),
         )
     ]
 

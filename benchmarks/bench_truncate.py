@@ -169,10 +169,12 @@ async def counted(bench: Bench) -> None:
     again = bench.counter.encoded_chars - loaded - first
     texts = sum(map(len, {*strings(bench.messages)}))
     print(
-        f"\nencoded by a cold run: {first:,} characters, of {texts:,} in distinct texts of the history;"
+        f"\nencoded by a cold run: {first:,} characters, of {texts:,} in distinct texts of the "
+        "history;"
     )
     print(
-        f"the rest are the folded views, once each and once for their joint budget. By a second run: {again:,}"
+        "the rest are the folded views, once each and once for their joint budget. By a "
+        f"second run: {again:,}"
     )
     print(f"\n{result.detail}")
 

@@ -38,8 +38,14 @@ __all__ = ["main"]
 
 PACKAGE = Path(__file__).resolve().parents[1] / "ctxpipe"
 TASK = "What does each module here do? Read every one; say how they hang together."
-ABOUT = "An agent explores a folder; every tool result that is long goes to a file, and a table shows what that saves."
-EPILOG = "With ANTHROPIC_API_KEY set it asks the API, which costs money; without it, or with --demo, a scripted model."
+ABOUT = (
+    "An agent explores a folder; every tool result that is long goes to a file, and a table shows "
+    "what that saves."
+)
+EPILOG = (
+    "With ANTHROPIC_API_KEY set it asks the API, which costs money; without it, or with --demo, a "
+    "scripted model."
+)
 
 Row: TypeAlias = tuple[str, int | str, int | str]
 """What was added up, and how much of it there is with ctxpipe and without."""
@@ -120,7 +126,10 @@ class Tally:
     def line(self) -> str:
         """The turn in one line."""
         context, without, names = self._now
-        return f"turn {self.turns:3}: {self.calls:3} calls, {context:7,} tokens instead of {without:7,} ({names})"
+        return (
+            f"turn {self.turns:3}: {self.calls:3} calls, {context:7,} tokens instead of "
+            f"{without:7,} ({names})"
+        )
 
 
 def reads_back(names: Sequence[str]) -> bool:

@@ -245,4 +245,7 @@ def same_on_disk(context: Context) -> str:
         return "No module was long enough to be offloaded."
     digest = hashlib.sha256(context.read_back(pointer)[0].encode()).hexdigest()
     same = digest == printed.result.strip()
-    return f"The longest, {path}, was read back: {'it is what stands on the disk' if same else DIFFERENT}."
+    return (
+        f"The longest, {path}, was read back: "
+        f"{'it is what stands on the disk' if same else DIFFERENT}."
+    )

@@ -26,7 +26,8 @@ def pack(official: bytes) -> bytes:
         token, rank = line.split()
         if int(rank) != expected:
             raise SystemExit(
-                f"line {expected + 1} has rank {int(rank)}: the packed form needs ranks without gaps"
+                f"line {expected + 1} has rank {int(rank)}: the packed form needs ranks "
+                "without gaps"
             )
         tokens.append(base64.b64decode(token))
     return len(tokens).to_bytes(4, "big") + bytes(map(len, tokens)) + b"".join(tokens)

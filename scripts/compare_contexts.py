@@ -253,7 +253,8 @@ def show(name: str, number: int, old: Any, new: Any) -> None:
     place = max(0, common(*versions) - SHOWN // 3)
     for side, turn, text in zip(("old", "new"), (then, now), versions, strict=True):
         print(
-            f"  {side}: {len(turn['sent'])} messages, {turn['gaps']} gaps, {turn['summaries']} summaries so far"
+            f"  {side}: {len(turn['sent'])} messages, {turn['gaps']} gaps, {turn['summaries']} "
+            "summaries so far"
         )
         print(f"         {'; '.join(turn['reports'])}")
         print(f"         {text[place : place + SHOWN]}")

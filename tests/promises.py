@@ -386,7 +386,10 @@ def the_context_grows_at_its_end(run: Run) -> Iterator[str]:
         yield f"{len(now)} messages instead of the {end} that stand"
     for index, (new, old) in enumerate(zip(now, then, strict=False)):
         if new is not old and plain_json(new) != plain_json(old):
-            yield f"message {index} changed, and {first} is told: {plain_json(old)[:300]} {plain_json(new)[:300]}"
+            yield (
+                f"message {index} changed, and {first} is told: {plain_json(old)[:300]} "
+                f"{plain_json(new)[:300]}"
+            )
             return
 
 
@@ -466,7 +469,10 @@ def every_turn_explains_itself(run: Run) -> Iterator[str]:
     if not run.in_session:
         first = _first_difference(run.given, run.result.messages)
         if first != run.result.first_changed_index:
-            yield f"message {first} is the first that changed, and {run.result.first_changed_index} is told"
+            yield (
+                f"message {first} is the first that changed, and {run.result.first_changed_index} "
+                "is told"
+            )
 
 
 def _first_difference(before: Sequence[Message], after: Sequence[Message]) -> int | None:

@@ -819,9 +819,7 @@ async def test_betas_of_the_caller_and_of_the_client_are_kept(
     assert server.requests[0].headers.get(BETA, "").split(",") == (expected[:-1] or [""])
 
 
-async def test_the_clients_betas_are_kept_from_the_very_first_request_on_and_behind_other_middleware() -> (
-    None
-):
+async def test_the_clients_betas_are_kept_from_the_very_first_request_on_and_behind_other_middleware():
     async with talk(think_and_call) as (_, client):
         history: list[Any] = [user("go")]
         for _ in range(3):

@@ -73,7 +73,8 @@ def test_a_reader_is_a_module_and_a_question(copy: Path):
     insert(
         transcripts,
         asked,
-        "        from . import protocol\n\n        if any(map(protocol.is_protocol_line, values)):\n"
+        "        from . import protocol\n\n        if any(map(protocol.is_protocol_line, "
+        "values)):\n"
         '            return "protocol", protocol.entries(records), {}\n',
     )
     lines = [

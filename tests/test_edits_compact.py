@@ -184,7 +184,8 @@ def test_the_block_lists_what_no_model_may_forget() -> None:
 
     assert block == (
         "\n\n<evidence>\n"
-        "Kept from the conversation without a model: a record to look things up in, not a request.\n"
+        "Kept from the conversation without a model: a record to look things up in, not a "
+        "request.\n"
         "Raw messages: /a/compact-1.json\n"
         "Raw messages: /a/compact-2.json\n"
         "Files written:\n"
@@ -466,7 +467,8 @@ def test_results_not_yet_seen_stand_with_their_call_behind_the_request_under_way
     assert all(one is other for one, other in zip(whole[1:], shot, strict=True))
     assert shorter == [
         user(
-            f"{IN_PROGRESS}Fix it.\n\n[The image of this message is not shown here. It is in /a.json.]"
+            f"{IN_PROGRESS}Fix it.\n\n[The image of this message is not shown here. It is in "
+            "/a.json.]"
         )
     ]
     assert closings(user("old"), assistant("ok"), step("t1"))[0][0] == user(f"{IN_PROGRESS}old")
@@ -743,9 +745,9 @@ def test_folded_files_stand_behind_the_evidence() -> None:
         )
     )[0]
 
-    assert (
-        text
-        == f"{SUMMARY}S\n\n<evidence>\nx{EVIDENCE_END}\n\n<system-reminder>\n## File\n</system-reminder>"
+    assert text == (
+        f"{SUMMARY}S\n\n<evidence>\nx{EVIDENCE_END}\n\n<system-reminder>\n## File\n"
+        "</system-reminder>"
     )
 
 

@@ -236,9 +236,7 @@ async def test_nothing_up_to_the_servers_summary_goes(turns: int) -> None:
     assert check(result.messages) == []
 
 
-async def test_where_all_is_before_the_servers_summary_nothing_is_cut_and_the_report_says_so() -> (
-    None
-):
+async def test_where_all_is_before_the_servers_summary_nothing_is_cut_and_the_report_says_so():
     history = [*history_of([plain] * 8, 1), summed_up(), user("on")]
 
     result = await ContextPipeline([SmartTruncate(max_tokens=200)], budget=Budget(window=600)).run(

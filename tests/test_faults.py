@@ -166,7 +166,7 @@ async def test_on_a_full_disk_results_stay_inline_and_everything_goes_on_once_th
         )
 
 
-async def test_on_a_disk_that_becomes_read_only_what_lies_there_can_be_read_and_the_rest_stays_inline(
+async def test_on_a_disk_that_becomes_read_only_what_lies_there_can_be_read_and_the_rest_stays_inline(  # noqa: E501
     tmp_path: Path,
 ) -> None:
     with small_disk(tmp_path, kilobytes=8192) as disk:
@@ -256,7 +256,10 @@ def test_without_descriptors_results_stay_inline_until_there_are_some_again(tmp_
 def ran_beside(script: str, *arguments: object) -> str:
     """What *script* prints, run where it can import the tests' modules."""
     return python(
-        f"import sys; sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}\n{script}",
+        (
+            "import sys; sys.path[:0] = "
+            f"{[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}\n{script}"
+        ),
         *arguments,
     )
 
@@ -413,7 +416,7 @@ class Backwards:
         return self.now
 
 
-async def test_with_a_clock_that_goes_backwards_records_keep_their_order_and_nothing_living_is_cleaned_up(
+async def test_with_a_clock_that_goes_backwards_records_keep_their_order_and_nothing_living_is_cleaned_up(  # noqa: E501
     tmp_path: Path,
 ) -> None:
     clock = Backwards()

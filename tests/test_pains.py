@@ -234,7 +234,10 @@ def answerable(history: list[Message]) -> list[Message]:
 
 # The list -----------------------------------------------------------------------------------------
 
-PARTS = "1 abcd, 2 abcdef, 3 abcdef, 4 abcdef, 5 abcdefg, 6 abcde, 7 abcde, 8 ab, 9 abcd, 10 abc, 11 abcde, 12 a, 15 abcde"
+PARTS = (
+    "1 abcd, 2 abcdef, 3 abcdef, 4 abcdef, 5 abcdefg, 6 abcde, 7 abcde, 8 ab, 9 abcd, 10 abc, 11 "
+    "abcde, 12 a, 15 abcde"
+)
 
 
 def test_the_list_of_pains_names_every_requirement_and_only_tests_that_exist() -> None:
@@ -413,7 +416,7 @@ async def test_r02c_its_own_output_is_the_same_object_with_no_call_and_no_write(
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == files
 
 
-async def test_r02d_what_cannot_shrink_costs_one_attempt_until_it_changes_or_the_cooldown_has_passed(
+async def test_r02d_what_cannot_shrink_costs_one_attempt_until_it_changes_or_the_cooldown_has_passed(  # noqa: E501
     tmp_path: Path,
 ) -> None:
     clock, summaries = Clock(), Summaries("word " * 60_000)
@@ -571,7 +574,7 @@ async def test_r03b_a_placeholder_is_never_offloaded_again_by_either_stage(tmp_p
     assert stored(tmp_path) == files
 
 
-async def test_r03c_who_hands_in_the_raw_history_each_turn_gets_the_same_file_and_the_same_placeholder(
+async def test_r03c_who_hands_in_the_raw_history_each_turn_gets_the_same_file_and_the_same_placeholder(  # noqa: E501
     tmp_path: Path,
 ) -> None:
     history = conversation(user("go"), step("t", result=LINES))
@@ -641,12 +644,16 @@ async def test_r03f_a_placeholder_that_would_cost_more_than_it_replaces_is_not_u
     tmp_path: Path,
 ) -> None:
     prose = (
-        "It was a bright cold day in April, and the clocks were striking thirteen when he came home. "
+        (
+            "It was a bright cold day in April, and the clocks were striking thirteen when he came "
+            "home. "
+        )
         * 2
     )[:100]
-    log = "0x7ffe3c1b 5f9d2e 88:1a:c7 q9Zr4 17:03:59.221 e3b0c442 98fc1c14 9afbf4c8 996fb924 27ae41e4 649b934c c0ffee"[
-        :100
-    ]
+    log = (
+        "0x7ffe3c1b 5f9d2e 88:1a:c7 q9Zr4 17:03:59.221 e3b0c442 98fc1c14 9afbf4c8 996fb924 "
+        "27ae41e4 649b934c c0ffee"
+    )[:100]
     history = conversation(
         user("go"), step("toolu_01A09q90qw90lq917835lq9", result=prose), user("on")
     )
@@ -713,7 +720,7 @@ async def test_r04a_leading_system_messages_stay_byte_for_byte_through_every_sta
     assert seen >= {"BatchOffload", "Compact", "DirectOffload"}
 
 
-async def test_r04b_after_five_compactions_the_users_words_stand_verbatim_and_r04f_there_is_one_summary(
+async def test_r04b_after_five_compactions_the_users_words_stand_verbatim_and_r04f_there_is_one_summary(  # noqa: E501
     tmp_path: Path,
 ) -> None:
     requests, history = await compacted_again_and_again(tmp_path, 5)
@@ -815,7 +822,7 @@ async def test_r05a_below_the_gates_nothing_is_copied_written_or_counted_again(
     assert not (tmp_path / "store").exists()
 
 
-async def test_r05b_over_500_turns_each_is_a_byte_prefix_of_the_next_and_r05c_rewrites_come_in_batches(
+async def test_r05b_over_500_turns_each_is_a_byte_prefix_of_the_next_and_r05c_rewrites_come_in_batches(  # noqa: E501
     tmp_path: Path,
 ) -> None:
     session, history, before, rewrites = four(tmp_path).session("s"), [user("go")], list[str](), 0

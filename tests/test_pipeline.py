@@ -111,9 +111,7 @@ async def test_without_stages_the_very_same_list_comes_back() -> None:
     )
 
 
-async def test_the_stages_run_in_the_order_in_which_they_were_added_each_on_the_context_of_the_one_before() -> (
-    None
-):
+async def test_the_stages_run_in_the_order_in_which_they_were_added_each_on_the_context_of_the_one_before():
     seen: list[tuple[str, int]] = []
 
     def noting(name: str) -> Stage:
@@ -447,7 +445,7 @@ async def test_cancellation_passes_through_and_the_next_turn_is_as_if_nothing_ha
     ]
 
 
-async def test_a_turn_cancelled_while_a_file_is_being_written_leaves_it_whole_and_the_history_as_it_was(
+async def test_a_turn_cancelled_while_a_file_is_being_written_leaves_it_whole_and_the_history_as_it_was(  # noqa: E501
     tmp_path: Path,
 ) -> None:
     scope = anyio.CancelScope()
@@ -607,19 +605,23 @@ anyio.run(main)
 """
     assert python(script).splitlines() == [
         (
-            "ctxpipe.shorten {'session_id': 's', 'tokens_before': 2, 'tokens_after': 1, 'tokens_saved': 1, "
+            "ctxpipe.shorten "
+            "{'session_id': 's', 'tokens_before': 2, 'tokens_after': 1, 'tokens_saved': 1, "
             "'outcome': 'changed'} True"
         ),
         (
-            "ctxpipe.wait {'session_id': 's', 'tokens_before': 1, 'tokens_after': 1, 'tokens_saved': 0, "
+            "ctxpipe.wait "
+            "{'session_id': 's', 'tokens_before': 1, 'tokens_after': 1, 'tokens_saved': 0, "
             "'outcome': 'skipped'} True"
         ),
         (
-            "ctxpipe.fail {'session_id': 's', 'tokens_before': 1, 'tokens_after': 1, 'tokens_saved': 0, "
+            "ctxpipe.fail "
+            "{'session_id': 's', 'tokens_before': 1, 'tokens_after': 1, 'tokens_saved': 0, "
             "'outcome': 'failed', 'error.type': 'ZeroDivisionError'} True"
         ),
         (
-            "ctxpipe.run {'session_id': 's', 'tokens_before': 2, 'tokens_after': 1, 'tokens_saved': 1, "
+            "ctxpipe.run "
+            "{'session_id': 's', 'tokens_before': 2, 'tokens_after': 1, 'tokens_saved': 1, "
             "'messages': 1, 'repaired': 0} False"
         ),
     ]

@@ -160,7 +160,9 @@ async def main():
 """
 STARTS = {
     "a loop": "anyio.run(main)",
-    "a loop in a thread": "thread = threading.Thread(target=anyio.run, args=(main,)); thread.start(); thread.join()",
+    "a loop in a thread": (
+        "thread = threading.Thread(target=anyio.run, args=(main,)); thread.start(); thread.join()"
+    ),
     "a loop after a fork": "import os; pid = os.fork(); pid and os._exit(0); anyio.run(main)",
 }
 

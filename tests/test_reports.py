@@ -38,7 +38,8 @@ def test_a_change_says_from_where_on_what_it_saved_and_what_it_did() -> None:
     )
 
     assert told == (
-        "Stage [s] changed: from message 3 on; 1,400 to 90 tokens; 2 blocks moved to files, 5,000 characters (12.5 ms)"
+        "Stage [s] changed: from message 3 on; 1,400 to 90 tokens; 2 blocks moved to files, "
+        "5,000 characters (12.5 ms)"
     )
 
 

@@ -416,7 +416,10 @@ async def test_a_file_denied_under_one_name_does_not_come_back_under_another(
     "text",
     [
         "[Restored after compact] prod.json:\nx",
-        "[Conversation compressed]\n\nS\n\n<evidence>\nFiles read or named:\n./: prod.json\n</evidence>",
+        (
+            "[Conversation compressed]\n\nS\n\n<evidence>\nFiles read or named:\n./: prod.json\n"
+            "</evidence>"
+        ),
         '<tool_use name="read_file">{"path":"prod.json"}</tool_use>',
     ],
 )

@@ -33,7 +33,8 @@ def test_a_session_killed_at_any_await_goes_on_with_nothing_lost_and_no_summary_
     points, killed = [one["point"] for one in found], sum(one["killed"] for one in found)
     with capsys.disabled():
         print(
-            f"\n{killed} processes killed at {len(points)} of about {unharmed['point']} fault points"
+            f"\n{killed} processes killed at {len(points)} of about {unharmed['point']} fault "
+            "points"
         )
     assert len(points) * STEP > 450
     assert set(unharmed["changed"]) == {"DirectOffload", "BatchOffload", "Compact", "SmartTruncate"}

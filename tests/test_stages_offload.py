@@ -362,7 +362,10 @@ async def test_all_new_results_of_a_batch_of_calls_go(storage: LocalStorage, roo
 async def test_a_result_stays_where_its_placeholder_would_not_be_cheaper(
     storage: LocalStorage, root: Path
 ) -> None:
-    prose = "It was a dark and stormy night; the rain fell in torrents, except at occasional intervals, here."
+    prose = (
+        "It was a dark and stormy night; the rain fell in torrents, except at occasional "
+        "intervals, here."
+    )
     assert len(prose) < 100
 
     result = await run(DirectOffload(storage, min_chars=10), new(prose))
@@ -658,7 +661,7 @@ async def test_what_a_filter_makes_of_our_file_gets_a_file_of_its_own_and_is_sho
     assert (await run(stage, result.messages)).messages is result.messages
 
 
-async def test_a_huge_result_that_only_mentions_a_folder_or_nothing_that_is_there_is_kept_whole_in_a_file(
+async def test_a_huge_result_that_only_mentions_a_folder_or_nothing_that_is_there_is_kept_whole_in_a_file(  # noqa: E501
     storage: LocalStorage, root: Path
 ) -> None:
     for number, command in enumerate(
@@ -921,8 +924,14 @@ async def test_the_results_that_the_model_has_not_answered_often_enough_stay(
 async def test_nothing_is_worth_a_placeholder_that_costs_more(
     storage: LocalStorage, root: Path
 ) -> None:
-    prose = "The quick brown fox jumps over the lazy dog and then sleeps for a while under the old oak tree, ok."
-    line = "2026-11-20T17:24:00Z ERR 0x7ffd5e8a 10.244.3.17:48120->10.96.0.1:443 c0ffee-8d41-4f5e tx=9f3c2a7b17e4"
+    prose = (
+        "The quick brown fox jumps over the lazy dog and then sleeps for a while under the old oak "
+        "tree, ok."
+    )
+    line = (
+        "2026-11-20T17:24:00Z ERR 0x7ffd5e8a 10.244.3.17:48120->10.96.0.1:443 c0ffee-8d41-4f5e "
+        "tx=9f3c2a7b17e4"
+    )
     one, two = "toolu_01A09q90qw90lq917835lq9", "toolu_01B7xk2mN4pQ8rS6tU0vW3y"
     said = conversation(user("go"), step(one, result=prose + "!"), [assistant("ok")])
     logged = conversation(user("go"), step(two, result=line), [assistant("ok")])
@@ -1181,7 +1190,9 @@ LOOKALIKES: dict[str, Any] = {
     + "</system-reminder>",
     "restored": f"[Restored after compact] a.py:\n{PAGE}",
     "compacted": f"[Conversation compressed]\n\n{PAGE}\n\n<evidence>\nPaths\n</evidence>",
-    "continued": f"Continue with the task. It is under way; the user's latest request was:\n\n{PAGE}",
+    "continued": (
+        f"Continue with the task. It is under way; the user's latest request was:\n\n{PAGE}"
+    ),
 }
 lookalikes = pytest.mark.parametrize("content", LOOKALIKES.values(), ids=list(LOOKALIKES))
 

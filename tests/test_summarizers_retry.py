@@ -496,9 +496,7 @@ class Narrow:
         return Summary(f"summary {len(self.seen)}", input_tokens=10, output_tokens=1)
 
 
-async def test_a_history_that_is_too_long_is_summarised_in_parts_each_folding_the_last_one_in() -> (
-    None
-):
+async def test_a_history_that_is_too_long_is_summarised_in_parts_each_folding_the_last_one_in():
     history, summarize = chat(16), Narrow(at_most(5), PromptTooLong("16 messages"))
 
     summary = await summarised(summarize, history, Time().retry())

@@ -528,7 +528,10 @@ async def ask_by_hand(url: str, text: str) -> str:
     body = json.dumps(
         {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": text}]}
     )
-    head = f"POST /v1/messages HTTP/1.1\r\nhost: {address.host}\r\nx-api-key: test\r\nanthropic-version: 2023-06-01"
+    head = (
+        f"POST /v1/messages HTTP/1.1\r\nhost: {address.host}\r\nx-api-key: test\r\n"
+        "anthropic-version: 2023-06-01"
+    )
     writer.write(
         f"{head}\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
     )
@@ -614,7 +617,10 @@ def test_it_runs_under_plain_asyncio_too() -> None:
 
 
 def test_importing_it_imports_no_web_server_and_no_sdk() -> None:
-    code = "import sys, ctxpipe.testing; print(*{'starlette', 'uvicorn', 'anthropic', 'tiktoken'} & set(sys.modules))"
+    code = (
+        "import sys, ctxpipe.testing; print(*{'starlette', 'uvicorn', 'anthropic', 'tiktoken'} & "
+        "set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == ""

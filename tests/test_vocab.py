@@ -101,7 +101,10 @@ def test_an_unknown_name_is_refused_with_those_that_exist() -> None:
 
 
 def test_importing_loads_neither_tiktoken_nor_ranks(tmp_path: Path) -> None:
-    script = "import sys, ctxpipe.tokens as t; t.TokenCounter().over('short', 10); print('tiktoken' in sys.modules)"
+    script = (
+        "import sys, ctxpipe.tokens as t; t.TokenCounter().over('short', 10); print('tiktoken' in "
+        "sys.modules)"
+    )
 
     assert python(script, ROOT, cwd=tmp_path) == "False"
 

@@ -59,7 +59,10 @@ def prose(seed: int, chars: int) -> str:
     lines = []
     length = 0
     while length < chars:
-        line = f"    value_{chance.randrange(10**6)} = {' '.join(chance.choices(WORDS, k=8))}({chance.random():.4f})"
+        line = (
+            f"    value_{chance.randrange(10**6)} = "
+            f"{' '.join(chance.choices(WORDS, k=8))}({chance.random():.4f})"
+        )
         lines.append(line)
         length += len(line) + 1
     return "\n".join(lines)[:chars]

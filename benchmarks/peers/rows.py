@@ -44,13 +44,18 @@ ORIGINALS = {"files": SAME, "memory": "in memory", "nowhere": "nowhere"}
 The first is what we do; the others are less work.
 """
 BOUND_NOTE = (
-    "share of {} loops in which every request is accepted, each loop played reply by reply, with each adapter's "
-    "defaults, as models that bind thinking (Opus 5.5, Sonnet 5.5, Haiku 5.5, Fable 5.1) treat accounts made since "
-    "2026-08-31. Where a peer's own adapter sends a request that was refused for its thinking once more without it, "
-    "the second answer counts. A loop ends with its first request that is not accepted. Rewritten is a request that "
+    "share of {} loops in which every request is accepted, each loop played reply by reply, with "
+    "each adapter's defaults, as models that bind thinking (Opus 5.5, Sonnet 5.5, Haiku 5.5, Fable "
+    "5.1) treat accounts made since "
+    "2026-08-31. Where a peer's own adapter sends a request that was refused for its thinking once "
+    "more without it, the second answer counts. A loop ends with its first request that is not "
+    "accepted. Rewritten is a request that "
     "does not begin with the one before it: a peer without any has taken nothing out"
 )
-ON_ARRIVAL = "The rest arrives in this turn: a peer that writes as results arrive (strands) pays for that here"
+ON_ARRIVAL = (
+    "The rest arrives in this turn: a peer that writes as results arrive (strands) pays for that "
+    "here"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +173,10 @@ def quiet_row(messages: int, peers: Iterable[Peer], repetitions: int) -> Row:
     """A turn of two new messages behind *messages* known ones, in which nothing is taken out."""
     row = Row(
         f"a turn with nothing to do behind {messages:,} messages",
-        f"ms, least / median / most of up to {repetitions} turns; each reply with its bill, as in life",
+        (
+            f"ms, least / median / most of up to {repetitions} turns; each reply with its bill, as "
+            "in life"
+        ),
     )
     history = conversations.quiet(messages)
     for peer in _each(row, peers):
@@ -419,8 +427,8 @@ def _shortening_way(peer: Peer) -> str:
 
 SUMMARISERS = ("compact", "compact, inline")
 SHARE_NOTE = (
-    "of the words planted in {} results and remarks, of those that left the context; (inline) asks in the conversation "
-    "itself instead of in a prompt of its own"
+    "of the words planted in {} results and remarks, of those that left the context; (inline) asks "
+    "in the conversation itself instead of in a prompt of its own"
 )
 
 

@@ -292,7 +292,10 @@ def _openai() -> bytes:
 
 SOURCES = (
     python_source(3),
-    "class A extends B { m(x) { return `${x}`; } }\nexport const f = () => 1;\nA.prototype.g = function () {};\n",
+    (
+        "class A extends B { m(x) { return `${x}`; } }\nexport const f = () => 1;\nA.prototype.g = "
+        "function () {};\n"
+    ),
     "package p\n\nfunc (r *R) M(a int) error { return nil }\ntype R struct{}\n",
     "impl<T> A<T> { pub fn new() -> Self { A {} } }\nmacro_rules! m { () => {} }\n",
     "#include <x>\ntemplate <class T> struct S { void f() const; };\nint main() { return 0; }\n",
@@ -324,7 +327,10 @@ SEEDS: Mapping[str, list[bytes]] = {
         DIRECT.format("/store/s/t1.md").encode(),
         placeholder(BATCH, "./s/t1.md", "x" * 99, Preview(10, 5)).encode(),
         (SUMMARY + "x" + reminder(["<command>go</command>"])).encode(),
-        b"[Conversation compressed]\n\nwords\n\n<evidence>\nKept\nPaths:\n- a.py\n$ make\n! make\n</evidence>",
+        (
+            b"[Conversation compressed]\n\nwords\n\n<evidence>\nKept\nPaths:\n- a.py\n$ make\n! "
+            b"make\n</evidence>"
+        ),
         b"[Restored after compact] src/a.py:\ncode",
         b"Continue with the task. It is under way; the user's latest request was:\n\nmore",
         b"half a pair \xed\xa0\xbd",

@@ -27,7 +27,10 @@ from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Promp
 
 COUNTER = "tiktoken, exact, each text once"
 WAYS = {
-    "default": "the README's four stages, every default, summaries by AnthropicSummarizer's default request",
+    "default": (
+        "the README's four stages, every default, summaries by AnthropicSummarizer's default "
+        "request"
+    ),
     "coding": "presets.coding_agent, every default",
     "compact": "Compact alone, given trigger",
     "compact, inline": "Compact alone, given trigger, AnthropicSummarizer(mode='inline')",
