@@ -205,11 +205,12 @@ def print_costs(rows: Sequence[Row], calls: int) -> None:
                 else f"{'ok' if row.of(fixed) <= target else 'MISSED'} {target}"
             )
             worse, free = row.dearer(none), row.dearer(none, paid=False)
+            dearest = ", ".join(f"{name} {times:.2f}" for times, name in worse[:3])
             print(
                 f"{row.name:20} {row.of(none):.3f} {row.free_of(none):.3f} | {row.of(fixed):.3f} "
                 f"{verdict:10} |   {row.total.hit_rate:.3f}  |   "
                 f"{100 * row.total.refetches / calls:5.1f}     |  {row.visible:.3f}  | "
-                f"{len(worse)}, {len(free)}  {', '.join(f'{name} {times:.2f}' for times, name in worse[:3])}"
+                f"{len(worse)}, {len(free)}  {dearest}"
             )
     means = mean(found.hit_rate for found in rows[0].paid.values())
     print(

@@ -1,9 +1,10 @@
-"""Load: a thousand agents at once over the real SDK and a loopback Messages API, with offloads and
-compactions.
+"""A thousand agents at once, over the real SDK and a loopback Messages API.
 
-    python benchmarks/bench_load.py                      # 1,000 sessions x 100 turns: about half an hour
+    python benchmarks/bench_load.py           # 1,000 sessions x 100 turns: about half an hour
     python benchmarks/bench_load.py --sessions 50 --turns 20
-    python benchmarks/bench_load.py --hour               # 30 sessions, each an hour's turns, one every five seconds
+    python benchmarks/bench_load.py --hour    # 30 sessions, an hour each, a turn every five seconds
+
+Results are offloaded and histories compacted on the way.
 
 The API is a process of its own. Each agent calls the model, runs a tool, and adds the result to its
 history, as often as *turns* says; the model takes *latency* seconds to answer, so that all sessions
@@ -153,7 +154,8 @@ class Waiting:
 class Lag:
     """How late the event loop wakes who asked to be woken, in milliseconds.
 
-    *own* is without the time that the thread waited for a processor: what the loop itself was busy with.
+    *own* is without the time that the thread waited for a processor: what the loop itself was busy
+    with.
     """
 
     late: list[float] = field(default_factory=list)

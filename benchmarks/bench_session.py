@@ -182,7 +182,7 @@ async def journalled() -> list[Row]:
 
 
 async def restored() -> list[Row]:
-    """What a new process takes for it, and the bytes of the journals beside those of the histories."""
+    """What a new process takes for it, and the journals' bytes beside those of the histories."""
     root = tempfile.mkdtemp()
     storage = LocalStorage(root)
     results = [

@@ -183,11 +183,11 @@ def strings(messages: list[Message]) -> Iterator[str]:
     for message in messages:
         content: Any = message["content"]
         for block in [{"text": content}] if isinstance(content, str) else content:
-            said = block.get("text") or block.get("content")
-            yield (
-                said
-                or f"{block['id']}{block['name']}{json.dumps(block['input'], separators=(',', ':'))}"
-            )
+            if said := block.get("text") or block.get("content"):
+                yield said
+            else:
+                given = json.dumps(block["input"], separators=(",", ":"))
+                yield f"{block['id']}{block['name']}{given}"
 
 
 async def run(tokens: int) -> None:
@@ -202,7 +202,8 @@ async def run(tokens: int) -> None:
     once, twice = await times(tokens, seeds), await times(2 * tokens, seeds)
     for (name, seconds), (_, doubled) in zip(once, twice, strict=True):
         print(
-            f"{name:40}{seconds * 1e3:>10.1f}{seconds / once[0][1]:>10.2f}{doubled / seconds:>16.2f}x"
+            f"{name:40}{seconds * 1e3:>10.1f}{seconds / once[0][1]:>10.2f}"
+            f"{doubled / seconds:>16.2f}x"
         )
     await counted(Bench(tokens, next(seeds)))
 

@@ -141,7 +141,7 @@ def reads_back(names: Sequence[str]) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the agent as the command line says; 0 when it came to an answer and the answer is sound."""
+    """Run the agent as the command line says; 0 when it came to a sound answer."""
     options = parse(arguments)
     try:
         return asyncio.run(run(options, Console()))

@@ -1,22 +1,24 @@
-"""Does this version of ctxpipe send the same contexts, byte for byte, as another one whose files
-are in FOLDER?
+"""Does this version of ctxpipe send the same contexts, byte for byte, as another one?
 
-    python scripts/compare_contexts.py --beside FOLDER TRANSCRIPTS... [--limit 20] [--turns 120] [--lives 300]
+    python scripts/compare_contexts.py --beside FOLDER TRANSCRIPTS...
+                                       [--limit 20] [--turns 120] [--lives 300]
 
-Each transcript (a file, or all of a folder's) is played turn by turn through one session: by a
-caller with his whole history, by one who goes on with the context, and from a journal, with a new
-session every 7th turn. Then come random lives: appends, cuts, branches, equal objects, moved cache
-marks, contexts adopted, new processes. Where the stages of the two versions differ on purpose,
-``--stages own`` plays simple ones that stand in this file instead of the library's.
+The files of the other one are in FOLDER. Each transcript (a file, or all of a folder's) is played
+turn by turn through one session: by a caller with his whole history, by one who goes on with the
+context, and from a journal, with a new session every 7th turn. Then come random lives: appends,
+cuts, branches, equal objects, moved cache marks, contexts adopted, new processes. Where the stages
+of the two versions differ on purpose, ``--stages own`` plays simple ones that stand in this file
+instead of the library's.
 
 A turn whose contexts differ is of one of these classes:
 
-    two gaps   the old context had two or more separate gaps when a part of the history was taken back, or a cache mark
-               moved. Old versions took them for one gap, and with it threw away what stood between
-    thinking   only the thinking differs that is taken out or that the API is asked to ignore, and the API, which binds
-               it to the messages before it, accepts the new context
-    adopted    a new process of an old version did not know that a context had been adopted as the history, and took our
-               texts in it for the caller's words when it wrote a summary
+    two gaps   the old context had two or more separate gaps when a part of the history was taken
+               back, or a cache mark moved. Old versions took them for one gap, and with it threw
+               away what stood between
+    thinking   only the thinking differs that is taken out or that the API is asked to ignore, and
+               the API, which binds it to the messages before it, accepts the new context
+    adopted    a new process of an old version did not know that a context had been adopted as the
+               history, and took our texts in it for the caller's words when it wrote a summary
     after      the contexts of an earlier turn of the same conversation were different
     other      anything else; it is printed, and the exit code is 1
 
@@ -445,7 +447,7 @@ def digest(text: str) -> str:
 
 
 def is_refused(sent: Messages, options: Mapping[str, Any]) -> bool:
-    """Whether the API would refuse thinking in it, as bound to other messages than those before it."""
+    """Whether the API would refuse thinking in it as bound to other messages."""
     body, headers = options.get("extra_body", {}), options.get("extra_headers", {})
     plain = json.loads(json.dumps(sent, default=as_sent))
     return bool(

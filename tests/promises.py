@@ -88,7 +88,7 @@ class Originals:
             self.results.setdefault(name, set()).add(text)
 
     def all(self) -> set[str]:
-        """Everything that a file may rightly hold, and what a repair says in the place of a result."""
+        """All that a file may rightly hold, and what a repair says in the place of a result."""
         return set(SAID_BY_REPAIR) | {
             on_disk(text)
             for held in (self.results, self.inputs)
@@ -101,11 +101,11 @@ class Originals:
 class Run:
     """One run, seen from outside.
 
-    *before* are the messages handed in as JSON, *objects* the very objects, both taken before the run. *proposals* are
-    those that counted, *told* the reports as they came. *sent* is what the session sent last, None
-    when there is nothing to compare with. *files* are those below the root before and after.
-    *asked* says how many summaries were asked for, *allowed* how many may be. *signed* tells that
-    thinking was signed by a model that saw what was sent.
+    *before* are the messages handed in as JSON, *objects* the very objects, both taken before the
+    run. *proposals* are those that counted, *told* the reports as they came. *sent* is what the
+    session sent last, None when there is nothing to compare with. *files* are those below the root
+    before and after. *asked* says how many summaries were asked for, *allowed* how many may be.
+    *signed* tells that thinking was signed by a model that saw what was sent.
     """
 
     given: Sequence[Message]

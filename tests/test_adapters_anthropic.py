@@ -103,7 +103,7 @@ async def beta(client: anthropic.AsyncAnthropic, messages: Any, **options: Any) 
 async def streamed(
     client: anthropic.AsyncAnthropic, messages: Sequence[Message], **options: Any
 ) -> Any:
-    """The events of a stream, put together by hand: the first says the message, what counts here."""
+    """A stream's events, put together by hand: the first says the message, what counts here."""
     stream = await plain(client, messages, stream=True, **options)
     events = [event async for event in stream]
     assert [events[0].type, events[-1].type] == ["message_start", "message_stop"]
@@ -819,7 +819,7 @@ async def test_betas_of_the_caller_and_of_the_client_are_kept(
     assert server.requests[0].headers.get(BETA, "").split(",") == (expected[:-1] or [""])
 
 
-async def test_the_clients_betas_are_kept_from_the_very_first_request_on_and_behind_other_middleware():
+async def test_the_clients_betas_are_kept_from_the_very_first_request_on_and_behind_other_middleware():  # noqa: E501
     async with talk(think_and_call) as (_, client):
         history: list[Any] = [user("go")]
         for _ in range(3):

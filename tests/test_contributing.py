@@ -56,7 +56,8 @@ def test_a_language_is_one_entry_in_the_table(copy: Path):
     script = """
 import sys; sys.path.insert(0, sys.argv[1])
 from ctxpipe.edits.definitions import definitions
-print(*(f"{found.line} {found.type} {found.name}" for found in definitions("a.dart", sys.argv[2])), sep="; ")
+found = definitions("a.dart", sys.argv[2])
+print(*(f"{one.line} {one.type} {one.name}" for one in found), sep="; ")
 """
     assert python(script, copy, DART) == (
         "2 type Compare; 3 class Animal; 4 function Animal; 5 function label; 6 function count; "

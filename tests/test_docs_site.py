@@ -1,4 +1,4 @@
-"""The documentation is built: every page, link and anchor, and the reference from the docstrings."""
+"""The documentation is built: pages, links and anchors, and the reference from the docstrings."""
 
 from __future__ import annotations
 

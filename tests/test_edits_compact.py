@@ -544,13 +544,27 @@ BY_CODE = {"caller": {"type": "code_execution_20250825", "tool_id": "srvtoolu_1"
         ([assistant("a"), *step("t")], 3),
         ([user("x"), assistant("a"), assistant("b"), *step("t")], 4),
         ([assistant(SEARCH, FOUND, tool_use("t", "bash", {})), user(tool_result("t", "x"))], 2),
-        ([assistant(SEARCH, tool_use("t", "a", {})), user(tool_result("t", "x")),
-          assistant(FOUND, tool_use("u", "b", {})), user(tool_result("u", "x"))], 4),
-        ([assistant(CODE, {**tool_use("t", "a", {}), **BY_CODE}), user(tool_result("t", "x")),
-          assistant(RAN, tool_use("u", "b", {})), user(tool_result("u", "x"))], 4),
+        (
+            [
+                assistant(SEARCH, tool_use("t", "a", {})),
+                user(tool_result("t", "x")),
+                assistant(FOUND, tool_use("u", "b", {})),
+                user(tool_result("u", "x")),
+            ],
+            4,
+        ),
+        (
+            [
+                assistant(CODE, {**tool_use("t", "a", {}), **BY_CODE}),
+                user(tool_result("t", "x")),
+                assistant(RAN, tool_use("u", "b", {})),
+                user(tool_result("u", "x")),
+            ],
+            4,
+        ),
         ([assistant("done")], 0),
     ],
-)  # fmt: skip
+)
 def test_the_unanswered_part_never_splits_what_belongs_together(
     tail: list[Message], length: int
 ) -> None:
@@ -569,17 +583,34 @@ def test_the_unanswered_part_never_splits_what_belongs_together(
         ([user("a"), assistant(tool_use("t", "bash", {}))], "postponed: 1 calls"),
         ([user("a"), assistant("b", SEARCH)], "postponed: 1 calls of server tools"),
         ([user("a"), assistant(MCP)], "postponed: 1 calls of server tools"),
-        ([user("a"), assistant(CODE, tool_use("t", "a", {})), user(tool_result("t", "x"))], "postponed"),
-        ([user("a"), assistant(CODE, tool_use("t", "a", {})), user(tool_result("t", "x")),
-          assistant(tool_use("u", "a", {})), user(tool_result("u", "x"))], "postponed"),
+        (
+            [user("a"), assistant(CODE, tool_use("t", "a", {})), user(tool_result("t", "x"))],
+            "postponed",
+        ),
+        (
+            [
+                user("a"),
+                assistant(CODE, tool_use("t", "a", {})),
+                user(tool_result("t", "x")),
+                assistant(tool_use("u", "a", {})),
+                user(tool_result("u", "x")),
+            ],
+            "postponed",
+        ),
         ([user("a"), assistant(SEARCH, FOUND), user("b")], ""),
         ([user("a"), assistant(SEARCH), user("never mind")], ""),
-        ([user("a"), assistant({"type": "compaction", "content": "S"}, "b"), user("c")], "left to the server"),
-        ([assistant({"type": "compaction", "content": "S", "signature": "x"}), user("c")], "left to the server"),
+        (
+            [user("a"), assistant({"type": "compaction", "content": "S"}, "b"), user("c")],
+            "left to the server",
+        ),
+        (
+            [assistant({"type": "compaction", "content": "S", "signature": "x"}), user("c")],
+            "left to the server",
+        ),
         # that has failed
         ([user("a"), assistant({"type": "compaction", "content": None}, "b"), user("c")], ""),
     ],
-)  # fmt: skip
+)
 def test_what_the_server_has_not_finished_is_left_alone(history: list[Message], why: str) -> None:
     assert obstacle(history).startswith(why)
     assert bool(obstacle(history)) == bool(why)

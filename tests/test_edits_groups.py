@@ -92,7 +92,7 @@ def program(rng: Random, k: int) -> list[Message]:
 
 
 def mixed(rng: Random, k: int) -> list[Message]:
-    """A search and a call of the client's in one reply: the search ends once the call is answered."""
+    """A search and a client's call in one reply: the search ends once the call is answered."""
     return [
         assistant(said(rng), use(k), tool_use(f"t{k}", "read_file", {"path": "a.py"})),
         user(tool_result(f"t{k}", WORDS[: rng.randint(1, 900)])),

@@ -225,7 +225,8 @@ async def main(root):
     with here.no_descriptors_left():
         starved = [await work.turn(20_000) for _ in range(3)]
     after = [await work.turn(20_000) for _ in range(3)]
-    errors = [r.error.errno for result in starved for r in result.reports if r.outcome is Outcome.FAILED]
+    reports = [report for result in starved for report in result.reports]
+    errors = [report.error.errno for report in reports if report.outcome is Outcome.FAILED]
     results = [first, *starved, *after]
     print(json.dumps({
         "starved": [here.outcome(result, "DirectOffload") for result in starved],

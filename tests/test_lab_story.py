@@ -1,4 +1,4 @@
-"""What contexts, turn by turn, tell the page: tokens by kind, actions, and what became of blocks."""
+"""What contexts tell the page, turn by turn: tokens by kind, actions, what became of blocks."""
 
 from __future__ import annotations
 

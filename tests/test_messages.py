@@ -1,4 +1,4 @@
-"""The vocabulary: what can be read of a message, how it is rewritten, and which rules it must keep."""
+"""The vocabulary: what can be read of a message, how it is rewritten, which rules it must keep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No id, however hostile, becomes a file name that leads somewhere else or stands for another id."""
+"""No id, however hostile, becomes a file name that leads elsewhere or stands for another id."""
 
 from __future__ import annotations
 

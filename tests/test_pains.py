@@ -1436,8 +1436,9 @@ import anyio, json, sys
 from ctxpipe import *
 async def main(root, messages):
     storage = LocalStorage(root)
-    stages = [DirectOffload(storage, min_chars=2000), BatchOffload(storage, min_chars=400), SmartTruncate(storage)]
-    result = await ContextPipeline(stages, budget=Budget(1000)).run(json.loads(messages), session_id="s")
+    offload = DirectOffload(storage, min_chars=2000), BatchOffload(storage, min_chars=400)
+    pipeline = ContextPipeline([*offload, SmartTruncate(storage)], budget=Budget(1000))
+    result = await pipeline.run(json.loads(messages), session_id="s")
     print(json.dumps(result.messages))
 anyio.run(main, *sys.argv[1:])
 """
@@ -2009,7 +2010,8 @@ async def main(root):
         if n == 20:
             before = resident()
         call = {"type": "tool_use", "id": f"t{n}", "name": "bash", "input": {}}
-        result = {"type": "tool_result", "tool_use_id": f"t{n}", "content": f"line {n} of a megabyte\\n" * 45_000}
+        log = f"line {n} of a megabyte\\n" * 45_000
+        result = {"type": "tool_result", "tool_use_id": f"t{n}", "content": log}
         context += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
         context = list((await session.run(context)).messages)
         os.truncate(f"{root}/s/t{n}.md", 0)

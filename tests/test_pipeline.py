@@ -111,7 +111,7 @@ async def test_without_stages_the_very_same_list_comes_back() -> None:
     )
 
 
-async def test_the_stages_run_in_the_order_in_which_they_were_added_each_on_the_context_of_the_one_before():
+async def test_the_stages_run_in_the_order_in_which_they_were_added_each_on_the_context_of_the_one_before():  # noqa: E501
     seen: list[tuple[str, int]] = []
 
     def noting(name: str) -> Stage:

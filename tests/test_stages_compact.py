@@ -559,9 +559,12 @@ async def test_files_of_other_agents_and_files_written_come_back_when_named(
         *step("2", "Edit", {"file_path": "written.py"}),
     ]
     stage = Compact(
-        Writer(), archive=storage,
-        restore=Restore(tmp_path, reading_tools={"Read": "file_path"}, writing_tools={"Edit": "file_path"}),
-    )  # fmt: skip
+        Writer(),
+        archive=storage,
+        restore=Restore(
+            tmp_path, reading_tools={"Read": "file_path"}, writing_tools={"Edit": "file_path"}
+        ),
+    )
 
     assert (await compacted(stage, history))[1].restored == ("written.py", "read.py")
 
@@ -787,7 +790,6 @@ async def test_files_without_room_stand_behind_the_summary_by_their_names(
     assert (detail.restored, detail.folded) == (("3.txt",), ("2.txt", "1.txt"))
     assert said(context)[1].endswith(
         "</evidence>\n\n<system-reminder>\n## 2.txt\n2.txt\n</system-reminder>"
-        # fmt: skip
         "\n\n<system-reminder>\n## 1.txt\n1.txt\n</system-reminder>"
     )
 

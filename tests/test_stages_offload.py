@@ -63,7 +63,10 @@ def storage(root: Path) -> LocalStorage:
 
 
 def new(
-    content: Any = LOG, id: str = "a", name: str = "bash", given: dict[str, Any] | None = None
+    content: Any = LOG,
+    id: str = "a",  # noqa: A002
+    name: str = "bash",
+    given: dict[str, Any] | None = None,
 ) -> list[Message]:
     """A history whose last message is the result that has just come."""
     return conversation(user("go"), step(id, name, given, content))
@@ -786,16 +789,19 @@ from ctxpipe.messages import tool_results
 root = sys.argv[1]
 log = "line of a log\\n" * 200
 def step(name):
-    return [{"role": "assistant", "content": [{"type": "tool_use", "id": name, "name": "bash", "input": {}}]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": name, "content": log}]}]
+    call = {"type": "tool_use", "id": name, "name": "bash", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": name, "content": log}
+    return [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
 async def main():
     os.mkdir(root + "/s")
     os.chmod(root + "/s", 0o500)
     storage = LocalStorage(root)
     history = [{"role": "user", "content": "go"}, *step("a"), *step("b")]
-    result = await ContextPipeline([DirectOffload(storage), BatchOffload(storage)]).run(history, session_id="s")
+    pipeline = ContextPipeline([DirectOffload(storage), BatchOffload(storage)])
+    result = await pipeline.run(history, session_id="s")
     print(result.messages is history, *[report.outcome for report in result.reports])
-    print(*[type(report.error.__cause__).__name__ for report in result.reports], os.listdir(root + "/s"))
+    causes = [type(report.error.__cause__).__name__ for report in result.reports]
+    print(*causes, os.listdir(root + "/s"))
 anyio.run(main)
 """
     with folder_of_another_user() as folder:

@@ -152,7 +152,6 @@ async def test_every_hostile_path_has_its_warning_and_the_sound_one_is_restored(
         "folder",
         "link",
         "device",
-        # fmt: skip
         "binary",
         ".env",
         "huge",

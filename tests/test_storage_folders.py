@@ -542,7 +542,8 @@ def test_where_files_cannot_be_opened_below_a_folder_the_storage_says_so(
 def test_the_package_can_be_imported_on_windows() -> None:
     script = """
 import os, sys
-for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_DIRECTORY", "O_NOCTTY", "O_CLOEXEC", "fchmod", "geteuid", "mkfifo"):
+flags = "O_NOFOLLOW", "O_NONBLOCK", "O_DIRECTORY", "O_NOCTTY", "O_CLOEXEC"
+for name in (*flags, "fchmod", "geteuid", "mkfifo"):
     delattr(os, name)
 os.supports_dir_fd, os.supports_fd = set(), set()
 for name in ("fcntl", "resource", "termios", "pwd", "grp"):

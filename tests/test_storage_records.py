@@ -1,4 +1,4 @@
-"""Records on disk: what is redacted, what is not, and that no form of JSON lets a secret through."""
+"""Records on disk: what is redacted, what is not; no form of JSON lets a secret through."""
 
 from __future__ import annotations
 

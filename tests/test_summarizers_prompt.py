@@ -70,8 +70,7 @@ def test_the_mandated_sentence_stands_word_for_word() -> None:
     assert MOST_RECENT == (
         "Pay special attention to the MOST RECENT messages — summarize the current task state, "
         "what was just done, and what the next logical step should be. This information is "
-        "critical because the original recent messages "
-        "will NOT be preserved."
+        "critical because the original recent messages will NOT be preserved."
     )
 
 

@@ -617,7 +617,7 @@ async def test_a_cancelled_call_is_no_result() -> None:
 
 
 class Rows:
-    """A storage like a table of rows: it reads what it is asked for, and has no idea of sessions."""
+    """A storage like a table of rows: it reads what it is asked for and knows no sessions."""
 
     def __init__(self, **texts: str) -> None:
         self.texts = {key.replace("__", "/") + ".md": text for key, text in texts.items()}
@@ -652,11 +652,31 @@ async def test_a_session_reads_its_own_texts_in_any_printed_form(path: str) -> N
 @pytest.mark.parametrize(
     "path",
     [
-        "t/b.md", "./t/b.md", "s/../t/b.md", "../t/b.md", "..", ".", "/", "", "s/", "t/..", "%2e%2e/t/b.md",
-        "s/%2e%2e%2ft%2fb.md", "s\\..\\t\\b.md", "b.md\0", "b.md\n", "s/b.md?x=t/b.md", "*.md", "s/.b.md", "t/b.md.",
-        "' OR 1=1 --", "\ud800.md", "ｔ／b.md", "x" * 100_000,
+        "t/b.md",
+        "./t/b.md",
+        "s/../t/b.md",
+        "../t/b.md",
+        "..",
+        ".",
+        "/",
+        "",
+        "s/",
+        "t/..",
+        "%2e%2e/t/b.md",
+        "s/%2e%2e%2ft%2fb.md",
+        "s\\..\\t\\b.md",
+        "b.md\0",
+        "b.md\n",
+        "s/b.md?x=t/b.md",
+        "*.md",
+        "s/.b.md",
+        "t/b.md.",
+        "' OR 1=1 --",
+        "\ud800.md",
+        "ｔ／b.md",
+        "x" * 100_000,
     ],
-)  # fmt: skip
+)
 async def test_in_a_session_no_path_reaches_another(path: str) -> None:
     rows = Rows(t__b="of another session", b="of none")
     call = tool_use("t1", "read_offloaded", {"path": path})

@@ -28,7 +28,8 @@ each_encoding = pytest.mark.parametrize("name", NAMES)
 NO_NETWORK = """
 import socket
 def refuse(*args, **kwargs): raise AssertionError("the network was asked for")
-socket.socket.connect = socket.socket.connect_ex = socket.socket.sendto = socket.getaddrinfo = refuse
+socket.socket.connect = socket.socket.connect_ex = socket.socket.sendto = refuse
+socket.getaddrinfo = refuse
 """
 
 

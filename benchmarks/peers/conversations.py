@@ -1,4 +1,4 @@
-"""Conversations for the comparison, always the same: quiet ones, bulky ones, odd and broken ones."""
+"""Conversations for the comparison, always the same: quiet, bulky, odd and broken ones."""
 
 from __future__ import annotations
 

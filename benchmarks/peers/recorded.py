@@ -121,7 +121,7 @@ def _tell_as_here(level: int) -> None:
 
 
 _peers: dict[str, Peer] = {}
-"""Of this process, from one transcript to the next: to start them takes longer than many a session."""
+"""Kept from one transcript to the next: to start them takes longer than many a session."""
 
 
 def _one(path: str, names: Sequence[str], folder: str) -> Recorded:

@@ -46,11 +46,10 @@ The first is what we do; the others are less work.
 BOUND_NOTE = (
     "share of {} loops in which every request is accepted, each loop played reply by reply, with "
     "each adapter's defaults, as models that bind thinking (Opus 5.5, Sonnet 5.5, Haiku 5.5, Fable "
-    "5.1) treat accounts made since "
-    "2026-08-31. Where a peer's own adapter sends a request that was refused for its thinking once "
-    "more without it, the second answer counts. A loop ends with its first request that is not "
-    "accepted. Rewritten is a request that "
-    "does not begin with the one before it: a peer without any has taken nothing out"
+    "5.1) treat accounts made since 2026-08-31. Where a peer's own adapter sends a request that "
+    "was refused for its thinking once more without it, the second answer counts. A loop ends with its "
+    "first request that is not accepted. Rewritten is a request that does not begin with the one "
+    "before it: a peer without any has taken nothing out"
 )
 ON_ARRIVAL = (
     "The rest arrives in this turn: a peer that writes as results arrive (strands) pays for that "
@@ -85,9 +84,9 @@ def told(seconds: float) -> str:
 class Row:
     """One question, and each peer's answer: a spread of seconds, a share, or why there is none.
 
-    *note* says what is measured. With *least_wins* the smallest figure is the best. *remarks* say one more thing of
-    each peer, under the heading *remark*; where that is what becomes of the originals, those
-    compete that do the same.
+    *note* says what is measured. With *least_wins* the smallest figure is the best. *remarks* say
+    one more thing of each peer, under the heading *remark*; where that is what becomes of the
+    originals, those compete that do the same.
     """
 
     name: str

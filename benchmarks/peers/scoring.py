@@ -56,16 +56,16 @@ def refused(wire: Sequence[Any]) -> list[str]:
 
 
 def unbound(wire: Sequence[Any], options: Mapping[str, Any]) -> list[str]:
-    """What a model of late 2026 would refuse besides: thinking whose bond to the conversation
-    before it is broken.
+    """What a model of late 2026 would refuse besides: thinking bound to another conversation.
 
-    *options* are the arguments of `messages.create` beside the messages. The rule is that of the platform's pages on
-    preserved thinking ("fix bound to a different conversation"), which Amazon's for Bedrock repeat
-    and the Anthropic SDK's type BetaThinkingBlockBindingParam describes: each thinking block is
-    bound to the system prompt, the tools and all messages before it; a request that has changed
-    them is answered with 400, unless it asks for such blocks to be dropped, for which it needs a
-    beta header. So accounts made since 2026-08-31 are treated; for older ones a mismatch is only
-    recorded. `ctxpipe.testing.signatures` is that rule, and the server of our own tests.
+    *options* are the arguments of `messages.create` beside the messages. The rule is that of the
+    platform's pages on preserved thinking ("fix bound to a different conversation"), which Amazon's
+    for Bedrock repeat and the Anthropic SDK's type BetaThinkingBlockBindingParam describes: each
+    thinking block is bound to the system prompt, the tools and all messages before it; a request
+    that has changed them is answered with 400, unless it asks for such blocks to be dropped, for
+    which it needs a beta header. So accounts made since 2026-08-31 are treated; for older ones a
+    mismatch is only recorded. `ctxpipe.testing.signatures` is that rule, and the server of our own
+    tests.
     """
     body = {**_body(wire), **options.get("extra_body", {})}
     if "thinking" in options:

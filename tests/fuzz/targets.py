@@ -90,7 +90,7 @@ def transcripts(data: bytes) -> None:
 
 
 def placeholders(data: bytes) -> None:
-    """What a tool or a model says, taken for a placeholder, a summary, evidence, a restored file."""
+    """What a tool or a model says, taken for a placeholder, a summary, evidence, a file."""
     said = (
         data.decode("utf-8", "surrogatepass" if b"\xed" in data else "replace")
         if _decodes(data)
