@@ -1,5 +1,6 @@
-"""Simulated dollars of context policies on recorded sessions, beside those of no management in the
-same run.
+"""Simulated dollars of context policies on recorded sessions.
+
+They stand beside those of no management in the same run.
 
     python benchmarks/bench_costs.py FOLDER [--rest 33] [--all] [--ablate] [--recall] [--quick]
 

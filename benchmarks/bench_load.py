@@ -62,8 +62,10 @@ TICK_SECONDS = 0.005
 WINDOW = 16_000  # tokens: with the results below a session is compacted every thirty turns or so
 HOUR_SECONDS = 3600.0
 SELDOM = (50_000, 20, 100)
-"""Thresholds of the garbage collector, for a process with millions of objects that live long: by
-default it stops everything to look through them all whenever a quarter has come in addition."""
+"""Thresholds of the garbage collector, for a process with millions of objects that live long.
+
+By default it stops everything to look through them all whenever a quarter has come in addition.
+"""
 # the SDK's pool looks at all its connections twice per request: with 1,000 it is busy with that
 SESSIONS_PER_CLIENT = 25
 

@@ -1,5 +1,6 @@
-"""What a session costs: a turn with nothing to do at any length, its journal, a thousand sessions
-at once, its memory.
+"""What a session costs.
+
+A turn with nothing to do at any length, its journal, a thousand sessions at once, its memory.
 
     python benchmarks/bench_session.py
     python benchmarks/bench_session.py --beside FOLDER
@@ -113,9 +114,7 @@ async def turns() -> list[Row]:
 
 
 async def turn(messages: int, limit: float) -> Row:
-    """The shortest turn at about this length, of four sessions one after another, against counting
-    all afresh.
-    """
+    """The shortest turn at about this length, of four sessions, against counting all afresh."""
     times: list[float] = []
     for _ in range(4):
         session, known = pipeline().session("s"), history(messages)
@@ -229,9 +228,7 @@ async def figures() -> dict[str, float]:
 
 
 def beside(folder: Path) -> None:
-    """The figures of this version and of the one in *folder*, the least of three runs each, by
-    turns.
-    """
+    """The figures of this version and of that in *folder*, the least of three runs, by turns."""
     here = Path(__file__).resolve()
     runs: dict[Path, list[dict[str, float]]] = {here.parents[1]: [], folder: []}
     for _ in range(3):

@@ -39,8 +39,9 @@ BUDGET_SHARE = 10  # the limit is a tenth of the history
 
 
 def history(tokens: int, seed: int) -> list[Message]:
-    """An agent's work of about *tokens* tokens: shell output, file views and remarks, no two texts
-    the same.
+    """An agent's work of about *tokens* tokens.
+
+    Shell output, file views and remarks, no two texts the same.
     """
     rng = random.Random(seed)
     messages: list[Any] = [

@@ -1,5 +1,6 @@
-"""What `python -m examples.agent_loop` shows: progress while the agent works, then what ctxpipe
-saved.
+"""What `python -m examples.agent_loop` shows.
+
+Progress while the agent works, then what ctxpipe saved.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ Row: TypeAlias = tuple[str, int | str, int | str]
 
 @dataclass(slots=True)
 class Tally:
-    """What the turns add up to, with ctxpipe and without: then every request would hold all that
-    came before.
+    """What the turns add up to, with ctxpipe and without.
+
+    Without it, every request would hold all that came before.
     """
 
     counter: TokenCounter

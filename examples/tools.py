@@ -1,5 +1,6 @@
-"""Four tools over one folder, for an agent that looks and does not touch: list_dir, read_file,
-grep, run_python.
+"""Four tools over one folder, for an agent that looks and does not touch.
+
+list_dir, read_file, grep and run_python.
 """
 
 from __future__ import annotations

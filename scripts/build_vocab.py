@@ -18,8 +18,9 @@ TARGET = Path(__file__).resolve().parents[1] / "ctxpipe" / "vocab"
 
 
 def pack(official: bytes) -> bytes:
-    """The tokens in the order of their ranks: how many (4 bytes, big-endian), one length byte each,
-    then all bytes.
+    """The tokens in the order of their ranks.
+
+    How many (4 bytes, big-endian), one length byte each, then all bytes.
     """
     tokens = []
     for expected, line in enumerate(official.splitlines()):

@@ -144,8 +144,9 @@ def table(found: dict[str, Counter[str]]) -> None:
 
 
 def played(asked: argparse.Namespace) -> Iterator[tuple[str, list[tuple[str, Any, Any]]]]:
-    """What was played, and of each conversation its name and what became of it, in the other
-    version and in this.
+    """What was played, and what became of each conversation in both versions.
+
+    Each conversation stands with its name.
     """
     work: list[tuple[str, dict[str, Any]]] = []
     for path in chosen(asked.transcripts, asked.limit):
@@ -225,8 +226,9 @@ def was_adopted_elsewhere(moves: Sequence[str]) -> bool:
 
 
 def keeps_more(before: Any, then: Any, now: Any) -> bool:
-    """Whether as much of the context *before* is left after a cut as *then*, or only cache marks
-    differ.
+    """Whether a cut leaves as much of the context *before* as *then*, or only marks differ.
+
+    The marks are those of the cache.
     """
     if then["unmarked"] == now["unmarked"]:
         return True
@@ -421,8 +423,9 @@ class Caller:
         return sent
 
     def is_behind_summary(self, history: Messages, sent: Messages, reports: Sequence[str]) -> bool:
-        """Whether messages right behind a summary went later than what it stands for: two gaps that
-        look like one.
+        """Whether messages right behind a summary went later than what it stands for.
+
+        They are two gaps that look like one.
         """
         if "Compact changed" in reports or "Summarize changed" in reports:
             return False
@@ -456,8 +459,9 @@ def is_refused(sent: Messages, options: Mapping[str, Any]) -> bool:
 
 
 def signed(seen: Messages, messages: Messages) -> Messages:
-    """*messages* that follow, each reply's thinking signed as by a model that has *seen* what was
-    before it.
+    """*messages* that follow, each reply's thinking signed.
+
+    It is signed as by a model that has *seen* what was before it.
     """
     made: Messages = []
     for message in messages:

@@ -212,8 +212,9 @@ class _Draft:
         return [*loop, self.speech("assistant"), self.speech("user")]
 
     def ending(self) -> list[Message]:
-        """The last turn: a request, results that just came, calls still waiting, or the assistant's
-        words.
+        """The last turn of a history.
+
+        A request, results that just came, calls still waiting, or the assistant's words.
         """
         last = self.draw(st.sampled_from(["request", "results", "waiting", "words"]))
         ends = {
@@ -234,8 +235,9 @@ def histories(
     repeat_ids: bool = False,
     ends: bool = True,
 ) -> list[Message]:
-    """A valid history: perhaps a system head; parallel calls; bare and block content; thinking;
-    `<command>` texts.
+    """A valid history of any kind.
+
+    Perhaps a system head; parallel calls; bare and block content; thinking; `<command>` texts.
 
     With *repeat_ids* later turns use ids again, as some providers do. Without *ends* it ends in the
     user's text.
@@ -250,8 +252,9 @@ def histories(
 
 @st.composite
 def broken_histories(draw: st.DrawFn, max_exchanges: int = 4, max_faults: int = 4) -> list[Message]:
-    """A history with orphans, dangling calls, empty blocks, lost or doubled messages: what `repair`
-    is for.
+    """A history as `repair` is for.
+
+    It has orphans, dangling calls, empty blocks, lost or doubled messages.
     """
     history = copy.deepcopy(draw(histories(max_exchanges)))
     for _ in range(draw(st.integers(1, max_faults))):

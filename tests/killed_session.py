@@ -128,8 +128,9 @@ async def played(root: Path, start: int) -> dict[str, Any]:
 
 
 def told(context: Sequence[Message], root: Path) -> str:
-    """What *context* says; the archive of a compaction that was killed stays, so the next one has
-    another number.
+    """What *context* says, without the numbers of archives.
+
+    The archive of a compaction that was killed stays, so the next one has another number.
 
     A later archive holds that number in the summary before it, and so has another digest.
     """
@@ -160,9 +161,7 @@ class FaultPoints:
 
 
 def inject(last: int | None) -> None:
-    """Put a fault point before every step of the event loop and before every call that changes the
-    disk.
-    """
+    """Put a fault point before every step of the event loop and every change of the disk."""
     points = FaultPoints(last)
     setattr(asyncio.Handle, "_run", points.before(getattr(asyncio.Handle, "_run")))  # noqa: B009, B010
     for name in ("open", "write", "link", "unlink", "replace", "fsync", "mkdir"):
@@ -211,8 +210,9 @@ def deaths(point: int) -> list[int]:
 
 
 def survived(root: Path, last: int | None) -> dict[str, Any] | None:
-    """What a process finds that goes on in *root* and is killed at fault point *last*, if there are
-    so many.
+    """What a process finds that goes on in *root* and is killed at fault point *last*.
+
+    It ends by itself if there are not so many.
     """
     before, known = asked(root), journalled(root)
 

@@ -1,5 +1,6 @@
-"""The ten promises that hold everywhere, each as one function that looks at a run and says how it
-was broken.
+"""The ten promises that hold everywhere.
+
+Each is one function that looks at a run and says how it was broken.
 
 A `Run` is what was handed in, what came out, and everything that could be seen from outside in
 between. Each check yields a sentence for every breach; none for a promise that was kept.
@@ -56,8 +57,9 @@ MODEL = Model(prefill=True)  # a context may end in the assistant's words
 
 @dataclass(slots=True)
 class Originals:
-    """Every tool result and every input that was ever handed in, by the id of its call, in all
-    forms a file may hold.
+    """Every tool result and every input that was ever handed in, by the id of its call.
+
+    They are held in all forms that a file may hold.
 
     One of them is the text as it was mended for a request: what an earlier turn had to mend is
     offloaded so.
@@ -81,8 +83,9 @@ class Originals:
                         )
 
     def learn_folds(self, messages: Iterable[Mapping[str, Any]]) -> None:
-        """What a truncation has made of file views: whoever adopts it, or goes on with it, may
-        offload it.
+        """What a truncation has made of file views.
+
+        Whoever adopts it, or goes on with it, may offload it.
         """
         for name, text in _folds(messages):
             self.results.setdefault(name, set()).add(text)
@@ -305,8 +308,9 @@ def _known(originals: Originals, name: str) -> set[str]:
 
 
 def _names(given: str) -> tuple[str, ...]:
-    """What a call is known by: its id as it can be sent, and another where the API does not take
-    it.
+    """What a call is known by.
+
+    Its id as it can be sent, and another where the API does not take it.
     """
     if SENT_ID.fullmatch(given):
         return (given,)
@@ -370,8 +374,9 @@ def placeholders_depend_on_content_alone(run: Run) -> Iterator[str]:
 
 
 def the_context_grows_at_its_end(run: Run) -> Iterator[str]:
-    """What was sent last is a byte prefix of what is sent now, up to the index that the result
-    tells.
+    """What was sent last is a byte prefix of what is sent now.
+
+    It is so up to the index that the result tells.
     """
     if run.sent is None:
         return
@@ -422,8 +427,9 @@ def only_one_layer_retries(run: Run) -> Iterator[str]:
 
 
 def names_stay_inside(run: Run) -> Iterator[str]:
-    """Whatever ids and sessions are called, nothing lies outside the root, and nobody else may read
-    what lies there.
+    """Whatever ids and sessions are called, nothing lies outside the root.
+
+    Nobody else may read what lies there.
     """
     for name, info in run.files[1].items():
         if run.files[0].get(name) == info:
@@ -532,8 +538,9 @@ def _dumped(value: Any) -> Any:
 
 
 def files_below(root: Path) -> dict[str, object]:
-    """Every file below *root* by its relative name, and what tells it apart from one that was
-    changed.
+    """Every file below *root* by its relative name.
+
+    With it stands what tells it apart from one that was changed.
     """
     found: dict[str, object] = {}
     for folder, _, names in os.walk(root):
@@ -563,8 +570,9 @@ def mended(text: str) -> str:
 
 
 def text_at(root: Path, where: str) -> str | None:
-    """What lies where a placeholder points to: an absolute path, or one below the root or the
-    current folder.
+    """What lies where a placeholder points to.
+
+    An absolute path, or one below the root or the current folder.
     """
     for base in (root, Path.cwd()):
         try:

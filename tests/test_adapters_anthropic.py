@@ -1,5 +1,6 @@
-"""The middleware in the real SDK, against the loopback Messages API: what the server receives, and
-what comes back.
+"""The middleware in the real SDK, against the loopback Messages API.
+
+What the server receives, and what comes back.
 """
 
 from __future__ import annotations

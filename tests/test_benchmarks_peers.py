@@ -1,5 +1,6 @@
-"""The comparison's judges, on small conversations and ctxpipe's own driver: the peers' environments
-are not needed.
+"""The comparison's judges, on small conversations and ctxpipe's own driver.
+
+The peers' environments are not needed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The commands, as a person types them: mostly in this process, and for pipes and signals in one of
-their own.
+"""The commands, as a person types them.
+
+Mostly in this process, and for pipes and signals in one of their own.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What stands where the history was: partition, assembly, commands, evidence, the closing message,
-pinned messages.
+"""What stands where the history was.
+
+Partition, assembly, commands, evidence, the closing message, pinned messages.
 """
 
 from __future__ import annotations

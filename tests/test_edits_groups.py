@@ -1,5 +1,6 @@
-"""What is cut or dropped takes its other half along: server tools, programs, and what the system
-adds.
+"""What is cut or dropped takes its other half along.
+
+Server tools, programs, and what the system adds.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Shortening the middle of a history: which messages it holds, which calls go, which block is
-deleted.
+"""Shortening the middle of a history.
+
+Which messages it holds, which calls go, which block is deleted.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ def alternates(messages: Sequence[Message]) -> bool:
 
 
 def all_but_a_block(texts: list[str], kept: list[str], holes: str = "<command>") -> bool:
-    """Whether *kept* is *texts* without one contiguous block, in which texts with *holes* may have
-    stayed.
+    """Whether *kept* is *texts* without one contiguous block.
+
+    Texts with *holes* may have stayed in it.
     """
     missing = [index for index, words in enumerate(texts) if words not in kept]
     between = (

@@ -1,5 +1,7 @@
-"""Real faults: a full disk, one that is read-only, no descriptors left, links swapped, killed
-processes, odd clocks.
+"""Real faults of disks, processes and clocks.
+
+A full disk, one that is read-only, no descriptors left, links swapped, killed processes, odd
+clocks.
 
 ``pytest -s tests/test_faults.py`` prints the table. ``CTXPIPE_KILLED_RUNS=200`` kills that many
 runs.
@@ -59,8 +61,9 @@ def told(fault: str, reported: str, *, lost: int = 0, leaked: int = 0) -> None:
 
 
 class Work:
-    """An agent's work on the folder *root*: what is long goes to files, what is old is compacted,
-    all is journalled.
+    """An agent's work on the folder *root*.
+
+    What is long goes to files, what is old is compacted, all is journalled.
     """
 
     def __init__(self, root: Path, **storage: Any) -> None:

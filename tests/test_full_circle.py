@@ -1,5 +1,6 @@
-"""The full circle: a long result goes to a file, the model reads it again, and nothing goes round
-and round (R3).
+"""The full circle, and nothing goes round and round (R3).
+
+A long result goes to a file, and the model reads it again.
 """
 
 from __future__ import annotations

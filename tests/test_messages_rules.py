@@ -1,5 +1,6 @@
-"""The API's rules for server tools, ids, inputs, system messages, compaction blocks and keys: each
-is told by its name and place, and repaired.
+"""The API's rules, each told by its name and place, and repaired.
+
+They are those for server tools, ids, inputs, system messages, compaction blocks and keys.
 """
 
 from __future__ import annotations
@@ -621,8 +622,9 @@ def test_the_client_refuses_exactly_what_is_refused_here() -> None:
 
 @st.composite
 def turns(draw: st.DrawFn) -> list[Message]:
-    """A history of calls of all kinds, whole, from which messages and blocks are lost, doubled and
-    swapped.
+    """A history of calls of all kinds, with messages and blocks lost, doubled and swapped.
+
+    It is whole before that.
     """
     history: list[Message] = [user("go")]
     for n in range(draw(st.integers(1, 4))):

@@ -1,5 +1,6 @@
-"""What users of context management suffer from, each as a test from end to end; docs/pains.md is
-the list.
+"""What users of context management suffer from, each as a test from end to end.
+
+docs/pains.md is the list.
 
 Each test is named after a requirement: R1 to R27, with the letter of its part.
 """

@@ -750,8 +750,9 @@ async def test_inside_an_open_tool_loop_thinking_is_never_stripped() -> None:
 
 
 async def test_thinking_behind_a_block_that_is_stripped_later_has_lost_its_bond_too() -> None:
-    """The thinking of an open loop stays, and goes once the loop is closed: what came behind had
-    been bound to it.
+    """The thinking of an open loop stays, and goes once the loop is closed.
+
+    What came behind had been bound to it.
     """
     session = ContextPipeline([proposing(shortened)], thinking="strip").session("s")
     history = [*THOUGHTFUL[:5]]
@@ -1220,9 +1221,7 @@ class Caller:
 async def test_what_is_remembered_changes_nothing(
     source: list[Message], other: list[Message], data: st.DataObject
 ) -> None:
-    """The same turns through one remembered session and through fresh pipelines: equal results
-    (R10c).
-    """
+    """The same turns through a remembered session and fresh pipelines: equal results (R10c)."""
     caller, last = Caller(data, source, other), None
     with tempfile.TemporaryDirectory() as root:
         remembered = offloading(root)

@@ -1,5 +1,6 @@
-"""Whole pipelines and sessions under fire: after every step, each of the promises that hold
-everywhere still holds.
+"""Whole pipelines and sessions under fire.
+
+After every step, each of the promises that hold everywhere still holds.
 
 A state machine plays a caller who does what callers do (append, adopt, branch, shorten, rebuild,
 move cache marks, come back in another process) to random pipelines, while the disk fills up, the
@@ -355,8 +356,9 @@ class Caller(RuleBasedStateMachine):
             self._replaced(list(self.last.messages))
 
     def _says_the_same(self, context: Sequence[Message]) -> bool:
-        """Whether each message of *context* stands for one of the raw history, whatever lies in
-        files now.
+        """Whether each message of *context* stands for one of the raw history.
+
+        Whatever lies in files now does not matter.
         """
         return self.raw is not None and list(map(_shape, context)) == list(map(_shape, self.raw))
 
@@ -455,8 +457,9 @@ class Caller(RuleBasedStateMachine):
 
     @rule(damage=st.sampled_from(("", "", "", "torn", "flipped", "gone")), share=st.floats(0, 1))
     def come_back(self, damage: str, share: float) -> None:
-        """Another process goes on with the same conversation, perhaps after somebody has been at
-        the journal.
+        """Another process goes on with the same conversation.
+
+        Perhaps somebody has been at the journal in between.
         """
         path = self.setting.root / session_folder(self.id) / NAME
         held = path.read_bytes() if path.exists() else b""
@@ -483,8 +486,9 @@ class Caller(RuleBasedStateMachine):
             self._forgotten()
 
     def _forgotten(self) -> None:
-        """The session begins anew, and what the model has seen of this history may be something
-        else.
+        """The session begins anew.
+
+        What the model has seen of this history may be something else.
         """
         self.sent, self.signed, self.raw = None, False, None
 
@@ -597,8 +601,9 @@ class Caller(RuleBasedStateMachine):
 
     @rule(at=st.integers(1, 25), how=st.sampled_from(("task", "scope")), force=st.booleans())
     def turn_cancelled(self, at: int, how: Literal["task", "scope"], force: bool) -> None:
-        """Cancelled at some await: nothing that was handed in has changed, and the next turn is as
-        good as any.
+        """Cancelled at some await, nothing that was handed in has changed.
+
+        The next turn is as good as any.
         """
         with self._watched() as seen:
             result = self._run(
@@ -742,8 +747,9 @@ class Caller(RuleBasedStateMachine):
 
     @rule()
     def run_once(self) -> None:
-        """Without a session: the promises, the same bytes in another process, and nothing to do the
-        second time.
+        """What must hold without a session.
+
+        The promises, the same bytes in another process, and nothing to do the second time.
         """
         self._run(others_done)  # a run that was cancelled may still be writing
         watch, self.watch = self.watch, Watch(self.setting)
@@ -826,8 +832,9 @@ class Caller(RuleBasedStateMachine):
 
 
 def _signed(seen: Sequence[Message], blocks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """*blocks* as a model signs them that has *seen* these messages, mended where nobody could have
-    sent them.
+    """*blocks* as a model signs them that has *seen* these messages.
+
+    They are mended where nobody could have sent them.
     """
     if all(block["type"] != "thinking" for block in blocks):
         return [dict(block) for block in blocks]
@@ -847,8 +854,9 @@ def _sendable(message: Message) -> dict[str, Any]:
 
 
 def _shape(message: Message) -> list[object]:
-    """What stays of *message* when texts of calls and results go to files, and ids are made as the
-    API takes them.
+    """What stays of *message* when texts of calls and results go to files.
+
+    Ids are made as the API takes them.
     """
     held = parts(message)
     return [

@@ -1,5 +1,6 @@
-"""Which files `Restore` reads again: only those that a call of this conversation has really read or
-written.
+"""Which files `Restore` reads again.
+
+Only those that a call of this conversation has really read or written.
 """
 
 from __future__ import annotations

@@ -529,8 +529,9 @@ async def test_a_last_message_that_grows_in_place_is_nothing_to_tell(tmp_path: P
 async def test_a_caller_who_takes_over_the_context_and_cuts_it_at_once_is_recognised(
     tmp_path: Path,
 ) -> None:
-    """What the session knows of its beginning stands: the way back, and thinking that has lost its
-    bond.
+    """What the session knows of its beginning stands.
+
+    The way back, and thinking that has lost its bond.
     """
     storage = LocalStorage(tmp_path)
     session = ContextPipeline([BatchOffload(storage)]).session("s", journal=storage)
@@ -890,8 +891,9 @@ def marked(message: Message, *, in_place: bool) -> Message:
 
 
 def with_marks_moved(history: list[Message], number: int, *, in_place: bool) -> list[Message]:
-    """*history* marked at its end and at one other place, and nowhere else, as a caller does it for
-    each request.
+    """*history* marked at its end and at one other place, and nowhere else.
+
+    A caller does it so for each request.
     """
     if in_place:
         for message in history:

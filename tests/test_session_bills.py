@@ -1,5 +1,6 @@
-"""What a bill, an impossible one, or a summary by the server makes of a session's estimate: no
-compaction too early.
+"""What bills and the server's summaries make of a session's estimate.
+
+A bill may be an impossible one; no compaction comes too early.
 """
 
 from __future__ import annotations

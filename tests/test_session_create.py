@@ -1,5 +1,6 @@
-"""`Session.create` and `Session.stream`: the loop's body, with the real SDK against the loopback
-Messages API.
+"""`Session.create` and `Session.stream`: the loop's body.
+
+With the real SDK against the loopback Messages API.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Recorded conversations of real agents, by a caller who keeps the whole history and one who adopts
-the context.
+"""Recorded conversations of real agents, by two callers.
+
+One keeps the whole history, one adopts the context.
 """
 
 from __future__ import annotations

@@ -871,8 +871,9 @@ async def talking(*script: Reply) -> AsyncIterator[tuple[MessagesServer, anthrop
 
 @dataclass(frozen=True)
 class Failure:
-    """A way to fail: what the API answers, how many calls are made, and the waits between them
-    (None: backing off).
+    """A way to fail.
+
+    What the API answers, how many calls are made, and the waits between them (None: backing off).
     """
 
     name: str

@@ -32,8 +32,9 @@ def transcript(path: Path) -> list[Message]:
 
 
 def paths_in_inputs(messages: Sequence[Message]) -> set[str]:
-    """The paths that tools were given: path arguments, and names with a folder and an ending in
-    command lines.
+    """The paths that tools were given.
+
+    Path arguments, and names with a folder and an ending in command lines.
     """
     found: set[str] = set()
     for message in messages:

@@ -51,9 +51,7 @@ REFUSED = [
 
 
 async def leads_back(folder: Path, form: str) -> bool:
-    """Whether the model's own tool and the session find what lies behind a placeholder of the
-    *form*.
-    """
+    """Whether the model's tool and the session find what a placeholder of the *form* stands for."""
     storage = LocalStorage(folder / "root")
     history = conversation(
         user("go"), step("t1", "x", result=TEXT), step("t.2", "x", result=TEXT), assistant("ok")

@@ -615,8 +615,9 @@ async def test_the_report_names_the_first_message_that_changed() -> None:
 
 
 async def test_the_newest_turn_alone_above_the_budget_is_brought_under_it(tmp_path: Path) -> None:
-    """Four parallel results of 300 kB: cheap stages come first, pairs stay whole, the originals lie
-    on disk (R19).
+    """Four parallel results of 300 kB (R19).
+
+    Cheap stages come first, pairs stay whole, the originals lie on disk.
     """
     words = [str(word) for word in range(10_000)]
     results = [" ".join(random.Random(n).choices(words, k=62_000)) for n in range(4)]

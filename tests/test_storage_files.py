@@ -1,5 +1,6 @@
-"""Files of the project, read for the model: nothing leaks, nothing hangs, each refusal has its
-reason.
+"""Files of the project, read for the model.
+
+Nothing leaks, nothing hangs, each refusal has its reason.
 """
 
 from __future__ import annotations

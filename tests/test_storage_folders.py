@@ -418,8 +418,9 @@ async def test_without_links_a_name_that_cannot_be_filled_is_given_back(
 
 @pytest.fixture
 def folding_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder whose entries are found whatever their case, as on macOS and Windows: names keep
-    theirs, the first wins.
+    """A folder whose entries are found whatever their case, as on macOS and Windows.
+
+    Names keep theirs, the first wins.
 
     The kernel's own file systems fold case only where they were built for it, so the calls are led
     to the entry.

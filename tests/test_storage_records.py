@@ -305,9 +305,7 @@ def test_a_line_that_is_none_gives_no_entry(line: str) -> None:
 async def resumed(
     storage: LocalStorage, history: list[Message], said: str, name: str = "s"
 ) -> tuple[int, tuple[str, ...], bool]:
-    """Summaries paid by a second process, its notices, and whether its context is the one that was
-    sent.
-    """
+    """Summaries paid by a second process, its notices, and whether its context was that sent."""
     calls = 0
 
     async def summarize(messages: Any, /) -> Summary:

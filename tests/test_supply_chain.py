@@ -1,5 +1,6 @@
-"""What users install: the wheel, beside the newest and the oldest dependencies that it allows, and
-no network.
+"""What users install: the wheel.
+
+It is tried beside the newest and the oldest dependencies that it allows, and with no network.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(
     request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The interpreter of a fresh environment that holds the wheel, without extras, and nothing
-    else.
+    """The interpreter of a fresh environment that holds the wheel and nothing else.
+
+    It is installed without extras.
     """
     folder = tmp_path_factory.mktemp(request.param)
     oldest = folder / "oldest.txt"

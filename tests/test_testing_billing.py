@@ -1,5 +1,6 @@
-"""What the scripted API bills: ctxpipe's own counter times a factor, and a prompt cache that
-matches prefixes.
+"""What the scripted API bills.
+
+ctxpipe's own counter times a factor, and a prompt cache that matches prefixes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Every rule of the Messages API: one broken request is refused with the API's words, its sound
-twin is answered.
+"""Every rule of the Messages API.
+
+One broken request is refused with the API's words, its sound twin is answered.
 """
 
 from __future__ import annotations

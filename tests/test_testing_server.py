@@ -1,5 +1,6 @@
-"""The scripted Messages API, through the real SDK: answers, streams, failures, and what is left
-when it stops.
+"""The scripted Messages API, through the real SDK.
+
+Answers, streams, failures, and what is left when it stops.
 """
 
 from __future__ import annotations
@@ -98,9 +99,7 @@ async def test_a_stream_adds_up_to_the_plain_answer() -> None:
 
 
 def told(message: Message) -> dict[str, Any]:
-    """What the message says, without what differs from one request to the next and what only the
-    SDK adds.
-    """
+    """What the message says, without what differs between requests and what only the SDK adds."""
     body = message.to_dict()
     blocks = [
         {k: v for k, v in block.items() if k not in {"id", "parsed_output"}}
@@ -520,8 +519,9 @@ async def a_thousand_connections() -> None:
 
 
 async def ask_by_hand(url: str, text: str) -> str:
-    """One request on a connection of its own: the SDK's pool looks at all of its connections for
-    each new one.
+    """One request on a connection of its own.
+
+    The SDK's pool looks at all of its connections for each new one.
     """
     address = httpx2.URL(url)
     reader, writer = await asyncio.open_connection(address.host, address.port)

@@ -1,5 +1,7 @@
-"""One counter: exact, never raising on text, each distinct text encoded once, off the loop when
-there is much of it.
+"""One counter for everything.
+
+It is exact, never raises on text, encodes each distinct text once, off the loop when there is much
+of it.
 """
 
 from __future__ import annotations

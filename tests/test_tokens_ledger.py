@@ -1,5 +1,6 @@
-"""A conversation's running totals, whatever its caller does to the list, and what the API's bill
-says about them.
+"""A conversation's running totals, whatever its caller does to the list.
+
+And what the API's bill says about them.
 """
 
 from __future__ import annotations
@@ -350,8 +351,9 @@ async def test_the_factor_never_falls_below_one() -> None:
 
 
 async def test_the_factor_never_rises_above_what_text_can_cost() -> None:
-    """A large system prompt that the counter was not told of stays what it is: it does not grow
-    with the text.
+    """A large system prompt that the counter was not told of stays what it is.
+
+    It does not grow with the text.
     """
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 100)]
 
@@ -702,8 +704,9 @@ def transcripts(folder: Path) -> dict[str, tuple[list[Message], list[int]]]:
 
 
 def check_estimates(folder: Path, bill: Bill, *, growth: int) -> None:
-    """Once a context has grown by *growth* since its first usage, estimates miss the next bill by 3
-    % at most.
+    """Once a context has grown enough, estimates miss the next bill by 3 % at most.
+
+    Enough is by *growth* since its first usage.
     """
     checked = 0
     for name, (history, sums) in transcripts(folder).items():

@@ -1,5 +1,6 @@
-"""Runs one peer in its own environment and speaks with the runner: one JSON object a line, in and
-out.
+"""Runs one peer in its own environment and speaks with the runner.
+
+They exchange one JSON object a line, in and out.
 
     python host.py DRIVER.py
 

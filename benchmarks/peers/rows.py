@@ -156,8 +156,9 @@ def _listed(row: Row, column: str) -> Iterator[None]:
 
 
 def _variants(peer: Peer, doing: str) -> Iterator[tuple[str, str]]:
-    """The ways in which *peer* does it, as "doing" or "doing, variant", each with the heading of
-    its column.
+    """The ways in which *peer* does it, each with the heading of its column.
+
+    A way is named "doing" or "doing, variant".
     """
     for way in peer.ways:
         name, _, variant = way.partition(", ")
@@ -300,8 +301,9 @@ def _repeated(
 
 
 def validity_row(peers: Iterable[Peer], count: int, *, broken: bool, shortened: bool) -> Row:
-    """The share of requests that the API would accept, of *count* odd or *broken* histories, each
-    handed over anew.
+    """The share of requests that the API would accept, of *count* histories.
+
+    They are odd, or *broken*, and each is handed over anew.
 
     With *shortened* the peer's compaction is made to fire; else nothing is to do.
     """
@@ -439,9 +441,7 @@ def share_row(
     chars: int = 4900,
     trigger: int = 100_000,
 ) -> Row:
-    """Of the facts that left the context in a compaction, the share that the model was shown which
-    summarised them.
-    """
+    """Of the facts that a compaction removed, the share that the summarising model was shown."""
     kind = "the user speaks every tenth step" if asking else "one request's loop"
     row = Row(
         f"share of the history that the summariser sees, {kind}",

@@ -175,8 +175,9 @@ def _about(peers: Sequence[Peer], absent: Mapping[str, str]) -> str:
 
 
 def table(row: Row) -> str:
-    """The row as a table of its own: a line for each peer, the best first, with its distance from
-    us.
+    """The row as a table of its own.
+
+    A line for each peer, the best first, with its distance from us.
 
     Peers that are spared what the others do stand below those, and those that failed at the end.
     """

@@ -1,5 +1,6 @@
-"""What is fuzzed: everything that reads what somebody else may have written, each as a function
-from bytes.
+"""What is fuzzed: everything that reads what somebody else may have written.
+
+Each target is a function from bytes.
 
 A target lets pass the errors that its reader documents. Whatever else is raised, or an answer that
 contradicts itself, is a find. `test_fuzz.py` replays seeds and earlier finds without a fuzzer;

@@ -1,5 +1,6 @@
-"""Microsoft Agent Framework: a compaction strategy through `apply_compaction`, as its chat clients
-run it.
+"""Microsoft Agent Framework: a compaction strategy, as its chat clients run it.
+
+It runs through `apply_compaction`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""ctxpipe, through the same protocol as its peers: a session that is handed the full history each
-turn.
+"""ctxpipe, through the same protocol as its peers.
+
+A session is handed the full history each turn.
 """
 
 from __future__ import annotations

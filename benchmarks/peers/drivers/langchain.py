@@ -1,5 +1,6 @@
-"""LangChain: SummarizationMiddleware and ContextEditingMiddleware, as `create_agent` runs them
-before a model call.
+"""LangChain: SummarizationMiddleware and ContextEditingMiddleware.
+
+They run before a model call, as `create_agent` runs them.
 """
 
 from __future__ import annotations

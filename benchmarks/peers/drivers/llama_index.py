@@ -1,5 +1,6 @@
-"""LlamaIndex: Memory (a queue that flushes into memory blocks) and ChatSummaryMemoryBuffer (a
-summary by the model).
+"""LlamaIndex: Memory and ChatSummaryMemoryBuffer.
+
+The first is a queue that flushes into memory blocks, the second a summary by the model.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Strands: its context manager on a real Agent, run before the model call as the event loop runs
-it.
+"""Strands: its context manager on a real Agent.
+
+It runs before the model call, as the event loop runs it.
 """
 
 from __future__ import annotations
@@ -144,9 +145,7 @@ class Peer:
         return self.formatter._format_request_messages(shaped)
 
     def again(self, refusal: str) -> dict[str, Any]:
-        """As its adapter's `stream` does it: the same request once more, with stale thinking
-        dropped.
-        """
+        """The same request once more, with stale thinking dropped, as its adapter's `stream`."""
         if not is_thinking_binding_error(Exception(refusal)):
             return {}
         request = {"thinking": self.formatter.get_config()["params"]["thinking"]}
