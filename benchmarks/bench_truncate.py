@@ -22,18 +22,8 @@ from ctxpipe.edits.truncate import file_views
 from ctxpipe.tokens import Budget, Ledger
 
 WORDS = [
-    "of",
-    "time",
-    "error",
-    "value",
-    "table",
-    "request",
-    "index",
-    "session",
-    "reader",
-    "writer",
-    "parser",
-    "state",
+    *("of", "time", "error", "value", "table", "request", "index", "session", "reader", "writer"),
+    *("parser", "state"),
 ]
 BUDGET_SHARE = 10  # the limit is a tenth of the history
 

@@ -204,22 +204,9 @@ def test_a_command_line_reads_in_the_folder_that_it_is_given(key: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        *(
-            "cd sub",
-            "make; cd sub",
-            "(cd sub)",
-            "pushd sub",
-            "true && builtin cd sub",
-            "A=1 cd sub",
-            "ssh web1",
-        ),
-        *(
-            "if true; then cd sub; fi",
-            "docker exec -it web bash",
-            "su app",
-            ". ./moves",
-            "make\n" * 500,
-        ),
+        *("cd sub", "make; cd sub", "(cd sub)", "pushd sub", "true && builtin cd sub"),
+        *("A=1 cd sub", "ssh web1", "if true; then cd sub; fi", "docker exec -it web bash"),
+        *("su app", ". ./moves", "make\n" * 500),
     ],
 )
 def test_a_relative_path_says_nothing_once_the_shell_may_be_elsewhere(line: str) -> None:

@@ -194,18 +194,20 @@ async def test_a_message_without_a_result_is_refused_and_nothing_written(
 
 async def test_hostile_ids_and_sessions_stay_inside_and_apart(root: Path, tmp_path: Path) -> None:
     hostile = [
-        "../../x",
-        "/etc/x",
-        "a\\b",
-        "a/b",
-        "a\0",
-        ".",
-        "",
-        "x" * 1500,
-        "漢",
-        "CON",
-        "Con",
-        "con",
+        *(
+            "../../x",
+            "/etc/x",
+            "a\\b",
+            "a/b",
+            "a\0",
+            ".",
+            "",
+            "x" * 1500,
+            "漢",
+            "CON",
+            "Con",
+            "con",
+        ),
     ]
     message = user(*[tool_result(name, name or "empty") for name in hostile])
 

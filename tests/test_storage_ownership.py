@@ -437,15 +437,8 @@ def trees(draw: st.DrawFn) -> list[str]:
     folder = st.sampled_from(["", "s/", "docs/", "s/deep/", "job-1/"])
     name = st.sampled_from(
         [
-            "a.md",
-            "t1.md",
-            "journal.jsonl",
-            "compact-20260101T000000Z-1.json",
-            "compact-paths.txt",
-            "tool-result-1.md",
-            ".ctxpipe-tmp-1",
-            ".gitignore",
-            "x.py",
+            *("a.md", "t1.md", "journal.jsonl", "compact-20260101T000000Z-1.json"),
+            *("compact-paths.txt", "tool-result-1.md", ".ctxpipe-tmp-1", ".gitignore", "x.py"),
             "tool-result-t1-1.md",
         ]
     )

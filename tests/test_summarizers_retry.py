@@ -237,11 +237,8 @@ async def test_a_retry_after_may_be_a_date() -> None:
 @pytest.mark.parametrize(
     "date",
     [
-        *(
-            "Fri, 31 Dec 99999 00:00:00 GMT",
-            "Fri, 31 Dec 99999999999999999999 00:00:00 GMT",
-            "soon",
-        ),
+        *("Fri, 31 Dec 99999 00:00:00 GMT", "Fri, 31 Dec 99999999999999999999 00:00:00 GMT"),
+        "soon",
         *("Thu, 01 Jan 1970 00:00:00 GMT", "0", "-5", "nan", "inf", "-inf", "", "1e999"),
     ],
 )

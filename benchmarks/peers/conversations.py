@@ -12,18 +12,8 @@ __all__ = ["billed", "bulky", "exchange", "facts", "odd", "quiet", "thoughtful"]
 
 SIGNED = "Er4BCkYIBRgCKkD"
 WORDS = (
-    "reads",
-    "parses",
-    "opens",
-    "writes",
-    "moves",
-    "checks",
-    "loads",
-    "a",
-    "the",
-    "table",
-    "index",
-    "request",
+    *("reads", "parses", "opens", "writes", "moves", "checks", "loads", "a", "the", "table"),
+    *("index", "request"),
 )
 
 

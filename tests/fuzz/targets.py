@@ -60,23 +60,8 @@ from ctxpipe.storage.records import encode_record
 __all__ = ["SEEDS", "TARGETS", "variations"]
 
 EXTENSIONS = (
-    "py",
-    "js",
-    "ts",
-    "tsx",
-    "go",
-    "rs",
-    "java",
-    "c",
-    "cpp",
-    "rb",
-    "php",
-    "swift",
-    "kt",
-    "cs",
-    "sh",
-    "xyz",
-    "",
+    *("py", "js", "ts", "tsx", "go", "rs", "java", "c", "cpp", "rb", "php", "swift", "kt", "cs"),
+    *("sh", "xyz", ""),
 )
 
 
