@@ -66,7 +66,7 @@ SELDOM = (50_000, 20, 100)
 
 By default it stops everything to look through them all whenever a quarter has come in addition.
 """
-# the SDK's pool looks at all its connections twice per request: with 1,000 it is busy with that
+# The SDK's pool looks at all its connections twice per request: with 1,000 it is busy with that.
 SESSIONS_PER_CLIENT = 25
 
 

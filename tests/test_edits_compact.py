@@ -608,7 +608,7 @@ def test_the_unanswered_part_never_splits_what_belongs_together(
             [assistant({"type": "compaction", "content": "S", "signature": "x"}), user("c")],
             "left to the server",
         ),
-        # that has failed
+        # one that has failed
         ([user("a"), assistant({"type": "compaction", "content": None}, "b"), user("c")], ""),
     ],
 )
@@ -637,13 +637,8 @@ def test_system_messages_from_the_middle_are_carried_on_behind_the_summary_each_
     draft = drafted([system("head")], history)
     context = draft.messages("")
 
-    assert [message["role"] for message in context] == [
-        "system",
-        "user",
-        "system",
-        "system",
-        "assistant",
-    ]
+    roles = [message["role"] for message in context]
+    assert roles == ["system", "user", "system", "system", "assistant"]
     assert context[2] is brief
     assert context[3] is plan
     assert drafted([], [*context[1:], user("g")]).systems == [brief, plan]
@@ -674,20 +669,10 @@ def test_pinned_messages_are_kept_by_reference_a_call_with_its_result() -> None:
 
     kept = kept_messages(history, lambda message: message in (history[0], history[1], history[5]))
 
-    assert [index for index, message in enumerate(history) if any(message is k for k in kept)] == [
-        0,
-        1,
-        2,
-        5,
-    ]
-    assert [message["role"] for message in kept] == [
-        "user",
-        "assistant",
-        "user",
-        "assistant",
-        "user",
-        "assistant",
-    ]
+    indexes = [index for index, message in enumerate(history) if any(message is k for k in kept)]
+    assert indexes == [0, 1, 2, 5]
+    roles = [message["role"] for message in kept]
+    assert roles == ["user", "assistant", "user", "assistant", "user", "assistant"]
     assert check(kept) == []
 
 

@@ -202,10 +202,8 @@ def test_shell_views_and_other_tools_are_asked_for() -> None:
     )
 
     assert truncate.file_views(history) == []
-    assert [found.path for found in truncate.file_views(history, COMMON_READING_TOOLS, True)] == [
-        "a.py",
-        "b.py",
-    ]
+    paths = [found.path for found in truncate.file_views(history, COMMON_READING_TOOLS, True)]
+    assert paths == ["a.py", "b.py"]
 
 
 @pytest.mark.parametrize(
@@ -220,9 +218,8 @@ def test_shell_views_and_other_tools_are_asked_for() -> None:
     ],
 )
 def test_a_pointer_a_folded_file_and_no_text_are_not_to_be_folded(content: str) -> None:
-    assert not truncate.file_views(conversation(user("go"), view("v1", "a.py", content)))[
-        0
-    ].foldable
+    history = conversation(user("go"), view("v1", "a.py", content))
+    assert not truncate.file_views(history)[0].foldable
     assert truncate.file_views(conversation(user("go"), view("v1", "a.py", "x = 1")))[0].foldable
 
 

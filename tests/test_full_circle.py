@@ -86,9 +86,8 @@ class Agent:
             before = copy.deepcopy(self.history)
             result = await self.session.run(self.history)
             assert self.history == before
-        assert [
-            report.reason for report in result.reports if report.outcome is Outcome.FAILED
-        ] == []
+        reasons = [report.reason for report in result.reports if report.outcome is Outcome.FAILED]
+        assert reasons == []
         assert faults(result.messages) == []
         self.context = result.messages
 

@@ -160,11 +160,8 @@ def test_one_page_goes_where_it_was_asked_for_and_several_beside_it(tmp_path: Pa
 
     assert page_paths(html, ["x/a.jsonl", "x/a.jsonl"]) == {"x/a.jsonl": html}
     several = page_paths(html, ["x/a.jsonl", "y/a.jsonl", "-"])
-    assert [path.name for path in several.values()] == [
-        "report-a.html",
-        "report-a-2.html",
-        "report-stdin.html",
-    ]
+    names = [path.name for path in several.values()]
+    assert names == ["report-a.html", "report-a-2.html", "report-stdin.html"]
 
 
 def test_every_figure_stands_in_a_table():

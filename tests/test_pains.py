@@ -545,10 +545,8 @@ async def test_r03a_a_result_read_back_from_an_offloaded_file_is_not_offloaded_a
         await agent.turn()
 
     assert list(files.values()) == [LINES]
-    assert [last_result(request.body["messages"]) for request in asked(server)[2:]] == [
-        LINES,
-        LINES,
-    ]
+    results = [last_result(request.body["messages"]) for request in asked(server)[2:]]
+    assert results == [LINES, LINES]
     assert stored(tmp_path / "store") == files
 
 
@@ -874,10 +872,8 @@ async def test_r05e_cache_marks_of_the_caller_are_kept_and_never_multiplied(tmp_
 
     for request in asked(server)[1:]:
         messages = request.body["messages"]
-        assert [len(list(cache_marks(message))) for message in messages] == [
-            *[0] * (len(messages) - 1),
-            1,
-        ]
+        found = [len(list(cache_marks(message))) for message in messages]
+        assert found == [*[0] * (len(messages) - 1), 1]
         assert reference(last_result(messages))  # it went to a file, and its mark stayed on it
 
 
@@ -962,9 +958,8 @@ async def test_r06a_when_no_summary_can_be_had_the_agent_goes_on_and_nothing_is_
     assert alone.messages is history
     assert outcomes(result) == {"Compact": Outcome.FAILED, "SmartTruncate": Outcome.CHANGED}
     assert len(asked(server)) == 1
-    assert [await load_archive(path) for path in (tmp_path / "alone").glob("compact-*")] == [
-        history
-    ]
+    found = [await load_archive(path) for path in (tmp_path / "alone").glob("compact-*")]
+    assert found == [history]
 
 
 @pytest.mark.parametrize("status", [400, 401, 403])
@@ -1751,12 +1746,8 @@ async def test_r17_every_stage_tells_what_it_did_or_why_not_and_the_history_can_
     session = pipeline.session("s")
     result = await session.run(history)
 
-    assert [report.stage for report in reports] == [
-        "DirectOffload",
-        "BatchOffload",
-        "Compact",
-        "SmartTruncate",
-    ]
+    stages = [report.stage for report in reports]
+    assert stages == ["DirectOffload", "BatchOffload", "Compact", "SmartTruncate"]
     assert tuple(reports) == result.reports
     for report in reports:
         assert report.session_id == "s"

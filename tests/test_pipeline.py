@@ -438,11 +438,8 @@ async def test_cancellation_passes_through_and_the_next_turn_is_as_if_nothing_ha
 
     assert scope.cancelled_caught
     assert history == before
-    assert [report.outcome for report in result.reports] == [
-        Outcome.CHANGED,
-        Outcome.SKIPPED,
-        Outcome.CHANGED,
-    ]
+    outcomes = [report.outcome for report in result.reports]
+    assert outcomes == [Outcome.CHANGED, Outcome.SKIPPED, Outcome.CHANGED]
 
 
 async def test_a_turn_cancelled_while_a_file_is_being_written_leaves_it_whole_and_the_history_as_it_was(  # noqa: E501
@@ -974,11 +971,8 @@ async def test_a_plan_is_judged_as_a_run_is() -> None:
         HISTORY, session_id="s"
     )
 
-    assert [r.outcome for r in planned.reports] == [
-        Outcome.REFUSED,
-        Outcome.FAILED,
-        Outcome.PLANNED,
-    ]
+    outcomes = [r.outcome for r in planned.reports]
+    assert outcomes == [Outcome.REFUSED, Outcome.FAILED, Outcome.PLANNED]
     assert vetoed.reports[2].reason == "no"
     with pytest.raises(ZeroDivisionError):
         await ContextPipeline(stages, on_error="raise").plan(HISTORY, session_id="s")
@@ -1232,9 +1226,8 @@ async def test_what_is_remembered_changes_nothing(
 
             assert last.messages == fresh.messages
             assert (last.messages is caller.now) == (fresh.messages is caller.now)
-            assert [(r.outcome, r.reason, r.detail) for r in last.reports] == [
-                (r.outcome, r.reason, r.detail) for r in fresh.reports
-            ]
+            found = [(r.outcome, r.reason, r.detail) for r in last.reports]
+            assert found == [(r.outcome, r.reason, r.detail) for r in fresh.reports]
             assert set(last.repaired) == set(fresh.repaired)
             assert last.first_changed_index == fresh.first_changed_index
 
@@ -1317,9 +1310,8 @@ async def test_sdk_objects_pass_through_every_stage_in_any_order(
 
         result = await pipeline.run(context, session_id="s")
 
-        assert [
-            report.reason for report in result.reports if report.outcome is Outcome.FAILED
-        ] == []
+        reasons = [report.reason for report in result.reports if report.outcome is Outcome.FAILED]
+        assert reasons == []
         assert faults(result.messages) == []
         acted |= {report.stage for report in result.reports if report.outcome is Outcome.CHANGED}
         context = result.messages
@@ -1371,9 +1363,8 @@ async def test_sdk_objects_pass_through_both_offload_stages(tmp_path: Path) -> N
 
         result = await pipeline.run(context, session_id="s")
 
-        assert [
-            report.outcome for report in result.reports if report.outcome is Outcome.FAILED
-        ] == []
+        outcomes = [report.outcome for report in result.reports if report.outcome is Outcome.FAILED]
+        assert outcomes == []
         assert faults(result.messages) == []
         context = result.messages
     assert len(pointers_in(context)) == 6

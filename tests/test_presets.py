@@ -48,12 +48,8 @@ async def test_a_preset_is_a_plain_list_of_four_stages(preset: Preset, tmp_path:
     stages = preset(LocalStorage(tmp_path))
 
     assert type(stages) is list
-    assert [type(stage) for stage in stages] == [
-        DirectOffload,
-        BatchOffload,
-        Compact,
-        SmartTruncate,
-    ]
+    found = [type(stage) for stage in stages]
+    assert found == [DirectOffload, BatchOffload, Compact, SmartTruncate]
     assert len(ContextPipeline(stages).stages) == 4
 
 

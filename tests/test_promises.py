@@ -275,15 +275,13 @@ class Caller(RuleBasedStateMachine):
         self.pointers: dict[tuple[str, str, str], str] = {}
         self.is_cleaned = False
         self.sent: list[Message] | None = None  # what the session sent last; None: it begins anew
-        self.seen: list[
-            Message
-        ] = []  # what the model saw last, and how much of the history that was
+        # what the model saw last, and how much of the history that was
+        self.seen: list[Message] = []
         self.seen_of = 0
         # so many messages are of a context that was adopted, and not those of *raw* one by one
         self.adopted = 0
-        self.raw: (
-            list[Message] | None
-        ) = []  # the history before any context was adopted as one; None: nobody knows
+        # the history before any context was adopted as one; None: nobody knows
+        self.raw: list[Message] | None = []
         self.last: Result | None = None
         self.asked: Session | None = None  # whose result that is
         self.raced = False
@@ -422,8 +420,7 @@ class Caller(RuleBasedStateMachine):
         if go == 0 and isinstance(content, list) and self.history[-1]["role"] == "user":
             in_raw = bool(self.raw and plain_json(self.raw[-1]) == plain_json(self.history[-1]))
             content.append({"type": "text", "text": self.talk.words("late")})
-            # of what was handed in before the context was adopted, the last message may be another
-            # one
+            # of what was handed in before the context was adopted, the last one may be another
             if self.raw:
                 self.raw = [*self.raw[:-1], self.history[-1]] if in_raw else None
             self.known = snapshot(self.history)
@@ -660,9 +657,8 @@ class Caller(RuleBasedStateMachine):
         figures["runs at once"] += number
         assert snapshot(self.history)[:covered] == before
         assert all(not faults(result.messages) for result in results)
-        assert [covered <= result.covered <= len(self.history) for result in results] == [
-            True
-        ] * number
+        found = [covered <= result.covered <= len(self.history) for result in results]
+        assert found == [True] * number
         # One after the other: what the first has done, the second finds done.
         if self.setting.disk.is_well and not any(
             map(_wants_more, (r for result in results for r in result.reports))

@@ -145,10 +145,5 @@ def test_reports_cannot_be_edited(value: object, field: str) -> None:
 
 
 def test_an_outcome_reads_as_its_word() -> None:
-    assert [str(outcome) for outcome in Outcome] == [
-        "changed",
-        "skipped",
-        "refused",
-        "failed",
-        "planned",
-    ]
+    outcomes = [str(outcome) for outcome in Outcome]
+    assert outcomes == ["changed", "skipped", "refused", "failed", "planned"]

@@ -35,9 +35,8 @@ class Counting:
 def compacting(folder: Path) -> tuple[Session, Counting]:
     """A session that compacts at 184,000 tokens, and who writes its summaries."""
     summarize = Counting()
-    return ContextPipeline([Compact(summarize, archive=LocalStorage(folder))]).session(
-        "s"
-    ), summarize
+    pipeline = ContextPipeline([Compact(summarize, archive=LocalStorage(folder))])
+    return pipeline.session("s"), summarize
 
 
 def words(number: int) -> str:

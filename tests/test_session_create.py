@@ -308,13 +308,8 @@ async def test_thinking_that_lost_its_bond_is_dropped_by_the_api_and_not_refused
             ]
 
     assert not server.refused
-    assert [bool(request.dropped) for request in server.requests] == [
-        False,
-        False,
-        False,
-        True,
-        True,
-    ]
+    dropped = [bool(request.dropped) for request in server.requests]
+    assert dropped == [False, False, False, True, True]
     assert {request.headers["x-mine"] for request in server.requests} == {"1"}
 
 

@@ -359,11 +359,8 @@ async def test_when_every_attempt_fails_the_very_same_list_comes_back(
     assert "RuntimeError" in result.reason
     assert len(writer.seen) == 3
     assert len(clock.waits) == 2
-    assert [record.levelno for record in caplog.records] == [
-        logging.WARNING,
-        logging.WARNING,
-        logging.ERROR,
-    ]
+    levels = [record.levelno for record in caplog.records]
+    assert levels == [logging.WARNING, logging.WARNING, logging.ERROR]
 
 
 async def test_a_failed_save_is_logged_and_does_not_stop_the_compaction(
@@ -1059,9 +1056,8 @@ async def test_three_failures_in_a_row_close_for_a_cooldown_then_there_is_one_tr
     results = await runs(pipeline, LONG, 100)
 
     assert len(writer.seen) == 3
-    assert [result.reports[0].outcome for result in results[:4]] == [Outcome.FAILED] * 3 + [
-        Outcome.SKIPPED
-    ]
+    outcomes = [result.reports[0].outcome for result in results[:4]]
+    assert outcomes == [Outcome.FAILED] * 3 + [Outcome.SKIPPED]
     assert "3 attempts failed in a row" in results[-1].reports[0].reason
     assert len(archives(Path(storage.root))) == 3
     clock.now += 300

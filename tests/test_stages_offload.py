@@ -302,11 +302,8 @@ async def test_a_new_long_result_goes_to_a_file_of_its_session(
     assert contents(result.messages) == [f"[Tool result offloaded to file: {root}/s/a.md]"]
     assert files_below(root) == {"s/a.md": LOG}
     assert history == before
-    assert [new is old for new, old in zip(result.messages, history, strict=True)] == [
-        True,
-        True,
-        False,
-    ]
+    found = [new is old for new, old in zip(result.messages, history, strict=True)]
+    assert found == [True, True, False]
     assert result.reports[0].outcome is Outcome.CHANGED
     assert detail(result) == Offloaded(
         files=(f"{root}/s/a.md",),

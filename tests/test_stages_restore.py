@@ -65,9 +65,8 @@ async def test_the_limits_come_from_the_environment(
     (project / "b").write_text("word " * 30)
     (project / "c").write_text("word " * 30)
 
-    assert [
-        f.path for f in (await restore_files(reads("a", "b", "c"), work_dir=project)).files
-    ] == ["c"]
+    paths = [f.path for f in (await restore_files(reads("a", "b", "c"), work_dir=project)).files]
+    assert paths == ["c"]
     assert [f.path for f in (await restore_files(reads("b", "a"), work_dir=project)).files] == ["b"]
 
 

@@ -458,9 +458,8 @@ async def test_what_was_finished_for_another_question_is_not_used(change: str) -
     asked = CHANGES[change](history)
     await summarised(summarize, asked, Time().retry(), finished)
 
-    assert [text for part in summarize.seen for text in map(own_words, part) if text] == [
-        m["content"] for m in asked
-    ]
+    texts = [text for part in summarize.seen for text in map(own_words, part) if text]
+    assert texts == [m["content"] for m in asked]
 
 
 async def test_what_is_summarised_as_a_whole_is_not_kept() -> None:
@@ -500,9 +499,8 @@ async def test_a_history_that_is_too_long_is_summarised_in_parts_each_folding_th
 
     assert len(summarize.seen) == 4
     assert summary == Summary("summary 4", input_tokens=40, output_tokens=4, attempts=4)
-    assert [words for part in summarize.seen for words in map(own_words, part) if words] == [
-        message["content"] for message in history if message["role"] == "user"
-    ]
+    found = [words for part in summarize.seen for words in map(own_words, part) if words]
+    assert found == [message["content"] for message in history if message["role"] == "user"]
     for number, part in enumerate(summarize.seen[1:], 1):
         assert part[0]["content"] == f"{SUMMARY}summary {number}"
         assert part[1]["content"] == ACKNOWLEDGED

@@ -252,9 +252,8 @@ async def test_a_regular_expression_is_one_when_asked(storage: LocalStorage) -> 
         storage, {"path": "s/a.md", "pattern": r"^line \d7:", "regex": True, "limit": 3}
     )
 
-    assert [line.split(":")[0] for line in found.split("\n")[:3]] == [
-        f"line {n}, offset {TEXT.index(f'line {n}:')}" for n in (17, 27, 37)
-    ]
+    seen = [line.split(":")[0] for line in found.split("\n")[:3]]
+    assert seen == [f"line {n}, offset {TEXT.index(f'line {n}:')}" for n in (17, 27, 37)]
 
 
 async def test_more_matches_than_asked_for_are_mentioned(storage: LocalStorage) -> None:
@@ -555,9 +554,8 @@ async def test_whatever_a_handler_raises_is_a_result_that_names_no_detail(
 
     assert result["is_error"] is True
     assert "/srv/secret" not in str(result["content"])
-    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        f"the tool fail failed: {type(error).__name__}"
-    ]
+    records = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert records == [f"the tool fail failed: {type(error).__name__}"]
 
 
 @pytest.mark.parametrize("words", ["", " \n", "no such row \ud800"])
@@ -697,9 +695,8 @@ async def test_a_storage_that_knows_keys_is_asked_for_them() -> None:
 
     assert await reading({"path": "row:1"}) == TEXT
     for path in ("row:2", "row:3", "row:4"):
-        assert (await reading.result(tool_use("t1", "read_offloaded", {"path": path}))).get(
-            "is_error"
-        ) is True
+        result = await reading.result(tool_use("t1", "read_offloaded", {"path": path}))
+        assert result.get("is_error") is True
     assert rows.asked == ["s/a.md"]
 
 

@@ -47,9 +47,9 @@ BOUND_NOTE = (
     "share of {} loops in which every request is accepted, each loop played reply by reply, with "
     "each adapter's defaults, as models that bind thinking (Opus 5.5, Sonnet 5.5, Haiku 5.5, Fable "
     "5.1) treat accounts made since 2026-08-31. Where a peer's own adapter sends a request that "
-    "was refused for its thinking once more without it, the second answer counts. A loop ends with its "
-    "first request that is not accepted. Rewritten is a request that does not begin with the one "
-    "before it: a peer without any has taken nothing out"
+    "was refused for its thinking once more without it, the second answer counts. A loop ends with "
+    "its first request that is not accepted. Rewritten is a request that does not begin with the "
+    "one before it: a peer without any has taken nothing out"
 )
 ON_ARRIVAL = (
     "The rest arrives in this turn: a peer that writes as results arrive (strands) pays for that "
@@ -248,9 +248,8 @@ def active_rows(
 
 def _arrival(peer: Peer, number: int) -> float:
     peer.turn(conversations.quiet(200), wire=False)
-    seconds: float = peer.turn(conversations.bulky(1, 100_000, 1000 + number), wire=False)[
-        "seconds"
-    ]
+    bulky = conversations.bulky(1, 100_000, 1000 + number)
+    seconds: float = peer.turn(bulky, wire=False)["seconds"]
     return seconds
 
 

@@ -15,9 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-atheris: Any = importlib.import_module(
-    "atheris"
-)  # it has no types, and is not installed everywhere
+# It has no types, and is not installed everywhere.
+atheris: Any = importlib.import_module("atheris")
 
 sys.path[0] = str(Path(__file__).parents[1])
 

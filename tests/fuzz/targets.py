@@ -179,9 +179,8 @@ def _sealed(bodies: Sequence[str]) -> list[str]:
     entries, before = list[str](), ""
     for number, body in enumerate(bodies):
         text = "\0".join(("s", "", str(number), before, body))
-        before = hmac.new(b"ctxpipe", text.encode("utf-8", "surrogatepass"), "sha256").hexdigest()[
-            :32
-        ]
+        said = text.encode("utf-8", "surrogatepass")
+        before = hmac.new(b"ctxpipe", said, "sha256").hexdigest()[:32]
         entries.append(f"{before} {body}")
     return entries
 
