@@ -276,9 +276,8 @@ class Load:
         history: list[Message] = [
             {"role": "user", "content": f"Session {number}: read every module, change none."}
         ]
-        await asyncio.sleep(
-            self.latency * number / self.sessions
-        )  # nobody's agents all begin at one moment
+        # nobody's agents all begin at one moment
+        await asyncio.sleep(self.latency * number / self.sessions)
         for _ in range(self.turns):
             reply = await caller(history)
             history.append(

@@ -75,14 +75,10 @@ class Tally:
     answer: str = ""
     files: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    _before: list[MessageParam] = field(
-        default_factory=list
-    )  # the context that the next turn begins with
-    _now: tuple[int, int, str] = (
-        0,
-        0,
-        "",
-    )  # this turn's context, without ctxpipe, and what it called
+    # the context that the next turn begins with
+    _before: list[MessageParam] = field(default_factory=list)
+    # this turn's context, without ctxpipe, and what it called
+    _now: tuple[int, int, str] = (0, 0, "")
 
     def add(self, turn: Turn) -> None:
         """Count one turn."""

@@ -84,9 +84,8 @@ LIVES_AT_ONCE = 25
 NEW_PROCESS = 7
 SECONDS = 600  # for one transcript, or some lives, on one side
 SHOWN = 300  # characters of a message on each side of the first difference
-DIGEST = re.compile(
-    r"\([0-9a-f]{8}(?:-[0-9a-f]{8}){3}\)"
-)  # of an archive, which names files itself
+# of an archive, which names files itself
+DIGEST = re.compile(r"\([0-9a-f]{8}(?:-[0-9a-f]{8}){3}\)")
 TRIGGER, TRANSCRIPT_TRIGGER = (1_500, 3_000, 6_000), 12_000
 
 Messages: TypeAlias = list[dict[str, Any]]
@@ -226,10 +225,7 @@ def was_adopted_elsewhere(moves: Sequence[str]) -> bool:
 
 
 def keeps_more(before: Any, then: Any, now: Any) -> bool:
-    """Whether a cut leaves as much of the context *before* as *then*, or only marks differ.
-
-    The marks are those of the cache.
-    """
+    """Whether a cut leaves as much of *before* as *then* did, or only cache marks differ."""
     if then["unmarked"] == now["unmarked"]:
         return True
     return now["move"] in CUTS and common(before["sent"], now["sent"]) >= common(

@@ -164,9 +164,8 @@ class Builder:
     ) -> dict[str, Any]:
         built = {}
         for name, annotation in _hints(block).items():
-            required = (
-                get_origin(annotation) is Required
-            )  # the class itself cannot tell where annotations are texts
+            # the class itself cannot tell where annotations are texts
+            required = get_origin(annotation) is Required
             if name in given or name in LEFT_OUT or not (required or self.chance(4)):
                 continue
             built[name] = self._value(annotation, name)
@@ -440,9 +439,8 @@ def _listed(content: Any) -> list[Any]:
 
 # Strategies ---------------------------------------------------------------------------------------
 
-SEEDS = st.integers(
-    0, 2**32 - 1
-)  # a choice for each word would cost hypothesis far more than the histories do
+# a choice for each word would cost hypothesis far more than the histories do
+SEEDS = st.integers(0, 2**32 - 1)
 
 
 @st.composite
@@ -501,9 +499,8 @@ def is_unfinished(messages: Sequence[Mapping[str, Any]]) -> bool:
     reply = [{"type": "tool_result", "tool_use_id": name} for name in calls] or "go on"
     if not refusals([*messages, {"role": "user", "content": reply}]):
         return True
-    return all(
-        "prefill" in fault for fault in refusals(messages)
-    )  # words that come while a server tool is at work
+    # words that come while a server tool is at work
+    return all("prefill" in fault for fault in refusals(messages))
 
 
 def as_models(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

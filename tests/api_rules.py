@@ -112,9 +112,8 @@ def _encodable(value: object) -> bool:
     if isinstance(value, str):
         return value.isascii() or LONE.search(value) is None
     if isinstance(value, Mapping):
-        signed = (
-            value.get("type") in THOUGHTS
-        )  # what is signed may not be touched, whatever it holds
+        # what is signed may not be touched, whatever it holds
+        signed = value.get("type") in THOUGHTS
         return signed or all(_encodable(key) and _encodable(item) for key, item in value.items())
     if isinstance(value, list | tuple):
         return all(map(_encodable, value))

@@ -130,9 +130,8 @@ async def played(root: Path, start: int) -> dict[str, Any]:
 def told(context: Sequence[Message], root: Path) -> str:
     """What *context* says, without the numbers of archives.
 
-    The archive of a compaction that was killed stays, so the next one has another number.
-
-    A later archive holds that number in the summary before it, and so has another digest.
+    The archive of a compaction that was killed stays, so the next one has another number. A later
+    archive holds that number in the summary before it, and so has another digest.
     """
     return re.sub(
         r"Z-\d+\.json(?: \([0-9a-f-]+\))?", "Z-n.json", as_json(context).replace(str(root), "root")
@@ -233,9 +232,8 @@ def survived(root: Path, last: int | None) -> dict[str, Any] | None:
 def murders(folder: Path, worker: int, step: int) -> Iterator[dict[str, Any]]:
     """What is found after each murder that is this worker's, and at last without one."""
     for point in itertools.count(worker * step, WORKERS * step):
-        root = (
-            folder / f"root{worker}"
-        )  # of one length each time: paths stand in contexts, and tokens are counted
+        # of one length each time: paths stand in contexts, and tokens are counted
+        root = folder / f"root{worker}"
         root.mkdir()
         killed = 0
         for last in [*deaths(point), None]:

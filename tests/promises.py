@@ -131,9 +131,8 @@ class Run:
     signed: bool = False
     in_session: bool = False
     edited: bool = False  # the caller has changed the last message since
-    pointers: dict[tuple[str, str, str], str] = field(
-        default_factory=dict
-    )  # placeholders seen so far
+    # placeholders seen so far
+    pointers: dict[tuple[str, str, str], str] = field(default_factory=dict)
     secret: str = ""
 
     @property
@@ -164,9 +163,8 @@ def the_input_is_never_modified(run: Run) -> Iterator[str]:
     if idle and not run.asked:
         written = {name for name, info in run.files[1].items() if run.files[0].get(name) != info}
         stem = run.journal.removesuffix(".jsonl") or "no journal"
-        written = {
-            name for name in written if not name.startswith(stem)
-        }  # one that was damaged is set aside
+        # one that was damaged is set aside
+        written = {name for name in written if not name.startswith(stem)}
         if written:
             yield f"nothing was done, and {sorted(written)} was written"
 
@@ -202,17 +200,15 @@ def the_context_is_accepted(run: Run) -> Iterator[str]:
         for thought in Counter(_thoughts(messages)) - was
     )
     sound = not faults(run.given)
-    told = [
-        problem for problem in run.result.repaired if problem.rule != "tool-id"
-    ]  # `faults` takes any id
+    # `faults` takes any id
+    told = [problem for problem in run.result.repaired if problem.rule != "tool-id"]
     if not run.in_session and sound == bool(told):
         yield f"what was broken and what is told differ: {faults(run.given)} and {told}"
     if sound and run.given and parts(run.given[-1])[-1]["type"] == "tool_use":
         last = run.result.messages[-1]
         waiting = [part for part in parts(run.given[-1]) if part["type"] == "tool_use"]
-        is_sendable = all(
-            SENT_ID.fullmatch(part["id"]) for part in waiting
-        )  # else they are renamed, in the first turn
+        # else they are renamed, in the first turn
+        is_sendable = all(SENT_ID.fullmatch(part["id"]) for part in waiting)
         if (
             is_sendable
             and last is not run.given[-1]

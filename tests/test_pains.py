@@ -103,14 +103,10 @@ from ctxpipe.testing import (
 from ctxpipe.testing import thinking as thought
 from ctxpipe.testing import tool_use as tool_call
 
-NO_SHRINKING = (
-    Phase.explicit,
-    Phase.reuse,
-    Phase.generate,
-)  # an example takes a server: to shrink takes minutes
-LINES = "\n".join(
-    f"{n:05d} {n * 7919 % 100_003} measured at station {n % 17}" for n in range(1300)
-)  # about 50 kB
+# an example takes a server: to shrink takes minutes
+NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
+# about 50 kB
+LINES = "\n".join(f"{n:05d} {n * 7919 % 100_003} measured at station {n % 17}" for n in range(1300))
 
 
 @pytest.fixture
@@ -642,13 +638,11 @@ async def test_r03e_head_and_tail_stay_visible_and_no_result_leaves_before_the_m
 async def test_r03f_a_placeholder_that_would_cost_more_than_it_replaces_is_not_used(
     tmp_path: Path,
 ) -> None:
-    prose = (
-        (
-            "It was a bright cold day in April, and the clocks were striking thirteen when he came "
-            "home. "
-        )
-        * 2
-    )[:100]
+    sentence = (
+        "It was a bright cold day in April, and the clocks were striking thirteen when he came "
+        "home. "
+    )
+    prose = (sentence * 2)[:100]
     log = (
         "0x7ffe3c1b 5f9d2e 88:1a:c7 q9Zr4 17:03:59.221 e3b0c442 98fc1c14 9afbf4c8 996fb924 "
         "27ae41e4 649b934c c0ffee"
@@ -1117,9 +1111,8 @@ async def test_r07a_what_the_api_bills_is_what_the_counter_says(tmp_path: Path) 
 
     overhead = await pipeline.counter.count([], system="Be brief.", tools=[TOOL])
     assert overhead > 10
-    assert (
-        abs(server.requests[0].tokens - counts[1] - overhead) <= 1
-    )  # the brackets around the list of tools
+    # the brackets around the list of tools
+    assert abs(server.requests[0].tokens - counts[1] - overhead) <= 1
     assert counts[0] > counts[1]
 
 
@@ -1286,9 +1279,8 @@ HOSTILE = [
 async def test_r09a_hostile_names_stay_inside_and_apart(tmp_path: Path, place: str) -> None:
     root = tmp_path / "out" / "store"
     pipeline = ContextPipeline([DirectOffload(LocalStorage(root))])
-    names = [
-        name for name in HOSTILE if place == "ids" or 1 <= len(name) <= 1000
-    ]  # no session is called otherwise
+    # no session is called otherwise
+    names = [name for name in HOSTILE if place == "ids" or 1 <= len(name) <= 1000]
     for number, name in enumerate(names):
         session, id = (name, "toolu_1") if place == "sessions" else ("s", name)  # noqa: A001
         history = conversation(user("go"), step(id, result=f"{number} " * 2000))
@@ -1569,9 +1561,8 @@ DOCUMENT = {
 async def test_r14_of_mixed_content_the_text_leaves_and_all_else_stays(
     tmp_path: Path, content: Any, files: int, stays: list[Any]
 ) -> None:
-    is_error = (
-        bool(content) and not stays
-    )  # the API takes no error that is empty or holds a picture
+    # the API takes no error that is empty or holds a picture
+    is_error = bool(content) and not stays
     result = {
         **tool_result("t", content, is_error=is_error),
         "cache_control": {"type": "ephemeral"},

@@ -448,9 +448,8 @@ async def test_a_turn_cancelled_while_a_file_is_being_written_leaves_it_whole_an
     scope = anyio.CancelScope()
 
     def cancelling(words: str) -> str:
-        anyio.from_thread.run_sync(
-            scope.cancel
-        )  # we are in the worker thread, in the midst of the write
+        # we are in the worker thread, in the midst of the write
+        anyio.from_thread.run_sync(scope.cancel)
         return words
 
     async def pause(_turn: Turn) -> None:

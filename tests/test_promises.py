@@ -923,9 +923,8 @@ def test_every_promise_holds_after_every_step() -> None:
     for number in itertools.count():
         print(f"seed {begin + number} after {figures['steps']} steps", flush=True)
         left = -(-(steps - figures["steps"]) // STEPS)
-        play(
-            min(EXAMPLES, left) if left > 0 else EXAMPLES, begin + number
-        )  # few examples are simple ones
+        # few examples are simple ones
+        play(min(EXAMPLES, left) if left > 0 else EXAMPLES, begin + number)
         acted = (
             min(figures["Compact changed"], figures["SmartTruncate changed"], figures["restored"])
             > 0

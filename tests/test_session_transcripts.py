@@ -165,9 +165,8 @@ async def test_until_a_summary_who_keeps_the_history_sends_the_bytes_of_who_adop
         assert told(context) == expected
     assert adopting.acted["Compact"]
     assert keeping.acted.keys() >= {"DirectOffload", "Compact"}
-    assert (
-        keeping.acted["SmartTruncate"] or keeping.asked < 6
-    )  # where a summary failed, the next may have come in time
+    # where a summary failed, the next may have come in time
+    assert keeping.acted["SmartTruncate"] or keeping.asked < 6
 
 
 async def as_another_process_sends(life: Life, history: list[Message]) -> list[str] | None:

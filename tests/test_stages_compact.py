@@ -119,9 +119,8 @@ def work(turns: int, results: int = 100) -> list[Message]:
 LONG = conversation(
     system("Be brief."), user("Fix the login bug."), work(30), assistant("Almost."), user("Go on.")
 )
-BUDGET = Budget(
-    window=4000, trigger=2000
-)  # the first estimate is 1.5 tokens a word; the target is 1200
+# the first estimate is 1.5 tokens a word; the target is 1200
+BUDGET = Budget(window=4000, trigger=2000)
 
 
 def piped(*stages: Any, budget: Budget = BUDGET, **settings: Any) -> ContextPipeline:
@@ -172,9 +171,8 @@ async def test_one_call_with_defaults_is_enough(
 
     assert result.compacted
     assert [message["role"] for message in result.messages] == ["user", "assistant"]
-    assert "## Task Status" in cast(
-        "str", result.messages[0]["content"]
-    )  # no client, no key: no model
+    # no client, no key: no model
+    assert "## Task Status" in cast("str", result.messages[0]["content"])
     assert result.original_messages_path is not None
     assert Path(result.original_messages_path).parent == tmp_path / ".compact" / "default"
     assert await load_archive(result.original_messages_path) == history
@@ -443,11 +441,8 @@ async def test_below_its_trigger_the_stage_says_why_and_touches_nothing(
 
 
 async def test_the_trigger_compares_what_the_api_bills(storage: LocalStorage) -> None:
-    history = [
-        user("word " * 1400),
-        assistant("ok"),
-        user("go on"),
-    ]  # 1,403 words, estimated at 2,105 tokens
+    # 1,403 words, estimated at 2,105 tokens
+    history = [user("word " * 1400), assistant("ok"), user("go on")]
     pipeline = piped(Compact(Writer(), archive=storage))
     pipeline.observe({"input_tokens": 1403}, history, session_id="billed as counted")
 

@@ -1146,9 +1146,8 @@ def test_nonsense_in_the_environment_is_refused_at_construction(
 def _no_files_stay_open() -> Iterator[None]:
     before = len(os.listdir("/proc/self/fd"))
     yield
-    assert (
-        len(os.listdir("/proc/self/fd")) <= before + 3
-    )  # an event loop of a later test may have begun
+    # an event loop of a later test may have begun
+    assert len(os.listdir("/proc/self/fd")) <= before + 3
 
 
 async def test_a_preview_under_an_id_that_had_to_be_mended_is_known_again(

@@ -117,9 +117,8 @@ async def test_a_secret_reaches_no_archive_text_or_journal_in_any_form(
     assert len(list((tmp_path / "s").glob("*"))) >= 3
 
 
-@pytest.mark.parametrize(
-    "secret", SECRETS[:6] + SECRETS[7:]
-)  # no surrogate is sent, so none comes back
+# no surrogate is sent, so none comes back
+@pytest.mark.parametrize("secret", SECRETS[:6] + SECRETS[7:])
 async def test_a_session_with_every_stage_writes_no_secret_down(
     secret: str, tmp_path: Path
 ) -> None:

@@ -517,9 +517,8 @@ async def test_a_call_and_its_results_stay_in_one_part() -> None:
     assert len(summarize.seen) > 2
     assert not any(map(pending_calls, summarize.seen))
     for part in summarize.seen[1:]:
-        assert not any(
-            tool_results(part[2:3])
-        )  # behind the earlier summary and its acknowledgement
+        # behind the earlier summary and its acknowledgement
+        assert not any(tool_results(part[2:3]))
 
 
 async def test_how_often_the_api_may_find_the_parts_too_long_is_bounded() -> None:

@@ -122,9 +122,8 @@ def test_text_that_looks_like_a_special_token_is_text(name: str) -> None:
 @each_encoding
 @pytest.mark.parametrize("end", ["", "x", "\n"])
 def test_ten_million_blanks_are_counted(name: str, end: str) -> None:
-    rest = stock.count(
-        name, " " * 9_984 + end
-    )  # 128 blanks are one token, as shown for shorter runs
+    # 128 blanks are one token, as shown for shorter runs
+    rest = stock.count(name, " " * 9_984 + end)
 
     assert TokenCounter(name).text(" " * 10_000_000 + end) == rest + (10_000_000 - 9_984) // 128
 

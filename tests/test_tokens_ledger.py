@@ -222,9 +222,8 @@ async def test_what_agrees_behind_a_change_is_not_counted_again() -> None:
     await ledger.total([*history[:3], new("again"), *history[4:], new("appended")])
 
     assert counted[-1] == "again"
-    assert (
-        len(counted) < 110
-    )  # with an appended message the ends no longer agree, so once the rest is read
+    # with an appended message the ends no longer agree, so once the rest is read
+    assert len(counted) < 110
 
 
 async def test_a_tuple_of_messages_will_do() -> None:
@@ -667,9 +666,8 @@ async def test_a_context_that_the_server_has_summarized_is_estimated_from_the_su
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 100_000)]
     ledger.observe(usage(110_000), history)
     history += [assistant(SUMMARY_BLOCK, text("ok")), user("go on")]
-    ledger.observe(
-        usage(1_000), history
-    )  # of which most is not counted, such as the API's own instructions
+    # of which most is not counted, such as the API's own instructions
+    ledger.observe(usage(1_000), history)
     history.append(assistant("y" * 60_000))
 
     estimate = ledger.estimate(await ledger.total(history), history)

@@ -231,11 +231,8 @@ def _lay_out(files: Mapping[str, Any], folder: Path) -> None:
                 path.write_text(expand(body, folder), encoding="utf-8", newline="")
 
 
-_MARKS = {
-    ".ctxpipe-root",
-    ".ctxpipe-session",
-    ".gitignore",
-}  # of a storage; the requirements speak of texts
+# of a storage; the requirements speak of texts
+_MARKS = {".ctxpipe-root", ".ctxpipe-session", ".gitignore"}
 
 
 def _files(folder: Path) -> set[str]:
