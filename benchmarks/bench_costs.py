@@ -76,9 +76,8 @@ class Coding:
         direct, batch, *rest = stages
         assert isinstance(direct, DirectOffload)  # noqa: S101
         assert isinstance(batch, BatchOffload)  # noqa: S101
-        batch = replace(
-            batch, gate=RentOrBuyGate(prices, **(self.gate or {})), **(self.batch or {})
-        )  # type: ignore[arg-type]
+        gate = RentOrBuyGate(prices, **(self.gate or {}))  # type: ignore[arg-type]
+        batch = replace(batch, gate=gate, **(self.batch or {}))  # type: ignore[arg-type]
         direct = replace(direct, **(self.direct or {}))  # type: ignore[arg-type]
         return ContextPipeline(
             [*([] if self.without_direct else [direct]), batch, *rest], budget=Policy("none").budget

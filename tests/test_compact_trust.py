@@ -394,8 +394,8 @@ async def test_archives_in_archives_are_opened_up_to_a_bound(
     places: list[str] = []
     digest = ""
     for number in range(8):
-        evidence = Evidence({}, {}, archives=places[-1:], digest=digest)
-        block = evidence_block(evidence, Room(), len)[0]
+        kept = Evidence({}, {}, archives=places[-1:], digest=digest)
+        block = evidence_block(kept, Room(), len)[0]
         summary = [user(f"{SUMMARY}S{block}"), assistant(ACKNOWLEDGED)] if places else []
         record = archive_record([*summary, user(f"Request {number}."), assistant("ok")])
         places.append(await case.storage.save("s", "compact", record))

@@ -69,13 +69,13 @@ def test_a_reader_is_a_module_and_a_question(copy: Path):
     [module] = [block for block in BLOCKS if "is_protocol_line" in block]
     (copy / "ctxpipe/lab/protocol.py").write_text(module, "utf-8")
     transcripts = copy / "ctxpipe/lab/transcripts.py"
-    insert(transcripts, '"OpenAI chat"]', '"protocol", ')
+    insert(transcripts, '"normal form",', '"protocol", ')
     asked = "        if any(map(openai_chat.is_chat_message, values)):"
     insert(
         transcripts,
         asked,
-        "        from . import protocol\n\n        if any(map(protocol.is_protocol_line, "
-        "values)):\n"
+        "        from . import protocol\n\n"
+        "        if any(map(protocol.is_protocol_line, values)):\n"
         '            return "protocol", protocol.entries(records), {}\n',
     )
     lines = [

@@ -324,10 +324,10 @@ def test_in_strict_ground_a_call_is_spared_where_a_message_outside_would_be_touc
 
     assert loose == [
         *chat(2),
-        user(chat(3)[2]["content"], "hm"),
+        user(chat(3)[2]["content"], "hm"),  # type: ignore[arg-type]
         assistant("x", "so"),
         user("next"),
-    ]  # type: ignore[arg-type]
+    ]
     assert strict == [*history[:5], *history[7:]]
     assert all(any(message is other for other in history) for message in strict)
 

@@ -151,8 +151,10 @@ async def test_when_compaction_fails_the_context_is_truncated(tmp_path: Path) ->
         raise ConnectionError("no network")
 
     direct, batch, compact, truncate = presets.coding_agent(
-        LocalStorage(tmp_path), work_dir=None, summarize=broken
-    )  # type: ignore[arg-type]
+        LocalStorage(tmp_path),
+        work_dir=None,
+        summarize=broken,  # type: ignore[arg-type]
+    )
     assert isinstance(compact, Compact)
     stages: list[Stage] = [direct, batch, replace(compact, retry=Retry(max_retries=0)), truncate]
     talk = [

@@ -735,8 +735,10 @@ async def test_every_problem_of_a_request_is_recorded_not_only_the_first() -> No
     async with talk(UNCHECKED) as (server, client):
         with pytest.raises(anthropic.BadRequestError):
             await client.messages.create(
-                model="m", max_tokens=9, messages=[said("assistant", ""), result("a")]
-            )  # type: ignore[list-item]
+                model="m",
+                max_tokens=9,
+                messages=[said("assistant", ""), result("a")],  # type: ignore[list-item]
+            )
 
     assert len(server.requests[0].problems) == 3
     assert server.refused == server.requests

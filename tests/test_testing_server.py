@@ -103,8 +103,8 @@ def told(message: Message) -> dict[str, Any]:
     body = message.to_dict()
     blocks = [
         {k: v for k, v in block.items() if k not in {"id", "parsed_output"}}
-        for block in body["content"]
-    ]  # type: ignore[attr-defined]
+        for block in body["content"]  # type: ignore[attr-defined]
+    ]
     return {**body, "id": "", "content": blocks}
 
 
