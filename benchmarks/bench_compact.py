@@ -1,5 +1,6 @@
-"""What compaction costs beside the model call: the gate, the files, the whole, the memory; and one
-slow answer.
+"""What compaction costs beside the model call.
+
+The gate, the files, the whole, the memory; and one slow answer.
 
     python benchmarks/bench_compact.py
 
@@ -85,8 +86,9 @@ def sources() -> Iterator[tuple[str, str]]:
 
 
 def steps() -> Iterator[list[Message]]:
-    """Pieces of conversation without end: of the longest transcripts, or file views of the standard
-    library.
+    """Pieces of conversation without end.
+
+    They are of the longest transcripts, or file views of the standard library.
     """
     while True:
         for path in sorted(TRANSCRIPTS.glob("*.jsonl"), key=lambda path: -path.stat().st_size)[:8]:

@@ -1,5 +1,6 @@
-"""Simulated dollars of context policies on recorded sessions, beside those of no management in the
-same run.
+"""Simulated dollars of context policies on recorded sessions.
+
+They stand beside those of no management in the same run.
 
     python benchmarks/bench_costs.py FOLDER [--rest 33] [--all] [--ablate] [--recall] [--quick]
 
@@ -75,9 +76,8 @@ class Coding:
         direct, batch, *rest = stages
         assert isinstance(direct, DirectOffload)  # noqa: S101
         assert isinstance(batch, BatchOffload)  # noqa: S101
-        batch = replace(
-            batch, gate=RentOrBuyGate(prices, **(self.gate or {})), **(self.batch or {})
-        )  # type: ignore[arg-type]
+        gate = RentOrBuyGate(prices, **(self.gate or {}))  # type: ignore[arg-type]
+        batch = replace(batch, gate=gate, **(self.batch or {}))  # type: ignore[arg-type]
         direct = replace(direct, **(self.direct or {}))  # type: ignore[arg-type]
         return ContextPipeline(
             [*([] if self.without_direct else [direct]), batch, *rest], budget=Policy("none").budget
@@ -194,7 +194,8 @@ def print_costs(rows: Sequence[Row], calls: int) -> None:
         none, fixed = here["none"], here.get("fixed-ratio", here["none"])
         print(f"\nread price {read}: cost in that of no management, refetches paid and free")
         print(
-            f"{'':20} paid  free | of {fixed.name:11} | hit rate | refetch/100 | visible | dearer paid, free"
+            f"{'':20} paid  free | of {fixed.name:11} | hit rate | refetch/100 | visible | "
+            "dearer paid, free"
         )
         for row in here.values():
             target = TARGETS.get((row.name, read)) if fixed is not none else None
@@ -204,14 +205,17 @@ def print_costs(rows: Sequence[Row], calls: int) -> None:
                 else f"{'ok' if row.of(fixed) <= target else 'MISSED'} {target}"
             )
             worse, free = row.dearer(none), row.dearer(none, paid=False)
+            dearest = ", ".join(f"{name} {times:.2f}" for times, name in worse[:3])
             print(
-                f"{row.name:20} {row.of(none):.3f} {row.free_of(none):.3f} | {row.of(fixed):.3f} {verdict:10} | "
-                f"  {row.total.hit_rate:.3f}  |   {100 * row.total.refetches / calls:5.1f}     |  {row.visible:.3f}  | "
-                f"{len(worse)}, {len(free)}  {', '.join(f'{name} {times:.2f}' for times, name in worse[:3])}"
+                f"{row.name:20} {row.of(none):.3f} {row.free_of(none):.3f} | {row.of(fixed):.3f} "
+                f"{verdict:10} |   {row.total.hit_rate:.3f}  |   "
+                f"{100 * row.total.refetches / calls:5.1f}     |  {row.visible:.3f}  | "
+                f"{len(worse)}, {len(free)}  {dearest}"
             )
     means = mean(found.hit_rate for found in rows[0].paid.values())
     print(
-        f"\nhit rate of no management: {rows[0].total.hit_rate:.3f} of all tokens, {means:.3f} as a mean of sessions"
+        f"\nhit rate of no management: {rows[0].total.hit_rate:.3f} of all tokens, {means:.3f} "
+        "as a mean of sessions"
     )
 
 
@@ -243,14 +247,16 @@ def print_recall(
 ) -> None:
     print(f"\n{len(full)} cuts; full context: recall {mean_recall(full).visible:.3f}")
     print(
-        "visible / one reading call away / with views repeated, and tokens kept, by share of the history kept"
+        "visible / one reading call away / with views repeated, and tokens kept, by share of "
+        "the history kept"
     )
     for name in dict.fromkeys(name for name, _ in found):
         cells = []
         for share in SHARES:
             recall = mean_recall(found[name, share])
             cells.append(
-                f"{recall.visible:.3f}/{recall.one_hop:.3f}/{recall.with_reread:.3f} {recall.tokens / 1000:5.1f}k"
+                f"{recall.visible:.3f}/{recall.one_hop:.3f}/{recall.with_reread:.3f} "
+                f"{recall.tokens / 1000:5.1f}k"
             )
         print(f"{name:30} {'  '.join(cells)}")
 

@@ -1,5 +1,6 @@
-"""What folding finds and what it costs: names per language, size, speed beside parsing alone,
-stalls of the event loop.
+"""What folding finds and what it costs.
+
+Names per language, size, speed beside parsing alone, stalls of the event loop.
 
     python benchmarks/bench_fold.py [FOLDER] [--misses]
 

@@ -1,9 +1,10 @@
-"""Load: a thousand agents at once over the real SDK and a loopback Messages API, with offloads and
-compactions.
+"""A thousand agents at once, over the real SDK and a loopback Messages API.
 
-    python benchmarks/bench_load.py                      # 1,000 sessions x 100 turns: about half an hour
+    python benchmarks/bench_load.py           # 1,000 sessions x 100 turns: about half an hour
     python benchmarks/bench_load.py --sessions 50 --turns 20
-    python benchmarks/bench_load.py --hour               # 30 sessions, each an hour's turns, one every five seconds
+    python benchmarks/bench_load.py --hour    # 30 sessions, an hour each, a turn every five seconds
+
+Results are offloaded and histories compacted on the way.
 
 The API is a process of its own. Each agent calls the model, runs a tool, and adds the result to its
 history, as often as *turns* says; the model takes *latency* seconds to answer, so that all sessions
@@ -61,9 +62,11 @@ TICK_SECONDS = 0.005
 WINDOW = 16_000  # tokens: with the results below a session is compacted every thirty turns or so
 HOUR_SECONDS = 3600.0
 SELDOM = (50_000, 20, 100)
-"""Thresholds of the garbage collector, for a process with millions of objects that live long: by
-default it stops everything to look through them all whenever a quarter has come in addition."""
-# the SDK's pool looks at all its connections twice per request: with 1,000 it is busy with that
+"""Thresholds of the garbage collector, for a process with millions of objects that live long.
+
+By default it stops everything to look through them all whenever a quarter has come in addition.
+"""
+# The SDK's pool looks at all its connections twice per request: with 1,000 it is busy with that.
 SESSIONS_PER_CLIENT = 25
 
 
@@ -153,7 +156,8 @@ class Waiting:
 class Lag:
     """How late the event loop wakes who asked to be woken, in milliseconds.
 
-    *own* is without the time that the thread waited for a processor: what the loop itself was busy with.
+    *own* is without the time that the thread waited for a processor: what the loop itself was busy
+    with.
     """
 
     late: list[float] = field(default_factory=list)
@@ -188,7 +192,10 @@ class Collections:
 
     def __str__(self) -> str:
         longest = max(self.pauses, default=0.0)
-        return f"{len(self.pauses):,} collections of {sum(self.pauses) / 1000:.1f} s in all, the longest {longest:.0f} ms"
+        return (
+            f"{len(self.pauses):,} collections of {sum(self.pauses) / 1000:.1f} s in all, the "
+            f"longest {longest:.0f} ms"
+        )
 
 
 def share(values: Sequence[float], part: float) -> float:
@@ -269,9 +276,8 @@ class Load:
         history: list[Message] = [
             {"role": "user", "content": f"Session {number}: read every module, change none."}
         ]
-        await asyncio.sleep(
-            self.latency * number / self.sessions
-        )  # nobody's agents all begin at one moment
+        # nobody's agents all begin at one moment
+        await asyncio.sleep(self.latency * number / self.sessions)
         for _ in range(self.turns):
             reply = await caller(history)
             history.append(
@@ -292,7 +298,10 @@ class Load:
         while True:
             self.memory.append((self.done, resident()))
             rate = self.done / max(0.001, time.perf_counter() - begun)
-            told = f"  {self.done:>7,} of {total:,} turns, {rate:4.0f} a second, {self.memory[-1][1]:,.0f} MB"
+            told = (
+                f"  {self.done:>7,} of {total:,} turns, {rate:4.0f} a second, "
+                f"{self.memory[-1][1]:,.0f} MB"
+            )
             print(told, flush=True)
             await asyncio.sleep(10)
 
@@ -436,10 +445,12 @@ async def measured(
         print(f"  garbage: {collected}")
         kept = sum(len(json.dumps(history)) for history in histories) / 2**20
         print(
-            f"  {load.done / seconds:.0f} turns a second for {seconds:.0f} s, {cpu / load.done * 1000:.2f} ms CPU each"
+            f"  {load.done / seconds:.0f} turns a second for {seconds:.0f} s, "
+            f"{cpu / load.done * 1000:.2f} ms CPU each"
         )
         print(
-            f"  resident memory grew by {after - before:,.0f} MB; the agents' own histories hold {kept:,.0f} MB of text"
+            f"  resident memory grew by {after - before:,.0f} MB; the agents' own histories "
+            f"hold {kept:,.0f} MB of text"
         )
         print(f"  simulated time: {(clock.now - Clock().now) / HOUR_SECONDS:.2f} h")
         print(f"  outcomes: {dict(sorted(told.outcomes.items()))}; {told.files:,} files named")

@@ -1,5 +1,6 @@
-"""What a session costs: a turn with nothing to do at any length, its journal, a thousand sessions
-at once, its memory.
+"""What a session costs.
+
+A turn with nothing to do at any length, its journal, a thousand sessions at once, its memory.
 
     python benchmarks/bench_session.py
     python benchmarks/bench_session.py --beside FOLDER
@@ -114,9 +115,7 @@ async def turns() -> list[Row]:
 
 
 async def turn(messages: int, limit: float) -> Row:
-    """The shortest turn at about this length, of four sessions one after another, against counting
-    all afresh.
-    """
+    """The shortest turn at about this length, of four sessions, against counting all afresh."""
     times: list[float] = []
     for _ in range(4):
         session, known = pipeline().session("s"), history(messages)
@@ -188,7 +187,7 @@ def text_of(turn: int) -> str:
 
 
 async def restored() -> list[Row]:
-    """What a new process takes for it, and the bytes of the journals beside those of the histories."""
+    """What a new process takes for it, and the journals' bytes beside those of the histories."""
     root = tempfile.mkdtemp()
     storage = LocalStorage(root)
     whole = 0
@@ -252,9 +251,7 @@ async def figures() -> dict[str, float]:
 
 
 def beside(folder: Path) -> None:
-    """The figures of this version and of the one in *folder*, the least of three runs each, by
-    turns.
-    """
+    """The figures of this version and of that in *folder*, the least of three runs, by turns."""
     here = Path(__file__).resolve()
     runs: dict[Path, list[dict[str, float]]] = {here.parents[1]: [], folder: []}
     for _ in range(3):

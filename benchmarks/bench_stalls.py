@@ -1,5 +1,6 @@
-"""How long the event loop stands still for ugly inputs: huge texts, long histories, hostile
-patterns and sources.
+"""How long the event loop stands still for ugly inputs.
+
+Huge texts, long histories, hostile patterns and sources.
 
     python benchmarks/bench_stalls.py [--runs 3] [--only WORD] [--large] [--trace SECONDS]
 

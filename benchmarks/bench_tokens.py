@@ -1,5 +1,6 @@
-"""What counting costs: loading, the first count, a turn, a session, the event loop, the memory; and
-how good it is.
+"""What counting costs, and how good it is.
+
+Loading, the first count, a turn, a session, the event loop, the memory.
 
     python benchmarks/bench_tokens.py
 
@@ -116,8 +117,9 @@ NOTHING = "count = len"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The best of several processes, in seconds and megabytes; *counted* includes loading, not the
-    imports.
+    """The best of several processes, in seconds and megabytes.
+
+    *counted* includes loading, not the imports.
     """
 
     imported: float
@@ -480,7 +482,10 @@ def memory() -> list[Row]:
         (
             "memo_bytes=8 MiB: most that was remembered",
             f"{highest / 2**20:.1f} MiB",
-            f"{counter.encoded_chars / 2**20:,.0f} MiB encoded, the process grew by {grown:.0f} MiB",
+            (
+                f"{counter.encoded_chars / 2**20:,.0f} MiB encoded, the process grew by "
+                f"{grown:.0f} MiB"
+            ),
         )
     ]
 

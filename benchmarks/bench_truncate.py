@@ -22,25 +22,16 @@ from ctxpipe.edits.truncate import file_views
 from ctxpipe.tokens import Budget, Ledger
 
 WORDS = [
-    "of",
-    "time",
-    "error",
-    "value",
-    "table",
-    "request",
-    "index",
-    "session",
-    "reader",
-    "writer",
-    "parser",
-    "state",
+    *("of", "time", "error", "value", "table", "request", "index", "session", "reader", "writer"),
+    *("parser", "state"),
 ]
 BUDGET_SHARE = 10  # the limit is a tenth of the history
 
 
 def history(tokens: int, seed: int) -> list[Message]:
-    """An agent's work of about *tokens* tokens: shell output, file views and remarks, no two texts
-    the same.
+    """An agent's work of about *tokens* tokens.
+
+    Shell output, file views and remarks, no two texts the same.
     """
     rng = random.Random(seed)
     messages: list[Any] = [
@@ -169,10 +160,12 @@ async def counted(bench: Bench) -> None:
     again = bench.counter.encoded_chars - loaded - first
     texts = sum(map(len, {*strings(bench.messages)}))
     print(
-        f"\nencoded by a cold run: {first:,} characters, of {texts:,} in distinct texts of the history;"
+        f"\nencoded by a cold run: {first:,} characters, of {texts:,} in distinct texts of the "
+        "history;"
     )
     print(
-        f"the rest are the folded views, once each and once for their joint budget. By a second run: {again:,}"
+        "the rest are the folded views, once each and once for their joint budget. By a "
+        f"second run: {again:,}"
     )
     print(f"\n{result.detail}")
 
@@ -181,11 +174,11 @@ def strings(messages: list[Message]) -> Iterator[str]:
     for message in messages:
         content: Any = message["content"]
         for block in [{"text": content}] if isinstance(content, str) else content:
-            said = block.get("text") or block.get("content")
-            yield (
-                said
-                or f"{block['id']}{block['name']}{json.dumps(block['input'], separators=(',', ':'))}"
-            )
+            if said := block.get("text") or block.get("content"):
+                yield said
+            else:
+                given = json.dumps(block["input"], separators=(",", ":"))
+                yield f"{block['id']}{block['name']}{given}"
 
 
 async def run(tokens: int) -> None:
@@ -200,7 +193,8 @@ async def run(tokens: int) -> None:
     once, twice = await times(tokens, seeds), await times(2 * tokens, seeds)
     for (name, seconds), (_, doubled) in zip(once, twice, strict=True):
         print(
-            f"{name:40}{seconds * 1e3:>10.1f}{seconds / once[0][1]:>10.2f}{doubled / seconds:>16.2f}x"
+            f"{name:40}{seconds * 1e3:>10.1f}{seconds / once[0][1]:>10.2f}"
+            f"{doubled / seconds:>16.2f}x"
         )
     await counted(Bench(tokens, next(seeds)))
 

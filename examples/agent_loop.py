@@ -29,9 +29,12 @@ if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
     from anthropic.types import Message, MessageParam, ToolResultBlockParam, ToolUseBlock
 
-SYSTEM = """You explore a folder of source code with the tools you have, and answer the user's question about it.
-A long tool result may stand in a file: the text "[Tool result offloaded to file: <path>]" or "[Content offloaded to: \
-<path>]" is then in its place. Read as much of it as you need with read_offloaded or search_offloaded."""
+SYSTEM = """\
+You explore a folder of source code with the tools you have, and answer the user's question \
+about it.
+A long tool result may stand in a file: the text "[Tool result offloaded to file: <path>]" or \
+"[Content offloaded to: <path>]" is then in its place. Read as much of it as you need with \
+read_offloaded or search_offloaded."""
 
 
 def build_pipeline(storage: LocalStorage) -> ContextPipeline:

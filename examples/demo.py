@@ -1,5 +1,6 @@
-"""What `python -m examples.agent_loop` shows: progress while the agent works, then what ctxpipe
-saved.
+"""What `python -m examples.agent_loop` shows.
+
+Progress while the agent works, then what ctxpipe saved.
 """
 
 from __future__ import annotations
@@ -38,8 +39,14 @@ __all__ = ["main"]
 
 PACKAGE = Path(__file__).resolve().parents[1] / "ctxpipe"
 TASK = "What does each module here do? Read every one; say how they hang together."
-ABOUT = "An agent explores a folder; every tool result that is long goes to a file, and a table shows what that saves."
-EPILOG = "With ANTHROPIC_API_KEY set it asks the API, which costs money; without it, or with --demo, a scripted model."
+ABOUT = (
+    "An agent explores a folder; every tool result that is long goes to a file, and a table shows "
+    "what that saves."
+)
+EPILOG = (
+    "With ANTHROPIC_API_KEY set it asks the API, which costs money; without it, or with --demo, a "
+    "scripted model."
+)
 
 Row: TypeAlias = tuple[str, int | str, int | str]
 """What was added up, and how much of it there is with ctxpipe and without."""
@@ -47,8 +54,9 @@ Row: TypeAlias = tuple[str, int | str, int | str]
 
 @dataclass(slots=True)
 class Tally:
-    """What the turns add up to, with ctxpipe and without: then every request would hold all that
-    came before.
+    """What the turns add up to, with ctxpipe and without.
+
+    Without it, every request would hold all that came before.
     """
 
     counter: TokenCounter
@@ -67,14 +75,10 @@ class Tally:
     answer: str = ""
     files: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    _before: list[MessageParam] = field(
-        default_factory=list
-    )  # the context that the next turn begins with
-    _now: tuple[int, int, str] = (
-        0,
-        0,
-        "",
-    )  # this turn's context, without ctxpipe, and what it called
+    # the context that the next turn begins with
+    _before: list[MessageParam] = field(default_factory=list)
+    # this turn's context, without ctxpipe, and what it called
+    _now: tuple[int, int, str] = (0, 0, "")
 
     def add(self, turn: Turn) -> None:
         """Count one turn."""
@@ -120,7 +124,10 @@ class Tally:
     def line(self) -> str:
         """The turn in one line."""
         context, without, names = self._now
-        return f"turn {self.turns:3}: {self.calls:3} calls, {context:7,} tokens instead of {without:7,} ({names})"
+        return (
+            f"turn {self.turns:3}: {self.calls:3} calls, {context:7,} tokens instead of "
+            f"{without:7,} ({names})"
+        )
 
 
 def reads_back(names: Sequence[str]) -> bool:
@@ -132,7 +139,7 @@ def reads_back(names: Sequence[str]) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the agent as the command line says; 0 when it came to an answer and the answer is sound."""
+    """Run the agent as the command line says; 0 when it came to a sound answer."""
     options = parse(arguments)
     try:
         return asyncio.run(run(options, Console()))

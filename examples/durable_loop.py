@@ -1,5 +1,6 @@
-"""An agent loop that is killed at any moment and goes on: the session owns the history, the journal
-keeps it.
+"""An agent loop that is killed at any moment and goes on.
+
+The session owns the history, the journal keeps it.
 
     python -m examples.durable_loop "How are errors handled here?" --folder src --state .ctxpipe
 
@@ -56,8 +57,9 @@ async def work(
 
 
 async def run_tool(call: ToolCall, tools: list[Tool]) -> ToolResultBlockParam:
-    """The result of one call, which may run twice: its process may die before the result is written
-    down.
+    """The result of one call, which may run twice.
+
+    Its process may die before the result is written down.
     """
     block = {"type": "tool_use", "id": call.id, "name": call.name, "input": call.input}
     result = await answer(block, tools)

@@ -1,5 +1,6 @@
-"""A stand-in for the model: it surveys a Python package, and knows nothing but what stands in the
-request.
+"""A stand-in for the model.
+
+It surveys a Python package, and knows nothing but what stands in the request.
 
 Each step looks at the calls and results in the context and says what is to be done next, so a
 context that lost something makes the survey fail or never end.
@@ -101,8 +102,9 @@ class Context:
 
 
 def survey(body: RequestBody) -> Answer:
-    """The next step: list, read and outline every module, look for some subjects, go back to some
-    results, report.
+    """The next step of the survey.
+
+    List, read and outline every module, look for some subjects, go back to some results, report.
     """
     context = Context.of(body["messages"])
     steps = (
@@ -245,4 +247,7 @@ def same_on_disk(context: Context) -> str:
         return "No module was long enough to be offloaded."
     digest = hashlib.sha256(context.read_back(pointer)[0].encode()).hexdigest()
     same = digest == printed.result.strip()
-    return f"The longest, {path}, was read back: {'it is what stands on the disk' if same else DIFFERENT}."
+    return (
+        f"The longest, {path}, was read back: "
+        f"{'it is what stands on the disk' if same else DIFFERENT}."
+    )

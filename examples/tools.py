@@ -1,5 +1,6 @@
-"""Four tools over one folder, for an agent that looks and does not touch: list_dir, read_file,
-grep, run_python.
+"""Four tools over one folder, for an agent that looks and does not touch.
+
+list_dir, read_file, grep and run_python.
 """
 
 from __future__ import annotations
@@ -158,14 +159,16 @@ def matches(root: Path, start: Path, pattern: str) -> Iterator[str]:
 GUARD = """
 import os, sys
 def guard(event, arguments, homes={homes!r}):
-    if event in ("open", "os.listdir", "os.scandir") and isinstance(path := arguments[0], (str, bytes)):
+    path = arguments[0] if event in ("open", "os.listdir", "os.scandir") else None
+    if isinstance(path, (str, bytes)):
         if not f"{{os.path.realpath(os.fsdecode(path))}}/".startswith(homes):
             raise PermissionError(f"outside the folder: {{path}}")
         if event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
             raise PermissionError(f"read only: {{path}}")
-    elif event.startswith(("socket.", "subprocess.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.kill",
-                           "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate",
-                           "os.chmod", "os.chown", "shutil.", "ctypes.")):
+    elif event.startswith(("socket.", "subprocess.", "os.system", "os.exec", "os.fork",
+                           "os.posix_spawn", "os.kill", "os.remove", "os.rename", "os.rmdir",
+                           "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod",
+                           "os.chown", "shutil.", "ctypes.")):
         raise PermissionError(f"not allowed here: {{event}}")
 sys.addaudithook(guard)
 exec(compile(sys.stdin.read(), "program.py", "exec"), {{"__name__": "__main__"}})

@@ -18,15 +18,17 @@ TARGET = Path(__file__).resolve().parents[1] / "ctxpipe" / "vocab"
 
 
 def pack(official: bytes) -> bytes:
-    """The tokens in the order of their ranks: how many (4 bytes, big-endian), one length byte each,
-    then all bytes.
+    """The tokens in the order of their ranks.
+
+    How many (4 bytes, big-endian), one length byte each, then all bytes.
     """
     tokens = []
     for expected, line in enumerate(official.splitlines()):
         token, rank = line.split()
         if int(rank) != expected:
             raise SystemExit(
-                f"line {expected + 1} has rank {int(rank)}: the packed form needs ranks without gaps"
+                f"line {expected + 1} has rank {int(rank)}: the packed form needs ranks "
+                "without gaps"
             )
         tokens.append(base64.b64decode(token))
     return len(tokens).to_bytes(4, "big") + bytes(map(len, tokens)) + b"".join(tokens)

@@ -1,22 +1,24 @@
-"""Does this version of ctxpipe send the same contexts, byte for byte, as another one whose files
-are in FOLDER?
+"""Does this version of ctxpipe send the same contexts, byte for byte, as another one?
 
-    python scripts/compare_contexts.py --beside FOLDER TRANSCRIPTS... [--limit 20] [--turns 120] [--lives 300]
+    python scripts/compare_contexts.py --beside FOLDER TRANSCRIPTS...
+                                       [--limit 20] [--turns 120] [--lives 300]
 
-Each transcript (a file, or all of a folder's) is played turn by turn through one session: by a
-caller with his whole history, by one who goes on with the context, and from a journal, with a new
-session every 7th turn. Then come random lives: appends, cuts, branches, equal objects, moved cache
-marks, contexts adopted, new processes. Where the stages of the two versions differ on purpose,
-``--stages own`` plays simple ones that stand in this file instead of the library's.
+The files of the other one are in FOLDER. Each transcript (a file, or all of a folder's) is played
+turn by turn through one session: by a caller with his whole history, by one who goes on with the
+context, and from a journal, with a new session every 7th turn. Then come random lives: appends,
+cuts, branches, equal objects, moved cache marks, contexts adopted, new processes. Where the stages
+of the two versions differ on purpose, ``--stages own`` plays simple ones that stand in this file
+instead of the library's.
 
 A turn whose contexts differ is of one of these classes:
 
-    two gaps   the old context had two or more separate gaps when a part of the history was taken back, or a cache mark
-               moved. Old versions took them for one gap, and with it threw away what stood between
-    thinking   only the thinking differs that is taken out or that the API is asked to ignore, and the API, which binds
-               it to the messages before it, accepts the new context
-    adopted    a new process of an old version did not know that a context had been adopted as the history, and took our
-               texts in it for the caller's words when it wrote a summary
+    two gaps   the old context had two or more separate gaps when a part of the history was taken
+               back, or a cache mark moved. Old versions took them for one gap, and with it threw
+               away what stood between
+    thinking   only the thinking differs that is taken out or that the API is asked to ignore, and
+               the API, which binds it to the messages before it, accepts the new context
+    adopted    a new process of an old version did not know that a context had been adopted as the
+               history, and took our texts in it for the caller's words when it wrote a summary
     after      the contexts of an earlier turn of the same conversation were different
     other      anything else; it is printed, and the exit code is 1
 
@@ -82,9 +84,8 @@ LIVES_AT_ONCE = 25
 NEW_PROCESS = 7
 SECONDS = 600  # for one transcript, or some lives, on one side
 SHOWN = 300  # characters of a message on each side of the first difference
-DIGEST = re.compile(
-    r"\([0-9a-f]{8}(?:-[0-9a-f]{8}){3}\)"
-)  # of an archive, which names files itself
+# of an archive, which names files itself
+DIGEST = re.compile(r"\([0-9a-f]{8}(?:-[0-9a-f]{8}){3}\)")
 TRIGGER, TRANSCRIPT_TRIGGER = (1_500, 3_000, 6_000), 12_000
 
 Messages: TypeAlias = list[dict[str, Any]]
@@ -142,8 +143,9 @@ def table(found: dict[str, Counter[str]]) -> None:
 
 
 def played(asked: argparse.Namespace) -> Iterator[tuple[str, list[tuple[str, Any, Any]]]]:
-    """What was played, and of each conversation its name and what became of it, in the other
-    version and in this.
+    """What was played, and what became of each conversation in both versions.
+
+    Each conversation stands with its name.
     """
     work: list[tuple[str, dict[str, Any]]] = []
     for path in chosen(asked.transcripts, asked.limit):
@@ -223,9 +225,7 @@ def was_adopted_elsewhere(moves: Sequence[str]) -> bool:
 
 
 def keeps_more(before: Any, then: Any, now: Any) -> bool:
-    """Whether as much of the context *before* is left after a cut as *then*, or only cache marks
-    differ.
-    """
+    """Whether a cut leaves as much of *before* as *then* did, or only cache marks differ."""
     if then["unmarked"] == now["unmarked"]:
         return True
     return now["move"] in CUTS and common(before["sent"], now["sent"]) >= common(
@@ -253,7 +253,8 @@ def show(name: str, number: int, old: Any, new: Any) -> None:
     place = max(0, common(*versions) - SHOWN // 3)
     for side, turn, text in zip(("old", "new"), (then, now), versions, strict=True):
         print(
-            f"  {side}: {len(turn['sent'])} messages, {turn['gaps']} gaps, {turn['summaries']} summaries so far"
+            f"  {side}: {len(turn['sent'])} messages, {turn['gaps']} gaps, {turn['summaries']} "
+            "summaries so far"
         )
         print(f"         {'; '.join(turn['reports'])}")
         print(f"         {text[place : place + SHOWN]}")
@@ -418,8 +419,9 @@ class Caller:
         return sent
 
     def is_behind_summary(self, history: Messages, sent: Messages, reports: Sequence[str]) -> bool:
-        """Whether messages right behind a summary went later than what it stands for: two gaps that
-        look like one.
+        """Whether messages right behind a summary went later than what it stands for.
+
+        They are two gaps that look like one.
         """
         if "Compact changed" in reports or "Summarize changed" in reports:
             return False
@@ -444,7 +446,7 @@ def digest(text: str) -> str:
 
 
 def is_refused(sent: Messages, options: Mapping[str, Any]) -> bool:
-    """Whether the API would refuse thinking in it, as bound to other messages than those before it."""
+    """Whether the API would refuse thinking in it as bound to other messages."""
     body, headers = options.get("extra_body", {}), options.get("extra_headers", {})
     plain = json.loads(json.dumps(sent, default=as_sent))
     return bool(
@@ -453,8 +455,9 @@ def is_refused(sent: Messages, options: Mapping[str, Any]) -> bool:
 
 
 def signed(seen: Messages, messages: Messages) -> Messages:
-    """*messages* that follow, each reply's thinking signed as by a model that has *seen* what was
-    before it.
+    """*messages* that follow, each reply's thinking signed.
+
+    It is signed as by a model that has *seen* what was before it.
     """
     made: Messages = []
     for message in messages:

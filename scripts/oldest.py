@@ -14,8 +14,9 @@ REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:\[.*?\])?(?:>=(?P<oldest>[\w.]+))
 
 
 def oldest(project: Path = PROJECT) -> list[str]:
-    """``name==version`` for every dependency, those of the extras included; our own extras need
-    none.
+    """``name==version`` for every dependency, those of the extras included.
+
+    Our own extras need none.
 
     Raises ValueError for a dependency without a lower bound.
     """

@@ -1,5 +1,6 @@
-"""An agent as users write one, for tests end to end: the real SDK, a loopback API, real tools, a
-history that grows.
+"""An agent as users write one, for tests end to end.
+
+The real SDK, a loopback API, real tools, a history that grows.
 """
 
 from __future__ import annotations
@@ -81,8 +82,9 @@ def reading(folder: Path) -> Tool:
 
 @dataclass
 class Agent:
-    """A loop: ask the model through *session*, run the tools that it calls, keep all of it in
-    *history*.
+    """A loop that asks the model through *session* and runs the tools that it calls.
+
+    All of it is kept in *history*.
     """
 
     client: anthropic.AsyncAnthropic

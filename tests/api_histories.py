@@ -1,5 +1,6 @@
-"""Random histories of every block type that the SDK knows, each valid; and the same with one rule
-broken.
+"""Random histories of every block type that the SDK knows.
+
+Each is valid; and the same with one rule broken.
 
 The types are read from the annotations of ``anthropic.types`` and ``anthropic.types.beta``: a type
 that a newer SDK adds is built from its fields, and stands where the SDK lets it stand, without a
@@ -147,8 +148,9 @@ class Builder:
     # From annotations
 
     def block(self, kind: str, /, **fields: Any) -> dict[str, Any]:
-        """A block of the type *kind*; *fields* are as given, the rest is built from the SDK's
-        annotations.
+        """A block of the type *kind*.
+
+        *fields* are as given, the rest is built from the SDK's annotations.
         """
         built = self._typed_dict(self.random.choice(PARAMS[kind]), fields)
         if kind in ("thinking", "redacted_thinking"):
@@ -162,9 +164,8 @@ class Builder:
     ) -> dict[str, Any]:
         built = {}
         for name, annotation in _hints(block).items():
-            required = (
-                get_origin(annotation) is Required
-            )  # the class itself cannot tell where annotations are texts
+            # the class itself cannot tell where annotations are texts
+            required = get_origin(annotation) is Required
             if name in given or name in LEFT_OUT or not (required or self.chance(4)):
                 continue
             built[name] = self._value(annotation, name)
@@ -438,9 +439,8 @@ def _listed(content: Any) -> list[Any]:
 
 # Strategies ---------------------------------------------------------------------------------------
 
-SEEDS = st.integers(
-    0, 2**32 - 1
-)  # a choice for each word would cost hypothesis far more than the histories do
+# a choice for each word would cost hypothesis far more than the histories do
+SEEDS = st.integers(0, 2**32 - 1)
 
 
 @st.composite
@@ -486,8 +486,9 @@ def refusals(
 
 
 def is_unfinished(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the API refuses *messages* only because of their end: calls that wait, or a reply to
-    be continued.
+    """Whether the API refuses *messages* only because of their end.
+
+    Calls wait there, or a reply to be continued.
     """
     last = wire(messages[-1:])
     calls = (
@@ -498,14 +499,14 @@ def is_unfinished(messages: Sequence[Mapping[str, Any]]) -> bool:
     reply = [{"type": "tool_result", "tool_use_id": name} for name in calls] or "go on"
     if not refusals([*messages, {"role": "user", "content": reply}]):
         return True
-    return all(
-        "prefill" in fault for fault in refusals(messages)
-    )  # words that come while a server tool is at work
+    # words that come while a server tool is at work
+    return all("prefill" in fault for fault in refusals(messages))
 
 
 def as_models(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """*messages* with the assistant's blocks as the SDK returns them: model objects, where there is
-    one.
+    """*messages* with the assistant's blocks as the SDK returns them.
+
+    They are model objects, where there is one.
     """
     return [
         {**message, "content": list(map(_as_model, message["content"]))}

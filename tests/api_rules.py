@@ -42,6 +42,9 @@ def faults(
         for i in range(len(body))
         for fault in _faults_between(body, i, pending_ok)
     ]
+    found += [
+        f"message {i}: {fault}" for i in range(len(body)) for fault in _faults_of_place(body, i)
+    ]
     if body and body[0]["role"] != "user":
         found.append("the first message is not the user's")
     if alternate:
@@ -93,6 +96,21 @@ def _faults_within(message: Mapping[str, Any]) -> Iterator[str]:
         yield "a lone surrogate"
 
 
+def _faults_of_place(body: Sequence[Mapping[str, Any]], index: int) -> Iterator[str]:
+    """What is wrong with the place of a system message in the middle."""
+    if body[index]["role"] != "system":
+        return
+    spoken = [message for message in body[:index] if message["role"] != "system"]
+    if spoken[-1]["role"] != "user" and not _ends_in_server_result(spoken[-1]):
+        yield "a system message that does not end what the user said"
+    if index + 1 < len(body) and body[index + 1]["role"] == "user":
+        yield "a system message in the middle of what the user said"
+
+
+def _ends_in_server_result(message: Mapping[str, Any]) -> bool:
+    return any(part["type"].endswith("_tool_result") for part in parts(message)[-1:])
+
+
 def _faults_between(
     body: Sequence[Mapping[str, Any]], index: int, pending_ok: bool
 ) -> Iterator[str]:
@@ -112,9 +130,8 @@ def _encodable(value: object) -> bool:
     if isinstance(value, str):
         return value.isascii() or LONE.search(value) is None
     if isinstance(value, Mapping):
-        signed = (
-            value.get("type") in THOUGHTS
-        )  # what is signed may not be touched, whatever it holds
+        # what is signed may not be touched, whatever it holds
+        signed = value.get("type") in THOUGHTS
         return signed or all(_encodable(key) and _encodable(item) for key, item in value.items())
     if isinstance(value, list | tuple):
         return all(map(_encodable, value))

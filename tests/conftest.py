@@ -1,5 +1,6 @@
-"""What every test stands on: asyncio under anyio's plugin, in debug mode, no blocking call, and no
-other machine.
+"""What every test stands on.
+
+asyncio under anyio's plugin, in debug mode, no blocking call, and no other machine.
 """
 
 from __future__ import annotations
@@ -79,8 +80,9 @@ def sendable(value: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, Any, Any]:
-    """A property that fails shows what it failed for, which a process of xdist must be able to hand
-    on.
+    """A property that fails shows what it failed for.
+
+    A process of xdist must be able to hand that on.
     """
     return sendable((yield))
 

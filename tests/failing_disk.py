@@ -1,5 +1,6 @@
-"""A storage on a disk that fails the way an operating system lets it fail: full, not permitted, or
-unreadable.
+"""A storage on a disk that fails the way an operating system lets it fail.
+
+It is full, not permitted, or unreadable.
 """
 
 from __future__ import annotations

@@ -63,7 +63,9 @@ def tool_use(id: str, name: str = "bash", given: Mapping[str, Any] | None = None
 
 
 def tool_result(
-    id: str, content: Content | None = "done", is_error: bool = False
+    id: str,  # noqa: A002
+    content: Content | None = "done",
+    is_error: bool = False,
 ) -> dict[str, Any]:
     block: dict[str, Any] = {"type": "tool_result", "tool_use_id": id}
     if content is not None:
@@ -106,7 +108,7 @@ def python_source(functions: int, lines: int = 3) -> str:
 
 
 def said(messages: Iterable[Message]) -> list[str]:
-    """Every text that *messages* say, in order: bare content and text blocks, but not tool results."""
+    """Every text that *messages* say, in order: bare content and text blocks, no tool results."""
     return [
         words
         for message in messages
@@ -141,7 +143,8 @@ class _Draft:
 
     def id(self) -> str:
         self.count += 1
-        return f"toolu_{self.count % 3 if self.repeat_ids else self.count}_{self.count if not self.repeat_ids else 0}"
+        number, time = (self.count % 3, 0) if self.repeat_ids else (self.count, self.count)
+        return f"toolu_{number}_{time}"
 
     def chance(self, one_in: int) -> bool:
         return self.draw(st.integers(0, one_in - 1)) == 0
@@ -162,7 +165,8 @@ class _Draft:
 
     def call(self) -> dict[str, Any]:
         name = self.draw(st.sampled_from(["bash", "read_file", "Read", "grep", "bash"]))
-        path = f"src/file{self.draw(st.integers(0, 3))}.{self.draw(st.sampled_from(['py', 'ts', 'txt']))}"
+        number = self.draw(st.integers(0, 3))
+        path = f"src/file{number}.{self.draw(st.sampled_from(['py', 'ts', 'txt']))}"
         given: dict[str, dict[str, Any]] = {
             "bash": {
                 "command": self.draw(
@@ -208,8 +212,9 @@ class _Draft:
         return [*loop, self.speech("assistant"), self.speech("user")]
 
     def ending(self) -> list[Message]:
-        """The last turn: a request, results that just came, calls still waiting, or the assistant's
-        words.
+        """The last turn of a history.
+
+        A request, results that just came, calls still waiting, or the assistant's words.
         """
         last = self.draw(st.sampled_from(["request", "results", "waiting", "words"]))
         ends = {
@@ -230,8 +235,9 @@ def histories(
     repeat_ids: bool = False,
     ends: bool = True,
 ) -> list[Message]:
-    """A valid history: perhaps a system head; parallel calls; bare and block content; thinking;
-    `<command>` texts.
+    """A valid history of any kind.
+
+    Perhaps a system head; parallel calls; bare and block content; thinking; `<command>` texts.
 
     With *repeat_ids* later turns use ids again, as some providers do. Without *ends* it ends in the
     user's text.
@@ -246,8 +252,9 @@ def histories(
 
 @st.composite
 def broken_histories(draw: st.DrawFn, max_exchanges: int = 4, max_faults: int = 4) -> list[Message]:
-    """A history with orphans, dangling calls, empty blocks, lost or doubled messages: what `repair`
-    is for.
+    """A history as `repair` is for.
+
+    It has orphans, dangling calls, empty blocks, lost or doubled messages.
     """
     history = copy.deepcopy(draw(histories(max_exchanges)))
     for _ in range(draw(st.integers(1, max_faults))):

@@ -1,8 +1,7 @@
-"""Processes that share a disk with others, or are killed at some moment, and what another process
-makes of it.
+"""Processes that share a disk or are killed at some moment, and what others make of it.
 
-    python killed_runs.py kill FOLDER RUNS     each run is killed at another moment, and then gone on with
-    python killed_runs.py together FOLDER      two runs of one session name on one root at the same time
+    python killed_runs.py kill FOLDER RUNS   each run is killed at another moment, then gone on with
+    python killed_runs.py together FOLDER    two runs of one session name on one root at once
 
 What is found goes to standard output, one JSON object a line.
 """
@@ -41,7 +40,7 @@ TURNS = 40
 
 
 def history(name: str) -> list[Message]:
-    """An agent's work: every third result goes to a file, and all of it is compacted several times."""
+    """An agent's work: every third result goes to a file, and all is compacted several times."""
     results = [
         f"{name} {n} long\n" * 200 if n % 3 == 0 else f"{name} {n} " * 20 for n in range(TURNS)
     ]

@@ -128,10 +128,10 @@ async def played(root: Path, start: int) -> dict[str, Any]:
 
 
 def told(context: Sequence[Message], root: Path) -> str:
-    """What *context* says; the archive of a compaction that was killed stays, so the next one has
-    another number.
+    """What *context* says, without the numbers of archives.
 
-    A later archive holds that number in the summary before it, and so has another digest.
+    The archive of a compaction that was killed stays, so the next one has another number. A later
+    archive holds that number in the summary before it, and so has another digest.
     """
     return re.sub(
         r"Z-\d+\.json(?: \([0-9a-f-]+\))?", "Z-n.json", as_json(context).replace(str(root), "root")
@@ -160,9 +160,7 @@ class FaultPoints:
 
 
 def inject(last: int | None) -> None:
-    """Put a fault point before every step of the event loop and before every call that changes the
-    disk.
-    """
+    """Put a fault point before every step of the event loop and every change of the disk."""
     points = FaultPoints(last)
     setattr(asyncio.Handle, "_run", points.before(getattr(asyncio.Handle, "_run")))  # noqa: B009, B010
     for name in ("open", "write", "link", "unlink", "replace", "fsync", "mkdir"):
@@ -211,8 +209,9 @@ def deaths(point: int) -> list[int]:
 
 
 def survived(root: Path, last: int | None) -> dict[str, Any] | None:
-    """What a process finds that goes on in *root* and is killed at fault point *last*, if there are
-    so many.
+    """What a process finds that goes on in *root* and is killed at fault point *last*.
+
+    It ends by itself if there are not so many.
     """
     before, known = asked(root), journalled(root)
 
@@ -233,9 +232,8 @@ def survived(root: Path, last: int | None) -> dict[str, Any] | None:
 def murders(folder: Path, worker: int, step: int) -> Iterator[dict[str, Any]]:
     """What is found after each murder that is this worker's, and at last without one."""
     for point in itertools.count(worker * step, WORKERS * step):
-        root = (
-            folder / f"root{worker}"
-        )  # of one length each time: paths stand in contexts, and tokens are counted
+        # of one length each time: paths stand in contexts, and tokens are counted
+        root = folder / f"root{worker}"
         root.mkdir()
         killed = 0
         for last in [*deaths(point), None]:

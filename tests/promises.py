@@ -1,5 +1,6 @@
-"""The ten promises that hold everywhere, each as one function that looks at a run and says how it
-was broken.
+"""The ten promises that hold everywhere.
+
+Each is one function that looks at a run and says how it was broken.
 
 A `Run` is what was handed in, what came out, and everything that could be seen from outside in
 between. Each check yields a sentence for every breach; none for a promise that was kept.
@@ -56,8 +57,9 @@ MODEL = Model(prefill=True)  # a context may end in the assistant's words
 
 @dataclass(slots=True)
 class Originals:
-    """Every tool result and every input that was ever handed in, by the id of its call, in all
-    forms a file may hold.
+    """Every tool result and every input that was ever handed in, by the id of its call.
+
+    They are held in all forms that a file may hold.
 
     One of them is the text as it was mended for a request: what an earlier turn had to mend is
     offloaded so.
@@ -81,14 +83,15 @@ class Originals:
                         )
 
     def learn_folds(self, messages: Iterable[Mapping[str, Any]]) -> None:
-        """What a truncation has made of file views: whoever adopts it, or goes on with it, may
-        offload it.
+        """What a truncation has made of file views.
+
+        Whoever adopts it, or goes on with it, may offload it.
         """
         for name, text in _folds(messages):
             self.results.setdefault(name, set()).add(text)
 
     def all(self) -> set[str]:
-        """Everything that a file may rightly hold, and what a repair says in the place of a result."""
+        """All that a file may rightly hold, and what a repair says in the place of a result."""
         return set(SAID_BY_REPAIR) | {
             on_disk(text)
             for held in (self.results, self.inputs)
@@ -101,11 +104,11 @@ class Originals:
 class Run:
     """One run, seen from outside.
 
-    *before* are the messages handed in as JSON, *objects* the very objects, both taken before the run. *proposals* are
-    those that counted, *told* the reports as they came. *sent* is what the session sent last, None
-    when there is nothing to compare with. *files* are those below the root before and after.
-    *asked* says how many summaries were asked for, *allowed* how many may be. *signed* tells that
-    thinking was signed by a model that saw what was sent.
+    *before* are the messages handed in as JSON, *objects* the very objects, both taken before the
+    run. *proposals* are those that counted, *told* the reports as they came. *sent* is what the
+    session sent last, None when there is nothing to compare with. *files* are those below the root
+    before and after. *asked* says how many summaries were asked for, *allowed* how many may be.
+    *signed* tells that thinking was signed by a model that saw what was sent.
     """
 
     given: Sequence[Message]
@@ -128,9 +131,8 @@ class Run:
     signed: bool = False
     in_session: bool = False
     edited: bool = False  # the caller has changed the last message since
-    pointers: dict[tuple[str, str, str], str] = field(
-        default_factory=dict
-    )  # placeholders seen so far
+    # placeholders seen so far
+    pointers: dict[tuple[str, str, str], str] = field(default_factory=dict)
     secret: str = ""
 
     @property
@@ -161,9 +163,8 @@ def the_input_is_never_modified(run: Run) -> Iterator[str]:
     if idle and not run.asked:
         written = {name for name, info in run.files[1].items() if run.files[0].get(name) != info}
         stem = run.journal.removesuffix(".jsonl") or "no journal"
-        written = {
-            name for name in written if not name.startswith(stem)
-        }  # one that was damaged is set aside
+        # one that was damaged is set aside
+        written = {name for name in written if not name.startswith(stem)}
         if written:
             yield f"nothing was done, and {sorted(written)} was written"
 
@@ -199,17 +200,15 @@ def the_context_is_accepted(run: Run) -> Iterator[str]:
         for thought in Counter(_thoughts(messages)) - was
     )
     sound = not faults(run.given)
-    told = [
-        problem for problem in run.result.repaired if problem.rule != "tool-id"
-    ]  # `faults` takes any id
+    # `faults` takes any id
+    told = [problem for problem in run.result.repaired if problem.rule != "tool-id"]
     if not run.in_session and sound == bool(told):
         yield f"what was broken and what is told differ: {faults(run.given)} and {told}"
     if sound and run.given and parts(run.given[-1])[-1]["type"] == "tool_use":
         last = run.result.messages[-1]
         waiting = [part for part in parts(run.given[-1]) if part["type"] == "tool_use"]
-        is_sendable = all(
-            SENT_ID.fullmatch(part["id"]) for part in waiting
-        )  # else they are renamed, in the first turn
+        # else they are renamed, in the first turn
+        is_sendable = all(SENT_ID.fullmatch(part["id"]) for part in waiting)
         if (
             is_sendable
             and last is not run.given[-1]
@@ -305,8 +304,9 @@ def _known(originals: Originals, name: str) -> set[str]:
 
 
 def _names(given: str) -> tuple[str, ...]:
-    """What a call is known by: its id as it can be sent, and another where the API does not take
-    it.
+    """What a call is known by.
+
+    Its id as it can be sent, and another where the API does not take it.
     """
     if SENT_ID.fullmatch(given):
         return (given,)
@@ -370,8 +370,9 @@ def placeholders_depend_on_content_alone(run: Run) -> Iterator[str]:
 
 
 def the_context_grows_at_its_end(run: Run) -> Iterator[str]:
-    """What was sent last is a byte prefix of what is sent now, up to the index that the result
-    tells.
+    """What was sent last is a byte prefix of what is sent now.
+
+    It is so up to the index that the result tells.
     """
     if run.sent is None:
         return
@@ -386,7 +387,10 @@ def the_context_grows_at_its_end(run: Run) -> Iterator[str]:
         yield f"{len(now)} messages instead of the {end} that stand"
     for index, (new, old) in enumerate(zip(now, then, strict=False)):
         if new is not old and plain_json(new) != plain_json(old):
-            yield f"message {index} changed, and {first} is told: {plain_json(old)[:300]} {plain_json(new)[:300]}"
+            yield (
+                f"message {index} changed, and {first} is told: {plain_json(old)[:300]} "
+                f"{plain_json(new)[:300]}"
+            )
             return
 
 
@@ -419,8 +423,9 @@ def only_one_layer_retries(run: Run) -> Iterator[str]:
 
 
 def names_stay_inside(run: Run) -> Iterator[str]:
-    """Whatever ids and sessions are called, nothing lies outside the root, and nobody else may read
-    what lies there.
+    """Whatever ids and sessions are called, nothing lies outside the root.
+
+    Nobody else may read what lies there.
     """
     for name, info in run.files[1].items():
         if run.files[0].get(name) == info:
@@ -466,7 +471,10 @@ def every_turn_explains_itself(run: Run) -> Iterator[str]:
     if not run.in_session:
         first = _first_difference(run.given, run.result.messages)
         if first != run.result.first_changed_index:
-            yield f"message {first} is the first that changed, and {run.result.first_changed_index} is told"
+            yield (
+                f"message {first} is the first that changed, and {run.result.first_changed_index} "
+                "is told"
+            )
 
 
 def _first_difference(before: Sequence[Message], after: Sequence[Message]) -> int | None:
@@ -526,8 +534,9 @@ def _dumped(value: Any) -> Any:
 
 
 def files_below(root: Path) -> dict[str, object]:
-    """Every file below *root* by its relative name, and what tells it apart from one that was
-    changed.
+    """Every file below *root* by its relative name.
+
+    With it stands what tells it apart from one that was changed.
     """
     found: dict[str, object] = {}
     for folder, _, names in os.walk(root):
@@ -557,8 +566,9 @@ def mended(text: str) -> str:
 
 
 def text_at(root: Path, where: str) -> str | None:
-    """What lies where a placeholder points to: an absolute path, or one below the root or the
-    current folder.
+    """What lies where a placeholder points to.
+
+    An absolute path, or one below the root or the current folder.
     """
     for base in (root, Path.cwd()):
         try:

@@ -1,5 +1,6 @@
-"""Recorded conversations of real agents, where they lie beside the project, as an agent's loop went
-through them.
+"""Recorded conversations of real agents, as an agent's loop went through them.
+
+They are used where they lie beside the project.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Conversations from a seed: hundreds of messages for one draw, where a drawn history costs a draw
-for each word.
+"""Conversations from a seed.
+
+Hundreds of messages for one draw, where a drawn history costs a draw for each word.
 
     talk = Talk(Random(7))
     history = talk.opening() + talk.loop(3)
@@ -23,18 +24,8 @@ from ctxpipe.messages import Message
 __all__ = ["HOSTILE", "Talk"]
 
 HOSTILE = (
-    "../../outside",
-    "/etc/passwd",
-    "a/b",
-    "..",
-    ".",
-    "",
-    "con",
-    "x" * 300,
-    "nul.md",
-    "日本",
-    "half \ud83d",
-    "a\0b",
+    *("../../outside", "/etc/passwd", "a/b", "..", ".", "", "con", "x" * 300, "nul.md", "日本"),
+    *("half \ud83d", "a\0b"),
 )
 """Ids that would like to lead somewhere else."""
 
@@ -190,8 +181,9 @@ class Talk:
         return cast("Message", {"role": "user", "content": content})
 
     def reply(self, seen: Sequence[Message], calls: Sequence[Mapping[str, Any]] = ()) -> Message:
-        """What the model answers to the messages it has *seen*: thinking, words, server tools,
-        *calls*.
+        """What the model answers to the messages it has *seen*.
+
+        Thinking, words, server tools, *calls*.
         """
         spoken = [text(self.words("a"))] if not calls or self._one_in(2) else []
         if not calls and self._one_in(2):
@@ -221,8 +213,9 @@ class Talk:
     def loop(
         self, steps: int, seen: Sequence[Message] = (), *, open_end: bool = False
     ) -> list[Message]:
-        """*steps* replies to what was *seen*, most of them with one to four calls and their
-        results.
+        """*steps* replies to what was *seen*.
+
+        Most of them have one to four calls and their results.
 
         With *open_end* the last calls may still wait, or the model has spoken last.
         """

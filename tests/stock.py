@@ -1,5 +1,6 @@
-"""tiktoken as everybody else uses it: its own loader, fed the same ranks through its own cache
-folder.
+"""tiktoken as everybody else uses it.
+
+Its own loader, fed the same ranks through its own cache folder.
 """
 
 from __future__ import annotations

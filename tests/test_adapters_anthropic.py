@@ -1,5 +1,6 @@
-"""The middleware in the real SDK, against the loopback Messages API: what the server receives, and
-what comes back.
+"""The middleware in the real SDK, against the loopback Messages API.
+
+What the server receives, and what comes back.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ async def beta(client: anthropic.AsyncAnthropic, messages: Any, **options: Any) 
 async def streamed(
     client: anthropic.AsyncAnthropic, messages: Sequence[Message], **options: Any
 ) -> Any:
-    """The events of a stream, put together by hand: the first says the message, what counts here."""
+    """A stream's events, put together by hand: the first says the message, what counts here."""
     stream = await plain(client, messages, stream=True, **options)
     events = [event async for event in stream]
     assert [events[0].type, events[-1].type] == ["message_start", "message_stop"]
@@ -226,9 +227,8 @@ async def test_below_the_gates_the_request_is_byte_for_byte_the_one_without_ctxp
 
     bare, ours = received
     assert [request.raw for request in ours] == [request.raw for request in bare]
-    assert [comparable(request.headers) for request in ours] == [
-        comparable(request.headers) for request in bare
-    ]
+    headers = [comparable(request.headers) for request in ours]
+    assert headers == [comparable(request.headers) for request in bare]
 
 
 def comparable(headers: Any) -> dict[str, str]:
@@ -772,14 +772,8 @@ async def test_thinking_behind_rewritten_text_is_dropped_by_the_api_instead_of_r
         await thinking_on(client, 6, ask)
 
     assert not server.refused
-    assert [bool(request.dropped) for request in server.requests] == [
-        False,
-        False,
-        False,
-        True,
-        True,
-        True,
-    ]
+    dropped = [bool(request.dropped) for request in server.requests]
+    assert dropped == [False, False, False, True, True, True]
     for request in server.requests:
         binding = request.body.get("thinking", {}).get("block_binding")
         assert binding == ({"prefix_mismatch_behavior": "drop_block"} if request.dropped else None)
@@ -819,9 +813,7 @@ async def test_betas_of_the_caller_and_of_the_client_are_kept(
     assert server.requests[0].headers.get(BETA, "").split(",") == (expected[:-1] or [""])
 
 
-async def test_the_clients_betas_are_kept_from_the_very_first_request_on_and_behind_other_middleware() -> (
-    None
-):
+async def test_the_clients_betas_are_kept_from_the_very_first_request_on_and_behind_other_middleware():  # noqa: E501
     async with talk(think_and_call) as (_, client):
         history: list[Any] = [user("go")]
         for _ in range(3):
@@ -841,10 +833,8 @@ async def test_the_clients_betas_are_kept_from_the_very_first_request_on_and_beh
         await plain(client, history)
         await plain(client.with_options(default_headers={BETA: "z-9"}), history)
 
-    assert [request.headers[BETA] for request in server.requests] == [
-        f"a-1,{BINDING}",
-        f"z-9,{BINDING}",
-    ]
+    found = [request.headers[BETA] for request in server.requests]
+    assert found == [f"a-1,{BINDING}", f"z-9,{BINDING}"]
     assert not server.refused
 
 

@@ -1,5 +1,6 @@
-"""The API's rules, told twice: on random histories of every block type of the SDK, valid and
-broken.
+"""The API's rules, told twice.
+
+They are told on random histories of every block type of the SDK, valid and broken.
 
 `ctxpipe.messages.check` and `ctxpipe.testing.rules` are written apart from each other, from the
 same public pages; where they judge differently on purpose, the table DIFFERENCES says why. What is
@@ -147,8 +148,9 @@ def test_what_the_api_refuses_the_check_refuses(broken: Broken) -> None:
 
 
 def dropped(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The blocks that go with all they hold: what the API's summary has replaced, and results that
-    nobody waits for.
+    """The blocks that go with all they hold.
+
+    What the API's summary has replaced, and results that nobody waits for.
     """
     said = [
         (message["role"], part)

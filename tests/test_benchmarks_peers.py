@@ -1,5 +1,6 @@
-"""The comparison's judges, on small conversations and ctxpipe's own driver: the peers' environments
-are not needed.
+"""The comparison's judges, on small conversations and ctxpipe's own driver.
+
+The peers' environments are not needed.
 """
 
 from __future__ import annotations
@@ -195,11 +196,8 @@ def test_a_peer_that_keeps_less_stands_apart_and_does_not_win() -> None:
 
     assert row.winners() == ["same"]
     assert row.lead() == pytest.approx(0.5)
-    assert [line.split(" |")[0] for line in table(row).splitlines()[6:]] == [
-        "| **same**",
-        "| ctxpipe",
-        "| less",
-    ]
+    shown = [line.split(" |")[0] for line in table(row).splitlines()[6:]]
+    assert shown == ["| **same**", "| ctxpipe", "| less"]
     assert "| less | 1 / 1 / 1 | 0.25 × | nowhere |" in table(row)
 
 

@@ -1,5 +1,6 @@
-"""The commands, as a person types them: mostly in this process, and for pipes and signals in one of
-their own.
+"""The commands, as a person types them.
+
+Mostly in this process, and for pipes and signals in one of their own.
 """
 
 from __future__ import annotations
@@ -161,11 +162,8 @@ def test_without_times_the_cache_lapses_as_often_as_is_asked(tmp_path: Path):
     )
 
     def hits(*options: object) -> float:
-        return float(
-            json.loads(run("replay", path, "--compare", "none", "--json", *options).stdout)["all"][
-                0
-            ]["hit_rate"]
-        )
+        done = run("replay", path, "--compare", "none", "--json", *options)
+        return float(json.loads(done.stdout)["all"][0]["hit_rate"])
 
     assert hits("--rest", 3) < hits() < hits("--rest", 0)
 
@@ -341,9 +339,8 @@ def test_plan_tells_what_each_stage_would_do(sound: Path, tmp_path: Path):
     config = tmp_path / "mine.toml"
     config.write_text('[[stage]]\nuse = "BatchOffload"\nkeep_recent = 1\n', "utf-8")
     told = json.loads(run("plan", sound, "--config", config, "--json").stdout)
-    assert [(stage["stage"], stage["outcome"]) for stage in told["stages"]] == [
-        ("BatchOffload", "would act")
-    ]
+    found = [(stage["stage"], stage["outcome"]) for stage in told["stages"]]
+    assert found == [("BatchOffload", "would act")]
     assert told["saved"] > 0
     assert "skipped" in run("plan", sound).stdout
 

@@ -281,7 +281,7 @@ def test_a_session_is_deleted_without_limits_beside_it(tmp_path: Path) -> None:
 
 
 def line_of_0_1(*messages: object) -> str:
-    """A line of the journal as version 0.1 wrote it: a check sum, and what became of the context."""
+    """A journal's line as version 0.1 wrote it: a check sum, and what became of the context."""
     body = json.dumps(
         {"form": 1, "id": "0" * 16, "tail": [[0, 2], *messages]}, separators=(",", ":")
     )

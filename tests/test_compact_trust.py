@@ -394,9 +394,8 @@ async def test_archives_in_archives_are_opened_up_to_a_bound(
     places: list[str] = []
     digest = ""
     for number in range(8):
-        block = evidence_block(Evidence({}, {}, archives=places[-1:], digest=digest), Room(), len)[
-            0
-        ]
+        kept = Evidence({}, {}, archives=places[-1:], digest=digest)
+        block = evidence_block(kept, Room(), len)[0]
         summary = [user(f"{SUMMARY}S{block}"), assistant(ACKNOWLEDGED)] if places else []
         record = archive_record([*summary, user(f"Request {number}."), assistant("ok")])
         places.append(await case.storage.save("s", "compact", record))
@@ -587,9 +586,8 @@ async def test_what_is_the_servers_or_waits_is_left_alone(
 
     assert result.messages is history
     assert case.writer.seen == []
-    assert (await case.pipeline.plan(history, session_id="s", force=force)).reports[
-        0
-    ].reason == result.reports[0].reason
+    planned = await case.pipeline.plan(history, session_id="s", force=force)
+    assert planned.reports[0].reason == result.reports[0].reason
 
 
 @settings(max_examples=settings().max_examples // 4 + 1)

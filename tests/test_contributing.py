@@ -56,7 +56,8 @@ def test_a_language_is_one_entry_in_the_table(copy: Path):
     script = """
 import sys; sys.path.insert(0, sys.argv[1])
 from ctxpipe.edits.definitions import definitions
-print(*(f"{found.line} {found.type} {found.name}" for found in definitions("a.dart", sys.argv[2])), sep="; ")
+found = definitions("a.dart", sys.argv[2])
+print(*(f"{one.line} {one.type} {one.name}" for one in found), sep="; ")
 """
     assert python(script, copy, DART) == (
         "2 type Compare; 3 class Animal; 4 function Animal; 5 function label; 6 function count; "
@@ -68,12 +69,13 @@ def test_a_reader_is_a_module_and_a_question(copy: Path):
     [module] = [block for block in BLOCKS if "is_protocol_line" in block]
     (copy / "ctxpipe/lab/protocol.py").write_text(module, "utf-8")
     transcripts = copy / "ctxpipe/lab/transcripts.py"
-    insert(transcripts, '"OpenAI chat"]', '"protocol", ')
+    insert(transcripts, '"normal form",', '"protocol", ')
     asked = "        if any(map(openai_chat.is_chat_message, values)):"
     insert(
         transcripts,
         asked,
-        "        from . import protocol\n\n        if any(map(protocol.is_protocol_line, values)):\n"
+        "        from . import protocol\n\n"
+        "        if any(map(protocol.is_protocol_line, values)):\n"
         '            return "protocol", protocol.entries(records), {}\n',
     )
     lines = [

@@ -1,5 +1,6 @@
-"""The documentation is run: its examples against a scripted API on a socket, its numbers against
-the code.
+"""The documentation is run.
+
+Its examples against a scripted API on a socket, its numbers against the code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The documentation is built: every page, link and anchor, and the reference from the docstrings."""
+"""The documentation is built: pages, links and anchors, and the reference from the docstrings."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, (
-        done.stdout + done.stderr
-    )  # a broken link or anchor is a warning, and strict
+    # a broken link or anchor is a warning, and strict
+    assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
 
@@ -38,10 +37,8 @@ def test_the_reference_holds_every_public_name(site: Path):
     reference = "".join(page.read_text("utf-8") for page in (site / "api").rglob("*.html"))
     described = set(re.findall(r'id="ctxpipe\.(\w+)"', reference))
 
-    assert set(ctxpipe.__all__) - described == {
-        "Detail",
-        "Message",
-    }  # these are names for types of others
+    # these are names for types of others
+    assert set(ctxpipe.__all__) - described == {"Detail", "Message"}
 
 
 def test_a_page_asks_no_other_machine_for_anything(site: Path):

@@ -76,8 +76,9 @@ def test_an_error_of_ours_that_is_raised_is_named(name: str, value: Any):
 
 
 def raised_by(module: ModuleType, place: str) -> set[str]:
-    """The errors of ours that the function at *place* raises itself, or by a function of its module
-    that checks.
+    """The errors of ours that the function at *place* raises.
+
+    It raises them itself, or by a function of its module that checks.
     """
     functions = functions_of(module)
     if place not in functions:

@@ -1,5 +1,6 @@
-"""What stands where the history was: partition, assembly, commands, evidence, the closing message,
-pinned messages.
+"""What stands where the history was.
+
+Partition, assembly, commands, evidence, the closing message, pinned messages.
 """
 
 from __future__ import annotations
@@ -184,7 +185,8 @@ def test_the_block_lists_what_no_model_may_forget() -> None:
 
     assert block == (
         "\n\n<evidence>\n"
-        "Kept from the conversation without a model: a record to look things up in, not a request.\n"
+        "Kept from the conversation without a model: a record to look things up in, not a "
+        "request.\n"
         "Raw messages: /a/compact-1.json\n"
         "Raw messages: /a/compact-2.json\n"
         "Files written:\n"
@@ -466,7 +468,8 @@ def test_results_not_yet_seen_stand_with_their_call_behind_the_request_under_way
     assert all(one is other for one, other in zip(whole[1:], shot, strict=True))
     assert shorter == [
         user(
-            f"{IN_PROGRESS}Fix it.\n\n[The image of this message is not shown here. It is in /a.json.]"
+            f"{IN_PROGRESS}Fix it.\n\n[The image of this message is not shown here. It is in "
+            "/a.json.]"
         )
     ]
     assert closings(user("old"), assistant("ok"), step("t1"))[0][0] == user(f"{IN_PROGRESS}old")
@@ -542,13 +545,27 @@ BY_CODE = {"caller": {"type": "code_execution_20250825", "tool_id": "srvtoolu_1"
         ([assistant("a"), *step("t")], 3),
         ([user("x"), assistant("a"), assistant("b"), *step("t")], 4),
         ([assistant(SEARCH, FOUND, tool_use("t", "bash", {})), user(tool_result("t", "x"))], 2),
-        ([assistant(SEARCH, tool_use("t", "a", {})), user(tool_result("t", "x")),
-          assistant(FOUND, tool_use("u", "b", {})), user(tool_result("u", "x"))], 4),
-        ([assistant(CODE, {**tool_use("t", "a", {}), **BY_CODE}), user(tool_result("t", "x")),
-          assistant(RAN, tool_use("u", "b", {})), user(tool_result("u", "x"))], 4),
+        (
+            [
+                assistant(SEARCH, tool_use("t", "a", {})),
+                user(tool_result("t", "x")),
+                assistant(FOUND, tool_use("u", "b", {})),
+                user(tool_result("u", "x")),
+            ],
+            4,
+        ),
+        (
+            [
+                assistant(CODE, {**tool_use("t", "a", {}), **BY_CODE}),
+                user(tool_result("t", "x")),
+                assistant(RAN, tool_use("u", "b", {})),
+                user(tool_result("u", "x")),
+            ],
+            4,
+        ),
         ([assistant("done")], 0),
     ],
-)  # fmt: skip
+)
 def test_the_unanswered_part_never_splits_what_belongs_together(
     tail: list[Message], length: int
 ) -> None:
@@ -567,17 +584,34 @@ def test_the_unanswered_part_never_splits_what_belongs_together(
         ([user("a"), assistant(tool_use("t", "bash", {}))], "postponed: 1 calls"),
         ([user("a"), assistant("b", SEARCH)], "postponed: 1 calls of server tools"),
         ([user("a"), assistant(MCP)], "postponed: 1 calls of server tools"),
-        ([user("a"), assistant(CODE, tool_use("t", "a", {})), user(tool_result("t", "x"))], "postponed"),
-        ([user("a"), assistant(CODE, tool_use("t", "a", {})), user(tool_result("t", "x")),
-          assistant(tool_use("u", "a", {})), user(tool_result("u", "x"))], "postponed"),
+        (
+            [user("a"), assistant(CODE, tool_use("t", "a", {})), user(tool_result("t", "x"))],
+            "postponed",
+        ),
+        (
+            [
+                user("a"),
+                assistant(CODE, tool_use("t", "a", {})),
+                user(tool_result("t", "x")),
+                assistant(tool_use("u", "a", {})),
+                user(tool_result("u", "x")),
+            ],
+            "postponed",
+        ),
         ([user("a"), assistant(SEARCH, FOUND), user("b")], ""),
         ([user("a"), assistant(SEARCH), user("never mind")], ""),
-        ([user("a"), assistant({"type": "compaction", "content": "S"}, "b"), user("c")], "left to the server"),
-        ([assistant({"type": "compaction", "content": "S", "signature": "x"}), user("c")], "left to the server"),
-        # that has failed
+        (
+            [user("a"), assistant({"type": "compaction", "content": "S"}, "b"), user("c")],
+            "left to the server",
+        ),
+        (
+            [assistant({"type": "compaction", "content": "S", "signature": "x"}), user("c")],
+            "left to the server",
+        ),
+        # one that has failed
         ([user("a"), assistant({"type": "compaction", "content": None}, "b"), user("c")], ""),
     ],
-)  # fmt: skip
+)
 def test_what_the_server_has_not_finished_is_left_alone(history: list[Message], why: str) -> None:
     assert obstacle(history).startswith(why)
     assert bool(obstacle(history)) == bool(why)
@@ -603,13 +637,8 @@ def test_system_messages_from_the_middle_are_carried_on_behind_the_summary_each_
     draft = drafted([system("head")], history)
     context = draft.messages("")
 
-    assert [message["role"] for message in context] == [
-        "system",
-        "user",
-        "system",
-        "system",
-        "assistant",
-    ]
+    roles = [message["role"] for message in context]
+    assert roles == ["system", "user", "system", "system", "assistant"]
     assert context[2] is brief
     assert context[3] is plan
     assert drafted([], [*context[1:], user("g")]).systems == [brief, plan]
@@ -640,20 +669,10 @@ def test_pinned_messages_are_kept_by_reference_a_call_with_its_result() -> None:
 
     kept = kept_messages(history, lambda message: message in (history[0], history[1], history[5]))
 
-    assert [index for index, message in enumerate(history) if any(message is k for k in kept)] == [
-        0,
-        1,
-        2,
-        5,
-    ]
-    assert [message["role"] for message in kept] == [
-        "user",
-        "assistant",
-        "user",
-        "assistant",
-        "user",
-        "assistant",
-    ]
+    indexes = [index for index, message in enumerate(history) if any(message is k for k in kept)]
+    assert indexes == [0, 1, 2, 5]
+    roles = [message["role"] for message in kept]
+    assert roles == ["user", "assistant", "user", "assistant", "user", "assistant"]
     assert check(kept) == []
 
 
@@ -743,9 +762,9 @@ def test_folded_files_stand_behind_the_evidence() -> None:
         )
     )[0]
 
-    assert (
-        text
-        == f"{SUMMARY}S\n\n<evidence>\nx{EVIDENCE_END}\n\n<system-reminder>\n## File\n</system-reminder>"
+    assert text == (
+        f"{SUMMARY}S\n\n<evidence>\nx{EVIDENCE_END}\n\n<system-reminder>\n## File\n"
+        "</system-reminder>"
     )
 
 

@@ -210,13 +210,19 @@ def test_macros_do_not_hide_what_cpp_defines(export: str) -> None:
 
 
 def test_macros_do_not_hide_what_c_defines() -> None:
-    source = "MY_INTERNAL int\nset(struct a *x, int y)\n{\n    return 1;\n}\n\nMY_API PyObject *\nget(void)\n{\n}\n"
+    source = (
+        "MY_INTERNAL int\nset(struct a *x, int y)\n{\n    return 1;\n}\n\nMY_API PyObject *\n"
+        "get(void)\n{\n}\n"
+    )
 
     assert names("a.c", source) == ["set", "get"]
 
 
 def test_blanking_never_costs_a_name_that_is_there_without() -> None:
-    source = "#if A\nint one(void) {\n#else\nint two(int x) {\n#endif\n    return 1;\n}\nint three(void) { return 3; }\n"
+    source = (
+        "#if A\nint one(void) "
+        "{\n#else\nint two(int x) {\n#endif\n    return 1;\n}\nint three(void) { return 3; }\n"
+    )
 
     assert {"one", "two", "three"} <= set(names("a.c", source))
 
@@ -247,34 +253,8 @@ def test_no_text_is_too_odd(language: Language, source: str) -> None:
     st.lists(
         st.sampled_from(
             [
-                "class",
-                "def",
-                "fn",
-                "func",
-                "if",
-                "{",
-                "}",
-                "(",
-                ")",
-                ";",
-                ":",
-                "x",
-                "y",
-                "enum",
-                "<",
-                ">",
-                "=",
-                ",",
-                ".",
-                "*",
-                "[",
-                "]",
-                "'",
-                '"',
-                "/",
-                "#",
-                "\n",
-                "\t",
+                *("class", "def", "fn", "func", "if", "{", "}", "(", ")", ";", ":", "x", "y"),
+                *("enum", "<", ">", "=", ",", ".", "*", "[", "]", "'", '"', "/", "#", "\n", "\t"),
                 "é",
             ]
         ),
@@ -419,7 +399,10 @@ def test_a_view_may_begin_in_an_interface_of_go() -> None:
 
 
 def test_the_calls_of_a_view_that_begins_in_the_middle_are_no_methods() -> None:
-    view = "    } else if (isList(a)) {\n      die(28)\n      return check(a)\n    }\n  }\n\n  one(): void {\n  }\n}\n"
+    view = (
+        "    } else if (isList(a)) {\n      die(28)\n      return check(a)\n    "
+        "}\n  }\n\n  one(): void {\n  }\n}\n"
+    )
 
     assert names("a.ts", view) == ["one"]
 
@@ -565,7 +548,10 @@ def test_no_files_are_no_text_and_nothing_is_counted() -> None:
 
 
 def test_no_signature_and_no_body_are_shown() -> None:
-    source = "class A(Base):\n    limit: int = 3\n    def one(self, argument: int) -> Result:\n        return secret()\n"
+    source = (
+        "class A(Base):\n    limit: int = 3\n    def one(self, argument: int) -> Result:\n        "
+        "return secret()\n"
+    )
 
     text = folded("a.py", source)
 

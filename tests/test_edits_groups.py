@@ -1,5 +1,6 @@
-"""What is cut or dropped takes its other half along: server tools, programs, and what the system
-adds.
+"""What is cut or dropped takes its other half along.
+
+Server tools, programs, and what the system adds.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def program(rng: Random, k: int) -> list[Message]:
 
 
 def mixed(rng: Random, k: int) -> list[Message]:
-    """A search and a call of the client's in one reply: the search ends once the call is answered."""
+    """A search and a client's call in one reply: the search ends once the call is answered."""
     return [
         assistant(said(rng), use(k), tool_use(f"t{k}", "read_file", {"path": "a.py"})),
         user(tool_result(f"t{k}", WORDS[: rng.randint(1, 900)])),
@@ -236,9 +237,7 @@ async def test_nothing_up_to_the_servers_summary_goes(turns: int) -> None:
     assert check(result.messages) == []
 
 
-async def test_where_all_is_before_the_servers_summary_nothing_is_cut_and_the_report_says_so() -> (
-    None
-):
+async def test_where_all_is_before_the_servers_summary_nothing_is_cut_and_the_report_says_so():
     history = [*history_of([plain] * 8, 1), summed_up(), user("on")]
 
     result = await ContextPipeline([SmartTruncate(max_tokens=200)], budget=Budget(window=600)).run(

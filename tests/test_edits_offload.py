@@ -231,10 +231,8 @@ def test_textual_results_long_enough_are_offloadable_oldest_first() -> None:
 
     found = offloadable(history, 100)
 
-    assert [(candidate.id, candidate.chars) for candidate in found] == [
-        ("long", 100),
-        ("listed", 127),
-    ]
+    seen = [(candidate.id, candidate.chars) for candidate in found]
+    assert seen == [("long", 100), ("listed", 127)]
     assert prescan(history, 100).offloadable_chars == 227
 
 

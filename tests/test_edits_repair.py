@@ -85,9 +85,7 @@ def test_an_orphan_result_goes() -> None:
     assert repair(history) == conversation(user("go"), assistant("ok"), user(text("and?")))
 
 
-def test_a_reply_of_which_nothing_is_left_leaves_a_sentence_so_that_the_user_still_speaks_last() -> (
-    None
-):
+def test_a_reply_of_which_nothing_is_left_leaves_a_sentence_so_that_the_user_still_speaks_last():
     history = conversation(user("go"), assistant("ok"), user(tool_result("a")))
 
     assert repair(history) == conversation(user("go"), assistant("ok"), user(DROPPED))

@@ -157,9 +157,8 @@ def test_a_file_with_other_content_is_changed(shown: str) -> None:
 
 
 def test_a_view_full_of_empty_lines_is_compared_without_delay() -> None:
-    shown = (
-        "a" + "\n" * 1_000_000 + "b"
-    )  # in quadratic time, as it once was read, this took minutes
+    # in quadratic time, as it once was read, this took minutes
+    shown = "a" + "\n" * 1_000_000 + "b"
 
     assert not was_changed(FileInWork("x", shown), shown)
 

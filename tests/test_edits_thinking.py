@@ -224,9 +224,8 @@ def test_stripping_leaves_a_valid_history_without_thinking_behind_the_place(
     loop = open_loop(stripped)
     assert all(found < place or found[0] >= loop for found in thoughts(stripped))
     assert stripped[loop:] == history[loop:]
-    assert [kind(b) for m in stripped for b in blocks(m) if kind(b) not in THINKING] == [
-        kind(b) for m in history for b in blocks(m) if kind(b) not in THINKING
-    ]
+    kinds = [kind(b) for m in stripped for b in blocks(m) if kind(b) not in THINKING]
+    assert kinds == [kind(b) for m in history for b in blocks(m) if kind(b) not in THINKING]
     assert strip(stripped, stale) is stripped
 
 

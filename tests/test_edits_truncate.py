@@ -1,5 +1,6 @@
-"""Shortening the middle of a history: which messages it holds, which calls go, which block is
-deleted.
+"""Shortening the middle of a history.
+
+Which messages it holds, which calls go, which block is deleted.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ def alternates(messages: Sequence[Message]) -> bool:
 
 
 def all_but_a_block(texts: list[str], kept: list[str], holes: str = "<command>") -> bool:
-    """Whether *kept* is *texts* without one contiguous block, in which texts with *holes* may have
-    stayed.
+    """Whether *kept* is *texts* without one contiguous block.
+
+    Texts with *holes* may have stayed in it.
     """
     missing = [index for index, words in enumerate(texts) if words not in kept]
     between = (
@@ -200,10 +202,8 @@ def test_shell_views_and_other_tools_are_asked_for() -> None:
     )
 
     assert truncate.file_views(history) == []
-    assert [found.path for found in truncate.file_views(history, COMMON_READING_TOOLS, True)] == [
-        "a.py",
-        "b.py",
-    ]
+    paths = [found.path for found in truncate.file_views(history, COMMON_READING_TOOLS, True)]
+    assert paths == ["a.py", "b.py"]
 
 
 @pytest.mark.parametrize(
@@ -218,9 +218,8 @@ def test_shell_views_and_other_tools_are_asked_for() -> None:
     ],
 )
 def test_a_pointer_a_folded_file_and_no_text_are_not_to_be_folded(content: str) -> None:
-    assert not truncate.file_views(conversation(user("go"), view("v1", "a.py", content)))[
-        0
-    ].foldable
+    history = conversation(user("go"), view("v1", "a.py", content))
+    assert not truncate.file_views(history)[0].foldable
     assert truncate.file_views(conversation(user("go"), view("v1", "a.py", "x = 1")))[0].foldable
 
 
@@ -325,10 +324,10 @@ def test_in_strict_ground_a_call_is_spared_where_a_message_outside_would_be_touc
 
     assert loose == [
         *chat(2),
-        user(chat(3)[2]["content"], "hm"),
+        user(chat(3)[2]["content"], "hm"),  # type: ignore[arg-type]
         assistant("x", "so"),
         user("next"),
-    ]  # type: ignore[arg-type]
+    ]
     assert strict == [*history[:5], *history[7:]]
     assert all(any(message is other for other in history) for message in strict)
 

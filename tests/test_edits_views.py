@@ -200,21 +200,8 @@ def test_no_punctuation_in_a_command_line_breaks_the_reader(line: str) -> None:
 
 
 WORDS = [
-    "sudo",
-    "command",
-    "cd",
-    "cat",
-    "sed",
-    "-n",
-    "1p",
-    "bash",
-    "-lc",
-    "''",
-    "a.py",
-    "'cat b.py'",
-    "&&",
-    "|",
-    ";",
+    *("sudo", "command", "cd", "cat", "sed", "-n", "1p", "bash", "-lc", "''", "a.py", "'cat b.py'"),
+    *("&&", "|", ";"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The durable loop, killed with -9 again and again: it ends with the history of one that was not."""
+"""The durable loop, killed with -9 again and again, ends with the history of one that was not."""
 
 from __future__ import annotations
 

@@ -99,11 +99,8 @@ def test_a_command_is_told_with_how_it_ended() -> None:
         step("4", "str_replace_editor", {"command": "view", "path": "a"}),
     )
 
-    assert [(command.text, command.failed) for command in commands(history)] == [
-        ("make", True),
-        ("git status", False),
-        ("x", True),
-    ]
+    found = [(command.text, command.failed) for command in commands(history)]
+    assert found == [("make", True), ("git status", False), ("x", True)]
     assert commands(history)[1] == Command("git status", False, "clean")
 
 

@@ -1,5 +1,7 @@
-"""Real faults: a full disk, one that is read-only, no descriptors left, links swapped, killed
-processes, odd clocks.
+"""Real faults of disks, processes and clocks.
+
+A full disk, one that is read-only, no descriptors left, links swapped, killed processes, odd
+clocks.
 
 ``pytest -s tests/test_faults.py`` prints the table. ``CTXPIPE_KILLED_RUNS=200`` kills that many
 runs.
@@ -59,8 +61,9 @@ def told(fault: str, reported: str, *, lost: int = 0, leaked: int = 0) -> None:
 
 
 class Work:
-    """An agent's work on the folder *root*: what is long goes to files, what is old is compacted,
-    all is journalled.
+    """An agent's work on the folder *root*.
+
+    What is long goes to files, what is old is compacted, all is journalled.
     """
 
     def __init__(self, root: Path, **storage: Any) -> None:
@@ -166,7 +169,7 @@ async def test_on_a_full_disk_results_stay_inline_and_everything_goes_on_once_th
         )
 
 
-async def test_on_a_disk_that_becomes_read_only_what_lies_there_can_be_read_and_the_rest_stays_inline(
+async def test_on_a_disk_that_becomes_read_only_what_lies_there_can_be_read_and_the_rest_stays_inline(  # noqa: E501
     tmp_path: Path,
 ) -> None:
     with small_disk(tmp_path, kilobytes=8192) as disk:
@@ -225,7 +228,8 @@ async def main(root):
     with here.no_descriptors_left():
         starved = [await work.turn(20_000) for _ in range(3)]
     after = [await work.turn(20_000) for _ in range(3)]
-    errors = [r.error.errno for result in starved for r in result.reports if r.outcome is Outcome.FAILED]
+    reports = [report for result in starved for report in result.reports]
+    errors = [report.error.errno for report in reports if report.outcome is Outcome.FAILED]
     results = [first, *starved, *after]
     print(json.dumps({
         "starved": [here.outcome(result, "DirectOffload") for result in starved],
@@ -256,7 +260,10 @@ def test_without_descriptors_results_stay_inline_until_there_are_some_again(tmp_
 def ran_beside(script: str, *arguments: object) -> str:
     """What *script* prints, run where it can import the tests' modules."""
     return python(
-        f"import sys; sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}\n{script}",
+        (
+            "import sys; sys.path[:0] = "
+            f"{[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}\n{script}"
+        ),
         *arguments,
     )
 
@@ -413,7 +420,7 @@ class Backwards:
         return self.now
 
 
-async def test_with_a_clock_that_goes_backwards_records_keep_their_order_and_nothing_living_is_cleaned_up(
+async def test_with_a_clock_that_goes_backwards_records_keep_their_order_and_nothing_living_is_cleaned_up(  # noqa: E501
     tmp_path: Path,
 ) -> None:
     clock = Backwards()

@@ -1,5 +1,6 @@
-"""The full circle: a long result goes to a file, the model reads it again, and nothing goes round
-and round (R3).
+"""The full circle, and nothing goes round and round (R3).
+
+A long result goes to a file, and the model reads it again.
 """
 
 from __future__ import annotations
@@ -85,9 +86,8 @@ class Agent:
             before = copy.deepcopy(self.history)
             result = await self.session.run(self.history)
             assert self.history == before
-        assert [
-            report.reason for report in result.reports if report.outcome is Outcome.FAILED
-        ] == []
+        reasons = [report.reason for report in result.reports if report.outcome is Outcome.FAILED]
+        assert reasons == []
         assert faults(result.messages) == []
         self.context = result.messages
 

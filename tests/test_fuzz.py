@@ -1,5 +1,6 @@
-"""What a fuzzer found once is never found again: seeds, damaged copies of them, and every crash,
-without a fuzzer.
+"""What a fuzzer found once is never found again.
+
+Seeds, damaged copies of them, and every crash, without a fuzzer.
 """
 
 from __future__ import annotations

@@ -24,12 +24,8 @@ def test_a_written_conversation_is_a_list_of_plain_messages() -> None:
         system("be"), user("go"), step("t1", say="look"), view("t2", "a.py", "x"), assistant("done")
     )
 
-    assert [message["role"] for message in made] == [
-        "system",
-        "user",
-        *["assistant", "user"] * 2,
-        "assistant",
-    ]
+    roles = [message["role"] for message in made]
+    assert roles == ["system", "user", *["assistant", "user"] * 2, "assistant"]
     assert said(made) == ["be", "go", "look", "done"]
     assert check(made) == []
 

@@ -53,12 +53,8 @@ def test_the_lines_of_one_reply_are_one_message_and_its_results_the_next() -> No
     found = parse_transcript(lines(*session()))
 
     assert found.format == "Claude Code session"
-    assert [message["role"] for message in found.messages] == [
-        "user",
-        "assistant",
-        "user",
-        "assistant",
-    ]
+    roles = [message["role"] for message in found.messages]
+    assert roles == ["user", "assistant", "user", "assistant"]
     assert [call.id for call in tool_calls(found.messages)] == ["t1", "t2"]
     assert [result.tool_use_id for result in tool_results(found.messages)] == ["t1", "t2"]
     assert not found.repaired

@@ -84,7 +84,10 @@ def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
         ),
         (
             "[[stage]]\nuse = 'DirectOffload'\nmin_char = 1\n",
-            ", line 3: stage 1: min_char means nothing here; the settings are min_chars, preview, reference",
+            (
+                ", line 3: stage 1: min_char means nothing here; the settings are min_chars, "
+                "preview, reference"
+            ),
         ),
         (
             "[[stage]]\nuse = 'Compact'\n[[stage]]\nuse = 'DirectOffload'\nstorage = 1\n",

@@ -51,21 +51,12 @@ def test_a_chat_becomes_messages_with_its_calls_and_results_in_pairs(whole: str)
     assert found.format == "OpenAI chat"
     assert not found.repaired
     assert not check(found.messages)
-    assert [(call.name, call.input) for call in tool_calls(found.messages)] == [
-        ("weather", {"city": "Bonn"}),
-        ("weather", {"arguments": "{broken"}),
-    ]
-    assert [result.content for result in tool_results(found.messages)] == [
-        "21 degrees",
-        [text("no such city")],
-    ]
-    assert [message["role"] for message in found.messages] == [
-        "system",
-        "user",
-        "assistant",
-        "user",
-        "assistant",
-    ]
+    seen = [(call.name, call.input) for call in tool_calls(found.messages)]
+    assert seen == [("weather", {"city": "Bonn"}), ("weather", {"arguments": "{broken"})]
+    contents = [result.content for result in tool_results(found.messages)]
+    assert contents == ["21 degrees", [text("no such city")]]
+    roles = [message["role"] for message in found.messages]
+    assert roles == ["system", "user", "assistant", "user", "assistant"]
 
 
 def test_a_call_in_the_form_before_tools_finds_its_result() -> None:

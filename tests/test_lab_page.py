@@ -136,10 +136,11 @@ def test_a_report_without_turns_says_so():
 
 
 def test_the_first_sentence_says_what_it_came_to():
-    assert (
-        "3 turns: with ctxpipe cost 20% of without ctxpipe; the largest context was 2,700 tokens instead of 12,000."
-        in (page(long_report(3)))
+    told = (
+        "3 turns: with ctxpipe cost 20% of without ctxpipe; the largest context was 2,700 "
+        "tokens instead of 12,000."
     )
+    assert told in page(long_report(3))
 
 
 def test_only_kinds_that_occur_are_explained():
@@ -160,11 +161,8 @@ def test_one_page_goes_where_it_was_asked_for_and_several_beside_it(tmp_path: Pa
 
     assert page_paths(html, ["x/a.jsonl", "x/a.jsonl"]) == {"x/a.jsonl": html}
     several = page_paths(html, ["x/a.jsonl", "y/a.jsonl", "-"])
-    assert [path.name for path in several.values()] == [
-        "report-a.html",
-        "report-a-2.html",
-        "report-stdin.html",
-    ]
+    names = [path.name for path in several.values()]
+    assert names == ["report-a.html", "report-a-2.html", "report-stdin.html"]
 
 
 def test_every_figure_stands_in_a_table():

@@ -115,12 +115,8 @@ async def test_what_a_stage_replaced_stays_replaced() -> None:
 
     await replay(recorded(work(6, long=[0])), make, FREE)
 
-    assert [FACT in compact_json(context) for context in seen.contexts] == [
-        False,
-        True,
-        True,
-        *[False] * 4,
-    ]
+    found = [FACT in compact_json(context) for context in seen.contexts]
+    assert found == [False, True, True, *[False] * 4]
 
 
 async def test_every_context_that_is_sent_is_valid() -> None:
@@ -176,13 +172,8 @@ async def test_without_times_the_cache_never_lapses_unless_the_agent_rests() -> 
     awake, resting = [await replay(transcript, NONE, Settings(rest_every=n)) for n in (0, 3)]
 
     assert [request.use.read > 0 for request in awake.requests[2:]] == [True] * 5
-    assert [request.use.read > 0 for request in resting.requests[2:]] == [
-        True,
-        False,
-        True,
-        True,
-        False,
-    ]
+    found = [request.use.read > 0 for request in resting.requests[2:]]
+    assert found == [True, False, True, True, False]
 
 
 async def test_the_rules_of_the_cache_are_the_replay_s() -> None:

@@ -24,12 +24,10 @@ async def test_a_report_holds_what_the_replays_tell():
 
     report = await replayed_report(transcript(turns=20), direct, none, settings=settings)
 
-    assert [turn.total for turn in report.turns] == pytest.approx(
-        [step.prompt_tokens for step in ours.steps]
-    )
-    assert [turn.tokens_without for turn in report.turns] == [
-        step.prompt_tokens for step in theirs.steps
-    ]
+    totals = [turn.total for turn in report.turns]
+    assert totals == pytest.approx([step.prompt_tokens for step in ours.steps])
+    without = [turn.tokens_without for turn in report.turns]
+    assert without == [step.prompt_tokens for step in theirs.steps]
     assert sum(turn.cost for turn in report.turns) < sum(turn.cost_without for turn in report.turns)
     assert report.facts[0].without == f"{sum(step.prompt_tokens for step in theirs.steps):,.0f}"
     assert [turn.label for turn in report.turns[-2:]] == ["Read", "an answer"]

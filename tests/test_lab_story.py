@@ -1,4 +1,4 @@
-"""What contexts, turn by turn, tell the page: tokens by kind, actions, and what became of blocks."""
+"""What contexts tell the page, turn by turn: tokens by kind, actions, what became of blocks."""
 
 from __future__ import annotations
 
@@ -83,9 +83,8 @@ async def test_the_biggest_blocks_say_where_they_went():
     assert (gone.fate, gone.stage) == ("moved to tool-result-t0.md", "BatchOffload")
     assert gone.until in [call + 1 for call, actions in told.actions.items() if actions]
     assert (there.fate, there.until) == ("still in the context", None)
-    assert [block.tokens for block in told.blocks] == sorted(
-        (block.tokens for block in told.blocks), reverse=True
-    )
+    tokens = [block.tokens for block in told.blocks]
+    assert tokens == sorted((block.tokens for block in told.blocks), reverse=True)
     assert next(block.turn for block in told.blocks if block.name.endswith("f3.py")) == 5
 
 

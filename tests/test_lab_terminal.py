@@ -55,6 +55,6 @@ def test_what_was_billed_is_told_in_a_sentence():
     )
 
     assert calibration_text(found) == (
-        "The bills of 1 call hold 1.30 times the prompt tokens that are simulated without management; "
-        "from the cache came 92.0%, simulated 95.0%."
+        "The bills of 1 call hold 1.30 times the prompt tokens that are simulated without "
+        "management; from the cache came 92.0%, simulated 95.0%."
     )

@@ -7,11 +7,8 @@ from ctxpipe.words import counted, one_line
 
 
 def test_one_of_a_kind_is_told_in_the_singular():
-    assert [counted(number, "fault") for number in (0, 1, 1200)] == [
-        "0 faults",
-        "1 fault",
-        "1,200 faults",
-    ]
+    words = [counted(number, "fault") for number in (0, 1, 1200)]
+    assert words == ["0 faults", "1 fault", "1,200 faults"]
 
 
 def test_a_cost_is_in_dollars_or_in_whole_tokens():

@@ -1,4 +1,4 @@
-"""The vocabulary: what can be read of a message, how it is rewritten, and which rules it must keep."""
+"""The vocabulary: what can be read of a message, how it is rewritten, which rules it must keep."""
 
 from __future__ import annotations
 
@@ -109,10 +109,8 @@ def test_tool_calls_come_in_order_with_their_places() -> None:
 
     found = list(tool_calls(history))
 
-    assert [(c.place, c.id, c.name, c.input) for c in found] == [
-        ((1, 1), "a", "bash", {}),
-        ((1, 2), "b", "grep", {"pattern": "x"}),
-    ]
+    seen = [(c.place, c.id, c.name, c.input) for c in found]
+    assert seen == [((1, 1), "a", "bash", {}), ((1, 2), "b", "grep", {"pattern": "x"})]
 
 
 def test_tool_results_come_in_order_with_their_places() -> None:
@@ -120,10 +118,8 @@ def test_tool_results_come_in_order_with_their_places() -> None:
         user("go"), assistant(call("a"), call("b")), user(tool_result("b"), tool_result("a", None))
     )
 
-    assert [(r.place, r.tool_use_id, r.content, r.is_error) for r in tool_results(history)] == [
-        ((2, 0), "b", "done", False),
-        ((2, 1), "a", None, False),
-    ]
+    found = [(r.place, r.tool_use_id, r.content, r.is_error) for r in tool_results(history)]
+    assert found == [((2, 0), "b", "done", False), ((2, 1), "a", None, False)]
 
 
 def test_a_failed_result_is_known_as_an_error() -> None:
@@ -146,9 +142,8 @@ def test_the_input_of_a_call_that_is_no_mapping_reads_as_empty() -> None:
 def test_calls_are_read_from_sdk_objects() -> None:
     reply = sdk_reply(ToolUseBlock(type="tool_use", id="t1", name="bash", input={"command": "ls"}))
 
-    assert [(c.id, c.name, c.input) for c in tool_calls([reply])] == [
-        ("t1", "bash", {"command": "ls"})
-    ]
+    found = [(c.id, c.name, c.input) for c in tool_calls([reply])]
+    assert found == [("t1", "bash", {"command": "ls"})]
 
 
 def test_only_the_calls_of_the_last_message_are_pending() -> None:
@@ -210,13 +205,8 @@ def test_rewriting_leaves_the_input_and_every_other_message_alone() -> None:
     edited = rewrite(history, {(2, 0): "short"})
 
     assert history == before
-    assert [new is old for new, old in zip(edited, history, strict=True)] == [
-        True,
-        True,
-        False,
-        True,
-        True,
-    ]
+    found = [new is old for new, old in zip(edited, history, strict=True)]
+    assert found == [True, True, False, True, True]
 
 
 def test_a_rewritten_message_shares_nothing_that_could_be_edited() -> None:
@@ -501,9 +491,8 @@ def test_problems_from_a_message_on_are_those_of_the_whole_from_there_on(
 ) -> None:
     start = data.draw(st.integers(0, len(history)))
 
-    assert [p for p in check(history, start) if "cache" not in p.text and p.index >= start] == [
-        p for p in check(history) if "cache" not in p.text and p.index >= start
-    ]
+    problems = [p for p in check(history, start) if "cache" not in p.text and p.index >= start]
+    assert problems == [p for p in check(history) if "cache" not in p.text and p.index >= start]
 
 
 def test_a_problem_reads_as_a_sentence() -> None:

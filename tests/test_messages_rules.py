@@ -1,5 +1,6 @@
-"""The API's rules for server tools, ids, inputs, system messages, compaction blocks and keys: each
-is told by its name and place, and repaired.
+"""The API's rules, each told by its name and place, and repaired.
+
+They are those for server tools, ids, inputs, system messages, compaction blocks and keys.
 """
 
 from __future__ import annotations
@@ -73,15 +74,32 @@ def names(messages: list[Message], **options: int) -> list[tuple[int, int | None
 @pytest.mark.parametrize(
     "history",
     [
-        *([user("go"), assistant(server_use(), server_result(name=name), text("so"))] for name in RESULTS),
-        [user("go"), assistant(mcp_use(), {"type": "mcp_tool_result", "tool_use_id": "mcptoolu_1"}), user("ok")],
+        *(
+            [user("go"), assistant(server_use(), server_result(name=name), text("so"))]
+            for name in RESULTS
+        ),
+        [
+            user("go"),
+            assistant(mcp_use(), {"type": "mcp_tool_result", "tool_use_id": "mcptoolu_1"}),
+            user("ok"),
+        ],
         [user("go"), assistant(text("I look"), server_use())],  # paused: the next request goes on
         [user("go"), assistant(server_use()), assistant(server_result(), text("so")), user("ok")],
-        [user("go"), assistant(server_use()), assistant(server_use("srvtoolu_2")), assistant(
-            server_result("srvtoolu_2"), server_result()), user("ok")],
+        [
+            user("go"),
+            assistant(server_use()),
+            assistant(server_use("srvtoolu_2")),
+            assistant(server_result("srvtoolu_2"), server_result()),
+            user("ok"),
+        ],
         [user("go"), assistant(server_use(), tool_use("a"))],  # the client's call is answered first
         [user("go"), assistant(server_use(), tool_use("a")), user(tool_result("a"))],
-        [user("go"), assistant(server_use(), tool_use("a")), user(tool_result("a")), assistant(server_result())],
+        [
+            user("go"),
+            assistant(server_use(), tool_use("a")),
+            user(tool_result("a")),
+            assistant(server_result()),
+        ],
         [
             user("go"),
             assistant(server_use(name="code_execution"), by_program("a")),
@@ -92,19 +110,42 @@ def names(messages: list[Message], **options: int) -> list[tuple[int, int | None
             assistant(server_result(name="code_execution_tool_result"), text("so")),
             user("ok"),
         ],
-        [user("go"), assistant({**tool_use("a"), "caller": {"type": "direct"}}), user(tool_result("a"))],
+        [
+            user("go"),
+            assistant({**tool_use("a"), "caller": {"type": "direct"}}),
+            user(tool_result("a")),
+        ],
         [user("go"), system("be brief"), assistant("ok"), user("more"), system("really")],
         [user("go"), system("be brief"), system("be kind"), assistant("ok")],
         [user("go"), assistant(server_use(), server_result()), system("be brief"), assistant("ok")],
         [user("go"), assistant("ok"), DIRECTIVE, user("x")],
-        [user("go"), cast("Message", {"role": "system", "content": "brief", "clear_at": "next_user_message"})],
+        [
+            user("go"),
+            cast(
+                "Message", {"role": "system", "content": "brief", "clear_at": "next_user_message"}
+            ),
+        ],
         [assistant(compaction()), user("go on")],
         [user(compaction(signature="s"), text("go on"))],
-        [user("go"), assistant(compaction(), text("so")), user("ok"), assistant(compaction(None)), user("ok")],
-        [user("go"), assistant(text("x"), {"type": "fallback", "from": {}, "to": {}}, text("y")), user("ok")],
-        [user("go"), assistant({"type": "from the future", "id": "no id: here!", "input": None}), user("ok")],
+        [
+            user("go"),
+            assistant(compaction(), text("so")),
+            user("ok"),
+            assistant(compaction(None)),
+            user("ok"),
+        ],
+        [
+            user("go"),
+            assistant(text("x"), {"type": "fallback", "from": {}, "to": {}}, text("y")),
+            user("ok"),
+        ],
+        [
+            user("go"),
+            assistant({"type": "from the future", "id": "no id: here!", "input": None}),
+            user("ok"),
+        ],
     ],
-)  # fmt: skip
+)
 def test_what_the_api_takes_is_no_problem(history: list[Message]) -> None:
     assert check(history) == []
     assert repair(history) is history
@@ -581,8 +622,9 @@ def test_the_client_refuses_exactly_what_is_refused_here() -> None:
 
 @st.composite
 def turns(draw: st.DrawFn) -> list[Message]:
-    """A history of calls of all kinds, whole, from which messages and blocks are lost, doubled and
-    swapped.
+    """A history of calls of all kinds, with messages and blocks lost, doubled and swapped.
+
+    It is whole before that.
     """
     history: list[Message] = [user("go")]
     for n in range(draw(st.integers(1, 4))):

@@ -1,4 +1,4 @@
-"""No id, however hostile, becomes a file name that leads somewhere else or stands for another id."""
+"""No id, however hostile, becomes a file name that leads elsewhere or stands for another id."""
 
 from __future__ import annotations
 
@@ -11,39 +11,10 @@ from hypothesis import strategies as st
 from ctxpipe.names import content_hash, safe_name, session_folder, suffixed
 
 HOSTILE = [
-    "../../x",
-    "../../../../etc/passwd",
-    "/etc/x",
-    "a\\b",
-    "a/b",
-    "a\0b",
-    ".",
-    "..",
-    ".hidden",
-    "",
-    " ",
-    "x" * 1500,
-    "漢字",
-    "é",
-    "e\u0301",
-    "🙂",
-    "\ud83d",
-    "CON",
-    "con",
-    "con.txt",
-    "NUL.tar.gz",
-    "nul. ",
-    "aux-",
-    "LPT1",
-    "~",
-    "~root",
-    "$HOME",
-    "a\nb",
-    "functions.Bash:0",
-    "-rf",
-    "a%2fb",
-    "a b",
-    "..\u2215x",
+    *("../../x", "../../../../etc/passwd", "/etc/x", "a\\b", "a/b", "a\0b", ".", "..", ".hidden"),
+    *("", " ", "x" * 1500, "漢字", "é", "e\u0301", "🙂", "\ud83d", "CON", "con", "con.txt"),
+    *("NUL.tar.gz", "nul. ", "aux-", "LPT1", "~", "~root", "$HOME", "a\nb", "functions.Bash:0"),
+    *("-rf", "a%2fb", "a b", "..\u2215x"),
 ]
 DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)
 

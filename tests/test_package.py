@@ -37,11 +37,12 @@ def test_the_public_names_are_sorted_and_each_is_there() -> None:
 
 def test_what_users_of_the_offloading_part_need_is_public() -> None:
     needed = {
-        "BatchOffload", "Budget", "Change", "ContextPipeline", "DirectOffload", "InvalidHistory", "LocalStorage",
-        "Message", "Offloaded", "Preview", "RatioGate", "Result", "SettingsError", "Skip", "Stage", "StageReport",
-        "StorageError", "TextReader", "TextWriter", "TokenCounter", "Tool", "Turn", "check", "count_tokens",
-        "offload_tool_result", "offload_tool_results", "offload_tools", "repair", "split_system",
-    }  # fmt: skip
+        *("BatchOffload", "Budget", "Change", "ContextPipeline", "DirectOffload", "InvalidHistory"),
+        *("LocalStorage", "Message", "Offloaded", "Preview", "RatioGate", "Result"),
+        *("SettingsError", "Skip", "Stage", "StageReport", "StorageError", "TextReader"),
+        *("TextWriter", "TokenCounter", "Tool", "Turn", "check", "count_tokens"),
+        *("offload_tool_result", "offload_tool_results", "offload_tools", "repair", "split_system"),
+    }
 
     assert needed <= set(ctxpipe.__all__)
 
@@ -105,7 +106,8 @@ async def main():
     result = {"type": "tool_result", "tool_use_id": "a", "content": "line of a log\\n" * 500}
     history = [{"role": "user", "content": "go"}, {"role": "assistant", "content": [call]},
                {"role": "user", "content": [result]}]
-    done = await ContextPipeline([DirectOffload(storage), BatchOffload(storage)]).run(history, session_id="s")
+    pipeline = ContextPipeline([DirectOffload(storage), BatchOffload(storage)])
+    done = await pipeline.run(history, session_id="s")
     print(done.changed, count_tokens(history) > 0)
 anyio.run(main)
 """

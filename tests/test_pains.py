@@ -1,5 +1,6 @@
-"""What users of context management suffer from, each as a test from end to end; docs/pains.md is
-the list.
+"""What users of context management suffer from, each as a test from end to end.
+
+docs/pains.md is the list.
 
 Each test is named after a requirement: R1 to R27, with the letter of its part.
 """
@@ -102,14 +103,10 @@ from ctxpipe.testing import (
 from ctxpipe.testing import thinking as thought
 from ctxpipe.testing import tool_use as tool_call
 
-NO_SHRINKING = (
-    Phase.explicit,
-    Phase.reuse,
-    Phase.generate,
-)  # an example takes a server: to shrink takes minutes
-LINES = "\n".join(
-    f"{n:05d} {n * 7919 % 100_003} measured at station {n % 17}" for n in range(1300)
-)  # about 50 kB
+# an example takes a server: to shrink takes minutes
+NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
+# about 50 kB
+LINES = "\n".join(f"{n:05d} {n * 7919 % 100_003} measured at station {n % 17}" for n in range(1300))
 
 
 @pytest.fixture
@@ -234,7 +231,10 @@ def answerable(history: list[Message]) -> list[Message]:
 
 # The list -----------------------------------------------------------------------------------------
 
-PARTS = "1 abcd, 2 abcdef, 3 abcdef, 4 abcdef, 5 abcdefg, 6 abcde, 7 abcde, 8 ab, 9 abcd, 10 abc, 11 abcde, 12 a, 15 abcde"
+PARTS = (
+    "1 abcd, 2 abcdef, 3 abcdef, 4 abcdef, 5 abcdefg, 6 abcde, 7 abcde, 8 ab, 9 abcd, 10 abc, 11 "
+    "abcde, 12 a, 15 abcde"
+)
 
 
 def test_the_list_of_pains_names_every_requirement_and_only_tests_that_exist() -> None:
@@ -413,7 +413,7 @@ async def test_r02c_its_own_output_is_the_same_object_with_no_call_and_no_write(
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == files
 
 
-async def test_r02d_what_cannot_shrink_costs_one_attempt_until_it_changes_or_the_cooldown_has_passed(
+async def test_r02d_what_cannot_shrink_costs_one_attempt_until_it_changes_or_the_cooldown_has_passed(  # noqa: E501
     tmp_path: Path,
 ) -> None:
     clock, summaries = Clock(), Summaries("word " * 60_000)
@@ -541,10 +541,8 @@ async def test_r03a_a_result_read_back_from_an_offloaded_file_is_not_offloaded_a
         await agent.turn()
 
     assert list(files.values()) == [LINES]
-    assert [last_result(request.body["messages"]) for request in asked(server)[2:]] == [
-        LINES,
-        LINES,
-    ]
+    results = [last_result(request.body["messages"]) for request in asked(server)[2:]]
+    assert results == [LINES, LINES]
     assert stored(tmp_path / "store") == files
 
 
@@ -571,7 +569,7 @@ async def test_r03b_a_placeholder_is_never_offloaded_again_by_either_stage(tmp_p
     assert stored(tmp_path) == files
 
 
-async def test_r03c_who_hands_in_the_raw_history_each_turn_gets_the_same_file_and_the_same_placeholder(
+async def test_r03c_who_hands_in_the_raw_history_each_turn_gets_the_same_file_and_the_same_placeholder(  # noqa: E501
     tmp_path: Path,
 ) -> None:
     history = conversation(user("go"), step("t", result=LINES))
@@ -640,13 +638,15 @@ async def test_r03e_head_and_tail_stay_visible_and_no_result_leaves_before_the_m
 async def test_r03f_a_placeholder_that_would_cost_more_than_it_replaces_is_not_used(
     tmp_path: Path,
 ) -> None:
-    prose = (
-        "It was a bright cold day in April, and the clocks were striking thirteen when he came home. "
-        * 2
+    sentence = (
+        "It was a bright cold day in April, and the clocks were striking thirteen when he came "
+        "home. "
+    )
+    prose = (sentence * 2)[:100]
+    log = (
+        "0x7ffe3c1b 5f9d2e 88:1a:c7 q9Zr4 17:03:59.221 e3b0c442 98fc1c14 9afbf4c8 996fb924 "
+        "27ae41e4 649b934c c0ffee"
     )[:100]
-    log = "0x7ffe3c1b 5f9d2e 88:1a:c7 q9Zr4 17:03:59.221 e3b0c442 98fc1c14 9afbf4c8 996fb924 27ae41e4 649b934c c0ffee"[
-        :100
-    ]
     history = conversation(
         user("go"), step("toolu_01A09q90qw90lq917835lq9", result=prose), user("on")
     )
@@ -713,7 +713,7 @@ async def test_r04a_leading_system_messages_stay_byte_for_byte_through_every_sta
     assert seen >= {"BatchOffload", "Compact", "DirectOffload"}
 
 
-async def test_r04b_after_five_compactions_the_users_words_stand_verbatim_and_r04f_there_is_one_summary(
+async def test_r04b_after_five_compactions_the_users_words_stand_verbatim_and_r04f_there_is_one_summary(  # noqa: E501
     tmp_path: Path,
 ) -> None:
     requests, history = await compacted_again_and_again(tmp_path, 5)
@@ -815,7 +815,7 @@ async def test_r05a_below_the_gates_nothing_is_copied_written_or_counted_again(
     assert not (tmp_path / "store").exists()
 
 
-async def test_r05b_over_500_turns_each_is_a_byte_prefix_of_the_next_and_r05c_rewrites_come_in_batches(
+async def test_r05b_over_500_turns_each_is_a_byte_prefix_of_the_next_and_r05c_rewrites_come_in_batches(  # noqa: E501
     tmp_path: Path,
 ) -> None:
     session, history, before, rewrites = four(tmp_path).session("s"), [user("go")], list[str](), 0
@@ -866,10 +866,8 @@ async def test_r05e_cache_marks_of_the_caller_are_kept_and_never_multiplied(tmp_
 
     for request in asked(server)[1:]:
         messages = request.body["messages"]
-        assert [len(list(cache_marks(message))) for message in messages] == [
-            *[0] * (len(messages) - 1),
-            1,
-        ]
+        found = [len(list(cache_marks(message))) for message in messages]
+        assert found == [*[0] * (len(messages) - 1), 1]
         assert reference(last_result(messages))  # it went to a file, and its mark stayed on it
 
 
@@ -954,9 +952,8 @@ async def test_r06a_when_no_summary_can_be_had_the_agent_goes_on_and_nothing_is_
     assert alone.messages is history
     assert outcomes(result) == {"Compact": Outcome.FAILED, "SmartTruncate": Outcome.CHANGED}
     assert len(asked(server)) == 1
-    assert [await load_archive(path) for path in (tmp_path / "alone").glob("compact-*")] == [
-        history
-    ]
+    found = [await load_archive(path) for path in (tmp_path / "alone").glob("compact-*")]
+    assert found == [history]
 
 
 @pytest.mark.parametrize("status", [400, 401, 403])
@@ -1114,9 +1111,8 @@ async def test_r07a_what_the_api_bills_is_what_the_counter_says(tmp_path: Path) 
 
     overhead = await pipeline.counter.count([], system="Be brief.", tools=[TOOL])
     assert overhead > 10
-    assert (
-        abs(server.requests[0].tokens - counts[1] - overhead) <= 1
-    )  # the brackets around the list of tools
+    # the brackets around the list of tools
+    assert abs(server.requests[0].tokens - counts[1] - overhead) <= 1
     assert counts[0] > counts[1]
 
 
@@ -1274,20 +1270,8 @@ async def test_r08b_an_emptied_message_goes_and_neighbours_that_think_are_not_jo
 # R9: hostile names --------------------------------------------------------------------------------
 
 HOSTILE = [
-    "../../x",
-    "/etc/x",
-    "a\\b",
-    "a/b",
-    "nul\0",
-    ".",
-    "..",
-    "",
-    "x" * 1500,
-    "naïve 🙂",
-    "CON",
-    "Call_1",
-    "call_1",
-    "-rf",
+    *("../../x", "/etc/x", "a\\b", "a/b", "nul\0", ".", "..", "", "x" * 1500, "naïve 🙂", "CON"),
+    *("Call_1", "call_1", "-rf"),
 ]
 
 
@@ -1295,9 +1279,8 @@ HOSTILE = [
 async def test_r09a_hostile_names_stay_inside_and_apart(tmp_path: Path, place: str) -> None:
     root = tmp_path / "out" / "store"
     pipeline = ContextPipeline([DirectOffload(LocalStorage(root))])
-    names = [
-        name for name in HOSTILE if place == "ids" or 1 <= len(name) <= 1000
-    ]  # no session is called otherwise
+    # no session is called otherwise
+    names = [name for name in HOSTILE if place == "ids" or 1 <= len(name) <= 1000]
     for number, name in enumerate(names):
         session, id = (name, "toolu_1") if place == "sessions" else ("s", name)  # noqa: A001
         history = conversation(user("go"), step(id, result=f"{number} " * 2000))
@@ -1429,8 +1412,9 @@ import anyio, json, sys
 from ctxpipe import *
 async def main(root, messages):
     storage = LocalStorage(root)
-    stages = [DirectOffload(storage, min_chars=2000), BatchOffload(storage, min_chars=400), SmartTruncate(storage)]
-    result = await ContextPipeline(stages, budget=Budget(1000)).run(json.loads(messages), session_id="s")
+    offload = DirectOffload(storage, min_chars=2000), BatchOffload(storage, min_chars=400)
+    pipeline = ContextPipeline([*offload, SmartTruncate(storage)], budget=Budget(1000))
+    result = await pipeline.run(json.loads(messages), session_id="s")
     print(json.dumps(result.messages))
 anyio.run(main, *sys.argv[1:])
 """
@@ -1577,9 +1561,8 @@ DOCUMENT = {
 async def test_r14_of_mixed_content_the_text_leaves_and_all_else_stays(
     tmp_path: Path, content: Any, files: int, stays: list[Any]
 ) -> None:
-    is_error = (
-        bool(content) and not stays
-    )  # the API takes no error that is empty or holds a picture
+    # the API takes no error that is empty or holds a picture
+    is_error = bool(content) and not stays
     result = {
         **tool_result("t", content, is_error=is_error),
         "cache_control": {"type": "ephemeral"},
@@ -1754,12 +1737,8 @@ async def test_r17_every_stage_tells_what_it_did_or_why_not_and_the_history_can_
     session = pipeline.session("s")
     result = await session.run(history)
 
-    assert [report.stage for report in reports] == [
-        "DirectOffload",
-        "BatchOffload",
-        "Compact",
-        "SmartTruncate",
-    ]
+    stages = [report.stage for report in reports]
+    assert stages == ["DirectOffload", "BatchOffload", "Compact", "SmartTruncate"]
     assert tuple(reports) == result.reports
     for report in reports:
         assert report.session_id == "s"
@@ -2002,7 +1981,8 @@ async def main(root):
         if n == 20:
             before = resident()
         call = {"type": "tool_use", "id": f"t{n}", "name": "bash", "input": {}}
-        result = {"type": "tool_result", "tool_use_id": f"t{n}", "content": f"line {n} of a megabyte\\n" * 45_000}
+        log = f"line {n} of a megabyte\\n" * 45_000
+        result = {"type": "tool_result", "tool_use_id": f"t{n}", "content": log}
         context += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
         context = list((await session.run(context)).messages)
         os.truncate(f"{root}/s/t{n}.md", 0)

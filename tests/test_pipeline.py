@@ -111,9 +111,7 @@ async def test_without_stages_the_very_same_list_comes_back() -> None:
     )
 
 
-async def test_the_stages_run_in_the_order_in_which_they_were_added_each_on_the_context_of_the_one_before() -> (
-    None
-):
+async def test_the_stages_run_in_the_order_in_which_they_were_added_each_on_the_context_of_the_one_before():  # noqa: E501
     seen: list[tuple[str, int]] = []
 
     def noting(name: str) -> Stage:
@@ -440,22 +438,18 @@ async def test_cancellation_passes_through_and_the_next_turn_is_as_if_nothing_ha
 
     assert scope.cancelled_caught
     assert history == before
-    assert [report.outcome for report in result.reports] == [
-        Outcome.CHANGED,
-        Outcome.SKIPPED,
-        Outcome.CHANGED,
-    ]
+    outcomes = [report.outcome for report in result.reports]
+    assert outcomes == [Outcome.CHANGED, Outcome.SKIPPED, Outcome.CHANGED]
 
 
-async def test_a_turn_cancelled_while_a_file_is_being_written_leaves_it_whole_and_the_history_as_it_was(
+async def test_a_turn_cancelled_while_a_file_is_being_written_leaves_it_whole_and_the_history_as_it_was(  # noqa: E501
     tmp_path: Path,
 ) -> None:
     scope = anyio.CancelScope()
 
     def cancelling(words: str) -> str:
-        anyio.from_thread.run_sync(
-            scope.cancel
-        )  # we are in the worker thread, in the midst of the write
+        # we are in the worker thread, in the midst of the write
+        anyio.from_thread.run_sync(scope.cancel)
         return words
 
     async def pause(_turn: Turn) -> None:
@@ -607,19 +601,23 @@ anyio.run(main)
 """
     assert python(script).splitlines() == [
         (
-            "ctxpipe.shorten {'session_id': 's', 'tokens_before': 2, 'tokens_after': 1, 'tokens_saved': 1, "
+            "ctxpipe.shorten "
+            "{'session_id': 's', 'tokens_before': 2, 'tokens_after': 1, 'tokens_saved': 1, "
             "'outcome': 'changed'} True"
         ),
         (
-            "ctxpipe.wait {'session_id': 's', 'tokens_before': 1, 'tokens_after': 1, 'tokens_saved': 0, "
+            "ctxpipe.wait "
+            "{'session_id': 's', 'tokens_before': 1, 'tokens_after': 1, 'tokens_saved': 0, "
             "'outcome': 'skipped'} True"
         ),
         (
-            "ctxpipe.fail {'session_id': 's', 'tokens_before': 1, 'tokens_after': 1, 'tokens_saved': 0, "
+            "ctxpipe.fail "
+            "{'session_id': 's', 'tokens_before': 1, 'tokens_after': 1, 'tokens_saved': 0, "
             "'outcome': 'failed', 'error.type': 'ZeroDivisionError'} True"
         ),
         (
-            "ctxpipe.run {'session_id': 's', 'tokens_before': 2, 'tokens_after': 1, 'tokens_saved': 1, "
+            "ctxpipe.run "
+            "{'session_id': 's', 'tokens_before': 2, 'tokens_after': 1, 'tokens_saved': 1, "
             "'messages': 1, 'repaired': 0} False"
         ),
     ]
@@ -748,8 +746,9 @@ async def test_inside_an_open_tool_loop_thinking_is_never_stripped() -> None:
 
 
 async def test_thinking_behind_a_block_that_is_stripped_later_has_lost_its_bond_too() -> None:
-    """The thinking of an open loop stays, and goes once the loop is closed: what came behind had
-    been bound to it.
+    """The thinking of an open loop stays, and goes once the loop is closed.
+
+    What came behind had been bound to it.
     """
     session = ContextPipeline([proposing(shortened)], thinking="strip").session("s")
     history = [*THOUGHTFUL[:5]]
@@ -971,11 +970,8 @@ async def test_a_plan_is_judged_as_a_run_is() -> None:
         HISTORY, session_id="s"
     )
 
-    assert [r.outcome for r in planned.reports] == [
-        Outcome.REFUSED,
-        Outcome.FAILED,
-        Outcome.PLANNED,
-    ]
+    outcomes = [r.outcome for r in planned.reports]
+    assert outcomes == [Outcome.REFUSED, Outcome.FAILED, Outcome.PLANNED]
     assert vetoed.reports[2].reason == "no"
     with pytest.raises(ZeroDivisionError):
         await ContextPipeline(stages, on_error="raise").plan(HISTORY, session_id="s")
@@ -1218,9 +1214,7 @@ class Caller:
 async def test_what_is_remembered_changes_nothing(
     source: list[Message], other: list[Message], data: st.DataObject
 ) -> None:
-    """The same turns through one remembered session and through fresh pipelines: equal results
-    (R10c).
-    """
+    """The same turns through a remembered session and fresh pipelines: equal results (R10c)."""
     caller, last = Caller(data, source, other), None
     with tempfile.TemporaryDirectory() as root:
         remembered = offloading(root)
@@ -1231,9 +1225,8 @@ async def test_what_is_remembered_changes_nothing(
 
             assert last.messages == fresh.messages
             assert (last.messages is caller.now) == (fresh.messages is caller.now)
-            assert [(r.outcome, r.reason, r.detail) for r in last.reports] == [
-                (r.outcome, r.reason, r.detail) for r in fresh.reports
-            ]
+            found = [(r.outcome, r.reason, r.detail) for r in last.reports]
+            assert found == [(r.outcome, r.reason, r.detail) for r in fresh.reports]
             assert set(last.repaired) == set(fresh.repaired)
             assert last.first_changed_index == fresh.first_changed_index
 
@@ -1316,9 +1309,8 @@ async def test_sdk_objects_pass_through_every_stage_in_any_order(
 
         result = await pipeline.run(context, session_id="s")
 
-        assert [
-            report.reason for report in result.reports if report.outcome is Outcome.FAILED
-        ] == []
+        reasons = [report.reason for report in result.reports if report.outcome is Outcome.FAILED]
+        assert reasons == []
         assert faults(result.messages) == []
         acted |= {report.stage for report in result.reports if report.outcome is Outcome.CHANGED}
         context = result.messages
@@ -1328,19 +1320,8 @@ async def test_sdk_objects_pass_through_every_stage_in_any_order(
 
 async def test_hostile_ids_go_through_every_offload_stage_and_stay_inside(tmp_path: Path) -> None:
     hostile = [
-        "../../x",
-        "/etc/x",
-        "a\\b",
-        "a/b",
-        "a\0",
-        ".",
-        "",
-        "x" * 1500,
-        "漢",
-        "CON",
-        "con",
-        "{path}",
-        "[x]\n",
+        *("../../x", "/etc/x", "a\\b", "a/b", "a\0", ".", "", "x" * 1500, "漢", "CON", "con"),
+        *("{path}", "[x]\n"),
     ]
     root = tmp_path / "root"
     pipeline = offloading(str(root))
@@ -1381,9 +1362,8 @@ async def test_sdk_objects_pass_through_both_offload_stages(tmp_path: Path) -> N
 
         result = await pipeline.run(context, session_id="s")
 
-        assert [
-            report.outcome for report in result.reports if report.outcome is Outcome.FAILED
-        ] == []
+        outcomes = [report.outcome for report in result.reports if report.outcome is Outcome.FAILED]
+        assert outcomes == []
         assert faults(result.messages) == []
         context = result.messages
     assert len(pointers_in(context)) == 6

@@ -48,12 +48,8 @@ async def test_a_preset_is_a_plain_list_of_four_stages(preset: Preset, tmp_path:
     stages = preset(LocalStorage(tmp_path))
 
     assert type(stages) is list
-    assert [type(stage) for stage in stages] == [
-        DirectOffload,
-        BatchOffload,
-        Compact,
-        SmartTruncate,
-    ]
+    found = [type(stage) for stage in stages]
+    assert found == [DirectOffload, BatchOffload, Compact, SmartTruncate]
     assert len(ContextPipeline(stages).stages) == 4
 
 
@@ -155,8 +151,10 @@ async def test_when_compaction_fails_the_context_is_truncated(tmp_path: Path) ->
         raise ConnectionError("no network")
 
     direct, batch, compact, truncate = presets.coding_agent(
-        LocalStorage(tmp_path), work_dir=None, summarize=broken
-    )  # type: ignore[arg-type]
+        LocalStorage(tmp_path),
+        work_dir=None,
+        summarize=broken,  # type: ignore[arg-type]
+    )
     assert isinstance(compact, Compact)
     stages: list[Stage] = [direct, batch, replace(compact, retry=Retry(max_retries=0)), truncate]
     talk = [

@@ -117,7 +117,10 @@ def test_the_job_is_read_before_it_is_begun_and_answered_line_by_line() -> None:
 
 
 def test_a_worker_imports_nothing_that_its_job_does_not_need() -> None:
-    heavy = "{'anyio', 'asyncio', 'anthropic', 'tiktoken', 'opentelemetry', 'tenacity', 'regex', 'ast_grep_py'}"
+    heavy = (
+        "{'anyio', 'asyncio', 'anthropic', 'tiktoken', 'opentelemetry', 'tenacity', 'regex', "
+        "'ast_grep_py'}"
+    )
     modules = "ctxpipe.worker, ctxpipe.edits.definitions, ctxpipe.edits.search"
 
     assert python(f"import sys, {modules}; print({heavy} & sys.modules.keys())") == "set()"
@@ -160,7 +163,9 @@ async def main():
 """
 STARTS = {
     "a loop": "anyio.run(main)",
-    "a loop in a thread": "thread = threading.Thread(target=anyio.run, args=(main,)); thread.start(); thread.join()",
+    "a loop in a thread": (
+        "thread = threading.Thread(target=anyio.run, args=(main,)); thread.start(); thread.join()"
+    ),
     "a loop after a fork": "import os; pid = os.fork(); pid and os._exit(0); anyio.run(main)",
 }
 

@@ -55,9 +55,11 @@ NUMBERS = {
         200_000,
         136_000,
     ),
-    "This model's maximum context length is 131072 tokens. However, you requested 131134 tokens (122942 in the "
+    "This model's maximum context length is 131072 tokens. However, you requested 131134 tokens "
+    "(122942 in the "
     "messages, 8192 in the completion).": (122_942, 131_072, 122_880),
-    "This model's maximum context length is 8191 tokens, however you requested 10346 tokens (10341 in your prompt; "
+    "This model's maximum context length is 8191 tokens, however you requested 10346 tokens (10341 "
+    "in your prompt; "
     "5 for the completion).": (10_341, 8_191, 8_186),
     "The input token count (1196265) exceeds the maximum number of tokens allowed (1048576).": (
         1_196_265,
@@ -65,7 +67,8 @@ NUMBERS = {
         1_048_576,
     ),
     "Range of input length should be [1, 129024]": (None, 129_024, 129_024),
-    "This endpoint's maximum context length is 131072 tokens. However, you requested about 140000 tokens (138000 of "
+    "This endpoint's maximum context length is 131072 tokens. However, you requested about 140000 "
+    "tokens (138000 of "
     "text input, 2000 in the output).": (138_000, 131_072, 129_072),
     "Input is too long for requested model.": (None, None, None),
 }
@@ -84,8 +87,14 @@ def test_the_numbers_are_read_where_they_are_named(text: str) -> None:
     "text",
     [
         "input length and `max_tokens` exceed context limit: 4000 + 199000 > 200000",
-        f"max_tokens is too large: 9000. {WINDOW_IS} 8192 tokens and your request has 500 input tokens",
-        "`inputs` tokens + `max_new_tokens` must be <= 8193. Given: 100 `inputs` tokens and 8100 `max_new_tokens`",
+        (
+            f"max_tokens is too large: 9000. {WINDOW_IS} 8192 tokens and your request has 500 "
+            "input tokens"
+        ),
+        (
+            "`inputs` tokens + `max_new_tokens` must be <= 8193. Given: 100 `inputs` tokens and "
+            "8100 `max_new_tokens`"
+        ),
         "prompt is too long: 5 tokens > 200000 maximum",
     ],
 )
@@ -109,7 +118,10 @@ def test_a_window_that_no_model_has_is_not_believed(window: int) -> None:
         "metadata.user_id too long",
         "Too many tokens per minute",
         "Image too large",
-        "messages.4.content.0: at least one of the image dimensions exceed max allowed size: 8000 pixels",
+        (
+            "messages.4.content.0: at least one of the image dimensions exceed max allowed size: "
+            "8000 pixels"
+        ),
         "A maximum of 100 PDF pages may be provided.",
         "Uploaded file is too large",
         "invalid content-length header",

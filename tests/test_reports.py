@@ -38,7 +38,8 @@ def test_a_change_says_from_where_on_what_it_saved_and_what_it_did() -> None:
     )
 
     assert told == (
-        "Stage [s] changed: from message 3 on; 1,400 to 90 tokens; 2 blocks moved to files, 5,000 characters (12.5 ms)"
+        "Stage [s] changed: from message 3 on; 1,400 to 90 tokens; 2 blocks moved to files, "
+        "5,000 characters (12.5 ms)"
     )
 
 
@@ -144,10 +145,5 @@ def test_reports_cannot_be_edited(value: object, field: str) -> None:
 
 
 def test_an_outcome_reads_as_its_word() -> None:
-    assert [str(outcome) for outcome in Outcome] == [
-        "changed",
-        "skipped",
-        "refused",
-        "failed",
-        "planned",
-    ]
+    outcomes = [str(outcome) for outcome in Outcome]
+    assert outcomes == ["changed", "skipped", "refused", "failed", "planned"]

@@ -1,5 +1,6 @@
-"""Which files `Restore` reads again: only those that a call of this conversation has really read or
-written.
+"""Which files `Restore` reads again.
+
+Only those that a call of this conversation has really read or written.
 """
 
 from __future__ import annotations
@@ -195,30 +196,16 @@ def test_a_call_that_names_two_files_shows_neither(call: dict[str, Any]) -> None
 def test_a_command_line_reads_in_the_folder_that_it_is_given(key: str) -> None:
     call = tool_use("t", "exec_command", {"cmd": "cat prod.json", key: "/elsewhere"})
 
-    assert [file.path for file in used(answered(call, tool_result("t", "{}")))] == [
-        "/elsewhere/prod.json"
-    ]
+    paths = [file.path for file in used(answered(call, tool_result("t", "{}")))]
+    assert paths == ["/elsewhere/prod.json"]
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        *(
-            "cd sub",
-            "make; cd sub",
-            "(cd sub)",
-            "pushd sub",
-            "true && builtin cd sub",
-            "A=1 cd sub",
-            "ssh web1",
-        ),
-        *(
-            "if true; then cd sub; fi",
-            "docker exec -it web bash",
-            "su app",
-            ". ./moves",
-            "make\n" * 500,
-        ),
+        *("cd sub", "make; cd sub", "(cd sub)", "pushd sub", "true && builtin cd sub"),
+        *("A=1 cd sub", "ssh web1", "if true; then cd sub; fi", "docker exec -it web bash"),
+        *("su app", ". ./moves", "make\n" * 500),
     ],
 )
 def test_a_relative_path_says_nothing_once_the_shell_may_be_elsewhere(line: str) -> None:
@@ -233,9 +220,8 @@ def test_a_relative_path_says_nothing_once_the_shell_may_be_elsewhere(line: str)
     assert [
         file.path for file in used([*moved, *step("3", "bash", {"command": "cat /w/a"}, "{}")])
     ] == ["/w/a"]
-    assert [file.path for file in used([*moved, *step("3", "Read", {"file_path": "a"}, "{}")])] == [
-        "a"
-    ]
+    paths = [file.path for file in used([*moved, *step("3", "Read", {"file_path": "a"}, "{}")])]
+    assert paths == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -252,9 +238,8 @@ def test_a_command_line_that_is_denied_counts_also_where_none_is_a_view(line: st
     assert [
         file.denied for file in working_set([*seen, *denied, *granted], tools=COMMON_READING_TOOLS)
     ] == [True]
-    assert [file.denied for file in working_set([*seen, *granted], tools=COMMON_READING_TOOLS)] == [
-        False
-    ]
+    found = [file.denied for file in working_set([*seen, *granted], tools=COMMON_READING_TOOLS)]
+    assert found == [False]
 
 
 @pytest.mark.parametrize(
@@ -416,7 +401,10 @@ async def test_a_file_denied_under_one_name_does_not_come_back_under_another(
     "text",
     [
         "[Restored after compact] prod.json:\nx",
-        "[Conversation compressed]\n\nS\n\n<evidence>\nFiles read or named:\n./: prod.json\n</evidence>",
+        (
+            "[Conversation compressed]\n\nS\n\n<evidence>\nFiles read or named:\n./: prod.json\n"
+            "</evidence>"
+        ),
         '<tool_use name="read_file">{"path":"prod.json"}</tool_use>',
     ],
 )
@@ -540,9 +528,8 @@ async def test_below_the_root_of_the_disk_the_system_stays_denied(
 
     detail = result.reports[0].detail
     assert isinstance(detail, Compacted)
-    assert [warning for warning in detail.warnings if "not to be shown" in warning] == list(
-        detail.warnings
-    )
+    warnings = [warning for warning in detail.warnings if "not to be shown" in warning]
+    assert warnings == list(detail.warnings)
     assert detail.restored == ()
 
 

@@ -158,11 +158,8 @@ async def test_whatever_is_said_the_context_that_is_remembered_is_the_one_that_w
             yield history[start:end], end, {"input_tokens": bill} if bill else None
 
     with tempfile.TemporaryDirectory() as folder:
-        root, sent, adopted = (
-            Path(folder, "root"),
-            list[list[str]](),
-            list[list[str]](),
-        )  # one for all: its path stands in the context
+        # one for all: its path stands in the context
+        root, sent, adopted = (Path(folder, "root"), list[list[str]](), list[list[str]]())
         asked = [Seldom(), Seldom(), Seldom()]
         tight = Budget(window=1200, trigger=700)
 
@@ -443,9 +440,8 @@ def test_what_a_session_keeps_of_each_turn_is_small_however_often_the_context_is
     tracemalloc.stop()
 
     assert len(list(tmp_path.rglob("compact-*.json"))) > 4
-    assert (held[1] - held[0]) / 100 <= 2048, (
-        held
-    )  # a call, a result in a file, and the way back to it
+    # a call, a result in a file, and the way back to it
+    assert (held[1] - held[0]) / 100 <= 2048, held
 
 
 # Shortened, branched, repaired --------------------------------------------------------------------
@@ -467,9 +463,8 @@ async def test_thinking_behind_a_summary_that_is_taken_back_has_lost_its_bond(
     history = loop(30)
     await session.run(history)
     history += conversation(*(step(f"behind-{n}", think="hm", result=LONG) for n in range(4)))
-    await session.run(
-        history
-    )  # the thinking was said behind the first summary, and is in the second one
+    # the thinking was said behind the first summary, and is in the second one
+    await session.run(history)
 
     result = await session.run([*history[:-3], user(tool_result("behind-2", "edited"))])
 
@@ -529,8 +524,9 @@ async def test_a_last_message_that_grows_in_place_is_nothing_to_tell(tmp_path: P
 async def test_a_caller_who_takes_over_the_context_and_cuts_it_at_once_is_recognised(
     tmp_path: Path,
 ) -> None:
-    """What the session knows of its beginning stands: the way back, and thinking that has lost its
-    bond.
+    """What the session knows of its beginning stands.
+
+    The way back, and thinking that has lost its bond.
     """
     storage = LocalStorage(tmp_path)
     session = ContextPipeline([BatchOffload(storage)]).session("s", journal=storage)
@@ -890,8 +886,9 @@ def marked(message: Message, *, in_place: bool) -> Message:
 
 
 def with_marks_moved(history: list[Message], number: int, *, in_place: bool) -> list[Message]:
-    """*history* marked at its end and at one other place, and nowhere else, as a caller does it for
-    each request.
+    """*history* marked at its end and at one other place, and nowhere else.
+
+    A caller does it so for each request.
     """
     if in_place:
         for message in history:
@@ -939,9 +936,8 @@ ACTIONS = st.lists(
 
 
 @pytest.mark.parametrize("adopts", [False, True], ids=["full history", "adopting"])
-@settings(
-    max_examples=settings().max_examples // 5
-)  # each writes some files, and starts some sessions
+# each writes some files, and starts some sessions
+@settings(max_examples=settings().max_examples // 5)
 @given(ACTIONS)
 async def test_whatever_a_caller_does_the_context_is_sound_and_another_process_would_send_the_same(
     adopts: bool, actions: list[tuple[str, int]]

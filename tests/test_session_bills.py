@@ -1,5 +1,6 @@
-"""What a bill, an impossible one, or a summary by the server makes of a session's estimate: no
-compaction too early.
+"""What bills and the server's summaries make of a session's estimate.
+
+A bill may be an impossible one; no compaction comes too early.
 """
 
 from __future__ import annotations
@@ -34,9 +35,8 @@ class Counting:
 def compacting(folder: Path) -> tuple[Session, Counting]:
     """A session that compacts at 184,000 tokens, and who writes its summaries."""
     summarize = Counting()
-    return ContextPipeline([Compact(summarize, archive=LocalStorage(folder))]).session(
-        "s"
-    ), summarize
+    pipeline = ContextPipeline([Compact(summarize, archive=LocalStorage(folder))])
+    return pipeline.session("s"), summarize
 
 
 def words(number: int) -> str:

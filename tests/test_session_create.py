@@ -1,5 +1,6 @@
-"""`Session.create` and `Session.stream`: the loop's body, with the real SDK against the loopback
-Messages API.
+"""`Session.create` and `Session.stream`: the loop's body.
+
+With the real SDK against the loopback Messages API.
 """
 
 from __future__ import annotations
@@ -218,7 +219,10 @@ async def test_a_reply_that_tells_no_usage_is_the_callers_all_the_same(
         if not is_streamed:
             return httpx2.Response(200, json=told)
         begun = json.dumps({"type": "message_start", "message": told})
-        events = f'event: message_start\ndata: {begun}\n\nevent: message_stop\ndata: {{"type": "message_stop"}}\n\n'
+        events = (
+            f"event: message_start\ndata: {begun}\n\nevent: message_stop\ndata: "
+            f'{{"type": "message_stop"}}\n\n'
+        )
         return httpx2.Response(200, text=events, headers={"content-type": "text/event-stream"})
 
     async def ask(asked: Any, **given: Any) -> Any:
@@ -304,13 +308,8 @@ async def test_thinking_that_lost_its_bond_is_dropped_by_the_api_and_not_refused
             ]
 
     assert not server.refused
-    assert [bool(request.dropped) for request in server.requests] == [
-        False,
-        False,
-        False,
-        True,
-        True,
-    ]
+    dropped = [bool(request.dropped) for request in server.requests]
+    assert dropped == [False, False, False, True, True]
     assert {request.headers["x-mine"] for request in server.requests} == {"1"}
 
 
@@ -392,7 +391,10 @@ async def test_a_window_smaller_than_the_budget_says_is_told_and_learnt(
     assert messages_of(following) == [*messages_of(shorter), user("and?")]
     told = [record.getMessage() for record in caplog.records if record.name == "ctxpipe"]
     assert told == [
-        "session s: the window of m is 6000 tokens, not 500000: the budget of this session is lowered"
+        (
+            "session s: the window of m is 6000 tokens, not 500000: the budget of this session is "
+            "lowered"
+        )
     ]
 
 
@@ -428,7 +430,10 @@ TOO_FEW = [  # tokens, to be what was sent: an error quotes what somebody has wr
     Failure(
         422,
         "error",
-        "got 'This model's maximum context length is 800 tokens, your request has 900 input tokens'",
+        (
+            "got 'This model's maximum context length is 800 tokens, your request has 900 input "
+            "tokens'"
+        ),
     ),
 ]
 TOO_MANY = [

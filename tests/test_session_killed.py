@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-STEP = (
-    1 if settings().max_examples > 500 else 3
-)  # in the nightly profile at every point, else at every third
+# in the nightly profile at every point, else at every third
+STEP = 1 if settings().max_examples > 500 else 3
 
 
 def test_a_session_killed_at_any_await_goes_on_with_nothing_lost_and_no_summary_asked_for_again(
@@ -33,15 +32,13 @@ def test_a_session_killed_at_any_await_goes_on_with_nothing_lost_and_no_summary_
     points, killed = [one["point"] for one in found], sum(one["killed"] for one in found)
     with capsys.disabled():
         print(
-            f"\n{killed} processes killed at {len(points)} of about {unharmed['point']} fault points"
+            f"\n{killed} processes killed at {len(points)} of about {unharmed['point']} fault "
+            "points"
         )
     assert len(points) * STEP > 450
     assert set(unharmed["changed"]) == {"DirectOffload", "BatchOffload", "Compact", "SmartTruncate"}
-    assert {len(one["journalled before"]) for one in found} == {
-        0,
-        1,
-        2,
-    }  # before, between and after the summaries
+    # before, between and after the summaries
+    assert {len(one["journalled before"]) for one in found} == {0, 1, 2}
     assert {one["killed"] for one in found} == {1, 2}
     for one in [*found, unharmed]:
         assert (one["faults"], one["whole"], one["asked again"]) == ([], True, []), one["point"]

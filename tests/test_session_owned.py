@@ -234,6 +234,5 @@ async def test_a_mount_sends_such_a_request_as_it_came_with_one_warning(
                     await client.messages.create(messages=OPEN, **ASKED)
 
     assert sent(server) == [json.loads(json.dumps(OPEN))] * 2
-    assert [record.message for record in caplog.records if "no result" in record.message] == [
-        "a request ends with calls that have no result; it is sent as it came"
-    ]
+    messages = [record.message for record in caplog.records if "no result" in record.message]
+    assert messages == ["a request ends with calls that have no result; it is sent as it came"]

@@ -62,7 +62,7 @@ def summaries_of_one(root: Path) -> int:
 
 
 def is_prefix_kept(before: dict[str, Any] | None, now: dict[str, Any]) -> bool:
-    """Whether what was sent last is the beginning of what is sent now, as far as the result says."""
+    """Whether what was sent last begins what is sent now, as far as the result says."""
     if before is None:
         return True
     first = now["first"]

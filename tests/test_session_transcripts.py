@@ -1,5 +1,6 @@
-"""Recorded conversations of real agents, by a caller who keeps the whole history and one who adopts
-the context.
+"""Recorded conversations of real agents, by two callers.
+
+One keeps the whole history, one adopts the context.
 """
 
 from __future__ import annotations
@@ -164,9 +165,8 @@ async def test_until_a_summary_who_keeps_the_history_sends_the_bytes_of_who_adop
         assert told(context) == expected
     assert adopting.acted["Compact"]
     assert keeping.acted.keys() >= {"DirectOffload", "Compact"}
-    assert (
-        keeping.acted["SmartTruncate"] or keeping.asked < 6
-    )  # where a summary failed, the next may have come in time
+    # where a summary failed, the next may have come in time
+    assert keeping.acted["SmartTruncate"] or keeping.asked < 6
 
 
 async def as_another_process_sends(life: Life, history: list[Message]) -> list[str] | None:

@@ -648,7 +648,10 @@ REPLY = Reply.model_construct(stop_reason="end_turn", content=[TextBlock(type="t
         (AIMessage(), "looks like OpenAI's or LangChain's form"),
         (
             REPLY,
-            'is Message, not a mapping with role and content; append {"role": "assistant", "content": reply',
+            (
+                "is Message, not a mapping with role and content; append "
+                '{"role": "assistant", "content": reply'
+            ),
         ),
         ("go", "is str, not a mapping"),
         ({"role": "x" * 5_000, "content": "hi"}, "has the role 'xxx"),

@@ -32,9 +32,7 @@ def turn(*messages: str, tracked: bool = False) -> Turn:
     )
 
 
-async def test_the_tokens_of_a_turn_are_those_of_its_messages_and_of_what_stands_beside_them() -> (
-    None
-):
+async def test_the_tokens_of_a_turn_are_those_of_its_messages_and_of_what_stands_beside_them():
     assert await turn("four", "sixsix").raw_tokens() == 15
     assert list(await turn("four", "sixsix").prefix_sums()) == [0, 4, 10]
 

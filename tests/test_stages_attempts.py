@@ -42,9 +42,7 @@ def test_a_success_forgets_the_failures() -> None:
     assert attempts.refusal(now=0, tokens=10) == ""
 
 
-def test_a_context_that_cannot_be_brought_down_is_tried_again_when_it_changed_or_time_passed() -> (
-    None
-):
+def test_a_context_that_cannot_be_brought_down_is_tried_again_when_it_changed_or_time_passed():
     attempts = Attempts()
     attempts.stuck(until=100, tokens=1000)
 

@@ -32,8 +32,9 @@ def transcript(path: Path) -> list[Message]:
 
 
 def paths_in_inputs(messages: Sequence[Message]) -> set[str]:
-    """The paths that tools were given: path arguments, and names with a folder and an ending in
-    command lines.
+    """The paths that tools were given.
+
+    Path arguments, and names with a folder and an ending in command lines.
     """
     found: set[str] = set()
     for message in messages:
@@ -157,8 +158,8 @@ async def test_five_compactions_in_a_row_over_the_longest_transcripts(
         last = run.details[-1]
         over = f" over target: {last.holds}" if last.over_target else ""
         table.append(
-            f"{path.stem:40} {len(run.details)} times, at last {last.tokens_before:6} → {last.tokens_after:5} tokens; "
-            f"paths {total:3}: block {here:3}, index {listed:2}{over}"
+            f"{path.stem:40} {len(run.details)} times, at last {last.tokens_before:6} → "
+            f"{last.tokens_after:5} tokens; paths {total:3}: block {here:3}, index {listed:2}{over}"
         )
     with capsys.disabled():
         print("\n" + "\n".join(table))
@@ -179,6 +180,7 @@ async def test_paths_survive_over_all_transcripts(
     total, here, listed = sums
     with capsys.disabled():
         print(
-            f"\n{total} paths in tool inputs: {here / total:.1%} in the block, {listed / total:.1%} in the index"
+            f"\n{total} paths in tool inputs: {here / total:.1%} in the block, "
+            f"{listed / total:.1%} in the index"
         )
     assert here >= 0.9 * total

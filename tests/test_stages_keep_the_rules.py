@@ -1,5 +1,6 @@
-"""Every stage alone, and all orders of the four, keep the API's rules: on random histories of every
-block type.
+"""Every stage alone, and all orders of the four, keep the API's rules.
+
+On random histories of every block type.
 """
 
 from __future__ import annotations

@@ -63,7 +63,10 @@ def storage(root: Path) -> LocalStorage:
 
 
 def new(
-    content: Any = LOG, id: str = "a", name: str = "bash", given: dict[str, Any] | None = None
+    content: Any = LOG,
+    id: str = "a",  # noqa: A002
+    name: str = "bash",
+    given: dict[str, Any] | None = None,
 ) -> list[Message]:
     """A history whose last message is the result that has just come."""
     return conversation(user("go"), step(id, name, given, content))
@@ -191,18 +194,20 @@ async def test_a_message_without_a_result_is_refused_and_nothing_written(
 
 async def test_hostile_ids_and_sessions_stay_inside_and_apart(root: Path, tmp_path: Path) -> None:
     hostile = [
-        "../../x",
-        "/etc/x",
-        "a\\b",
-        "a/b",
-        "a\0",
-        ".",
-        "",
-        "x" * 1500,
-        "漢",
-        "CON",
-        "Con",
-        "con",
+        *(
+            "../../x",
+            "/etc/x",
+            "a\\b",
+            "a/b",
+            "a\0",
+            ".",
+            "",
+            "x" * 1500,
+            "漢",
+            "CON",
+            "Con",
+            "con",
+        ),
     ]
     message = user(*[tool_result(name, name or "empty") for name in hostile])
 
@@ -297,11 +302,8 @@ async def test_a_new_long_result_goes_to_a_file_of_its_session(
     assert contents(result.messages) == [f"[Tool result offloaded to file: {root}/s/a.md]"]
     assert files_below(root) == {"s/a.md": LOG}
     assert history == before
-    assert [new is old for new, old in zip(result.messages, history, strict=True)] == [
-        True,
-        True,
-        False,
-    ]
+    found = [new is old for new, old in zip(result.messages, history, strict=True)]
+    assert found == [True, True, False]
     assert result.reports[0].outcome is Outcome.CHANGED
     assert detail(result) == Offloaded(
         files=(f"{root}/s/a.md",),
@@ -362,7 +364,10 @@ async def test_all_new_results_of_a_batch_of_calls_go(storage: LocalStorage, roo
 async def test_a_result_stays_where_its_placeholder_would_not_be_cheaper(
     storage: LocalStorage, root: Path
 ) -> None:
-    prose = "It was a dark and stormy night; the rain fell in torrents, except at occasional intervals, here."
+    prose = (
+        "It was a dark and stormy night; the rain fell in torrents, except at occasional "
+        "intervals, here."
+    )
     assert len(prose) < 100
 
     result = await run(DirectOffload(storage, min_chars=10), new(prose))
@@ -658,7 +663,7 @@ async def test_what_a_filter_makes_of_our_file_gets_a_file_of_its_own_and_is_sho
     assert (await run(stage, result.messages)).messages is result.messages
 
 
-async def test_a_huge_result_that_only_mentions_a_folder_or_nothing_that_is_there_is_kept_whole_in_a_file(
+async def test_a_huge_result_that_only_mentions_a_folder_or_nothing_that_is_there_is_kept_whole_in_a_file(  # noqa: E501
     storage: LocalStorage, root: Path
 ) -> None:
     for number, command in enumerate(
@@ -783,16 +788,19 @@ from ctxpipe.messages import tool_results
 root = sys.argv[1]
 log = "line of a log\\n" * 200
 def step(name):
-    return [{"role": "assistant", "content": [{"type": "tool_use", "id": name, "name": "bash", "input": {}}]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": name, "content": log}]}]
+    call = {"type": "tool_use", "id": name, "name": "bash", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": name, "content": log}
+    return [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
 async def main():
     os.mkdir(root + "/s")
     os.chmod(root + "/s", 0o500)
     storage = LocalStorage(root)
     history = [{"role": "user", "content": "go"}, *step("a"), *step("b")]
-    result = await ContextPipeline([DirectOffload(storage), BatchOffload(storage)]).run(history, session_id="s")
+    pipeline = ContextPipeline([DirectOffload(storage), BatchOffload(storage)])
+    result = await pipeline.run(history, session_id="s")
     print(result.messages is history, *[report.outcome for report in result.reports])
-    print(*[type(report.error.__cause__).__name__ for report in result.reports], os.listdir(root + "/s"))
+    causes = [type(report.error.__cause__).__name__ for report in result.reports]
+    print(*causes, os.listdir(root + "/s"))
 anyio.run(main)
 """
     with folder_of_another_user() as folder:
@@ -921,8 +929,14 @@ async def test_the_results_that_the_model_has_not_answered_often_enough_stay(
 async def test_nothing_is_worth_a_placeholder_that_costs_more(
     storage: LocalStorage, root: Path
 ) -> None:
-    prose = "The quick brown fox jumps over the lazy dog and then sleeps for a while under the old oak tree, ok."
-    line = "2026-11-20T17:24:00Z ERR 0x7ffd5e8a 10.244.3.17:48120->10.96.0.1:443 c0ffee-8d41-4f5e tx=9f3c2a7b17e4"
+    prose = (
+        "The quick brown fox jumps over the lazy dog and then sleeps for a while under the old oak "
+        "tree, ok."
+    )
+    line = (
+        "2026-11-20T17:24:00Z ERR 0x7ffd5e8a 10.244.3.17:48120->10.96.0.1:443 c0ffee-8d41-4f5e "
+        "tx=9f3c2a7b17e4"
+    )
     one, two = "toolu_01A09q90qw90lq917835lq9", "toolu_01B7xk2mN4pQ8rS6tU0vW3y"
     said = conversation(user("go"), step(one, result=prose + "!"), [assistant("ok")])
     logged = conversation(user("go"), step(two, result=line), [assistant("ok")])
@@ -1132,9 +1146,8 @@ def test_nonsense_in_the_environment_is_refused_at_construction(
 def _no_files_stay_open() -> Iterator[None]:
     before = len(os.listdir("/proc/self/fd"))
     yield
-    assert (
-        len(os.listdir("/proc/self/fd")) <= before + 3
-    )  # an event loop of a later test may have begun
+    # an event loop of a later test may have begun
+    assert len(os.listdir("/proc/self/fd")) <= before + 3
 
 
 async def test_a_preview_under_an_id_that_had_to_be_mended_is_known_again(
@@ -1181,7 +1194,9 @@ LOOKALIKES: dict[str, Any] = {
     + "</system-reminder>",
     "restored": f"[Restored after compact] a.py:\n{PAGE}",
     "compacted": f"[Conversation compressed]\n\n{PAGE}\n\n<evidence>\nPaths\n</evidence>",
-    "continued": f"Continue with the task. It is under way; the user's latest request was:\n\n{PAGE}",
+    "continued": (
+        f"Continue with the task. It is under way; the user's latest request was:\n\n{PAGE}"
+    ),
 }
 lookalikes = pytest.mark.parametrize("content", LOOKALIKES.values(), ids=list(LOOKALIKES))
 

@@ -33,27 +33,15 @@ WORKING = [
 REFUSED = [
     *("{name}", "/mnt/results/{name}", "q {key}", "C:{key}", "x{key}", "{path}?raw=1", "{path} "),
     *("{key}?raw=1", "{key}/", "{key}.txt", "{key}{key}", "{key}{path}", "{path}/{key}", "{key!r}"),
-    *(
-        "{key:>80}",
-        "{key:.3}",
-        "{key[0]}",
-        "{path!s}",
-        "{key.__class__}",
-        "{0}",
-        "{}",
-        "{",
-        "}",
-        "",
-    ),
+    *("{key:>80}", "{key:.3}", "{key[0]}", "{path!s}", "{key.__class__}", "{0}", "{}", "{", "}"),
+    "",
     *("{{key}}", "/mnt/results", "\n{key}", "/a\r/{key}", "/a\0/{key}", "/a\u2028/{key}"),
     *(f"/{'a' * 4_000}/{{key}}", f"/{'{{' * 990}/{{key}}", "Absolute", " storage"),
 ]
 
 
 async def leads_back(folder: Path, form: str) -> bool:
-    """Whether the model's own tool and the session find what lies behind a placeholder of the
-    *form*.
-    """
+    """Whether the model's tool and the session find what a placeholder of the *form* stands for."""
     storage = LocalStorage(folder / "root")
     history = conversation(
         user("go"), step("t1", "x", result=TEXT), step("t.2", "x", result=TEXT), assistant("ok")

@@ -65,9 +65,8 @@ async def test_the_limits_come_from_the_environment(
     (project / "b").write_text("word " * 30)
     (project / "c").write_text("word " * 30)
 
-    assert [
-        f.path for f in (await restore_files(reads("a", "b", "c"), work_dir=project)).files
-    ] == ["c"]
+    paths = [f.path for f in (await restore_files(reads("a", "b", "c"), work_dir=project)).files]
+    assert paths == ["c"]
     assert [f.path for f in (await restore_files(reads("b", "a"), work_dir=project)).files] == ["b"]
 
 
@@ -152,7 +151,6 @@ async def test_every_hostile_path_has_its_warning_and_the_sound_one_is_restored(
         "folder",
         "link",
         "device",
-        # fmt: skip
         "binary",
         ".env",
         "huge",

@@ -433,9 +433,8 @@ async def test_a_marker_is_not_put_into_what_is_pinned() -> None:
 
     assert isinstance(answer, Skip | Change)
     messages = answer.messages if isinstance(answer, Change) else history
-    assert [m for m in messages if m["role"] == "user"] == [
-        m for m in history if m["role"] == "user"
-    ]
+    users_own = [m for m in messages if m["role"] == "user"]
+    assert users_own == [m for m in history if m["role"] == "user"]
 
 
 async def test_in_a_pipeline_that_protects_thinking_nothing_before_it_changes() -> None:
@@ -615,8 +614,9 @@ async def test_the_report_names_the_first_message_that_changed() -> None:
 
 
 async def test_the_newest_turn_alone_above_the_budget_is_brought_under_it(tmp_path: Path) -> None:
-    """Four parallel results of 300 kB: cheap stages come first, pairs stay whole, the originals lie
-    on disk (R19).
+    """Four parallel results of 300 kB (R19).
+
+    Cheap stages come first, pairs stay whole, the originals lie on disk.
     """
     words = [str(word) for word in range(10_000)]
     results = [" ".join(random.Random(n).choices(words, k=62_000)) for n in range(4)]

@@ -1,5 +1,6 @@
-"""Files of the project, read for the model: nothing leaks, nothing hangs, each refusal has its
-reason.
+"""Files of the project, read for the model.
+
+Nothing leaks, nothing hangs, each refusal has its reason.
 """
 
 from __future__ import annotations
@@ -111,10 +112,28 @@ async def test_a_folder_that_begins_alike_is_another_folder(project: Path, prefi
 
 @pytest.mark.parametrize(
     "path",
-    ["", ".", "src", "src/", "src/.", "src/a.py/x", "gone.py", "no/such/folder.py", "~/x", "src/a.py\n",
-     "a\0b", "\0", "../outside.txt\0.py", "x" * 300, "d/" * 3000 + "x", "\udc80\udcff", "half a \ud83d pair", "C:\\x"],
+    [
+        "",
+        ".",
+        "src",
+        "src/",
+        "src/.",
+        "src/a.py/x",
+        "gone.py",
+        "no/such/folder.py",
+        "~/x",
+        "src/a.py\n",
+        "a\0b",
+        "\0",
+        "../outside.txt\0.py",
+        "x" * 300,
+        "d/" * 3000 + "x",
+        "\udc80\udcff",
+        "half a \ud83d pair",
+        "C:\\x",
+    ],
     ids=lambda path: repr(path)[:20],
-)  # fmt: skip
+)
 async def test_odd_paths_are_refused_and_not_a_crash(project: Path, path: str) -> None:
     await refusal(project, path)
 
@@ -168,10 +187,26 @@ def _sparse(place: Path) -> None:
         lambda place: place.write_bytes(b"latin \xe9"),
         lambda place: place.write_bytes(b"x" * (LIMIT + 1)),
     ],
-    ids=["link out", "link to passwd", "link to a device", "link beside", "dangling link", "link to the folder",
-         "link to memory", "chain of links", "loop", "pipe", "socket", "5 GB", "folder", "binary", "NUL", "latin-1",
-         "one byte too long"],
-)  # fmt: skip
+    ids=[
+        "link out",
+        "link to passwd",
+        "link to a device",
+        "link beside",
+        "dangling link",
+        "link to the folder",
+        "link to memory",
+        "chain of links",
+        "loop",
+        "pipe",
+        "socket",
+        "5 GB",
+        "folder",
+        "binary",
+        "NUL",
+        "latin-1",
+        "one byte too long",
+    ],
+)
 async def test_whatever_is_no_text_file_inside_is_refused(
     project: Path, make: Callable[[Path], None]
 ) -> None:

@@ -418,8 +418,9 @@ async def test_without_links_a_name_that_cannot_be_filled_is_given_back(
 
 @pytest.fixture
 def folding_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder whose entries are found whatever their case, as on macOS and Windows: names keep
-    theirs, the first wins.
+    """A folder whose entries are found whatever their case, as on macOS and Windows.
+
+    Names keep theirs, the first wins.
 
     The kernel's own file systems fold case only where they were built for it, so the calls are led
     to the entry.
@@ -542,7 +543,8 @@ def test_where_files_cannot_be_opened_below_a_folder_the_storage_says_so(
 def test_the_package_can_be_imported_on_windows() -> None:
     script = """
 import os, sys
-for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_DIRECTORY", "O_NOCTTY", "O_CLOEXEC", "fchmod", "geteuid", "mkfifo"):
+flags = "O_NOFOLLOW", "O_NONBLOCK", "O_DIRECTORY", "O_NOCTTY", "O_CLOEXEC"
+for name in (*flags, "fchmod", "geteuid", "mkfifo"):
     delattr(os, name)
 os.supports_dir_fd, os.supports_fd = set(), set()
 for name in ("fcntl", "resource", "termios", "pwd", "grp"):

@@ -71,12 +71,8 @@ async def test_entries_are_given_from_a_number_on(storage: LocalStorage) -> None
     entries = await filled(storage, 5)
 
     for reader in (storage, LocalStorage(storage.root)):
-        assert [await reader.entries("s", start) for start in (3, 0, 5, 9)] == [
-            entries[3:],
-            entries,
-            [],
-            [],
-        ]
+        found = [await reader.entries("s", start) for start in (3, 0, 5, 9)]
+        assert found == [entries[3:], entries, [], []]
 
 
 async def test_a_session_without_a_journal_has_no_entries(

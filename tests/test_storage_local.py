@@ -889,7 +889,9 @@ LIVE = "s/tool-result-live.md"
         [
             {
                 "role": "user",
-                "content": f"It said {placeholder(BATCH, f'./{LIVE}')} and {placeholder(BATCH, './x.md')}",
+                "content": (
+                    f"It said {placeholder(BATCH, f'./{LIVE}')} and {placeholder(BATCH, './x.md')}"
+                ),
             }
         ],
         [

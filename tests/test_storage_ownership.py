@@ -137,12 +137,16 @@ import anyio, sys
 from ctxpipe import LocalStorage
 sys.stdin.read()
 for turn in range(40):
-    anyio.run(LocalStorage(f"{sys.argv[1]}/{turn}").write, [(f"{sys.argv[2]}/a.md", "x"), ("both/a.md", "x")])
+    files = [(f"{sys.argv[2]}/a.md", "x"), ("both/a.md", "x")]
+    anyio.run(LocalStorage(f"{sys.argv[1]}/{turn}").write, files)
 """
     starter = """
 import subprocess, sys
 script, root = sys.argv[1:]
-running = [subprocess.Popen([sys.executable, "-c", script, root, name], stdin=subprocess.PIPE) for name in "abc"]
+running = [
+    subprocess.Popen([sys.executable, "-c", script, root, name], stdin=subprocess.PIPE)
+    for name in "abc"
+]
 for process in running:
     process.stdin.close()
 sys.exit(sum(process.wait() for process in running))
@@ -243,8 +247,24 @@ async def test_a_session_of_a_newer_form_is_neither_written_nor_deleted(tmp_path
     assert names_below(tmp_path) == before
 
 
-DAMAGED = ["", "\n", "{", "[]", "{}", "null", "1", '{"form": "1"}', '{"form": 1.0}', '{"form": true}', '{"form": 0}',
-           '{"form": null}', '{"form": 1\n}', "[" * 100_000, "\x00" * 64, '"form"']  # fmt: skip
+DAMAGED = [
+    "",
+    "\n",
+    "{",
+    "[]",
+    "{}",
+    "null",
+    "1",
+    '{"form": "1"}',
+    '{"form": 1.0}',
+    '{"form": true}',
+    '{"form": 0}',
+    '{"form": null}',
+    '{"form": 1\n}',
+    "[" * 100_000,
+    "\x00" * 64,
+    '"form"',
+]
 
 
 @pytest.mark.parametrize("mark", DAMAGED, ids=lambda mark: repr(mark)[:24])
@@ -416,9 +436,12 @@ def trees(draw: st.DrawFn) -> list[str]:
     """Files of somebody's, many with names like ours."""
     folder = st.sampled_from(["", "s/", "docs/", "s/deep/", "job-1/"])
     name = st.sampled_from(
-        ["a.md", "t1.md", "journal.jsonl", "compact-20260101T000000Z-1.json", "compact-paths.txt", "tool-result-1.md",
-         ".ctxpipe-tmp-1", ".gitignore", "x.py", "tool-result-t1-1.md"]
-    )  # fmt: skip
+        [
+            *("a.md", "t1.md", "journal.jsonl", "compact-20260101T000000Z-1.json"),
+            *("compact-paths.txt", "tool-result-1.md", ".ctxpipe-tmp-1", ".gitignore", "x.py"),
+            "tool-result-t1-1.md",
+        ]
+    )
     return sorted({draw(folder) + draw(name) for _ in range(draw(st.integers(1, 8)))})
 
 

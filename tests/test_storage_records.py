@@ -1,4 +1,4 @@
-"""Records on disk: what is redacted, what is not, and that no form of JSON lets a secret through."""
+"""Records on disk: what is redacted, what is not; no form of JSON lets a secret through."""
 
 from __future__ import annotations
 
@@ -117,9 +117,8 @@ async def test_a_secret_reaches_no_archive_text_or_journal_in_any_form(
     assert len(list((tmp_path / "s").glob("*"))) >= 3
 
 
-@pytest.mark.parametrize(
-    "secret", SECRETS[:6] + SECRETS[7:]
-)  # no surrogate is sent, so none comes back
+# no surrogate is sent, so none comes back
+@pytest.mark.parametrize("secret", SECRETS[:6] + SECRETS[7:])
 async def test_a_session_with_every_stage_writes_no_secret_down(
     secret: str, tmp_path: Path
 ) -> None:
@@ -305,9 +304,7 @@ def test_a_line_that_is_none_gives_no_entry(line: str) -> None:
 async def resumed(
     storage: LocalStorage, history: list[Message], said: str, name: str = "s"
 ) -> tuple[int, tuple[str, ...], bool]:
-    """Summaries paid by a second process, its notices, and whether its context is the one that was
-    sent.
-    """
+    """Summaries paid by a second process, its notices, and whether its context was that sent."""
     calls = 0
 
     async def summarize(messages: Any, /) -> Summary:

@@ -54,25 +54,9 @@ COPIES = """
 """
 
 SPELLINGS = [
-    *(
-        "C:\\Users\\me\\.ssh\\id_custom",
-        "C:\\x\\.env",
-        "..\\.env",
-        "a/./.env",
-        "a//.env",
-        "./.ENVRC",
-        ".Git/Config",
-    ),
-    *(
-        ".env ",
-        ".env.",
-        ".env::$DATA",
-        "id_rsa:stream",
-        "SECRETS/prod.txt",
-        "．env",
-        ".e\u200dnv",
-        ".gi\u200ct/config",
-    ),
+    *("C:\\Users\\me\\.ssh\\id_custom", "C:\\x\\.env", "..\\.env", "a/./.env", "a//.env"),
+    *("./.ENVRC", ".Git/Config", ".env ", ".env.", ".env::$DATA", "id_rsa:stream"),
+    *("SECRETS/prod.txt", "．env", ".e\u200dnv", ".gi\u200ct/config"),
     *("server.key (1)", "a/../.env", "x\n/.env", "a" * 5_000, f"src/{'a' * 300}.py"),
 ]
 

@@ -111,9 +111,7 @@ async def test_a_client_of_its_own_is_made_from_the_environment(
     assert server.refused == []
 
 
-async def test_without_client_and_credentials_the_extractive_summariser_writes_and_is_named() -> (
-    None
-):
+async def test_without_client_and_credentials_the_extractive_summariser_writes_and_is_named():
     summary = await AnthropicSummarizer(max_words=300)(HISTORY)
 
     assert summary.text == ExtractiveSummarizer(300).summarise(HISTORY)

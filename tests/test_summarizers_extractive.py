@@ -116,9 +116,8 @@ def test_an_earlier_summary_is_carried_on_under_the_same_headings_and_not_repeat
     assert second.count("Never touch the tests.") == 1
     assert "- bash `pytest -q` → failed: 1 failed" in section(second, "Tool Calls")
     assert "- bash `tag v2` → ok: tagged" in section(second, "Tool Calls")
-    assert "Next I will release it." not in section(
-        second, "Task Status"
-    )  # that was the status then
+    # that was the status then
+    assert "Next I will release it." not in section(second, "Task Status")
     assert second.count("Calls since the last summary") == 1
 
 

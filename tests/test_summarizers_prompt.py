@@ -68,9 +68,9 @@ def test_the_five_dimensions_the_mandated_sentence_and_the_word_limit_are_asked_
 
 def test_the_mandated_sentence_stands_word_for_word() -> None:
     assert MOST_RECENT == (
-        "Pay special attention to the MOST RECENT messages — summarize the current task state, what was just done, "
-        "and what the next logical step should be. This information is critical because the original recent messages "
-        "will NOT be preserved."
+        "Pay special attention to the MOST RECENT messages — summarize the current task state, "
+        "what was just done, and what the next logical step should be. This information is "
+        "critical because the original recent messages will NOT be preserved."
     )
 
 
@@ -188,7 +188,8 @@ def test_roles_texts_calls_inputs_and_results_are_rendered() -> None:
         '<message role="user">\nread it\n</message>\n'
         '<message role="assistant">\nReading.\n'
         '<tool_use name="read_file">{"path":"/src/big.ts"}</tool_use>\n</message>\n'
-        '<message role="user">\n<tool_result is_error="true">no such file</tool_result>\n</message>\n'
+        '<message role="user">\n<tool_result is_error="true">no such file</tool_result>\n'
+        "</message>\n"
         '<message role="system">\nmind the gap\n</message>'
     )
 

@@ -1,5 +1,6 @@
-"""What users install: the wheel, beside the newest and the oldest dependencies that it allows, and
-no network.
+"""What users install: the wheel.
+
+It is tried beside the newest and the oldest dependencies that it allows, and with no network.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(
     request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The interpreter of a fresh environment that holds the wheel, without extras, and nothing
-    else.
+    """The interpreter of a fresh environment that holds the wheel and nothing else.
+
+    It is installed without extras.
     """
     folder = tmp_path_factory.mktemp(request.param)
     oldest = folder / "oldest.txt"
@@ -120,8 +122,9 @@ LICENCES = """
 from importlib.metadata import distributions
 for found in distributions():
     facts = found.metadata
-    told = [facts.get("License-Expression"), *(c for c in facts.get_all("Classifier", ()) if c.startswith("License"))]
-    print(found.name, "|", *filter(None, told), "|", (facts.get("License") or "").partition("\\n")[0])
+    classes = [c for c in facts.get_all("Classifier", ()) if c.startswith("License")]
+    told = filter(None, [facts.get("License-Expression"), *classes])
+    print(found.name, "|", *told, "|", (facts.get("License") or "").partition("\\n")[0])
 """
 
 
@@ -137,13 +140,15 @@ def test_what_it_brings_is_under_a_permissive_licence(installed: Path, tmp_path:
 WORK = """
 import socket
 def refuse(*args, **kwargs): raise AssertionError("the network was asked for")
-socket.socket.connect = socket.socket.connect_ex = socket.socket.sendto = socket.getaddrinfo = refuse
+socket.socket.connect = socket.socket.connect_ex = socket.socket.sendto = refuse
+socket.getaddrinfo = refuse
 
 import asyncio, ctxpipe
 from ctxpipe import *
 from ctxpipe.summarizers import ExtractiveSummarizer
 
-SOURCE = "class Basket:\\n" + "    def add(self, item):\\n        self.items.append(item)  # one of many\\n" * 40
+ADD = "    def add(self, item):\\n        self.items.append(item)  # one of many\\n"
+SOURCE = "class Basket:\\n" + ADD * 40
 
 def turn(number, tool, given, result):
     call = {"type": "tool_use", "id": f"t{number}", "name": tool, "input": given}
@@ -153,7 +158,8 @@ def turn(number, tool, given, result):
 async def main():
     storage = LocalStorage(".ctxpipe")
     history = [{"role": "user", "content": "Go."}]
-    history += [m for n in range(30) for m in turn(n, "bash", {"command": f"step {n}"}, f"line of {n}\\n" * 60)]
+    for n in range(30):
+        history += turn(n, "bash", {"command": f"step {n}"}, f"line of {n}\\n" * 60)
     history += turn(30, "read_file", {"path": "basket.py"}, SOURCE)
     print(count_tokens(history) > 1000, round(prices_of("claude-opus-4-5").read_ratio, 3))
     print("add" in fold_files([("basket.py", SOURCE)]).content)
@@ -162,11 +168,13 @@ async def main():
     offloaded = await offloading.session("a", journal=storage).run(history)
     read, search = offload_tools(storage)
     print(len((await storage.read("a/t30.md")).text) == len(SOURCE))
-    print((await search({"path": "a/t30.md", "pattern": "class B\\\\w+", "regex": True})).split(": ", 1)[1])
+    found = await search({"path": "a/t30.md", "pattern": "class B\\\\w+", "regex": True})
+    print(found.split(": ", 1)[1])
 
     shortening = [Compact(ExtractiveSummarizer(), archive=storage), SmartTruncate(archive=storage)]
     compacted = await ContextPipeline(shortening).run(history, session_id="b", force=True)
-    print([str(report.outcome) for report in offloaded.reports], compacted.reports[0].outcome, ctxpipe.__file__)
+    outcomes = [str(report.outcome) for report in offloaded.reports]
+    print(outcomes, compacted.reports[0].outcome, ctxpipe.__file__)
 
 asyncio.run(main())
 """

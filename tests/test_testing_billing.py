@@ -1,5 +1,6 @@
-"""What the scripted API bills: ctxpipe's own counter times a factor, and a prompt cache that
-matches prefixes.
+"""What the scripted API bills.
+
+ctxpipe's own counter times a factor, and a prompt cache that matches prefixes.
 """
 
 from __future__ import annotations
@@ -200,10 +201,8 @@ async def test_a_mark_looks_back_twenty_blocks_and_no_further() -> None:
 async def test_a_prefix_below_the_minimum_is_not_cached() -> None:
     async with talk(Model(min_cached_tokens=6), counter=len) as talking:
         assert [await talking.shares(user("12345", mark=True)) for _ in range(2)] == [(0, 0, 5)] * 2
-        assert [await talking.shares(user("123456", mark=True)) for _ in range(2)] == [
-            (0, 6, 0),
-            (6, 0, 0),
-        ]
+        found = [await talking.shares(user("123456", mark=True)) for _ in range(2)]
+        assert found == [(0, 6, 0), (6, 0, 0)]
 
 
 async def test_the_cache_cools_five_minutes_after_its_last_use_or_an_hour() -> None:

@@ -1,5 +1,6 @@
-"""Every rule of the Messages API: one broken request is refused with the API's words, its sound
-twin is answered.
+"""Every rule of the Messages API.
+
+One broken request is refused with the API's words, its sound twin is answered.
 """
 
 from __future__ import annotations
@@ -124,15 +125,19 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
         [USER, call("a"), USER],
         [USER, call("a"), result("a"), USER],
         (
-            "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: a. Each `tool_use`"
-            " block must have a corresponding `tool_result` block in the next message."
+            "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: "
+            "a. Each `tool_use` block must have a corresponding `tool_result` block in the next "
+            "message."
         ),
         UNCHECKED,
     ),
     "all calls of a batch need their results": (
         [USER, call("a", "b", "c"), result("b")],
         [USER, call("a", "b", "c"), result("c", "a", "b")],
-        "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: a, c.",
+        (
+            "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: "
+            "a, c."
+        ),
         UNCHECKED,
     ),
     "the last message may not call": (
@@ -145,15 +150,19 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
         [USER, said("assistant", "hm"), result("a")],
         [USER, call("a"), result("a")],
         (
-            "messages.2.content.0: unexpected `tool_use_id` found in `tool_result` blocks: a. Each `tool_result` block"
-            " must have a corresponding `tool_use` block in the previous message."
+            "messages.2.content.0: unexpected `tool_use_id` found in `tool_result` blocks: a. Each "
+            "`tool_result` block must have a corresponding `tool_use` block in the previous "
+            "message."
         ),
         UNCHECKED,
     ),
     "a result is not answered twice": (
         [USER, call("a"), result("a", "a")],
         [USER, call("a"), result("a")],
-        "messages.2: each tool_use must have a single result. Found multiple `tool_result` blocks with id: a",
+        (
+            "messages.2: each tool_use must have a single result. Found multiple `tool_result` "
+            "blocks with id: a"
+        ),
         UNCHECKED,
     ),
     "results come before text": (
@@ -202,13 +211,19 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
     "a message has content": (
         [USER, {"role": "assistant", "content": []}, USER],
         [USER, said("assistant", "hi"), USER],
-        "messages.1: all messages must have non-empty content except for the optional final assistant message",
+        (
+            "messages.1: all messages must have non-empty content except for the optional final "
+            "assistant message"
+        ),
         UNCHECKED,
     ),
     "bare text is not empty": (
         [{"role": "user", "content": ""}],
         [{"role": "user", "content": "."}],
-        "messages.0: all messages must have non-empty content except for the optional final assistant message",
+        (
+            "messages.0: all messages must have non-empty content except for the optional final "
+            "assistant message"
+        ),
         UNCHECKED,
     ),
     "a text block is not empty": (
@@ -232,7 +247,10 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
     "newer models refuse a prefill": (
         [USER, said("assistant", "The answer is")],
         [USER, said("assistant", "The answer is"), USER],
-        "This model does not support assistant message prefill. The conversation must end with a user message.",
+        (
+            "This model does not support assistant message prefill. The conversation must end with "
+            "a user message."
+        ),
         UNCHECKED,
     ),
     "a prefill ends in no blank": (
@@ -311,8 +329,8 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
         [USER, assistant("hm", search()), USER],
         [USER, assistant("hm", search(), found(), "so"), USER],
         (
-            "messages.1: `web_search` tool use with id `srvtoolu_1` was found without a corresponding "
-            "`web_search_tool_result` block"
+            "messages.1: `web_search` tool use with id `srvtoolu_1` was found without a "
+            "corresponding `web_search_tool_result` block"
         ),
         UNCHECKED,
     ),
@@ -326,8 +344,9 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
         [USER, assistant(found(), "so"), USER],
         [USER, assistant(search(), found(), "so"), USER],
         (
-            "messages.1.content.0: unexpected `tool_use_id` found in `web_search_tool_result` blocks: srvtoolu_1. Each "
-            "`web_search_tool_result` block must have a corresponding `server_tool_use` block before it."
+            "messages.1.content.0: unexpected `tool_use_id` found in `web_search_tool_result` "
+            "blocks: srvtoolu_1. Each `web_search_tool_result` block must have a corresponding "
+            "`server_tool_use` block before it."
         ),
         UNCHECKED,
     ),
@@ -352,7 +371,10 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
             ),
             USER,
         ],
-        "messages.1: `web_search` tool use with id `srvtoolu_1` was found without a corresponding `mcp_tool_result`",
+        (
+            "messages.1: `web_search` tool use with id `srvtoolu_1` was found without a "
+            "corresponding `mcp_tool_result`"
+        ),
         UNCHECKED,
     ),
     "beside a waiting call of the API's the user gives results alone": (
@@ -389,8 +411,8 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
             user(outcome("b")),
         ],
         (
-            "messages.1: `code_execution` tool use with id `srvtoolu_1` was found without a corresponding "
-            "`code_execution_tool_result` block"
+            "messages.1: `code_execution` tool use with id `srvtoolu_1` was found without a "
+            "corresponding `code_execution_tool_result` block"
         ),
         UNCHECKED,
     ),
@@ -419,7 +441,10 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
             USER,
         ],
         [USER, assistant(search(), found(), "so"), USER],
-        "messages.1.content.0.server_tool_use.id: String should match pattern '^srvtoolu_[a-zA-Z0-9_]+$'",
+        (
+            "messages.1.content.0.server_tool_use.id: String should match pattern "
+            "'^srvtoolu_[a-zA-Z0-9_]+$'"
+        ),
         UNCHECKED,
     ),
     "a tool has a name": (
@@ -503,7 +528,10 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
     "a system message comes before the assistant's": (
         [USER, ORDER, USER],
         [USER, ORDER, ordered("and kind"), said("assistant", "hm"), USER, ORDER],
-        "messages.1: a `system` message must be followed by an `assistant` message or end the conversation",
+        (
+            "messages.1: a `system` message must be followed by an `assistant` message or end the "
+            "conversation"
+        ),
         UNCHECKED,
     ),
     "a system message follows no turn that is over": (
@@ -554,7 +582,10 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], str, Model]] 
     "a summary with a signature stands first": (
         [USER, assistant({**SUMMARY, "signature": "s"}, "so"), USER],
         [assistant({**SUMMARY, "signature": "s"}), said("assistant", "so"), USER],
-        "messages.1.content.0: `compaction` block must be sent first, in place of the messages it summarizes",
+        (
+            "messages.1.content.0: `compaction` block must be sent first, in place of the messages "
+            "it summarizes"
+        ),
         UNCHECKED,
     ),
     "of summaries with a signature there is one": (
@@ -704,16 +735,16 @@ async def test_every_problem_of_a_request_is_recorded_not_only_the_first() -> No
     async with talk(UNCHECKED) as (server, client):
         with pytest.raises(anthropic.BadRequestError):
             await client.messages.create(
-                model="m", max_tokens=9, messages=[said("assistant", ""), result("a")]
-            )  # type: ignore[list-item]
+                model="m",
+                max_tokens=9,
+                messages=[said("assistant", ""), result("a")],  # type: ignore[list-item]
+            )
 
     assert len(server.requests[0].problems) == 3
     assert server.refused == server.requests
 
 
-async def test_count_tokens_checks_the_messages_too_but_needs_no_max_tokens_and_knows_no_window() -> (
-    None
-):
+async def test_count_tokens_checks_the_messages_too_but_needs_no_max_tokens_and_knows_no_window():
     async with talk(Model(window=10)) as (_, client):
         counted = await client.messages.count_tokens(
             model="m", messages=[{"role": "user", "content": "x" * 100}]

@@ -1,5 +1,6 @@
-"""The scripted Messages API, through the real SDK: answers, streams, failures, and what is left
-when it stops.
+"""The scripted Messages API, through the real SDK.
+
+Answers, streams, failures, and what is left when it stops.
 """
 
 from __future__ import annotations
@@ -98,14 +99,12 @@ async def test_a_stream_adds_up_to_the_plain_answer() -> None:
 
 
 def told(message: Message) -> dict[str, Any]:
-    """What the message says, without what differs from one request to the next and what only the
-    SDK adds.
-    """
+    """What the message says, without what differs between requests and what only the SDK adds."""
     body = message.to_dict()
     blocks = [
         {k: v for k, v in block.items() if k not in {"id", "parsed_output"}}
-        for block in body["content"]
-    ]  # type: ignore[attr-defined]
+        for block in body["content"]  # type: ignore[attr-defined]
+    ]
     return {**body, "id": "", "content": blocks}
 
 
@@ -520,15 +519,19 @@ async def a_thousand_connections() -> None:
 
 
 async def ask_by_hand(url: str, text: str) -> str:
-    """One request on a connection of its own: the SDK's pool looks at all of its connections for
-    each new one.
+    """One request on a connection of its own.
+
+    The SDK's pool looks at all of its connections for each new one.
     """
     address = httpx2.URL(url)
     reader, writer = await asyncio.open_connection(address.host, address.port)
     body = json.dumps(
         {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": text}]}
     )
-    head = f"POST /v1/messages HTTP/1.1\r\nhost: {address.host}\r\nx-api-key: test\r\nanthropic-version: 2023-06-01"
+    head = (
+        f"POST /v1/messages HTTP/1.1\r\nhost: {address.host}\r\nx-api-key: test\r\n"
+        "anthropic-version: 2023-06-01"
+    )
     writer.write(
         f"{head}\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
     )
@@ -614,7 +617,10 @@ def test_it_runs_under_plain_asyncio_too() -> None:
 
 
 def test_importing_it_imports_no_web_server_and_no_sdk() -> None:
-    code = "import sys, ctxpipe.testing; print(*{'starlette', 'uvicorn', 'anthropic', 'tiktoken'} & set(sys.modules))"
+    code = (
+        "import sys, ctxpipe.testing; print(*{'starlette', 'uvicorn', 'anthropic', 'tiktoken'} & "
+        "set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == ""

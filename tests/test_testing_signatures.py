@@ -1,4 +1,4 @@
-"""Thinking blocks that come back: the very bytes, and the conversation that they were thought in."""
+"""Thinking blocks that come back: the very bytes, and the conversation they were thought in."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def ask(client: anthropic.AsyncAnthropic, messages: list[Any], **options: 
 
 
 async def converse(client: anthropic.AsyncAnthropic, turns: int = 3, **options: Any) -> list[Any]:
-    """A history of *turns* calls and their results, as plain data, the next answer still to come."""
+    """A history of *turns* calls and their results, as plain data; the next answer is to come."""
     history: list[Any] = [{"role": "user", "content": "go"}]
     for _ in range(turns):
         reply = await ask(client, history, **options)

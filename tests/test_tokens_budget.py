@@ -15,9 +15,7 @@ from ctxpipe.errors import SettingsError
 from ctxpipe.tokens import Budget
 
 
-def test_by_default_compaction_begins_at_184_000_of_200_000_and_aims_at_six_tenths_of_that() -> (
-    None
-):
+def test_by_default_compaction_begins_at_184_000_of_200_000_and_aims_at_six_tenths_of_that():
     budget = Budget()
 
     assert (budget.window, budget.trigger, budget.target) == (200_000, 184_000, 110_400)
@@ -70,9 +68,7 @@ def test_the_trigger_is_reached_exactly_from_window_times_ratio_on(
     assert budget.reached(tokens) == (tokens >= Fraction(window * percent, 100))
 
 
-def test_room_for_the_answer_lets_compaction_begin_above_nine_tenths_of_the_window_less_the_room() -> (
-    None
-):
+def test_room_for_the_answer_lets_compaction_begin_above_nine_tenths_of_the_window_less_the_room():
     budget = Budget(reserve_output=4_096)
 
     assert not budget.reached(180_000 - 4_096)

@@ -1,5 +1,6 @@
-"""A conversation's running totals, whatever its caller does to the list, and what the API's bill
-says about them.
+"""A conversation's running totals, whatever its caller does to the list.
+
+And what the API's bill says about them.
 """
 
 from __future__ import annotations
@@ -221,9 +222,8 @@ async def test_what_agrees_behind_a_change_is_not_counted_again() -> None:
     await ledger.total([*history[:3], new("again"), *history[4:], new("appended")])
 
     assert counted[-1] == "again"
-    assert (
-        len(counted) < 110
-    )  # with an appended message the ends no longer agree, so once the rest is read
+    # with an appended message the ends no longer agree, so once the rest is read
+    assert len(counted) < 110
 
 
 async def test_a_tuple_of_messages_will_do() -> None:
@@ -350,8 +350,9 @@ async def test_the_factor_never_falls_below_one() -> None:
 
 
 async def test_the_factor_never_rises_above_what_text_can_cost() -> None:
-    """A large system prompt that the counter was not told of stays what it is: it does not grow
-    with the text.
+    """A large system prompt that the counter was not told of stays what it is.
+
+    It does not grow with the text.
     """
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 100)]
 
@@ -665,9 +666,8 @@ async def test_a_context_that_the_server_has_summarized_is_estimated_from_the_su
     ledger, history = Ledger(TokenCounter(len)), [user("x" * 100_000)]
     ledger.observe(usage(110_000), history)
     history += [assistant(SUMMARY_BLOCK, text("ok")), user("go on")]
-    ledger.observe(
-        usage(1_000), history
-    )  # of which most is not counted, such as the API's own instructions
+    # of which most is not counted, such as the API's own instructions
+    ledger.observe(usage(1_000), history)
     history.append(assistant("y" * 60_000))
 
     estimate = ledger.estimate(await ledger.total(history), history)
@@ -702,8 +702,9 @@ def transcripts(folder: Path) -> dict[str, tuple[list[Message], list[int]]]:
 
 
 def check_estimates(folder: Path, bill: Bill, *, growth: int) -> None:
-    """Once a context has grown by *growth* since its first usage, estimates miss the next bill by 3
-    % at most.
+    """Once a context has grown enough, estimates miss the next bill by 3 % at most.
+
+    Enough is by *growth* since its first usage.
     """
     checked = 0
     for name, (history, sums) in transcripts(folder).items():

@@ -150,9 +150,15 @@ def test_a_reply_appended_as_it_is_counts_like_a_message() -> None:
     from anthropic.types import Message, TextBlock, Usage
 
     reply: Any = Message(
-        id="m", type="message", role="assistant", model="m", stop_reason="end_turn", stop_sequence=None,
-        content=[TextBlock(type="text", text="hello world")], usage=Usage(input_tokens=1, output_tokens=1),
-    )  # fmt: skip
+        id="m",
+        type="message",
+        role="assistant",
+        model="m",
+        stop_reason="end_turn",
+        stop_sequence=None,
+        content=[TextBlock(type="text", text="hello world")],
+        usage=Usage(input_tokens=1, output_tokens=1),
+    )
 
     assert COUNT.message(reply) == 2
 

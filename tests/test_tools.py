@@ -252,9 +252,8 @@ async def test_a_regular_expression_is_one_when_asked(storage: LocalStorage) -> 
         storage, {"path": "s/a.md", "pattern": r"^line \d7:", "regex": True, "limit": 3}
     )
 
-    assert [line.split(":")[0] for line in found.split("\n")[:3]] == [
-        f"line {n}, offset {TEXT.index(f'line {n}:')}" for n in (17, 27, 37)
-    ]
+    seen = [line.split(":")[0] for line in found.split("\n")[:3]]
+    assert seen == [f"line {n}, offset {TEXT.index(f'line {n}:')}" for n in (17, 27, 37)]
 
 
 async def test_more_matches_than_asked_for_are_mentioned(storage: LocalStorage) -> None:
@@ -555,9 +554,8 @@ async def test_whatever_a_handler_raises_is_a_result_that_names_no_detail(
 
     assert result["is_error"] is True
     assert "/srv/secret" not in str(result["content"])
-    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        f"the tool fail failed: {type(error).__name__}"
-    ]
+    records = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert records == [f"the tool fail failed: {type(error).__name__}"]
 
 
 @pytest.mark.parametrize("words", ["", " \n", "no such row \ud800"])
@@ -617,7 +615,7 @@ async def test_a_cancelled_call_is_no_result() -> None:
 
 
 class Rows:
-    """A storage like a table of rows: it reads what it is asked for, and has no idea of sessions."""
+    """A storage like a table of rows: it reads what it is asked for and knows no sessions."""
 
     def __init__(self, **texts: str) -> None:
         self.texts = {key.replace("__", "/") + ".md": text for key, text in texts.items()}
@@ -652,11 +650,31 @@ async def test_a_session_reads_its_own_texts_in_any_printed_form(path: str) -> N
 @pytest.mark.parametrize(
     "path",
     [
-        "t/b.md", "./t/b.md", "s/../t/b.md", "../t/b.md", "..", ".", "/", "", "s/", "t/..", "%2e%2e/t/b.md",
-        "s/%2e%2e%2ft%2fb.md", "s\\..\\t\\b.md", "b.md\0", "b.md\n", "s/b.md?x=t/b.md", "*.md", "s/.b.md", "t/b.md.",
-        "' OR 1=1 --", "\ud800.md", "ｔ／b.md", "x" * 100_000,
+        "t/b.md",
+        "./t/b.md",
+        "s/../t/b.md",
+        "../t/b.md",
+        "..",
+        ".",
+        "/",
+        "",
+        "s/",
+        "t/..",
+        "%2e%2e/t/b.md",
+        "s/%2e%2e%2ft%2fb.md",
+        "s\\..\\t\\b.md",
+        "b.md\0",
+        "b.md\n",
+        "s/b.md?x=t/b.md",
+        "*.md",
+        "s/.b.md",
+        "t/b.md.",
+        "' OR 1=1 --",
+        "\ud800.md",
+        "ｔ／b.md",
+        "x" * 100_000,
     ],
-)  # fmt: skip
+)
 async def test_in_a_session_no_path_reaches_another(path: str) -> None:
     rows = Rows(t__b="of another session", b="of none")
     call = tool_use("t1", "read_offloaded", {"path": path})
@@ -677,9 +695,8 @@ async def test_a_storage_that_knows_keys_is_asked_for_them() -> None:
 
     assert await reading({"path": "row:1"}) == TEXT
     for path in ("row:2", "row:3", "row:4"):
-        assert (await reading.result(tool_use("t1", "read_offloaded", {"path": path}))).get(
-            "is_error"
-        ) is True
+        result = await reading.result(tool_use("t1", "read_offloaded", {"path": path}))
+        assert result.get("is_error") is True
     assert rows.asked == ["s/a.md"]
 
 

@@ -87,9 +87,8 @@ async def test_a_new_process_goes_on_where_another_stopped(
     for number, new in enumerate(turns(recorded(file))):
         result = await pipeline(tmp_path).run([*context, *new], session_id="s")
         if number % 10 == 0:
-            lines = json.loads(
-                json.dumps([*context, *new])
-            )  # read back from disk, all objects are new
+            # read back from disk, all objects are new
+            lines = json.loads(json.dumps([*context, *new]))
             assert (await pipeline(tmp_path).run(lines, session_id="s")).messages == result.messages
         assert [r.error for r in result.reports if r.outcome is Outcome.FAILED] == []
         context = result.messages

@@ -28,7 +28,8 @@ each_encoding = pytest.mark.parametrize("name", NAMES)
 NO_NETWORK = """
 import socket
 def refuse(*args, **kwargs): raise AssertionError("the network was asked for")
-socket.socket.connect = socket.socket.connect_ex = socket.socket.sendto = socket.getaddrinfo = refuse
+socket.socket.connect = socket.socket.connect_ex = socket.socket.sendto = refuse
+socket.getaddrinfo = refuse
 """
 
 
@@ -101,7 +102,10 @@ def test_an_unknown_name_is_refused_with_those_that_exist() -> None:
 
 
 def test_importing_loads_neither_tiktoken_nor_ranks(tmp_path: Path) -> None:
-    script = "import sys, ctxpipe.tokens as t; t.TokenCounter().over('short', 10); print('tiktoken' in sys.modules)"
+    script = (
+        "import sys, ctxpipe.tokens as t; t.TokenCounter().over('short', 10); print('tiktoken' in "
+        "sys.modules)"
+    )
 
     assert python(script, ROOT, cwd=tmp_path) == "False"
 

@@ -1,5 +1,6 @@
-"""What a turn costs, counted instead of timed: texts encoded, messages visited, files opened, hops
-to threads.
+"""What a turn costs, counted instead of timed.
+
+Texts encoded, messages visited, files opened, hops to threads.
 """
 
 from __future__ import annotations

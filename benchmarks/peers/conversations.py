@@ -1,4 +1,4 @@
-"""Conversations for the comparison, always the same: quiet ones, bulky ones, odd and broken ones."""
+"""Conversations for the comparison, always the same: quiet, bulky, odd and broken ones."""
 
 from __future__ import annotations
 
@@ -12,18 +12,8 @@ __all__ = ["billed", "bulky", "exchange", "facts", "odd", "quiet", "thoughtful"]
 
 SIGNED = "Er4BCkYIBRgCKkD"
 WORDS = (
-    "reads",
-    "parses",
-    "opens",
-    "writes",
-    "moves",
-    "checks",
-    "loads",
-    "a",
-    "the",
-    "table",
-    "index",
-    "request",
+    *("reads", "parses", "opens", "writes", "moves", "checks", "loads", "a", "the", "table"),
+    *("index", "request"),
 )
 
 
@@ -41,8 +31,9 @@ def exchange(number: int, result: str, say: str = "") -> list[Message]:
 
 
 def quiet(messages: int, begin: int = 0) -> list[Message]:
-    """About so many *messages*, of which nothing is worth taking out: the agent says much, the
-    results are short.
+    """About so many *messages*, of which nothing is worth taking out.
+
+    The agent says much, the results are short.
     """
     say = "Look at what is there before anything is changed, then decide. " * 6
     opening = [] if begin else [_message("user", "Go.")]
@@ -59,7 +50,10 @@ def prose(seed: int, chars: int) -> str:
     lines = []
     length = 0
     while length < chars:
-        line = f"    value_{chance.randrange(10**6)} = {' '.join(chance.choices(WORDS, k=8))}({chance.random():.4f})"
+        line = (
+            f"    value_{chance.randrange(10**6)} = "
+            f"{' '.join(chance.choices(WORDS, k=8))}({chance.random():.4f})"
+        )
         lines.append(line)
         length += len(line) + 1
     return "\n".join(lines)[:chars]
@@ -76,8 +70,9 @@ def bulky(results: int, chars: int, begin: int = 0) -> list[Message]:
 
 
 def facts(results: int, chars: int, *, asking: bool) -> tuple[list[Message], list[str]]:
-    """A bulky history with a word of its own in each result, anywhere in it, and in each remark;
-    and those words.
+    """A bulky history with words of its own in its results and remarks; and those words.
+
+    Each result holds one, anywhere in it, and so does each remark.
 
     With *asking* the user says something every tenth step; else the whole is one request's loop.
     """
@@ -104,8 +99,9 @@ def facts(results: int, chars: int, *, asking: bool) -> tuple[list[Message], lis
 
 
 def billed(messages: Sequence[Message], before: int = 0) -> list[Message]:
-    """*messages* with a bill on each reply, as the API sends one: *before* tokens and those in
-    front of the reply.
+    """*messages* with a bill on each reply, as the API sends one.
+
+    A bill is of *before* tokens and those in front of the reply.
     """
     told: list[Message] = []
     tokens = before
@@ -125,8 +121,9 @@ def billed(messages: Sequence[Message], before: int = 0) -> list[Message]:
 
 
 def odd(seed: int, *, broken: bool, steps: range = range(4, 25)) -> list[Message]:
-    """A random history that ends with the user: parallel calls, thinking, mixed content, errors; or
-    a *broken* one.
+    """A random history that ends with the user, perhaps a *broken* one.
+
+    It has parallel calls, thinking, mixed content and errors.
 
     It takes so many *steps*, each of one to four calls.
     """
@@ -147,8 +144,9 @@ def odd(seed: int, *, broken: bool, steps: range = range(4, 25)) -> list[Message
 
 
 def thoughtful(seed: int) -> list[Message]:
-    """A random sound history in which each reply begins with a thought, signed by nobody yet: up to
-    25,000 tokens.
+    """A random sound history of up to 25,000 tokens, each reply of which begins with a thought.
+
+    Nobody has signed the thoughts yet.
     """
     chance = random.Random(seed)
     return [

@@ -1,5 +1,6 @@
-"""What the drivers share: how messages of the Messages API are read, and what lies in a peer's
-folder.
+"""What the drivers share.
+
+How messages of the Messages API are read, and what lies in a peer's folder.
 
 Standard library only: it runs inside each peer's environment.
 """
@@ -15,8 +16,9 @@ __all__ = ["blocks", "files_in", "read_back", "texts", "versions"]
 
 
 def read_back(call_id: str) -> bool:
-    """Whether a result is what the agent has just read back: each peer spares those of its own
-    reading tool.
+    """Whether a result is what the agent has just read back.
+
+    Each peer spares those of its own reading tool.
     """
     return call_id.startswith("refetch-")
 

@@ -1,5 +1,6 @@
-"""The model that writes every peer's summaries: deterministic, in process, and as good as what it
-is given to read.
+"""The model that writes every peer's summaries.
+
+It is deterministic, in process, and as good as what it is given to read.
 
 It answers with what a good summary would name: the paths, identifiers, hashes and numbers of its
 prompt, the most frequent first, up to a fixed length. A peer that shows its summariser less gets

@@ -1,5 +1,6 @@
-"""Runs one peer in its own environment and speaks with the runner: one JSON object a line, in and
-out.
+"""Runs one peer in its own environment and speaks with the runner.
+
+They exchange one JSON object a line, in and out.
 
     python host.py DRIVER.py
 
@@ -48,9 +49,8 @@ class Host:
         self.module = module
         self.peer: Any = None
         self.sent: list[Any] = []
-        self.again: dict[
-            str, Any
-        ] = {}  # what a peer that was refused once adds to every later request
+        # what a peer that was refused once adds to every later request
+        self.again: dict[str, Any] = {}
 
     async def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """What the runner is told."""

@@ -59,8 +59,9 @@ def _converted(message: dict[str, Any]) -> list[BaseMessage]:
 
 
 def _answer(content: Any, usage: dict[str, int] | None) -> AIMessage:
-    """A reply as the adapter makes it: the API's blocks, and the calls once more in a field of
-    their own.
+    """A reply as the adapter makes it.
+
+    The API's blocks, and the calls once more in a field of their own.
     """
     blocks = content if isinstance(content, list) else []
     calls = [

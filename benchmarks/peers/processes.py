@@ -146,15 +146,17 @@ class Peer:
 
     @property
     def originals(self) -> dict[str, str]:
-        """Where what left the context is afterwards ("files", "memory" or "nowhere"), by way, of
-        those worth timing.
+        """Where what left the context is afterwards, by way.
+
+        "files", "memory" or "nowhere", of the ways worth timing.
         """
         originals: dict[str, str] = self.about["originals"]
         return originals
 
     def open(self, way: str, **settings: Any) -> None:
-        """Begin a conversation that is treated in this *way*, in a new process where the last one
-        was given up.
+        """Begin a conversation that is treated in this *way*.
+
+        It begins in a new process where the last one was given up.
         """
         if self.ended:  # an earlier conversation took too long
             self._start()
@@ -162,8 +164,11 @@ class Peer:
         self._ask(op="open", way=way, settings=settings, folder=self.folder)
 
     def turn(self, new: Sequence[Message], *, wire: bool = True) -> dict[str, Any]:
-        """Hear *new* and shape the context of the next call: its seconds, the summariser's prompts
-        and, with *wire*, the messages that would be sent and the options of their request."""
+        """Hear *new* and shape the context of the next call.
+
+        Returns its seconds, the summariser's prompts and, with *wire*, the messages that would be
+        sent and the options of their request.
+        """
         told: dict[str, Any] = self._ask(op="turn", new=list(new), wire=wire)
         if wire:
             self._context = [*self._context[: told.pop("keep")], *told["messages"]]
@@ -179,9 +184,7 @@ class Peer:
         return options
 
     def kept(self) -> tuple[dict[str, str], list[str]]:
-        """The files that it wrote, by the path that it shows the model, and every text that it
-        still holds.
-        """
+        """The files that it wrote, by the path shown to the model, and every text still held."""
         told = self._ask(op="kept")
         return told["files"], told["state"]
 

@@ -1,5 +1,6 @@
-"""The rows that need recorded conversations: what is recoverable after a compaction, and what a
-session costs.
+"""The rows that need recorded conversations.
+
+What is recoverable after a compaction, and what a session costs.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ LIKE_FOR_LIKE: Mapping[str, Any] = {
 
 @dataclass(slots=True)
 class Recorded:
-    """What became of one transcript or of all, by column: cuts after a compaction, bills at each
-    read price.
+    """What became of one transcript or of all, by column.
+
+    Cuts after a compaction, bills at each read price.
     """
 
     cuts: dict[str, list[Found]] = field(default_factory=dict)
@@ -93,8 +95,9 @@ class Recorded:
 
 
 def recorded(paths: Sequence[str], names: Sequence[str], processes: int = 2) -> Iterator[Recorded]:
-    """What each of *paths* shows, as it is done; a process works on one transcript with every peer
-    of *names*.
+    """What each of *paths* shows, as it is done.
+
+    A process works on one transcript with every peer of *names*.
 
     A transcript that cannot be worked on at all is told in the log and left out for everybody.
     """
@@ -121,7 +124,7 @@ def _tell_as_here(level: int) -> None:
 
 
 _peers: dict[str, Peer] = {}
-"""Of this process, from one transcript to the next: to start them takes longer than many a session."""
+"""Kept from one transcript to the next: to start them takes longer than many a session."""
 
 
 def _one(path: str, names: Sequence[str], folder: str) -> Recorded:
@@ -156,8 +159,9 @@ def columns(peer: Peer) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 def _asked(
     peer: Peer, transcript: Transcript, cut: Iterable[Cut], index: AtomIndex, told: Recorded
 ) -> None:
-    """A column that fails once is not asked again in this transcript: it may have taken minutes to
-    fail.
+    """A column that fails once is not asked again in this transcript.
+
+    It may have taken minutes to fail.
     """
     for way in [way for way in SHORTENED if way in peer.ways]:
         column = f"{peer.name}, {SHORTENED[way]}"

@@ -44,13 +44,17 @@ ORIGINALS = {"files": SAME, "memory": "in memory", "nowhere": "nowhere"}
 The first is what we do; the others are less work.
 """
 BOUND_NOTE = (
-    "share of {} loops in which every request is accepted, each loop played reply by reply, with each adapter's "
-    "defaults, as models that bind thinking (Opus 5.5, Sonnet 5.5, Haiku 5.5, Fable 5.1) treat accounts made since "
-    "2026-08-31. Where a peer's own adapter sends a request that was refused for its thinking once more without it, "
-    "the second answer counts. A loop ends with its first request that is not accepted. Rewritten is a request that "
-    "does not begin with the one before it: a peer without any has taken nothing out"
+    "share of {} loops in which every request is accepted, each loop played reply by reply, with "
+    "each adapter's defaults, as models that bind thinking (Opus 5.5, Sonnet 5.5, Haiku 5.5, Fable "
+    "5.1) treat accounts made since 2026-08-31. Where a peer's own adapter sends a request that "
+    "was refused for its thinking once more without it, the second answer counts. A loop ends with "
+    "its first request that is not accepted. Rewritten is a request that does not begin with the "
+    "one before it: a peer without any has taken nothing out"
 )
-ON_ARRIVAL = "The rest arrives in this turn: a peer that writes as results arrive (strands) pays for that here"
+ON_ARRIVAL = (
+    "The rest arrives in this turn: a peer that writes as results arrive (strands) pays for that "
+    "here"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +84,9 @@ def told(seconds: float) -> str:
 class Row:
     """One question, and each peer's answer: a spread of seconds, a share, or why there is none.
 
-    *note* says what is measured. With *least_wins* the smallest figure is the best. *remarks* say one more thing of
-    each peer, under the heading *remark*; where that is what becomes of the originals, those
-    compete that do the same.
+    *note* says what is measured. With *least_wins* the smallest figure is the best. *remarks* say
+    one more thing of each peer, under the heading *remark*; where that is what becomes of the
+    originals, those compete that do the same.
     """
 
     name: str
@@ -152,8 +156,9 @@ def _listed(row: Row, column: str) -> Iterator[None]:
 
 
 def _variants(peer: Peer, doing: str) -> Iterator[tuple[str, str]]:
-    """The ways in which *peer* does it, as "doing" or "doing, variant", each with the heading of
-    its column.
+    """The ways in which *peer* does it, each with the heading of its column.
+
+    A way is named "doing" or "doing, variant".
     """
     for way in peer.ways:
         name, _, variant = way.partition(", ")
@@ -168,7 +173,10 @@ def quiet_row(messages: int, peers: Iterable[Peer], repetitions: int) -> Row:
     """A turn of two new messages behind *messages* known ones, in which nothing is taken out."""
     row = Row(
         f"a turn with nothing to do behind {messages:,} messages",
-        f"ms, least / median / most of up to {repetitions} turns; each reply with its bill, as in life",
+        (
+            f"ms, least / median / most of up to {repetitions} turns; each reply with its bill, as "
+            "in life"
+        ),
     )
     history = conversations.quiet(messages)
     for peer in _each(row, peers):
@@ -240,9 +248,8 @@ def active_rows(
 
 def _arrival(peer: Peer, number: int) -> float:
     peer.turn(conversations.quiet(200), wire=False)
-    seconds: float = peer.turn(conversations.bulky(1, 100_000, 1000 + number), wire=False)[
-        "seconds"
-    ]
+    bulky = conversations.bulky(1, 100_000, 1000 + number)
+    seconds: float = peer.turn(bulky, wire=False)["seconds"]
     return seconds
 
 
@@ -293,8 +300,9 @@ def _repeated(
 
 
 def validity_row(peers: Iterable[Peer], count: int, *, broken: bool, shortened: bool) -> Row:
-    """The share of requests that the API would accept, of *count* odd or *broken* histories, each
-    handed over anew.
+    """The share of requests that the API would accept, of *count* histories.
+
+    They are odd, or *broken*, and each is handed over anew.
 
     With *shortened* the peer's compaction is made to fire; else nothing is to do.
     """
@@ -419,8 +427,8 @@ def _shortening_way(peer: Peer) -> str:
 
 SUMMARISERS = ("compact", "compact, inline")
 SHARE_NOTE = (
-    "of the words planted in {} results and remarks, of those that left the context; (inline) asks in the conversation "
-    "itself instead of in a prompt of its own"
+    "of the words planted in {} results and remarks, of those that left the context; (inline) asks "
+    "in the conversation itself instead of in a prompt of its own"
 )
 
 
@@ -432,9 +440,7 @@ def share_row(
     chars: int = 4900,
     trigger: int = 100_000,
 ) -> Row:
-    """Of the facts that left the context in a compaction, the share that the model was shown which
-    summarised them.
-    """
+    """Of the facts that a compaction removed, the share that the summarising model was shown."""
     kind = "the user speaks every tenth step" if asking else "one request's loop"
     row = Row(
         f"share of the history that the summariser sees, {kind}",

@@ -1,6 +1,7 @@
 """Run the comparison and write it down.
 
-    python -m benchmarks.peers.run [--transcripts FOLDER] [--only a,b] [--quick] [--parts a,b] [--write [FILE]]
+    python -m benchmarks.peers.run [--transcripts FOLDER] [--only a,b] [--quick] [--parts a,b]
+                                   [--write [FILE]]
 
 Without transcripts the two rows that need them are left out. With --write the tables replace
 results.md beside this, as far as they are known. Standard error tells what is being measured. A
@@ -35,23 +36,26 @@ HISTORIES = 60
 LOOPS = 40
 
 ABOUT = """
-Printed by `make bench-peers TRANSCRIPTS=FOLDER` in one run, on one machine of {cores} shared cores (load of the five
-minutes before: {load:.1f}), Python {python}. Each peer runs in an environment of its own, on the same messages, with
-the same fake model, as its framework calls it; its own Anthropic adapter makes the request that is judged. Conversions
-stand outside the clock. A turn that takes longer than {seconds:g} s is given up. The best figure of a table is bold;
-where peers are spared what others do, it is the best of those that do the same as ctxpipe.
+Printed by `make bench-peers TRANSCRIPTS=FOLDER` in one run, on one machine of {cores} shared cores
+(load of the five minutes before: {load:.1f}), Python {python}. Each peer runs in an environment of
+its own, on the same messages, with the same fake model, as its framework calls it; its own
+Anthropic adapter makes the request that is judged. Conversions stand outside the clock. A turn that
+takes longer than {seconds:g} s is given up. The best figure of a table is bold; where peers are
+spared what others do, it is the best of those that do the same as ctxpipe.
 """
 RECOVERABLE = """
-{cuts} cuts of {sessions} recorded sessions, asked to leave a quarter. Of what the agent went on to use: what stands in
-the context; there or in a file whose path or reference stands there; or anywhere in what the peer still holds (its
-files, its own state); and the tokens left. The model's summary names what its prompt names most. What a peer that holds
-every message lacks of 1.000 under "raw" is lost where its state is printed to be searched.
+{cuts} cuts of {sessions} recorded sessions, asked to leave a quarter. Of what the agent went on to
+use: what stands in the context; there or in a file whose path or reference stands there; or
+anywhere in what the peer still holds (its files, its own state); and the tokens left. The model's
+summary names what its prompt names most. What a peer that holds every message lacks of 1.000 under
+"raw" is lost where its state is printed to be searched.
 """
 DOLLARS = """
-{sessions} recorded sessions turn by turn, of what they cost with no management. What a reply uses and the context does
-not show is fetched and paid for, so that every agent has seen the same; so is each summary. "At 100,000" is the same
-trigger for all, in their own tokens. A cached token costs 0.1 or 0.05 of the input price. Last: the share of what
-replies used that stood in the context before anything was fetched.
+{sessions} recorded sessions turn by turn, of what they cost with no management. What a reply uses
+and the context does not show is fetched and paid for, so that every agent has seen the same; so is
+each summary. "At 100,000" is the same trigger for all, in their own tokens. A cached token costs
+0.1 or 0.05 of the input price. Last: the share of what replies used that stood in the context
+before anything was fetched.
 """
 
 log = logging.getLogger(__name__)
@@ -171,8 +175,9 @@ def _about(peers: Sequence[Peer], absent: Mapping[str, str]) -> str:
 
 
 def table(row: Row) -> str:
-    """The row as a table of its own: a line for each peer, the best first, with its distance from
-    us.
+    """The row as a table of its own.
+
+    A line for each peer, the best first, with its distance from us.
 
     Peers that are spared what the others do stand below those, and those that failed at the end.
     """

@@ -1,5 +1,6 @@
-"""The judges, the same for everybody: the API's rules, the laboratory's recall, its refetches and
-its bills.
+"""The judges, the same for everybody.
+
+The API's rules, the laboratory's recall, its refetches and its bills.
 """
 
 from __future__ import annotations
@@ -56,16 +57,16 @@ def refused(wire: Sequence[Any]) -> list[str]:
 
 
 def unbound(wire: Sequence[Any], options: Mapping[str, Any]) -> list[str]:
-    """What a model of late 2026 would refuse besides: thinking whose bond to the conversation
-    before it is broken.
+    """What a model of late 2026 would refuse besides: thinking bound to another conversation.
 
-    *options* are the arguments of `messages.create` beside the messages. The rule is that of the platform's pages on
-    preserved thinking ("fix bound to a different conversation"), which Amazon's for Bedrock repeat
-    and the Anthropic SDK's type BetaThinkingBlockBindingParam describes: each thinking block is
-    bound to the system prompt, the tools and all messages before it; a request that has changed
-    them is answered with 400, unless it asks for such blocks to be dropped, for which it needs a
-    beta header. So accounts made since 2026-08-31 are treated; for older ones a mismatch is only
-    recorded. `ctxpipe.testing.signatures` is that rule, and the server of our own tests.
+    *options* are the arguments of `messages.create` beside the messages. The rule is that of the
+    platform's pages on preserved thinking ("fix bound to a different conversation"), which Amazon's
+    for Bedrock repeat and the Anthropic SDK's type BetaThinkingBlockBindingParam describes: each
+    thinking block is bound to the system prompt, the tools and all messages before it; a request
+    that has changed them is answered with 400, unless it asks for such blocks to be dropped, for
+    which it needs a beta header. So accounts made since 2026-08-31 are treated; for older ones a
+    mismatch is only recorded. `ctxpipe.testing.signatures` is that rule, and the server of our own
+    tests.
     """
     body = {**_body(wire), **options.get("extra_body", {})}
     if "thinking" in options:
@@ -87,8 +88,9 @@ def _bare(wire: Sequence[Any]) -> list[tuple[str, list[Any]]]:
 
 
 def signed(wire: Sequence[Any], reply: Message) -> Message:
-    """*reply* as the API sends it in answer to *wire*: its thinking bound to what was sent, as it
-    was sent.
+    """*reply* as the API sends it in answer to *wire*.
+
+    Its thinking is bound to what was sent, as it was sent.
     """
     content = cast("list[Mapping[str, Any]]", reply["content"])
     return cast("Message", {**reply, "content": sign(_body(wire), content)})
@@ -121,9 +123,11 @@ def seen(planted: Sequence[str], prompts: Sequence[str], wire: Sequence[Any]) ->
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """After a compaction: tokens left (a share), and the shares of what is used later that stand in
-    the context; there or in a file whose path stands there; or in anything that is still held
-    anywhere."""
+    """After a compaction: tokens left (a share), and the shares of what is used later.
+
+    These shares are of what stands in the context; there or in a file whose path stands there; or
+    in anything that is still held anywhere.
+    """
 
     tokens: float
     visible: float
@@ -160,8 +164,9 @@ def _atoms(index: AtomIndex, texts: Iterable[str]) -> set[str]:
 
 @dataclass(slots=True)
 class PeerPipeline:
-    """A peer in the place of a pipeline, for the laboratory's replay, given up at *deadline* (of
-    `time.monotonic`).
+    """A peer in the place of a pipeline, for the laboratory's replay.
+
+    It is given up at *deadline* (of `time.monotonic`).
     """
 
     peer: Peer
@@ -218,8 +223,9 @@ class _PeerSession:
         return cast("Message", {**message, "usage": usage})
 
     def _report(self, prompt: str) -> StageReport:
-        """A summary is a request of its own: its prompt, none of it cached, and an answer of a
-        fixed length.
+        """A summary is a request of its own.
+
+        Its prompt, none of it cached, and an answer of a fixed length.
         """
         asked = int(BILLED_PER_RAW * self.counter.text(prompt))
         detail = Compacted(0, 0, 0, input_tokens=asked, output_tokens=2000)
@@ -230,8 +236,9 @@ class _PeerSession:
 
 
 def _unmarked(wire: Sequence[Any]) -> list[Message]:
-    """*wire* without cache marks: where they wander, they change no prefix, and the bill places its
-    own.
+    """*wire* without cache marks.
+
+    Where they wander, they change no prefix, and the bill places its own.
     """
     return [
         cast("Message", {**message, "content": [bare(block) for block in message["content"]]})

@@ -1,5 +1,6 @@
-"""All rows in one table: our figure, the best peer that does the same, and the best of those that
-are spared a part.
+"""All rows in one table.
+
+Our figure, the best peer that does the same, and the best of those that are spared a part.
 """
 
 from __future__ import annotations

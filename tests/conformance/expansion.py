@@ -1,5 +1,6 @@
-"""The small language in which a case writes long values: ``{"$gen:<name>": argument}``, and
-``$TMP`` for its folder.
+"""The small language in which a case writes long values.
+
+``{"$gen:<name>": argument}``, and ``$TMP`` for its folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a case's expectations hold: dotted paths, and values or matchers such as ``{"$len": 3}``."""
+"""Whether a case's expectations hold: dotted paths, and values or matchers like ``{"$len": 3}``."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ MATCHERS: Mapping[str, Callable[[Any, Any, Any], bool]] = {
 def removal_faults(
     before: Sequence[Any], after: Sequence[Any], expected: Mapping[str, Any]
 ) -> list[str]:
-    """How the messages that are gone, told by their numbers ``m<i>``, differ from what is expected."""
+    """How the missing messages, told by their numbers ``m<i>``, differ from what is expected."""
     left = "\n".join(map(_said, after))
     gone = [
         i

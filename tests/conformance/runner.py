@@ -1,5 +1,6 @@
-"""Runs one case against the adapter, in a folder of its own, and tells every expectation that does
-not hold.
+"""Runs one case against the adapter, in a folder of its own.
+
+Tells every expectation that does not hold.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def cases() -> list[Case]:
 
 @dataclass(frozen=True)
 class Run:
-    """What a case found and left: *before* and *after* are its arguments, *root* the operation's
-    result.
+    """What a case found and left.
+
+    *before* and *after* are its arguments, *root* the operation's result.
     """
 
     folder: Path
@@ -229,11 +231,8 @@ def _lay_out(files: Mapping[str, Any], folder: Path) -> None:
                 path.write_text(expand(body, folder), encoding="utf-8", newline="")
 
 
-_MARKS = {
-    ".ctxpipe-root",
-    ".ctxpipe-session",
-    ".gitignore",
-}  # of a storage; the requirements speak of texts
+# of a storage; the requirements speak of texts
+_MARKS = {".ctxpipe-root", ".ctxpipe-session", ".gitignore"}
 
 
 def _files(folder: Path) -> set[str]:

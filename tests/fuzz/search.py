@@ -1,5 +1,6 @@
-"""Search for inputs that break a reader, guided by coverage: ``python tests/fuzz/search.py TARGET
-SECONDS [FOLDER]``.
+"""Search for inputs that break a reader, guided by coverage.
+
+    python tests/fuzz/search.py TARGET SECONDS [FOLDER]
 
 ``make fuzz`` runs all targets, ten minutes in all. atheris comes with the extra ``fuzz``; no test
 needs it. What is found lies in FOLDER/TARGET (default: .fuzz) as ``crash-…``: copy it to
@@ -14,9 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-atheris: Any = importlib.import_module(
-    "atheris"
-)  # it has no types, and is not installed everywhere
+# It has no types, and is not installed everywhere.
+atheris: Any = importlib.import_module("atheris")
 
 sys.path[0] = str(Path(__file__).parents[1])
 

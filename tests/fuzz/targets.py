@@ -1,5 +1,6 @@
-"""What is fuzzed: everything that reads what somebody else may have written, each as a function
-from bytes.
+"""What is fuzzed: everything that reads what somebody else may have written.
+
+Each target is a function from bytes.
 
 A target lets pass the errors that its reader documents. Whatever else is raised, or an answer that
 contradicts itself, is a find. `test_fuzz.py` replays seeds and earlier finds without a fuzzer;
@@ -59,23 +60,8 @@ from ctxpipe.storage.records import encode_record
 __all__ = ["SEEDS", "TARGETS", "variations"]
 
 EXTENSIONS = (
-    "py",
-    "js",
-    "ts",
-    "tsx",
-    "go",
-    "rs",
-    "java",
-    "c",
-    "cpp",
-    "rb",
-    "php",
-    "swift",
-    "kt",
-    "cs",
-    "sh",
-    "xyz",
-    "",
+    *("py", "js", "ts", "tsx", "go", "rs", "java", "c", "cpp", "rb", "php", "swift", "kt", "cs"),
+    *("sh", "xyz", ""),
 )
 
 
@@ -90,7 +76,7 @@ def transcripts(data: bytes) -> None:
 
 
 def placeholders(data: bytes) -> None:
-    """What a tool or a model says, taken for a placeholder, a summary, evidence, a restored file."""
+    """What a tool or a model says, taken for a placeholder, a summary, evidence, a file."""
     said = (
         data.decode("utf-8", "surrogatepass" if b"\xed" in data else "replace")
         if _decodes(data)
@@ -188,8 +174,14 @@ def _sealed(bodies: Sequence[str]) -> list[str]:
     """*bodies* as the entries of a journal without keys, which others can write as well."""
     entries, before = list[str](), ""
     for number, body in enumerate(bodies):
+<<<<<<< HEAD
         text = "\0".join(("s", str(number), before, body)).encode("utf-8", "surrogatepass")
         before = hmac.new(b"ctxpipe", text, "sha256").hexdigest()[:32]
+=======
+        text = "\0".join(("s", "", str(number), before, body))
+        said = text.encode("utf-8", "surrogatepass")
+        before = hmac.new(b"ctxpipe", said, "sha256").hexdigest()[:32]
+>>>>>>> wide-g
         entries.append(f"{before} {body}")
     return entries
 
@@ -286,7 +278,10 @@ def _openai() -> bytes:
 
 SOURCES = (
     python_source(3),
-    "class A extends B { m(x) { return `${x}`; } }\nexport const f = () => 1;\nA.prototype.g = function () {};\n",
+    (
+        "class A extends B { m(x) { return `${x}`; } }\nexport const f = () => 1;\nA.prototype.g = "
+        "function () {};\n"
+    ),
     "package p\n\nfunc (r *R) M(a int) error { return nil }\ntype R struct{}\n",
     "impl<T> A<T> { pub fn new() -> Self { A {} } }\nmacro_rules! m { () => {} }\n",
     "#include <x>\ntemplate <class T> struct S { void f() const; };\nint main() { return 0; }\n",
@@ -318,7 +313,10 @@ SEEDS: Mapping[str, list[bytes]] = {
         DIRECT.format("/store/s/t1.md").encode(),
         placeholder(BATCH, "./s/t1.md", "x" * 99, Preview(10, 5)).encode(),
         (SUMMARY + "x" + reminder(["<command>go</command>"])).encode(),
-        b"[Conversation compressed]\n\nwords\n\n<evidence>\nKept\nPaths:\n- a.py\n$ make\n! make\n</evidence>",
+        (
+            b"[Conversation compressed]\n\nwords\n\n<evidence>\nKept\nPaths:\n- a.py\n$ make\n! "
+            b"make\n</evidence>"
+        ),
         b"[Restored after compact] src/a.py:\ncode",
         b"Continue with the task. It is under way; the user's latest request was:\n\nmore",
         b"half a pair \xed\xa0\xbd",

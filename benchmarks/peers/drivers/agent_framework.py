@@ -1,5 +1,6 @@
-"""Microsoft Agent Framework: a compaction strategy through `apply_compaction`, as its chat clients
-run it.
+"""Microsoft Agent Framework: a compaction strategy, as its chat clients run it.
+
+It runs through `apply_compaction`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,14 @@ from driving import versions
 
 COUNTER = "characters / 4, kept per message"
 WAYS = {
-    "default": "ContextWindowCompactionStrategy(window, 16,384 output): collapse results at 0.5, drop groups at 0.8",
-    "compact": "above the trigger SummarizationStrategy with its defaults (target 4 messages, 8,000 tokens of prompt)",
+    "default": (
+        "ContextWindowCompactionStrategy(window, 16,384 output): collapse results at 0.5, drop "
+        "groups at 0.8"
+    ),
+    "compact": (
+        "above the trigger SummarizationStrategy with its defaults (target 4 messages, 8,000 "
+        "tokens of prompt)"
+    ),
     "free": "ToolResultCompactionStrategy, keep 5 groups, above the trigger",
 }
 ORIGINALS = {"compact": "memory", "free": "memory"}

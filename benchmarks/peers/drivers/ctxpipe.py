@@ -1,5 +1,6 @@
-"""ctxpipe, through the same protocol as its peers: a session that is handed the full history each
-turn.
+"""ctxpipe, through the same protocol as its peers.
+
+A session is handed the full history each turn.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Promp
 
 COUNTER = "tiktoken, exact, each text once"
 WAYS = {
-    "default": "the README's four stages, every default, summaries by AnthropicSummarizer's default request",
+    "default": (
+        "the README's four stages, every default, summaries by AnthropicSummarizer's default "
+        "request"
+    ),
     "coding": "presets.coding_agent, every default",
     "compact": "Compact alone, given trigger",
     "compact, inline": "Compact alone, given trigger, AnthropicSummarizer(mode='inline')",

@@ -24,7 +24,9 @@ from langchain_messages import FakeChat, converted, held, wired
 
 COUNTER = "characters / 3.3, scaled by the last bill"
 WAYS = {
-    "default": "results above 20,000 tokens to files; summarise at 0.85 of the window, keep 0.10 of it",
+    "default": (
+        "results above 20,000 tokens to files; summarise at 0.85 of the window, keep 0.10 of it"
+    ),
     "compact": "the same, given trigger and tokens to keep",
     "offload": "the same, results above the given number of characters to files",
 }

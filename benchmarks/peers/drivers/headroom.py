@@ -41,9 +41,7 @@ class Peer:
         return shaped
 
     def kept(self) -> tuple[dict[str, str], list[str]]:
-        """The originals that it holds in memory, by the hash that stands in their place, and the
-        caller's messages.
-        """
+        """The originals that it holds in memory, by their hashes, and the caller's messages."""
         entries = get_compression_store()._backend.items()
         return {key: entry.original_content for key, entry in entries}, [
             str(message) for message in self.messages

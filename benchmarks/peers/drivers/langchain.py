@@ -1,5 +1,6 @@
-"""LangChain: SummarizationMiddleware and ContextEditingMiddleware, as `create_agent` runs them
-before a model call.
+"""LangChain: SummarizationMiddleware and ContextEditingMiddleware.
+
+They run before a model call, as `create_agent` runs them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from langchain_messages import FakeChat, converted, held, wired
 
 COUNTER = "characters / 3.3, scaled by the last bill"
 WAYS = {
-    "default": "clear_tool_uses at 100,000 tokens, keep 3; summarise at 0.85 of the window, keep 20 messages",
+    "default": (
+        "clear_tool_uses at 100,000 tokens, keep 3; summarise at 0.85 of the window, keep 20 "
+        "messages"
+    ),
     "compact": "SummarizationMiddleware alone, given trigger and tokens to keep",
     "free": "ContextEditingMiddleware alone, given trigger, keep 5",
     "both": "clear at the trigger, keep 5; summarise at the given trigger, keep 20 messages",

@@ -1,5 +1,6 @@
-"""langmem: `asummarize_messages`, called before each model call with the running summary, as its
-example does.
+"""langmem: `asummarize_messages`, called before each model call.
+
+It is given the running summary, as its example does.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""LlamaIndex: Memory (a queue that flushes into memory blocks) and ChatSummaryMemoryBuffer (a
-summary by the model).
+"""LlamaIndex: Memory and ChatSummaryMemoryBuffer.
+
+The first is a queue that flushes into memory blocks, the second a summary by the model.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from llama_index.llms.anthropic.utils import messages_to_anthropic_messages
 
 COUNTER = "tiktoken, the whole queue on each put"
 WAYS = {
-    "default": "Memory.from_defaults(): 30,000 tokens, 0.7 of them for the queue, flushed in 3,000; no memory block",
+    "default": (
+        "Memory.from_defaults(): 30,000 tokens, 0.7 of them for the queue, flushed in 3,000; no "
+        "memory block"
+    ),
     "quiet": "Memory with the given window as its limit",
     "compact": "ChatSummaryMemoryBuffer, given tokens to keep word for word",
 }

@@ -1,5 +1,6 @@
-"""OpenHands SDK: LLMSummarizingCondenser on the cached view of the events, as the agent's step uses
-it.
+"""OpenHands SDK: LLMSummarizingCondenser, as the agent's step uses it.
+
+It works on the cached view of the events.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""pydantic-ai with pydantic-ai-harness: its compaction capabilities, called as the agent's graph
-calls them.
+"""pydantic-ai with pydantic-ai-harness: its compaction capabilities.
+
+They are called as the agent's graph calls them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ from pydantic_ai_harness.tool_output_limits import Band, LocalFileStore, Spill, 
 
 COUNTER = "characters / 4, anchored on the last bill"
 WAYS = {
-    "default": "ToolOutputLimits(); TieredCompaction(clear, keep 3; then summarise, keep 20) at 0.85 of the window",
+    "default": (
+        "ToolOutputLimits(); TieredCompaction(clear, keep 3; then summarise, keep 20) at 0.85 of "
+        "the window"
+    ),
     "compact": "SummarizingCompaction alone, given trigger and tokens to keep",
     "free": "ClearToolResults alone, given trigger, keep 5",
     "offload": "ToolOutputLimits(Spill to files) above the given number of characters",
@@ -218,9 +222,7 @@ class Peer:
         return [*([{"role": "system", "content": system}] if system else []), *messages]
 
     def again(self, refusal: str) -> dict[str, Any]:
-        """As its adapter's `request` does it: the same request once more, with stale thinking
-        dropped.
-        """
+        """The same request once more, with stale thinking dropped, as its adapter's `request`."""
         answer = httpx2.Response(400, request=httpx2.Request("POST", "http://localhost"))
         body = {"type": "error", "error": {"type": "invalid_request_error", "message": refusal}}
         profile = AnthropicModel(BINDING_MODEL, provider=AnthropicProvider(api_key="none")).profile

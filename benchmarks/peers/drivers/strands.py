@@ -1,5 +1,6 @@
-"""Strands: its context manager on a real Agent, run before the model call as the event loop runs
-it.
+"""Strands: its context manager on a real Agent.
+
+It runs before the model call, as the event loop runs it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from strands.types.content import _ensure_tracking_id
 
 COUNTER = "tiktoken if installed, else characters / 4; anchored on the last bill"
 WAYS = {
-    "default": 'context_manager="auto": results above 1,500 tokens to a preview, summarise at 0.85; stash in files',
+    "default": (
+        'context_manager="auto": results above 1,500 tokens to a preview, summarise at 0.85; stash '
+        "in files"
+    ),
     "quiet": "the same, its stash in memory as by default",
     "compact": "summarise alone at the given trigger, preserve_recent=4; stash in files",
     "compact, no stash": "the same, stash=False",
@@ -141,9 +145,7 @@ class Peer:
         return self.formatter._format_request_messages(shaped)
 
     def again(self, refusal: str) -> dict[str, Any]:
-        """As its adapter's `stream` does it: the same request once more, with stale thinking
-        dropped.
-        """
+        """The same request once more, with stale thinking dropped, as its adapter's `stream`."""
         if not is_thinking_binding_error(Exception(refusal)):
             return {}
         request = {"thinking": self.formatter.get_config()["params"]["thinking"]}
