@@ -174,14 +174,8 @@ def _sealed(bodies: Sequence[str]) -> list[str]:
     """*bodies* as the entries of a journal without keys, which others can write as well."""
     entries, before = list[str](), ""
     for number, body in enumerate(bodies):
-<<<<<<< HEAD
         text = "\0".join(("s", str(number), before, body)).encode("utf-8", "surrogatepass")
         before = hmac.new(b"ctxpipe", text, "sha256").hexdigest()[:32]
-=======
-        text = "\0".join(("s", "", str(number), before, body))
-        said = text.encode("utf-8", "surrogatepass")
-        before = hmac.new(b"ctxpipe", said, "sha256").hexdigest()[:32]
->>>>>>> wide-g
         entries.append(f"{before} {body}")
     return entries
 
