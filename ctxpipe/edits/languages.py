@@ -162,7 +162,8 @@ _TYPESCRIPT = Language(
     interfaces="interface_declaration",
     types="type_alias_declaration enum_declaration",
     functions="function_declaration generator_function_declaration function_signature method_definition"
-    " method_signature abstract_method_signature construct_signature function_expression generator_function"
+    " method_signature abstract_method_signature construct_signature function_expression"
+    " generator_function"
     " arrow_function function_type",
     names={"construct_signature": "new"},
     named_by=_SCRIPT_NAMES,
@@ -174,7 +175,8 @@ _C_FUNCTIONS = dict.fromkeys(
     ("function_definition", "declaration", "field_declaration"), "declarator"
 )
 _C_SCOPES = (
-    "translation_unit declaration_list linkage_specification preproc_if preproc_ifdef preproc_else preproc_elif"
+    "translation_unit declaration_list linkage_specification preproc_if preproc_ifdef "
+    "preproc_else preproc_elif"
     " preproc_elifdef ERROR"
 )
 _C_WORDS: Mapping[str, DefinitionType] = {

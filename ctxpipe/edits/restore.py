@@ -13,7 +13,7 @@ from dataclasses import field as attribute
 from typing import TYPE_CHECKING, cast
 
 from ..compacted import RESTORED, restored_path, restored_text, text_of
-from ..facts import failed, named_to_read, refused, result_text, results_by_id
+from ..facts import failed, possible_reads, refused, result_text, results_by_id
 from ..messages import field, kind, tool_calls, tool_results
 from ..placeholders import MAX_SHOWN, any_reference
 from .views import READING_TOOLS, SHELL_TOOLS, ReadingTools, changes_folder, given_path, viewed_path
@@ -102,7 +102,7 @@ def working_set(
         is_elsewhere = is_elsewhere or changes_folder(call)
         if _is_failure(result, by_shell=by_shell):
             if path is None or read is not None:
-                for named in named_to_read(call) if path is None else [path]:
+                for named in possible_reads(call) if path is None else [path]:
                     note(FileInWork(named, denied=True))
         elif path is not None and not (by_shell and (is_lost or not shell)):
             shown = _shown(result) if read is not None else None
