@@ -148,7 +148,9 @@ def possible_reads(call: ToolCall) -> list[str]:
     command = _command(call)
     if command:
         command = _without_middle(command)
-        return _WORDS.findall(command) if _PRINTING.search(command) else []
+        if not _PRINTING.search(command):
+            return []
+        return _WORDS.findall(command)
     return [path.removeprefix("file://") for path, is_written in _paths(call) if not is_written]
 
 

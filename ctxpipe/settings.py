@@ -64,8 +64,7 @@ class Setting(Generic[T]):
         kind = type(self.default)
         try:
             # A number is parsed from its text, so that 0.1 is exactly a tenth.
-            given = value if type(value) is kind else str(value)
-            parsed = kind(given)
+            parsed = kind(value if type(value) is kind else str(value))
         except (ValueError, InvalidOperation) as error:
             raise SettingsError(f"{source} is {excerpt(value)}, which is not a number") from error
         if isinstance(parsed, Decimal) and not parsed.is_finite():

@@ -89,8 +89,12 @@ def without_gutter(text: str) -> tuple[str, list[int]]:
     numbers: list[int] = []
     for line in text.split("\n"):
         row = GUTTER.match(line)
-        code.append(row[3] if row else "")
-        numbers.append(int(row[1]) if row else 0)
+        if row is None:
+            code.append("")
+            numbers.append(0)
+        else:
+            code.append(row[3])
+            numbers.append(int(row[1]))
     if all(line.startswith(" ") for line in code if line):  # the blank after "12:" is the gutter's
         code = [line[1:] for line in code]
     return "\n".join(code), numbers
@@ -114,7 +118,7 @@ def _without_long_lines(source: str) -> str:
     lines = source.split("\n")
     if max(map(len, lines)) <= LONGEST_LINE:
         return source
-    return "\n".join(line if len(line) <= LONGEST_LINE else "" for line in lines)
+    return "\n".join("" if len(line) > LONGEST_LINE else line for line in lines)
 
 
 # Readings -----------------------------------------------------------------------------------------
@@ -357,7 +361,9 @@ def _target_name(node: SgNode, language: Language) -> SgNode | None:
     if parent is None:
         return None
     places = language.named_by.get(parent.kind())
-    return _find_name(parent, places) if places else None
+    if not places:
+        return None
+    return _find_name(parent, places)
 
 
 def _find_name(node: SgNode, places: str, through: str = "") -> SgNode | None:

@@ -163,9 +163,11 @@ _outline = merge_functions  # the option of fold_files has the same name
 
 
 def _section(run: Sequence[Definition]) -> Section:
-    type_ = run[0].type
+    first = run[0]
     names = tuple(dict.fromkeys(definition.name for definition in run))
-    return Section("functions" if type_ == "function" else type_, names, run[0].line)
+    if first.type == "function":
+        return Section("functions", names, first.line)
+    return Section(first.type, names, first.line)
 
 
 def format_sections(sections: Iterable[Section]) -> str:

@@ -101,12 +101,14 @@ def working_set(
             path = _path_to_write(call, writing_tools or {})
         files: list[FileInWork] = []
         if _is_failure(result, by_shell=by_shell):
-            files = _denied_files(call, path, is_read=read_path is not None)
+            files = _denials(call, path, is_read=read_path is not None)
         elif path is not None:
             is_place_known = os.path.isabs(path) or not folder_changed
             if not by_shell or (shell and is_place_known):
-                shown = _shown(result) if read_path is not None else None
-                files = [FileInWork(path, shown, written=read_path is None)]
+                if read_path is not None:
+                    files = [FileInWork(path, _view_text(result))]
+                else:
+                    files = [FileInWork(path, written=True)]
         for file in files:
             full_path = os.path.expanduser(file.path.removeprefix("file://"))
             _put_last(latest, os.path.join(work_dir, full_path), file)
@@ -114,8 +116,8 @@ def working_set(
     return list(reversed(latest.values()))
 
 
-def _denied_files(call: ToolCall, path: str | None, *, is_read: bool) -> list[FileInWork]:
-    """The files that *call*, which has failed, shall not bring back."""
+def _denials(call: ToolCall, path: str | None, *, is_read: bool) -> list[FileInWork]:
+    """The files that must not come back because *call* has failed."""
     if path is None:
         return [FileInWork(each, denied=True) for each in possible_reads(call)]
     if is_read:
@@ -219,7 +221,7 @@ def _files_of_calls(
     for call in tool_calls(messages):
         path = viewed_path(call, tools, shell)
         if path is not None:
-            yield FileInWork(path, _shown(results.get(call.id)))
+            yield FileInWork(path, _view_text(results.get(call.id)))
             continue
         path = _path_to_write(call, writing_tools)
         if path is not None:
@@ -232,12 +234,14 @@ def _path_to_write(call: ToolCall, tools: ReadingTools) -> str | None:
     return path_argument(call.input, tools.get(call.name, ()))
 
 
-def _shown(result: object) -> str | None:
+def _view_text(result: object) -> str | None:
     """What a reading tool showed of a file; None if it failed, or was moved to a file since."""
     if result is None or field(result, "is_error"):
         return None
     text = result_text(result)
-    return None if any_reference(text) else text
+    if any_reference(text) is not None:
+        return None
+    return text
 
 
 def was_changed(file: FileInWork, text: str) -> bool:

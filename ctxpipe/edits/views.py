@@ -238,7 +238,9 @@ def _inner_script(pipeline: Sequence[Sequence[str]]) -> str | None:
     shell, option, script = words
     if posixpath.basename(shell) not in {"bash", "sh", "zsh"}:
         return None
-    return script if re.fullmatch(r"-\w*c", option) else None
+    if not re.fullmatch(r"-\w*c", option):
+        return None
+    return script
 
 
 def _input_file(pipeline: Sequence[Sequence[str]]) -> str | None:
@@ -249,8 +251,8 @@ def _input_file(pipeline: Sequence[Sequence[str]]) -> str | None:
     if not first or first[0] not in VIEWERS:
         return None
     operands = _operands(first)
-    if operands and first[0] == "open":  # the viewer of SWE-agent: open PATH [LINE]
-        operands = operands[:1] if operands[-1].isdigit() else operands
+    if operands and first[0] == "open" and operands[-1].isdigit():
+        operands = operands[:1]  # the viewer of SWE-agent: open PATH [LINE]
     if operands is None or len(operands) != 1:
         return None
     path = operands[0]
