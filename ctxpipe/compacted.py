@@ -41,9 +41,8 @@ __all__ = [
 ]
 
 SUMMARY = "[Conversation compressed]\n\n"  # CR-37
-ACKNOWLEDGED = (
-    "Understood. I have the context from the compressed conversation. Continuing work."  # CR-37
-)
+# CR-37
+ACKNOWLEDGED = "Understood. I have the context from the compressed conversation. Continuing work."
 RESTORED = "[Restored after compact] "  # CR-27
 FILE_ACKNOWLEDGED = "Noted, file content restored."  # CR-37
 CONTINUE = "Continue with the task."  # A-34
@@ -115,7 +114,7 @@ def _summary(message: Message) -> str | None:
 
 
 def missing_text(name: str, archive: str) -> str:
-    """The note that replaces a picture or a document, the *name*, which left the context."""
+    """The note in place of a picture or document, the *name*, that is no longer in the context."""
     where = f" It is in {archive}." if archive else ""
     return f"\n\n[The {name} of this message is not shown here.{where}]"
 

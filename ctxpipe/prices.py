@@ -102,7 +102,7 @@ class Prices:
         return max(exceeded, key=lambda cliff: cliff.above, default=Cliff(0, 1.0))
 
 
-# By name ------------------------------------------------------------------------------------------
+# The prices of a model ----------------------------------------------------------------------------
 
 
 class Given(TypedDict, total=False):
@@ -188,10 +188,10 @@ def _cliffs(price: ModelPrice) -> tuple[Cliff, ...]:
     """The tiers of *price*; the prices of the cache follow that of the input."""
     prompt_factors = _tier_factors(price.input_mtok)
     output_factors = _tier_factors(price.output_mtok)
-    cliffs: list[Cliff] = []
-    for start, factor in prompt_factors.items():
-        cliffs.append(Cliff(start, factor, output_factors.get(start, 1.0)))
-    return tuple(cliffs)
+    return tuple(
+        Cliff(start, factor, output_factors.get(start, 1.0))
+        for start, factor in prompt_factors.items()
+    )
 
 
 def _tier_factors(listed: Decimal | TieredPrices | None) -> dict[int, float]:
@@ -200,7 +200,7 @@ def _tier_factors(listed: Decimal | TieredPrices | None) -> dict[int, float]:
     return {tier.start: float(tier.price / listed.base) for tier in listed.tiers}
 
 
-# What a rewrite costs -----------------------------------------------------------------------------
+# The cost of a rewrite ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ def excerpt(value: object) -> str:
     return one_line(reprlib.repr(value), 100)
 
 
-# What is wanted -----------------------------------------------------------------------------------
+# Checks -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +187,7 @@ FUNCTION = Wanted(_is_function, "a function that is not async")
 MAPPING = instance_of(Mapping, "a mapping such as {}")
 
 TOOLS = Wanted(
-    _is_tools,
-    "a mapping from the name of a tool to its input, such as {'read_file': 'path'}",
+    _is_tools, "a mapping from the name of a tool to its input, such as {'read_file': 'path'}"
 )
 CALLABLE = Wanted(_is_callable_object, "a function, or an object that is one")
 SLEEP = Wanted(is_async, "an async function such as anyio.sleep")

@@ -121,7 +121,7 @@ def _without_long_lines(source: str) -> str:
     return "\n".join("" if len(line) > LONGEST_LINE else line for line in lines)
 
 
-# Readings -----------------------------------------------------------------------------------------
+# Parsing ------------------------------------------------------------------------------------------
 
 
 def _read(source: str, language: Language) -> list[Definition]:
