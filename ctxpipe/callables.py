@@ -12,47 +12,42 @@ __all__ = ["answers_at_once", "is_async", "takes_one"]
 
 
 def is_async(function: object) -> bool:
-    """Whether *function* is an ``async def``: itself, behind `partial` and decorators, or called as
-    an object.
-    """
+    """Whether *function* is an ``async def``, also inside `partial`, decorators or an object."""
     return inspect.iscoroutinefunction(_innermost(function))
 
 
 def answers_at_once(given: object, *types: str) -> bool:
-    """Whether *given* is a function that certainly returns its answer itself, and nothing to await.
+    """Whether *given* is a function that certainly returns its answer, not something to await.
 
-    That a plain function returns something to await can only be seen by calling it. So only this is
-    certain: a generator, a function that returns nothing but constants, and one that builds an
-    answer, an object of *types*.
+    Only a call can show what a plain function returns. So three kinds are certain: a generator, a
+    function that returns only constants, and one that builds an answer, an object of *types*.
     """
     function = _innermost(given)
     if not isinstance(function, FunctionType) or inspect.iscoroutinefunction(function):
         return False
-    if function.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE:  # types.coroutine
+    code = function.__code__
+    if code.co_flags & inspect.CO_ITERABLE_COROUTINE:  # types.coroutine
         return False
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         return True
-    return not set(types).isdisjoint(function.__code__.co_names) or _returns_constants(function)
+    builds_answer = not set(types).isdisjoint(code.co_names)
+    return builds_answer or _returns_constants(function)
 
 
 def takes_one(function: object) -> bool:
-    """Whether *function* can be called with one argument.
-
-    True when its signature cannot be read.
-    """
+    """Whether *function* can be called with one argument; True if its signature cannot be read."""
     try:
         inspect.signature(function).bind(None)  # type: ignore[arg-type]
     except TypeError as error:
-        return "is not a callable object" in str(error) or "unsupported callable" in str(error)
+        text = str(error)
+        return "is not a callable object" in text or "unsupported callable" in text
     except ValueError:
         return True
     return True
 
 
 def _innermost(function: object) -> object:
-    """The function that *function* calls in the end, as `partial`, decorators and ``__call__``
-    tell.
-    """
+    """The function inside `partial`, decorators, bound methods and objects with ``__call__``."""
     while True:
         called = inspect.getattr_static(type(function), "__call__", None)
         if isinstance(function, partial):
@@ -68,5 +63,8 @@ def _innermost(function: object) -> object:
 
 
 def _returns_constants(function: FunctionType) -> bool:
-    steps = [step.opname for step in dis.get_instructions(function)]
-    return all(last == "LOAD_CONST" for last, step in pairwise(steps) if step == "RETURN_VALUE")
+    operations = [instruction.opname for instruction in dis.get_instructions(function)]
+    for before, operation in pairwise(operations):
+        if operation == "RETURN_VALUE" and before != "LOAD_CONST":
+            return False
+    return True

@@ -1,4 +1,4 @@
-"""Whether a client can be asked by an async session, known before anything is sent or paid."""
+"""A check that a session can call a client, before anything is sent or paid."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ _WANTED = "give anthropic.AsyncAnthropic(), or its .beta for requests with betas
 
 
 def check_client(client: object) -> None:
-    """Raise SettingsError unless *client* can be an async client of Anthropic's."""
+    """Raise SettingsError unless *client* can be an async client of Anthropic."""
     name = type(client).__name__
     if isinstance(client, type):
         raise SettingsError(f"client is {excerpt(client)}; {_WANTED}")
-    create = getattr(getattr(client, "messages", None), "create", None)
+    messages = getattr(client, "messages", None)
+    create = getattr(messages, "create", None)
     if callable(create):
         if _blocks(create):
             raise SettingsError(f"client is {name}, which would block the event loop; {_WANTED}")
@@ -27,9 +28,11 @@ def check_client(client: object) -> None:
 
 
 def _blocks(function: object) -> bool:
-    """Whether *function* is of Anthropic's SDK, and not async.
+    """Whether *function* belongs to Anthropic's SDK and is not async.
 
-    Of anybody else's it cannot be known.
+    Of a function from elsewhere it cannot be known.
     """
     module = getattr(function, "__module__", None)
-    return isinstance(module, str) and module.startswith("anthropic.") and not is_async(function)
+    if not isinstance(module, str) or not module.startswith("anthropic."):
+        return False
+    return not is_async(function)

@@ -1,7 +1,7 @@
-"""The forms of a compacted context: what is written in the place of a history, and how it looks.
+"""The forms of a compacted context: what replaces a history, and how to recognize it.
 
-Anybody can write a text in these forms. So whoever finds one may only do less because of it, unless
-he knows that a compaction has put it there.
+Anybody can write a text in these forms. So code that finds one may only do less because of it,
+unless it knows that a compaction has put it there.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ __all__ = [
 ]
 
 SUMMARY = "[Conversation compressed]\n\n"  # CR-37
-ACKNOWLEDGED = (
-    "Understood. I have the context from the compressed conversation. Continuing work."  # CR-37
-)
+# CR-37
+ACKNOWLEDGED = "Understood. I have the context from the compressed conversation. Continuing work."
 RESTORED = "[Restored after compact] "  # CR-27
 FILE_ACKNOWLEDGED = "Noted, file content restored."  # CR-37
 CONTINUE = "Continue with the task."  # A-34
@@ -52,15 +51,15 @@ KEPT, SEEN = "[Kept word for word from the conversation.]", "Noted."
 REMINDER, REMINDER_END = "\n\n<system-reminder>\n", "\n</system-reminder>"
 EVIDENCE, EVIDENCE_END = "\n\n<evidence>\n", "\n</evidence>"
 
-_MISSING = re.compile(r"\[The \w{1,20} of this message is not shown here\.[^\n]*\]")
-_MOST_MISSING = 100
+_MEDIA_NOTE = re.compile(r"\[The \w{1,20} of this message is not shown here\.[^\n]*\]")
+_MAX_MEDIA_NOTES = 100
 _RESTORED = re.compile(r"\[Restored after compact\] ([^\n]+):\n")
 _EXTRAS = re.compile(f"{re.escape(REMINDER)}|{re.escape(EVIDENCE)}")
 _OUR_TAGS = re.compile(r"<(?=/?(?:evidence|request|system-reminder|command)\b)", re.IGNORECASE)
 
 
 def text_of(message: Message) -> str:
-    """All that *message* says as text, its blocks a blank line apart."""
+    """All text of *message*, its blocks separated by a blank line."""
     return "\n\n".join(texts(message))
 
 
@@ -71,110 +70,114 @@ def restored_text(path: str, content: str) -> str:
 
 def restored_path(message: Message) -> str | None:
     """The path in a message that looks as if it brought a file back; None for any other."""
-    match = _RESTORED.match(text_of(message)) if message["role"] == "user" else None
+    if message["role"] != "user":
+        return None
+    match = _RESTORED.match(text_of(message))
     return match[1] if match else None
 
 
 def safe_summary(text: str) -> str:
-    """*text* with our own tags made harmless: what a model writes must not pass for what the user
-    said (R22, A-47).
+    """*text* with our own tags escaped.
+
+    What a model writes must not be mistaken for what the user said (R22, A-47).
     """
     return _OUR_TAGS.sub("&lt;", text)
 
 
 def summary_body(message: Message) -> str | None:
-    """The summary that *message* carries, without what stands behind it.
-
-    None for any other message.
-    """
+    """The summary in *message*, without what follows it; None for any other message."""
     text = _summary(message)
-    return None if text is None else _EXTRAS.split(text, maxsplit=1)[0]
+    if text is None:
+        return None
+    return _EXTRAS.split(text, maxsplit=1)[0]
 
 
 def summary_extras(message: Message) -> str:
-    """What stands behind the summary in *message*: commands, folded files, evidence; "" for any
-    other message.
+    """What follows the summary in *message*: commands, folded files, evidence.
+
+    "" for any other message.
     """
     text = _summary(message)
-    # A summary's own tags are harmless, so the first one is ours.
-    start = _EXTRAS.search(text) if text is not None else None
-    return text[start.start() :] if text is not None and start else ""
+    if text is None:
+        return ""
+    first_tag = _EXTRAS.search(text)  # ours, since those in a summary are escaped
+    return text[first_tag.start() :] if first_tag else ""
 
 
 def _summary(message: Message) -> str | None:
     if message["role"] != "user":
         return None
     text = text_of(message)
-    return text[len(SUMMARY) :] if text.startswith(SUMMARY) else None
+    if not text.startswith(SUMMARY):
+        return None
+    return text[len(SUMMARY) :]
 
 
 def missing_text(name: str, archive: str) -> str:
-    """What is said in the place of a picture or a document, its *name*, that is not in the context
-    any more.
-    """
+    """The note in place of a picture or document, the *name*, that is no longer in the context."""
     where = f" It is in {archive}." if archive else ""
     return f"\n\n[The {name} of this message is not shown here.{where}]"
 
 
 def own_words(message: Message) -> str:
-    """What the user wrote in *message*, "" when it is not his, or may be what a compaction put
-    there.
-    """
+    """What the user wrote in *message*; "" where it may be what a compaction put there."""
     if message["role"] != "user":
         return ""
-    text = _told(message)
+    text = _without_media_notes(message)
     if text.startswith(IN_PROGRESS):
         return text[len(IN_PROGRESS) :]
-    ours = text in (CONTINUE, KEPT) or text.isspace() or text.startswith((SUMMARY, RESTORED))
-    return "" if ours else text
+    if text.isspace() or text in (CONTINUE, KEPT):
+        return ""
+    if text.startswith((SUMMARY, RESTORED)):
+        return ""
+    return text
 
 
 # The beginning of a compacted context -------------------------------------------------------------
 
 
 def leading(messages: Sequence[Message]) -> int:
-    """How many messages at the beginning have the forms that a compaction begins a context with.
+    """How many messages at the beginning have the forms with which a compaction begins a context.
 
-    The summary, system messages that were carried on, the acknowledgment, and each restored file
-    with its own.
+    They are the summary, system messages that were kept, the acknowledgment, and each restored file
+    with its own acknowledgment.
     """
     if not messages or summary_body(messages[0]) is None:
         return 0
     index = 1
     while index < len(messages) and messages[index]["role"] == "system":
         index += 1
-    index += index < len(messages) and _is_reply(messages[index], ACKNOWLEDGED)
-    while (
-        index + 1 < len(messages)
-        and _is_file(messages[index])
-        and _is_reply(messages[index + 1], FILE_ACKNOWLEDGED)
-    ):
+    if index < len(messages) and _is_reply(messages[index], ACKNOWLEDGED):
+        index += 1
+    while index + 1 < len(messages):
+        file, reply = messages[index], messages[index + 1]
+        if not _is_file(file) or not _is_reply(reply, FILE_ACKNOWLEDGED):
+            break
         index += 2
     return index
 
 
 def placed(messages: Sequence[Message]) -> int:
-    """As `leading`, but 0 unless the summary is acknowledged in our words, which no user can write."""
+    """As `leading`, but 0 unless our acknowledgment follows the summary; no user can write that."""
     count = leading(messages)
-    return count if any(_is_reply(message, ACKNOWLEDGED) for message in messages[1:count]) else 0
+    is_acknowledged = any(_is_reply(message, ACKNOWLEDGED) for message in messages[1:count])
+    return count if is_acknowledged else 0
 
 
 def is_connective(message: Message) -> bool:
-    """Whether *message* has the form of what a compaction puts between kept messages, or before the
-    last ones.
-    """
-    if message["role"] == "user":
-        text = _told(message)
-        return text in (CONTINUE, KEPT) or text.startswith(IN_PROGRESS)
-    return _is_reply(message, SEEN)
+    """Whether *message* has a form that a compaction puts between or before kept messages."""
+    if message["role"] != "user":
+        return _is_reply(message, SEEN)
+    text = _without_media_notes(message)
+    return text in (CONTINUE, KEPT) or text.startswith(IN_PROGRESS)
 
 
-def _told(message: Message) -> str:
-    """The text of *message* without what is said there in the place of pictures."""
+def _without_media_notes(message: Message) -> str:
+    """The text of *message* without the notes that replace pictures and documents."""
     text = text_of(message)
-    for _ in range(_MOST_MISSING):
-        before, mark, last = text.rpartition("\n\n")
-        if not mark or _MISSING.fullmatch(last) is None:
+    for _ in range(_MAX_MEDIA_NOTES):
+        before, blank_line, last = text.rpartition("\n\n")
+        if not blank_line or _MEDIA_NOTE.fullmatch(last) is None:
             break
         text = before
     return text

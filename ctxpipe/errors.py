@@ -23,11 +23,11 @@ class CtxpipeError(Exception):
 
 
 class InvalidHistory(CtxpipeError, ValueError):
-    """A history has not the shape of Anthropic messages; the text names the index."""
+    """A history is not a valid list of Anthropic messages; the text names the index."""
 
 
 class SettingsError(CtxpipeError, ValueError):
-    """A setting, given in code or in the environment, makes no sense; the text names it."""
+    """A setting, given in code or in the environment, is invalid; the text names it."""
 
 
 class StorageError(CtxpipeError, OSError):
@@ -38,7 +38,7 @@ class StorageError(CtxpipeError, OSError):
 
 
 class SummaryFailed(CtxpipeError):
-    """The summariser gave up; the history stays as it was."""
+    """The summarizer gave up; the history stays as it was."""
 
 
 class TranscriptError(CtxpipeError, ValueError):
@@ -48,23 +48,22 @@ class TranscriptError(CtxpipeError, ValueError):
 class VocabularyError(CtxpipeError, OSError):
     """A rank file of the tokenizer is missing or damaged.
 
-    The text names it and says how to mend it.
+    The text names it and says how to repair it.
     """
 
 
 MAX_ERROR_CHARS = 160
-_READ = 2_000  # characters: a path may be of megabytes
-_FOLDERS = re.compile(
-    r"(?<![\w…])(?:/[^/\s'\":]+)+/"
-)  # of a path: their names may say whose conversation it is
+_MAX_SEARCHED_CHARS = 2_000  # a path may be of megabytes
+# The folders of a path: their names may say whose conversation it is.
+_FOLDERS = re.compile(r"(?<![\w…])(?:/[^/\s'\":]+)+/")
 
 
 def safe_text(error: BaseException) -> str:
-    """What may be told of *error* in a log, a report or a span: never text of the conversation.
+    """What a log, a report or a span may say about *error*: never text of the conversation.
 
-    An error that our own code has raised on purpose is told in its words, the folders of a path
-    left out. Any other may quote what it was given, so only its type, what the operating system
-    calls it, and the line that raised it are told.
+    For an error that our own code raised on purpose this is its text without the folders of paths.
+    Any other may quote its input, so this is only its type, the operating system's name for it, and
+    the line that raised it.
     """
     name = type(error).__name__
     if isinstance(error, OSError) and isinstance(error.errno, int):
@@ -75,7 +74,9 @@ def safe_text(error: BaseException) -> str:
     if frame is None:
         return name
     module = str(frame.tb_frame.f_globals.get("__name__"))
-    if isinstance(error, CtxpipeError) and module.partition(".")[0] == __package__:
-        return one_line(_FOLDERS.sub("…/", str(error)[:_READ]), MAX_ERROR_CHARS)
+    is_ours = module.partition(".")[0] == __package__
+    if is_ours and isinstance(error, CtxpipeError):
+        text = str(error)[:_MAX_SEARCHED_CHARS]
+        return one_line(_FOLDERS.sub("…/", text), MAX_ERROR_CHARS)
     file = os.path.basename(frame.tb_frame.f_code.co_filename)
     return f"{name} ({file}, line {frame.tb_lineno})"

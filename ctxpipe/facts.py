@@ -1,6 +1,6 @@
 """What a conversation did, read from its messages without a model: files, commands, identifiers.
 
-Tools differ from agent to agent, so the names of tools and arguments are read by what they usually
+Tools differ from agent to agent, so tools and arguments are recognized by what their names usually
 mean; a wrong guess costs a line in a list, never a message.
 """
 
@@ -25,8 +25,8 @@ __all__ = [
     "identifiers",
     "is_cut",
     "is_one_line",
-    "named_to_read",
     "one_line",
+    "possible_reads",
     "refused",
     "result_text",
     "results_by_id",
@@ -36,36 +36,38 @@ __all__ = [
 ]
 
 _PATH_ARGUMENT = re.compile(
-    r"(?:^|_)(?:path|file|filename|filepath|notebook|dir|directory|folder|cwd|workdir|uri)s?$|(?:Path|File|Dir)s?$"
+    r"(?:^|_)(?:path|file|filename|filepath|notebook|dir|directory|folder|cwd|workdir|uri)s?$|"
+    r"(?:Path|File|Dir)s?$"
 )
 _WRITING_TOOL = re.compile(
     r"write|edit|create|replace|insert|patch|append|save|move|rename|delete", re.IGNORECASE
 )
 _COMMAND_ARGUMENTS = ("command", "cmd", "call", "script")
-_EDITOR_COMMANDS = frozenset(
-    {"view", "create", "str_replace", "insert", "undo_edit"}
-)  # of the editor tools
+_EDITOR_COMMANDS = frozenset({"view", "create", "str_replace", "insert", "undo_edit"})
 _MAX_PATH_CHARS = 400
 _MAX_TARGET_CHARS = 10_000
 _MAX_COMMAND_CHARS = 100_000
 
-_PATCHED = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+)$", re.MULTILINE)
+_PATCHED_FILE = re.compile(
+    r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+)$", re.MULTILINE
+)
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?.*?(?:^\1$|\Z)", re.MULTILINE | re.DOTALL)
-_URL = re.compile(
-    r"(?<!\w)\w+://[^\s'\"<>]+"
-)  # from a word's beginning: elsewhere a long one takes quadratic time
+# Only from a word's beginning: a search inside long words takes quadratic time.
+_URL = re.compile(r"(?<!\w)\w+://[^\s'\"<>]+")
 _WORD = re.compile(r"(>{1,2}\s*)?([^\s'\"`;|&()<>=,{}\[\]*?$]+)")
 _SOURCE_FILE = re.compile(
-    r"[\w@+~./-]*[\w+-]\.(?:py|pyi|ipynb|go|ts|tsx|js|jsx|mjs|cjs|vue|svelte|rs|java|kt|scala|swift|c|h|cc|cpp|hpp|cs|rb|php|"
-    r"pl|lua|r|sql|html|css|scss|md|mdx|rst|txt|json|jsonl|json5|yaml|yml|toml|ini|cfg|conf|xml|csv|tsv|log|lock|mod|sum|"
-    r"sh|bash|zsh|ps1|bat|proto|tf|tpl|patch|diff|env|png|jpg|svg|pdf|parquet|db|sqlite|zip|gz|tar|whl)",
+    r"[\w@+~./-]*[\w+-]\.(?:py|pyi|ipynb|go|ts|tsx|js|jsx|mjs|cjs|vue|svelte|rs|java|kt|scala|"
+    r"swift|c|h|cc|cpp|hpp|cs|rb|php|pl|lua|r|sql|html|css|scss|md|mdx|rst|txt|json|jsonl|json5|"
+    r"yaml|yml|toml|ini|cfg|conf|xml|csv|tsv|log|lock|mod|sum|sh|bash|zsh|ps1|bat|proto|tf|tpl|"
+    r"patch|diff|env|png|jpg|svg|pdf|parquet|db|sqlite|zip|gz|tar|whl)",
     re.IGNORECASE,
 )
 _ROOTED = re.compile(r"(?:~?/|\.\.?/)[\w@+~-][\w@+~.-]+(?:/[\w@+~.-]+)*/?")
 _WORDS = re.compile(r"[^\s'\"`;|&()<>]{1,400}")
 _PRINTING = re.compile(
-    r"(?:^|[\s;|&(`/])(?:awk|base64|bat|cat|cut|diff|gc|Get-Content|head|jq|less|more|nl|od|open|sed|sort|strings|tac|tail|"
-    r"type|vi|view|vim|xxd|yq)\s"
+    r"(?:^|[\s;|&(`/])"
+    r"(?:awk|base64|bat|cat|cut|diff|gc|Get-Content|head|jq|less|more|nl|od|open|sed|sort|strings|"
+    r"tac|tail|type|vi|view|vim|xxd|yq)\s"
 )
 _NOWHERE = ("/dev/", "/proc/self")
 
@@ -90,7 +92,7 @@ _FAILURE = re.compile(
 class Command:
     """A command that a tool ran.
 
-    *failed* is told from its result; *output* is that result's text.
+    *output* is the text of its result; *failed* is what that result says.
     """
 
     text: str
@@ -102,83 +104,98 @@ class Command:
 
 
 def touched_paths(messages: Sequence[Message]) -> dict[str, bool]:
-    """Each path that a tool was given, and whether it was written; the one touched last comes last.
+    """Each path that a tool was given, and whether it was written; the latest comes last.
 
-    Read are path arguments, patch headers, and the file names in shell commands (not the bodies of
-    their documents).
+    Paths come from path arguments, patch headers, and the file names in shell commands, but not
+    from the bodies of here-documents.
     """
-    found: dict[str, bool] = {}
+    touched: dict[str, bool] = {}
     for call in tool_calls(messages):
-        for path, written in _paths(call):
+        for path, is_written in _paths(call):
             clean = path.removeprefix("file://").removeprefix("./")
             if clean:
-                found[clean] = found.pop(clean, False) or written
-    return found
+                was_written = touched.pop(clean, False)
+                touched[clean] = was_written or is_written
+    return touched
 
 
 def _paths(call: ToolCall) -> Iterator[tuple[str, bool]]:
     command = call.input.get("command")
-    writing = bool(_WRITING_TOOL.search(call.name)) and command != "view"
+    writes = bool(_WRITING_TOOL.search(call.name)) and command != "view"
     for name, text in _strings(call.input):
         if _PATH_ARGUMENT.search(name):
-            if (
-                len(text) <= _MAX_PATH_CHARS
-                and "\n" not in text
-                and "://" not in text.removeprefix("file://")
-            ):
-                yield text, writing
+            if _is_path(text):
+                yield text, writes
         elif "*** Begin Patch" in text:
-            yield from ((path.strip(), True) for path in _PATCHED.findall(text))
+            for path in _PATCHED_FILE.findall(text):
+                yield path.strip(), True
         elif name in _COMMAND_ARGUMENTS:
-            yield from _named_in(text)
+            yield from _paths_in_command(text)
 
 
-def named_to_read(call: ToolCall) -> list[str]:
-    """The paths that *call* may have been to read, however it spells them: those given to a tool
-    that does not write, and every word of a command line that prints files."""
+def _is_path(text: str) -> bool:
+    if len(text) > _MAX_PATH_CHARS or "\n" in text:
+        return False
+    return "://" not in text.removeprefix("file://")
+
+
+def possible_reads(call: ToolCall) -> list[str]:
+    """The paths that *call* may read, however it spells them.
+
+    They are the paths given to a tool that does not write, and every word of a command line that
+    prints files.
+    """
     command = _command(call)
     if command:
-        command = _ends(command)
-        return _WORDS.findall(command) if _PRINTING.search(command) else []
-    paths = (path for path, written in _paths(call) if not written)
-    return [path.removeprefix("file://") for path in paths]
+        command = _without_middle(command)
+        if not _PRINTING.search(command):
+            return []
+        return _WORDS.findall(command)
+    return [path.removeprefix("file://") for path, is_written in _paths(call) if not is_written]
 
 
 def is_about_file(call: ToolCall) -> bool:
     """Whether *call* works on a path that it is given, and runs no command."""
-    return not _command(call) and any(
-        _PATH_ARGUMENT.search(name) for name, _ in _strings(call.input)
-    )
+    if _command(call):
+        return False
+    return any(_PATH_ARGUMENT.search(name) for name, _ in _strings(call.input))
 
 
 def _strings(value: object) -> Iterator[tuple[str, str]]:
-    """Every string inside a tool's input, with the name of the argument it stands under."""
-    unread: list[Iterator[tuple[str, object]]] = [iter([("", value)])]
-    while unread:
-        for name, item in unread[-1]:
+    """Every string inside a tool's input, with the name of the argument that holds it."""
+    # A stack of iterators instead of recursion: a hostile input may be nested very deep.
+    stack: list[Iterator[tuple[str, object]]] = [iter([("", value)])]
+    while stack:
+        for name, item in stack[-1]:
             if isinstance(item, str):
                 yield name, item
             elif isinstance(item, Mapping):
-                unread.append(((str(key), inner) for key, inner in item.items()))
+                stack.append(((str(key), inner) for key, inner in item.items()))
                 break
             elif isinstance(item, list | tuple):
-                unread.append(zip(repeat(name), item, strict=False))
+                stack.append(zip(repeat(name), item, strict=False))
                 break
         else:
-            unread.pop()
+            stack.pop()
 
 
-def _ends(command: str) -> str:
-    """*command* itself, or its head and tail: what is longer carries a document, and files are
-    named around it.
+def _without_middle(command: str) -> str:
+    """*command*, or only the head and the tail of a very long one.
+
+    What is that long carries a document, and names files before and after it.
     """
+    if len(command) <= _MAX_COMMAND_CHARS:
+        return command
     half = _MAX_COMMAND_CHARS // 2
-    return command if len(command) <= _MAX_COMMAND_CHARS else f"{command[:half]} {command[-half:]}"
+    return f"{command[:half]} {command[-half:]}"
 
 
-def _named_in(command: str) -> Iterator[tuple[str, bool]]:
+def _paths_in_command(command: str) -> Iterator[tuple[str, bool]]:
     """The files that a shell command names, and whether it redirects into them."""
-    for arrow, word in _WORD.findall(_URL.sub(" ", _HEREDOC.sub(" ", _ends(command)))):
+    line = _without_middle(command)
+    line = _HEREDOC.sub(" ", line)
+    line = _URL.sub(" ", line)
+    for arrow, word in _WORD.findall(line):
         path = word.rstrip(".,:;")
         if len(path) > _MAX_PATH_CHARS or path.startswith(_NOWHERE):
             continue
@@ -192,23 +209,23 @@ def _named_in(command: str) -> Iterator[tuple[str, bool]]:
 def commands(messages: Sequence[Message]) -> list[Command]:
     """The commands that tools ran, oldest first, each with how it ended."""
     results = results_by_id(messages)
-    found = []
+    ran = []
     for call in tool_calls(messages):
         text = _command(call)
         if text:
             result = results.get(call.id)
-            found.append(Command(text, failed(result), result_text(result)))
-    return found
+            ran.append(Command(text, failed(result), result_text(result)))
+    return ran
 
 
 def target(call: ToolCall) -> str:
-    """What *call* is about, how it begins, on one line: its command, else its path, else its whole
-    input as JSON.
+    """The beginning of what *call* is about, on one line.
+
+    That is its command, else its path, else its whole input as JSON.
     """
     paths = (text for name, text in _strings(call.input) if _PATH_ARGUMENT.search(name))
-    return one_line(
-        (_command(call) or next(paths, "") or compact_json(call.input))[:_MAX_TARGET_CHARS]
-    )
+    text = _command(call) or next(paths, "") or compact_json(call.input)
+    return one_line(text[:_MAX_TARGET_CHARS])
 
 
 def _command(call: ToolCall) -> str:
@@ -222,7 +239,7 @@ def _command(call: ToolCall) -> str:
 
 
 def results_by_id(messages: Sequence[Message]) -> dict[str, Block]:
-    """The tool_result blocks, by the id of their call; of a repeated id the last."""
+    """The tool_result blocks, by the id of their call; the last one where an id is repeated."""
     return {result.tool_use_id: result for result in tool_results(messages)}
 
 
@@ -231,112 +248,133 @@ def result_text(result: object) -> str:
     content = field(result, "content")
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(
-        field(part, "text") or "" if kind(part) == "text" else f"[{kind(part)}]" for part in content
-    )
+    return "\n".join(_part_text(part) for part in content)
+
+
+def _part_text(part: object) -> str:
+    if kind(part) == "text":
+        return field(part, "text") or ""
+    return f"[{kind(part)}]"
 
 
 def failed(result: object) -> bool:
     """Whether a tool result says that the call failed."""
     if result is None:
         return False
-    return bool(field(result, "is_error")) or bool(_FAILURE.search(result_text(result)[-2000:]))
+    if field(result, "is_error"):
+        return True
+    end = result_text(result)[-2000:]
+    return _FAILURE.search(end) is not None
 
 
-_REFUSED = re.compile(
+_REFUSAL = re.compile(
     r"permission[^\n]{0,100}denied|(?:access|permission) (?:\w+ ){0,3}denied|denied by|"
     r"not (?:permitted|allowed|authorized)|unauthori[sz]ed|forbidden|no such file|"
     r"does not exist|doesn't exist|not found|cannot (?:open|access|read|stat|find)|"
     r"could not (?:open|access|read|stat|find)|unable to|failed to|"
     r"EACCES|ENOENT|EPERM|EISDIR|doesn't want to|rejected|declined|interrupted|cancelled|"
-    r"canceled|timed out|outside (?:of )?(?:the )?[\w ]{0,30}(?:work|root|allowed|project|director)|"
-    r"\b(?:blocked|refus(?:ed|ing)|abort(?:ed|ing)|restricted|prohibited|disallowed|denied|violation|skipped|"
-    r"not (?:readable|executed|run|available|within|approved?)|approval|"
-    r"(?:no|insufficient|without|have|lacks?) (?:\w+ )?(?:permission|privilege|right|access|approval)s?|"
+    r"canceled|timed out|"
+    r"outside (?:of )?(?:the )?[\w ]{0,30}(?:work|root|allowed|project|director)|"
+    r"\b(?:blocked|refus(?:ed|ing)|abort(?:ed|ing)|restricted|prohibited|disallowed|denied|"
+    r"violation|skipped|not (?:readable|executed|run|available|within|approved?)|approval|"
+    r"(?:no|insufficient|without|have|lacks?) (?:\w+ )?"
+    r"(?:permission|privilege|right|access|approval)s?|"
     r"(?:may|can|could|must|do|does|did|will|is|are)(?: not|n't|not) (?:be )?(?:\w+ )?"
     r"(?:read|open|show|access|find|approve|allow|permit|do that)\w*|can't|"
-    r"hook (?:error|returned)|ignored by|is hidden|escapes|said no|exceeds|skip|den(?:y|ies)|withheld|"
-    r"prevents? (?:you|me|this|it|us)|must be (?:within|absolute|inside|below|under)|blocking error|"
+    r"hook (?:error|returned)|ignored by|is hidden|escapes|said no|exceeds|skip|"
+    r"den(?:y|ies)|withheld|prevents? (?:you|me|this|it|us)|"
+    r"must be (?:within|absolute|inside|below|under)|blocking error|"
     r"requires? (?:\w+ ){0,3}(?:approval|confirmation|permission)|non accordée|berechtigung)\b|"
     r"\b(?:verweiger|denegad|refusé|negad[oa]\b)|"
     r"[\"']status[\"']\s*:\s*[\"'](?:error|denied|failed|failure|rejected|forbidden)|"
-    r"^\W*(?:HTTP\W*)?40[0-9]\W*$|[\"'](?:success|ok)[\"']\s*:\s*false|[\"']is_?error[\"']\s*:\s*true",
+    r"^\W*(?:HTTP\W*)?40[0-9]\W*$|[\"'](?:success|ok)[\"']\s*:\s*false|"
+    r"[\"']is_?error[\"']\s*:\s*true",
     re.IGNORECASE,
 )
-_FIRST_LINE_REFUSED = re.compile(
+_FIRST_LINE_REFUSAL = re.compile(
     r"\s*[\[<{(\"'*`]*\s*(?:tool_use_error\b|traceback \(|(?:permission|access) denied|"
-    r"(?:error|failed|unable|cannot|could not) (?:to )?(?:read|open|access|load|find|view|writ|edit)|"
+    r"(?:error|failed|unable|cannot|could not) (?:to )?"
+    r"(?:read|open|access|load|find|view|writ|edit)|"
     r"(?:errno|fatal|failed|failure|denied|\w{0,40}(?:error|exception))\b\s*[\"']?\s*[:>\]})])",
     re.IGNORECASE,
 )
-_SHELL_REFUSED = re.compile(
+_SHELL_REFUSAL = re.compile(
     r"^[^\n]{0,300}: (?:permission denied|no such file or directory|operation not permitted|"
     r"is a directory|not a directory|command not found|cannot open)\b|"
     r"\A\s*(?:/\S{0,100}/)?(?:bash|sh|zsh|dash|cat|head|tail|sed|nl|less|more|bat): |"
     r"\b(?:exit(?:ed)?|return|status)[ _-]?(?:code|status|with)?\W{1,3}-?[1-9]",
     re.IGNORECASE | re.MULTILINE,
 )
-_TOLD_BY_AGENT = re.compile(
-    r"\W*(?:(?:the|this|your) )?(?:user|tool|hook|(?:file )?path|access|operation|request|command|action|permission|"
+_AGENT_SPEAKS = re.compile(
+    r"\W*(?:(?:the|this|your) )?"
+    r"(?:user|tool|hook|(?:file )?path|access|operation|request|command|action|permission|"
     r"sandbox|policy|approval|error)\b",
     re.IGNORECASE,
 )
 _SHORT_CHARS, _SHORT_LINES = 1000, 4
-_REMINDER = "<system-reminder>"  # agents add notes of any length to what a tool said
+_REMINDER = "<system-reminder>"  # agents append notes of any length to a tool's text
 
 
 def refused(text: str, *, whole: bool = False) -> bool:
-    """Whether a result that is marked as no error says in its *text* that the call failed.
+    """Whether a result that is not marked as an error says in its *text* that the call failed.
 
-    Looked at is how it begins, and, of a few lines, all; with *whole*, for command lines, also what
-    a shell says before or after its output. A file that only speaks of errors is rarely taken for
-    one, and then the loss is small: it is not restored.
+    Searched is the beginning, and all of a text of a few lines; with *whole*, for command lines,
+    also what a shell says before or after the output. A file that only mentions errors is rarely
+    mistaken for a failure, and then the loss is small: it is not restored.
     """
-    begin, end = text[:2000], text[-2000:]
-    if _FIRST_LINE_REFUSED.match(begin[:200]):
+    begin = text[:2000]
+    if _FIRST_LINE_REFUSAL.match(begin[:200]):
         return True
-    first = begin.strip().partition("\n")[0]
-    if _TOLD_BY_AGENT.match(first) and _REFUSED.search(first):
+    first_line = begin.strip().partition("\n")[0]
+    if _AGENT_SPEAKS.match(first_line) and _REFUSAL.search(first_line):
         return True
-    said = begin.partition(_REMINDER)[0].strip()
-    lines = [line for line in said.splitlines() if line.strip()]
-    if len(said) <= _SHORT_CHARS and len(lines) <= _SHORT_LINES and _REFUSED.search(said):
+    message = begin.partition(_REMINDER)[0].strip()
+    if _is_short(message) and _REFUSAL.search(message):
         return True
-    return whole and bool(_SHELL_REFUSED.search(begin) or _SHELL_REFUSED.search(end))
+    if not whole:
+        return False
+    end = text[-2000:]
+    return bool(_SHELL_REFUSAL.search(begin) or _SHELL_REFUSAL.search(end))
+
+
+def _is_short(text: str) -> bool:
+    if len(text) > _SHORT_CHARS:
+        return False
+    lines = [line for line in text.splitlines() if line.strip()]
+    return len(lines) <= _SHORT_LINES
 
 
 # Identifiers --------------------------------------------------------------------------------------
 
 
 def identifiers(messages: Sequence[Message], redact: Callable[[str], str] = str) -> list[str]:
-    """Ids, hashes and ticket numbers that came up and were used again by the assistant; used last
-    comes last.
+    """Ids, hashes and ticket numbers that the assistant used again, the latest used last.
 
-    *redact* sees each text before any of it is taken out.
+    *redact* is applied to each text before it is searched.
     """
     seen: set[str] = set()
     used: dict[str, None] = {}
     for message in messages:
-        said = {
-            name
-            for text in map(redact, _said(message))
-            for piece in pieces_at_blanks(text)
-            for name in _IDENTIFIER.findall(piece)
-        }
+        mentioned: set[str] = set()
+        for text in _searchable_texts(message):
+            for piece in pieces_at_blanks(redact(text)):
+                mentioned.update(_IDENTIFIER.findall(piece))
         if message["role"] == "assistant":
-            for name in sorted(said & seen):
+            for name in sorted(mentioned & seen):
                 used.pop(name, None)
                 used[name] = None
-        seen |= said
+        seen |= mentioned
     return [name for name in used if not _NO_IDENTIFIER.match(name)]
 
 
-def _said(message: Message) -> Iterator[str]:
+def _searchable_texts(message: Message) -> Iterator[str]:
     yield from texts(message)
     if message["role"] == "assistant":
-        yield from (compact_json(call.input) for call in tool_calls([message]))
+        for call in tool_calls([message]):
+            yield compact_json(call.input)
     else:
-        yield from map(result_text, tool_results([message]))
+        for result in tool_results([message]):
+            yield result_text(result)
 
 
 # Lines --------------------------------------------------------------------------------------------
@@ -345,14 +383,12 @@ _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def is_one_line(text: str) -> bool:
-    """Whether *text* holds no line break of any kind, and no other control character."""
+    """Whether *text* contains no line break of any kind, and no other control character."""
     return _CONTROLS.search(text) is None
 
 
 def one_line(text: str) -> str:
-    """*text* on one line: line breaks, other control characters and runs of blanks become one
-    space.
-    """
+    """*text* on one line: control characters and runs of white space become one space."""
     return " ".join(_CONTROLS.sub(" ", text).split())
 
 
@@ -360,17 +396,18 @@ def one_line(text: str) -> str:
 
 
 def shortened(text: str, limit: int, where: str = "") -> str:
-    """*text* itself up to *limit* characters, else its head and tail with what is missing between
-    them.
+    """*text* if it has at most *limit* characters, else its head, a note on the rest, its tail.
 
-    *where* says in which file the whole text lies.
+    *where* is the file that contains the whole text.
     """
     if len(text) <= limit:
         return text
-    head = limit * 2 // 3
-    tail = limit - head
+    head_chars = limit * 2 // 3
+    tail_chars = limit - head_chars
+    head = text[:head_chars]
+    tail = text[len(text) - tail_chars :]
     source = f"; the whole text is in {where}" if where else ""
-    return f"{text[:head]}\n[... {len(text) - limit} characters left out{source} ...]\n{text[len(text) - tail :]}"
+    return f"{head}\n[... {len(text) - limit} characters left out{source} ...]\n{tail}"
 
 
 _LEFT_OUT = re.compile(r"\n\[\.\.\. \d+ characters left out[^\n]* \.\.\.\]\n")
@@ -378,5 +415,11 @@ _LEFT_OUT = re.compile(r"\n\[\.\.\. \d+ characters left out[^\n]* \.\.\.\]\n")
 
 def is_cut(text: str, whole: str) -> bool:
     """Whether *text* is *whole*, or what `shortened` leaves of it."""
-    head, *tail = _LEFT_OUT.split(text, maxsplit=1)
-    return text == whole or (bool(tail) and whole.startswith(head) and whole.endswith(tail[0]))
+    if text == whole:
+        return True
+    note = _LEFT_OUT.search(text)
+    if note is None:
+        return False
+    head = text[: note.start()]
+    tail = text[note.end() :]
+    return whole.startswith(head) and whole.endswith(tail)

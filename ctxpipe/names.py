@@ -9,9 +9,7 @@ from pathlib import PurePosixPath
 __all__ = ["content_hash", "safe_name", "session_folder", "suffixed"]
 
 _VERBATIM = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}")
-_RESERVED = re.compile(
-    r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\.|$)", re.IGNORECASE
-)  # devices on Windows
+_WINDOWS_DEVICE = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\.|$)", re.IGNORECASE)
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 _PLAIN_FOLDER = re.compile(r"[a-z0-9_-](?:[a-z0-9._-]{0,118}[a-z0-9_-])?")
@@ -19,13 +17,13 @@ _HASHED_FOLDER = re.compile(r".*-[0-9a-f]{16}")
 
 
 def safe_name(name: str) -> str:
-    """*name* itself where it is a harmless file name of at most 120 bytes, else a slug and a hash.
+    """*name* itself if it is a harmless file name of at most 120 bytes, else a slug and a hash.
 
-    None holds a separator, begins with a dot or names a device. A name that looks like a slug with
-    a hash stays itself, and so do "A" and "a": the storage keeps two texts of one name apart. For
-    folders, which must not meet, there is `session_folder`.
+    The result has no separator, begins with no dot and names no device. A name that looks like a
+    slug with a hash stays as it is, and so do "A" and "a": the storage keeps two texts of one name
+    apart. For folders, which must not collide, use `session_folder`.
     """
-    if _VERBATIM.fullmatch(name) and not _RESERVED.match(name):
+    if _VERBATIM.fullmatch(name) and not _WINDOWS_DEVICE.match(name):
         return name
     return f"{_slug(name)}-{content_hash(name)}"
 
@@ -33,11 +31,11 @@ def safe_name(name: str) -> str:
 def session_folder(session_id: str) -> str:
     """The folder of a session: no two ids share one, even on a disk that ignores case.
 
-    A plain lower-case name is its own folder. Any other id, and one that looks like such a result,
-    becomes a lower-case slug and 16 hex digits of its hash; so nobody can choose an id to meet the
-    folder of another.
+    A plain lower-case name is its own folder. Any other id becomes a lower-case slug and 16 hex
+    digits of its hash, and so does an id that looks like such a result; so nobody can choose an id
+    that has the folder of another.
     """
-    is_plain = _PLAIN_FOLDER.fullmatch(session_id) and not _RESERVED.match(session_id)
+    is_plain = _PLAIN_FOLDER.fullmatch(session_id) and not _WINDOWS_DEVICE.match(session_id)
     if is_plain and not _HASHED_FOLDER.fullmatch(session_id):
         return session_id
     return f"{_slug(session_id).lower()}-{_digest(session_id)[:16]}"
@@ -56,7 +54,9 @@ def content_hash(text: str) -> str:
 
 def _slug(name: str) -> str:
     slug = _UNSAFE.sub("-", name)[:80].strip("-.")
-    return f"id-{slug}" if _RESERVED.match(slug) else slug or "id"
+    if _WINDOWS_DEVICE.match(slug):
+        return f"id-{slug}"
+    return slug or "id"
 
 
 def _digest(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What stands in the context where content was offloaded: the two forms, written and recognised."""
+"""The placeholder for content that was offloaded: its two forms, written and recognized."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ BATCH = "[Content offloaded to: {}]"  # BO-18
 
 MAX_PATH = 4096
 MAX_SHOWN = 10_000
-"""Characters of a preview behind a placeholder that a stage takes for its own.
+"""The most characters that a preview may be set to show.
 
-The most that it may be set to.
+A stage does not take a placeholder with a longer preview for its own.
 """
 
-# One line, as long as a path can be: whatever is longer is content. A folder's name may hold
-# brackets.
+# One line, as long as a path can be; a longer one is content. A folder's name may contain brackets.
 _PATH = rf"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{{1,{MAX_PATH}}}"
 _FORMS = re.compile(rf"\[(?:Tool result offloaded to file|Content offloaded to): ({_PATH})\]")
 _BEGINNINGS = tuple(form.split("{}")[0] for form in (DIRECT, BATCH))
@@ -41,10 +40,9 @@ _PREVIEW = re.compile(r"\nPreview, ([0-9]{1,15}) of ([0-9]{1,15}) characters:\n"
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """How many characters of the *head* and the *tail* stay visible behind the placeholder's first
-    line.
+    """How many characters of *head* and *tail* stay visible after the placeholder's first line.
 
-    Raises SettingsError for what is no whole number of 0 or more.
+    Raises SettingsError for what is not a whole number, 0 or more.
     """
 
     head: int = 400
@@ -54,21 +52,24 @@ class Preview:
         for name, size in (("head", self.head), ("tail", self.tail)):
             if not is_size(size):
                 raise SettingsError(
-                    f"{name} of a Preview is {excerpt(size)}; give a whole number of characters, 0 or more"
+                    f"{name} of a Preview is {excerpt(size)}; give a whole number of characters, "
+                    "0 or more"
                 )
 
     def of(self, text: str) -> str:
-        """The lines that follow the placeholder: head, how much is missing, tail; "" where nothing
-        would be missing.
+        """The lines that follow the placeholder: head, how much is missing, tail.
 
-        Slices of a Python string are code points, so no character is ever split.
+        "" where nothing would be missing. Slices of a Python string are code points, so no
+        character is ever split.
         """
-        missing = len(text) - self.head - self.tail
+        shown = self.head + self.tail
+        missing = len(text) - shown
         if missing <= 0:
             return ""
+        head = text[: self.head]
         tail = text[len(text) - self.tail :]
-        shown = self.head + self.tail
-        return f"\nPreview, {shown} of {len(text)} characters:\n{text[: self.head]}{_gap(missing)}{tail}"
+        title = f"\nPreview, {shown} of {len(text)} characters:\n"
+        return f"{title}{head}{_gap(missing)}{tail}"
 
 
 def _gap(missing: int) -> str:
@@ -76,60 +77,72 @@ def _gap(missing: int) -> str:
 
 
 def named_files(text: str) -> list[str]:
-    """The names of files in a *text* that quotes a placeholder anywhere, in whatever form: rather
-    too many.
+    """The file names in a *text* that quotes a placeholder of any form anywhere.
+
+    It returns too many names rather than too few.
     """
     if not any(begin in text for begin in _BEGINNINGS):
         return []
-    # Word by word: a pattern that looks for the ending takes quadratic time in a long word, such as
-    # base64.
-    words = (
-        word.lstrip(".") for piece in overlapping_pieces(text) for word in _WORDS.findall(piece)
-    )
-    return [word[: end + 3] for word in words if (end := word.rfind(".md")) > 0]
+    names: list[str] = []
+    for piece in overlapping_pieces(text):
+        # Word by word: a pattern with the ending takes quadratic time in long words such as base64.
+        for word in _WORDS.findall(piece):
+            name = word.lstrip(".")
+            end = name.rfind(".md")
+            if end > 0:
+                names.append(name[: end + 3])
+    return names
 
 
 def placeholder(form: str, where: str, text: str = "", preview: Preview | None = None) -> str:
-    """The text that replaces *text*, which now lies at *where*."""
-    return form.format(where) + (preview.of(text) if preview else "")
+    """The text that replaces *text*, which is now at *where*."""
+    first_line = form.format(where)
+    if preview is None:
+        return first_line
+    return first_line + preview.of(text)
 
 
 def reference(text: object) -> str | None:
-    """The path in a bare placeholder; None for any other content.
+    """The path in a placeholder without a preview; None for any other content.
 
-    Only a text that is a placeholder from its first to its last character counts (A-17): a tool
-    result that merely begins like one is content, and so is one with a longer path than there can
-    be.
+    Only a text that is a placeholder from its first to its last character counts (A-17). A tool
+    result that merely begins like one is content, and so is one with an impossibly long path.
     """
-    match = _FORMS.fullmatch(text) if isinstance(text, str) else None
+    if not isinstance(text, str):
+        return None
+    match = _FORMS.fullmatch(text)
     return match[1] if match else None
 
 
 def previewed_reference(text: object, most: int | None = None) -> str | None:
-    """The path in a placeholder that a preview follows, of at most *most* characters; None for any
-    other content.
+    """The path in a placeholder with a preview of at most *most* characters.
 
-    Whoever leaves a text alone because of it must give *most*, and compare the path with the one
-    that the block's own id leads to: any page can look like a preview.
+    None for any other content. Any page can look like a preview. So code that spares a text because
+    of it must give *most*, and compare the path with the one that belongs to the block's own id.
     """
     if not isinstance(text, str):
         return None
-    most = len(text) if most is None else most
     match = _FORMS.match(text)
     if match is None:
         return None
-    head = _PREVIEW.match(text, match.end())
-    if head is None or int(head[1]) > most:
+    title = _PREVIEW.match(text, match.end())
+    if title is None:
         return None
-    missing = int(head[2]) - int(head[1])
+    shown = int(title[1])
+    missing = int(title[2]) - shown
+    limit = len(text) if most is None else most
+    if shown > limit or missing <= 0:
+        return None
+    # The rest must be exactly what the title announces.
     gap = _gap(missing)
-    # The rest must be exactly what the first lines announce.
-    as_announced = len(text) == head.end() + int(head[1]) + len(gap) and gap in text[head.end() :]
-    return match[1] if missing > 0 and as_announced else None
+    start = title.end()
+    if len(text) != start + shown + len(gap) or gap not in text[start:]:
+        return None
+    return match[1]
 
 
 def any_reference(text: object, most: int | None = None) -> str | None:
-    """The path in a placeholder, bare or with a preview of at most *most* characters.
+    """The path in a placeholder without a preview, or with one of at most *most* characters.
 
     None for any other content.
     """

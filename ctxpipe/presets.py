@@ -3,9 +3,9 @@
     stages = presets.coding_agent(LocalStorage(".ctxpipe"), work_dir=".")
     pipeline = ContextPipeline(stages, budget=Budget(window=200_000))
 
-``benchmarks/bench_costs.py`` prints what these stages save on recorded sessions, and ``--ablate``
-what each of the numbers below is worth. Paths are absolute: an agent cannot resolve one that is
-relative to a folder it does not know.
+``benchmarks/bench_costs.py`` prints what these stages save on recorded sessions, and with
+``--ablate`` what each of the numbers below saves. Paths are absolute, since an agent cannot resolve
+one that is relative to a folder it does not know.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def coding_agent(
     files: FileReader | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Stage]:
-    """The stages for an agent that reads and writes files and runs commands: long loops, bulky
-    results.
+    """The stages for an agent with long loops and large results that works on files with commands.
 
-    *prices* of the model (`prices_of`) say when rewriting the cached context pays; without them reading costs a tenth
-    of the input price and writing 1.25 of it. *summarize* and *clock* are those of `Compact`.
+    *prices* of the model (`prices_of`) decide when rewriting the cached context pays; by default
+    reading from the cache costs 0.1 of the input price and writing to it 1.25. *summarize* and
+    *clock* are those of `Compact`.
 
-    *work_dir* is the folder of the agent's files: after a compaction those that it has read last are read again. None
-    reads none, unless *files* reads them from elsewhere; see `Restore`.
+    *work_dir* is the folder of the agent's files: after a compaction those that it read last are
+    read again. With None no file is read, unless *files* reads them from elsewhere; see `Restore`.
     """
     restore = None
     if work_dir is not None or files is not None:
@@ -59,8 +59,8 @@ def coding_agent(
         # 8,000 characters are the 7 % of the results that hold more than half of the text; the head
         # and tail that stay visible often answer the next question.
         DirectOffload(storage, min_chars=8000, preview=Preview(head=400, tail=200)),
-        # Four fifths of what an agent uses of a result it uses within five calls. What it read back
-        # is old again as soon as anything else.
+        # An agent makes four fifths of its use of a result within five calls. What it read back
+        # grows old as fast as anything else.
         BatchOffload(
             storage,
             gate=RentOrBuyGate(prices or Prices.relative()),
@@ -83,12 +83,11 @@ def chat(
     summarize: Summarizer | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Stage]:
-    """The stages for an assistant that talks with a person and looks things up: records, pages, few
-    files.
+    """The stages for an assistant that talks with a person and looks up records and pages.
 
-    As `coding_agent`, but a result stays for ten calls, since a person comes back to it later than
-    a program does; the first line of what left stays readable; and no files are brought back from
-    disk after a compaction.
+    As `coding_agent`, but a result stays for ten calls, since a person returns to it later than a
+    program does; the first line of what was offloaded stays readable; and no files are read again
+    after a compaction.
     """
     return [
         DirectOffload(storage, min_chars=8000, preview=Preview(head=1200, tail=400)),

@@ -1,4 +1,4 @@
-"""What a model's tokens cost, and what it costs to rewrite a context that the provider has cached."""
+"""What a model's tokens cost, and what it costs to rewrite a cached context."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ __all__ = ["Cliff", "Prices", "RewriteCost", "prices_of", "rewrite_cost"]
 MILLION = 1_000_000
 FIVE_MINUTES, HOUR = 300.0, 3600.0
 TTL_SECONDS = {"openai": 1800.0}
-"""How long a cached prefix lives after its last use, by provider, where that is not five minutes."""
+"""How long a cached prefix lives after its last use, by provider; elsewhere it is five minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cliff:
-    """Above so many prompt tokens the whole request costs *prompt* times as much, and its reply
-    *output* times.
+    """A price tier: a prompt of more than *above* tokens makes the whole request more expensive.
+
+    The prompt then costs *prompt* times as much, the reply *output* times.
     """
 
     above: int
@@ -34,19 +35,21 @@ class Cliff:
     output: float = 1.0
 
 
-_CLIFFS = Wanted(
-    lambda value: isinstance(value, tuple) and all(isinstance(cliff, Cliff) for cliff in value),
-    "a tuple of Cliff",
-)
+def _is_cliffs(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(cliff, Cliff) for cliff in value)
+
+
+_CLIFFS = Wanted(_is_cliffs, "a tuple of Cliff")
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What one token costs, in dollars: *input* not cached, written to the cache, read from it, and
-    *output*.
+    """What one token costs, in dollars.
 
-    *write_1h* is the price of an entry that lives an hour; it counts when *ttl_seconds*, how long an entry lives
-    after its last use, is an hour or more. *cliffs* make long prompts dearer.
+    *input* is the price without a cache, *write* to write to the cache, *read* to read from it.
+    *write_1h* is the price of an entry that lives an hour; it applies when *ttl_seconds*, how long
+    an entry lives after its last use, is an hour or more. *cliffs* make long prompts more
+    expensive.
 
     Raises SettingsError for a price that is no amount of money.
     """
@@ -72,36 +75,38 @@ class Prices:
 
     @classmethod
     def relative(cls, *, read: float = 0.1, write: float = 1.25, output: float = 5.0) -> Prices:
-        """Prices in units of the input price, for a comparison that holds whatever a token costs."""
+        """Prices in units of the input price, for comparisons that do not depend on it."""
         NUMBER.check("write", write)
         return cls(1.0, write, max(write, 2.0), read, output)
 
     @property
     def cache_write(self) -> float:
         """What it costs to write a token to a cache that lives *ttl_seconds*."""
-        return self.write_1h if self.ttl_seconds >= HOUR else self.write
+        if self.ttl_seconds >= HOUR:
+            return self.write_1h
+        return self.write
 
     @property
     def read_ratio(self) -> float:
-        """A cached token read, in input tokens."""
+        """What it costs to read a cached token, in input tokens."""
         return self.read / self.input
 
     @property
     def write_ratio(self) -> float:
-        """A token written to the cache, in input tokens."""
+        """What it costs to write a token to the cache, in input tokens."""
         return self.cache_write / self.input
 
     def cliff(self, prompt_tokens: float) -> Cliff:
-        """What a prompt of this length is multiplied by."""
-        passed = [cliff for cliff in self.cliffs if prompt_tokens > cliff.above]
-        return max(passed, key=lambda cliff: cliff.above, default=Cliff(0, 1.0))
+        """The price tier of a prompt of this length."""
+        exceeded = [cliff for cliff in self.cliffs if prompt_tokens > cliff.above]
+        return max(exceeded, key=lambda cliff: cliff.above, default=Cliff(0, 1.0))
 
 
-# By name ------------------------------------------------------------------------------------------
+# The prices of a model ----------------------------------------------------------------------------
 
 
 class Given(TypedDict, total=False):
-    """Prices that take the place of what is listed; the fields of `Prices`."""
+    """Prices that replace the listed ones; the fields of `Prices`."""
 
     input: float
     write: float
@@ -113,27 +118,27 @@ class Given(TypedDict, total=False):
 
 
 def prices_of(model: str, *, at: datetime | None = None, **given: Unpack[Given]) -> Prices:
-    """The prices of *model* as the library genai-prices lists them for the moment *at* (now),
-    without any network.
+    """The prices of *model* at the time *at* (default: now), without network access.
 
-    What is *given*, under the names of `Prices`, overrides what is listed. Where no price for
-    writing to the cache is listed, writing costs what input costs; where none for reading is,
-    reading does: such a model caches nothing.
+    They are those of the library genai-prices. What is *given*, under the names of `Prices`,
+    replaces what is listed. Without a listed price for writing to the cache, or for reading from
+    it, that costs what input costs: such a model caches nothing.
 
     Raises SettingsError when the model is not listed, unless *input* and *output* are given.
     """
-    listed = _listed(model, at)
+    listed = _find_prices(model, at)
     if listed is None:
         if "input" not in given or "output" not in given:
             raise SettingsError(
-                f"no prices are known for the model {model!r}; give dollars per token: prices_of({model!r}, input=…, "
-                "output=…), and read=… and write=… if it caches prompts"
+                f"no prices are known for the model {model!r}; give dollars per token: "
+                f"prices_of({model!r}, input=…, output=…), and read=… and write=… if it caches "
+                "prompts"
             )
-        listed = _completed(given["input"], given["output"])
+        listed = _with_defaults(given["input"], given["output"])
     return replace(listed, **given)
 
 
-def _listed(model: str, at: datetime | None) -> Prices | None:
+def _find_prices(model: str, at: datetime | None) -> Prices | None:
     from genai_prices import Usage, calc_price
 
     try:
@@ -141,65 +146,70 @@ def _listed(model: str, at: datetime | None) -> Prices | None:
     except LookupError:
         return None
     price = found.model_price
-    cost, output = _per_token(price.input_mtok), _per_token(price.output_mtok)
+    cost = _per_token(price.input_mtok)
+    output = _per_token(price.output_mtok)
     if not cost or output is None:
-        return None  # free, or billed by something else than tokens
-    listed = _completed(
+        return None  # free, or not billed by tokens
+    prices = _with_defaults(
         cost,
         output,
         read=_per_token(price.cache_read_mtok),
         write=_per_token(price.cache_write_mtok),
         write_1h=_per_token(price.cache_write_1h_mtok),
     )
-    return replace(
-        listed, ttl_seconds=TTL_SECONDS.get(found.provider.id, FIVE_MINUTES), cliffs=_cliffs(price)
-    )
+    ttl_seconds = TTL_SECONDS.get(found.provider.id, FIVE_MINUTES)
+    return replace(prices, ttl_seconds=ttl_seconds, cliffs=_cliffs(price))
 
 
-def _completed(
+def _with_defaults(
     cost: float,
     output: float,
     read: float | None = None,
     write: float | None = None,
     write_1h: float | None = None,
 ) -> Prices:
-    write = cost if write is None else write
-    return Prices(
-        cost, write, write if write_1h is None else write_1h, cost if read is None else read, output
-    )
+    if read is None:
+        read = cost
+    if write is None:
+        write = cost
+    if write_1h is None:
+        write_1h = write
+    return Prices(cost, write, write_1h, read, output)
 
 
 def _per_token(listed: Decimal | TieredPrices | None) -> float | None:
-    base = listed if listed is None or isinstance(listed, Decimal) else listed.base
-    return None if base is None else float(base / MILLION)
+    if listed is None:
+        return None
+    base = listed if isinstance(listed, Decimal) else listed.base
+    return float(base / MILLION)
 
 
 def _cliffs(price: ModelPrice) -> tuple[Cliff, ...]:
-    """Above a tier's start every token costs more.
+    """The tiers of *price*; the prices of the cache follow that of the input."""
+    prompt_factors = _tier_factors(price.input_mtok)
+    output_factors = _tier_factors(price.output_mtok)
+    return tuple(
+        Cliff(start, factor, output_factors.get(start, 1.0))
+        for start, factor in prompt_factors.items()
+    )
 
-    Reading and writing the cache follow the input's price.
-    """
-    prompt, output = _tiers(price.input_mtok), _tiers(price.output_mtok)
-    return tuple(Cliff(start, times, output.get(start, 1.0)) for start, times in prompt.items())
 
-
-def _tiers(listed: Decimal | TieredPrices | None) -> dict[int, float]:
-    if listed is None or isinstance(listed, Decimal):
+def _tier_factors(listed: Decimal | TieredPrices | None) -> dict[int, float]:
+    if listed is None or isinstance(listed, Decimal) or not listed.base:
         return {}
-    return {tier.start: float(tier.price / listed.base) for tier in listed.tiers if listed.base}
+    return {tier.start: float(tier.price / listed.base) for tier in listed.tiers}
 
 
-# What a rewrite costs -----------------------------------------------------------------------------
+# The cost of a rewrite ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteCost:
-    """What changing the context does to the bill. Tokens as billed, money in the unit of the
-    prices.
+    """What changing the context does to the bill: billed tokens, and money in the prices' unit.
 
-    Of the cached tokens *invalidated_tokens* lose their place; the *rewritten_tokens* among them
-    stay in the context and are written to the cache once more, which burns *burnt* at this call.
-    The *freed_tokens* need not be sent any longer: this call saves *saved_now*, each later one
+    Of the cached tokens, *invalidated_tokens* are no longer read from the cache; those that stay in
+    the context, *rewritten_tokens*, are written to it again, which costs *burnt* at this call. The
+    *freed_tokens* are not sent any more: this call saves *saved_now*, each later one
     *saved_per_call*. Source: R5d.
     """
 
@@ -212,14 +222,13 @@ class RewriteCost:
 
     @property
     def break_even_calls(self) -> float:
-        """Calls, this one included, until the rewrite has paid for itself.
-
-        Infinite when it never does.
-        """
+        """Calls, including this one, until the rewrite has paid off; infinite if it never does."""
         due = self.burnt - self.saved_now
         if due <= 0:
             return 1.0
-        return 1.0 + due / self.saved_per_call if self.saved_per_call > 0 else math.inf
+        if self.saved_per_call <= 0:
+            return math.inf
+        return 1.0 + due / self.saved_per_call
 
 
 def rewrite_cost(
@@ -232,36 +241,40 @@ def rewrite_cost(
     overhead: int = 0,
     factor: float = 1.0,
 ) -> RewriteCost:
-    """What it burns and saves to send the second context instead of the first, which differ from
-    *first_changed* on.
+    """What it costs and saves to send the second context instead of the first.
 
-    Each is given by the tokens of its first 0, 1, 2 … messages, and *overhead* tokens of system
-    prompt and tools go before both. The first *sent* messages of the former were part of the last
-    request and lie in the provider's cache (0: the cache is cold). *factor* is billed tokens per
-    token of the sums.
+    Each context is given by the tokens of its first 0, 1, 2 … messages; they differ from message
+    *first_changed* on, and *overhead* tokens of system prompt and tools precede both. The first
+    *sent* messages of the first context were part of the last request and are in the provider's
+    cache (0: the cache has expired). *factor* is billed tokens per token of the sums.
     """
-    last_before, last_after = len(before_sums) - 1, len(after_sums) - 1
+    last_before = len(before_sums) - 1
+    last_after = len(after_sums) - 1
     first = min(first_changed, last_before, last_after)
-    fresh = last_before - min(sent, last_before)
-    before, after = before_sums[-1], after_sums[-1]
-    fresh_before = before - before_sums[max(first, last_before - fresh)]
-    fresh_after = after - after_sums[max(first, last_after - fresh)]
+    fresh_messages = last_before - min(sent, last_before)
+    before = before_sums[-1]
+    after = after_sums[-1]
+    fresh_before = before - before_sums[max(first, last_before - fresh_messages)]
+    fresh_after = after - after_sums[max(first, last_after - fresh_messages)]
     invalidated = max(0, before - fresh_before - before_sums[first])
     rewritten = max(0, after - fresh_after - after_sums[first])
-    at_before = prices.cliff(factor * (before + overhead)).prompt
-    at_after = prices.cliff(factor * (after + overhead)).prompt
-    unspent = factor * (fresh_before - fresh_after) * prices.cache_write
+
+    saved_writes = factor * (fresh_before - fresh_after) * prices.cache_write
     saved_reads = factor * (invalidated - rewritten) * prices.read
-    later = factor * prices.read * ((before + overhead) * at_before - (after + overhead) * at_after)
+
+    prompt_before = before + overhead
+    prompt_after = after + overhead
+    weighted_before = prompt_before * prices.cliff(factor * prompt_before).prompt
+    weighted_after = prompt_after * prices.cliff(factor * prompt_after).prompt
     return RewriteCost(
-        factor * invalidated,
-        factor * rewritten,
-        factor * (before - after),
-        factor * rewritten * (prices.cache_write - prices.read),
-        unspent + saved_reads,
-        later,
+        invalidated_tokens=factor * invalidated,
+        rewritten_tokens=factor * rewritten,
+        freed_tokens=factor * (before - after),
+        burnt=factor * rewritten * (prices.cache_write - prices.read),
+        saved_now=saved_writes + saved_reads,
+        saved_per_call=factor * prices.read * (weighted_before - weighted_after),
     )
 
 
 PRICES = instance_of(Prices, "prices such as prices_of('claude-opus-5')")
-"""What may be given as prices, for those who check it."""
+"""What an argument that takes prices must be."""

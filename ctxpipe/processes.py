@@ -1,4 +1,4 @@
-"""Work that cannot be interrupted or may exhaust memory, done in a process of its own."""
+"""Work in a process of its own, because it cannot be interrupted or may exhaust memory."""
 
 from __future__ import annotations
 
@@ -26,17 +26,20 @@ Work: TypeAlias = Callable[[Sequence[str]], Iterable[object]]
 
 _START_SECONDS = 30
 
-# The folders of modules come from the parent; "-I" keeps the current folder, which may be any
-# repository, out.
-_WORKER = "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer);from ctxpipe.worker import main; main()"
+# The parent sends the folders of modules; "-I" excludes the current folder, which may be any
+# repository.
+_WORKER = (
+    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer);"
+    "from ctxpipe.worker import main; main()"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
     """What a worker process answered, and how it ended.
 
-    *end* is "done", "late" when its time was over, "failed" when it died or ran out of memory, and "unavailable" when
-    no process could be started. *items* holds whatever came before that.
+    *end* is "done", "late" if its time was over, "failed" if it died or ran out of memory, and
+    "unavailable" if no process could be started. *items* are the answers that came before.
     """
 
     items: list[Any]
@@ -52,12 +55,12 @@ async def in_process(
 ) -> Answers:
     """What *work*, a function of a module, yields for *texts*, called in a process of its own.
 
-    Answers travel as JSON. The process is killed after *seconds*, when this call is cancelled and
-    when its parent dies; it may take *memory_bytes* where the system can limit that. It serves one
-    call: nothing is left behind.
+    Answers are sent as JSON. The process is killed after *seconds*, when this call is cancelled and
+    when its parent dies; it may use *memory_bytes* where the system can limit that. It serves only
+    this call.
     """
-    # Not by `anyio.to_process`: its workers import the caller's main module, so that a script
-    # without a guard runs a second time, model calls and all, and they look for modules in the
+    # Not `anyio.to_process`: its workers import the caller's main module, so that a script without
+    # a guard runs a second time, including its model calls; and they search for modules in the
     # current folder.
     from anyio import BrokenResourceError, move_on_after, to_process
 
@@ -68,26 +71,25 @@ async def in_process(
         async with to_process.current_default_process_limiter():
             with move_on_after(_START_SECONDS + seconds):
                 async with await _start() as worker:
-                    with suppress(BrokenResourceError):  # it may have said all before it ended
+                    with suppress(BrokenResourceError):  # it may have ended after all its answers
                         await _send(worker.stdin, job, texts)
                     await _receive(worker.stdout, lines)
                     status = await worker.wait()
     except (OSError, BrokenResourceError, NotImplementedError):  # the last from a loop on Windows
         pass
-    if lines[:1] != [READY]:
+    if not lines or lines[0] != READY:
         return Answers([], "unavailable")
-    return Answers([await _decode(line) for line in lines[1:]], _end(status))
+    answers = [await _decode(line) for line in lines[1:]]
+    return Answers(answers, _end(status))
 
 
 async def _start() -> Process:
     from anyio import CancelScope, open_process
 
-    with CancelScope(
-        shield=True
-    ):  # a start that is cancelled half-way leaves a process that nobody waits for
-        worker = await open_process(
-            [sys.executable or "python3", "-I", "-c", _WORKER], stderr=subprocess.DEVNULL
-        )
+    command = [sys.executable or "python3", "-I", "-c", _WORKER]
+    # A start that is cancelled half-way would leave a process that nobody waits for.
+    with CancelScope(shield=True):
+        worker = await open_process(command, stderr=subprocess.DEVNULL)
     return worker  # noqa: RET504  a cancel scope may swallow an exception, as far as types go
 
 
@@ -102,9 +104,10 @@ async def _send(stdin: ByteSendStream | None, job: Job, texts: Sequence[str]) ->
 
 
 def _folders() -> list[str]:
-    """Where modules are found, the current folder excepted."""
-    ours = os.path.dirname(os.path.dirname(__file__))
-    return list(dict.fromkeys([*filter(os.path.isabs, sys.path), ours]))
+    """Where modules are found, except the current folder."""
+    folders = [folder for folder in sys.path if os.path.isabs(folder)]
+    folders.append(os.path.dirname(os.path.dirname(__file__)))
+    return list(dict.fromkeys(folders))
 
 
 async def _receive(stdout: ByteReceiveStream | None, lines: list[bytes]) -> None:
@@ -127,7 +130,8 @@ async def _decode(line: bytes) -> object:
 def _end(status: int | None) -> End:
     if status == 0:
         return "done"
-    is_late = status is None or (
-        os.name == "posix" and status in (-signal.SIGALRM, -signal.SIGXCPU)
-    )
-    return "late" if is_late else "failed"
+    if status is None:
+        return "late"
+    if os.name == "posix" and status in (-signal.SIGALRM, -signal.SIGXCPU):
+        return "late"
+    return "failed"

@@ -1,4 +1,4 @@
-"""How each provider says that a prompt is too long, and what only looks like it: one table."""
+"""One table: how each provider says that a prompt is too long, and what only looks like it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ __all__ = [
     "status_of",
 ]
 
-MAX_TEXT = 4096  # characters of an answer that are looked at; a refusal says so at its beginning
+MAX_TEXT = 4096  # characters of an answer that are searched; a refusal says so at its beginning
 MAX_CAUSES = 5  # frameworks raise their own error from the SDK's
-LEAST_WINDOW = 500  # tokens; a smaller one is a misunderstanding
-LEAST_SHARE = 0.5  # of the window: a shorter prompt is refused for the answer's sake
+LEAST_WINDOW = 500  # tokens; a smaller number was misread
+LEAST_SHARE = 0.5  # of the window; a shorter prompt is refused because of the answer's length
 
 REFUSING = frozenset({400, 413, 422, 500})
-"""HTTP statuses with which a prompt is refused; others mean something else, whatever is said."""
+"""HTTP statuses of a refused prompt; any other means something else, whatever the text says."""
 TOO_LARGE = 413
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What an answer tells that calls a prompt too long.
+    """What an answer says that calls a prompt too long.
 
-    *tokens* are the prompt's as *provider* counts them, *window* is the model's, *answer_tokens* what
-    the request wanted to keep free for the answer; None and 0 where they are not named.
+    *tokens* is the prompt's length as *provider* counts it, *window* the model's, *answer_tokens*
+    what the request reserved for the answer; None and 0 where the answer does not name them.
     """
 
     provider: str
@@ -44,12 +44,14 @@ class Refusal:
 
     @property
     def limit(self) -> int | None:
-        """How many tokens a prompt may have, None where that is not named."""
-        return None if self.window is None else self.window - self.answer_tokens
+        """How many tokens a prompt may have; None where the answer does not name it."""
+        if self.window is None:
+            return None
+        return self.window - self.answer_tokens
 
     @property
     def has_numbers(self) -> bool:
-        """Whether it says how long the prompt is and how long it may be."""
+        """Whether the answer says how long the prompt is and how long it may be."""
         return self.tokens is not None and self.window is not None
 
 
@@ -57,7 +59,7 @@ class Refusal:
 class Row:
     """What *provider* answers: *pattern* finds it in the text or among the names of an error.
 
-    Not *is_refusal*, the text only looks as if a prompt was too long.
+    Where *is_refusal* is False, the text only looks as if a prompt was too long.
     """
 
     provider: str
@@ -67,40 +69,40 @@ class Row:
 
 
 def _row(provider: str, pattern: str, example: str) -> Row:
-    return Row(provider, _compiled(pattern), example)
+    return Row(provider, _compile(pattern), example)
 
 
 def _lookalike(subject: str, pattern: str, example: str) -> Row:
-    return Row(subject, _compiled(pattern), example, is_refusal=False)
+    return Row(subject, _compile(pattern), example, is_refusal=False)
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile(pattern: str) -> re.Pattern[str]:
     """*pattern* with its {tokens}, {window}, {answer} and {total} as groups that hold a number."""
-    names = ("tokens", "window", "answer", "total")
-    numbers = {name: rf"(?P<{name}>\d[\d,]{{0,14}})" for name in names}
-    for name, group in numbers.items():
-        pattern = pattern.replace("{" + name + "}", group)
+    for name in ("tokens", "window", "answer", "total"):
+        number = rf"(?P<{name}>\d[\d,]{{0,14}})"
+        pattern = pattern.replace("{" + name + "}", number)
     return re.compile(pattern, re.IGNORECASE)
 
 
 # The first row that matches decides. A gap in a pattern is bounded, so that a search stays linear.
 ROWS: tuple[Row, ...] = (
-    # The length of the answer is to blame unless the numbers say that the prompt is.
+    # The answer is what is too long, unless the numbers say that it is the prompt.
     _row(
         "vLLM",
-        r"max_(?:completion_)?tokens'? is too large: {answer}\. This model's maximum context length is "
-        r"{window} tokens and your request has {tokens} input tokens",
+        r"max_(?:completion_)?tokens'? is too large: {answer}\. This model's maximum context "
+        r"length is {window} tokens and your request has {tokens} input tokens",
         "'max_tokens' or 'max_completion_tokens' is too large: 1000. This model's maximum context "
         "length is 8192 tokens and your request has 7900 input tokens (1000 > 8192 - 7900).",
     ),
     _row(
         "vLLM",
-        r"passed \d[\d,]{0,14} input characters and requested {answer} output tokens.{0,60}? context length is "
-        r"only {window} tokens",
-        "You passed 600001 input characters and requested 1000 output tokens. However, the model's context length "
-        "is only 8192 tokens, resulting in a maximum input length of 7192 tokens (at most 575360 characters).",
+        r"passed \d[\d,]{0,14} input characters and requested {answer} output tokens.{0,60}? "
+        r"context length is only {window} tokens",
+        "You passed 600001 input characters and requested 1000 output tokens. However, the model's "
+        "context length is only 8192 tokens, resulting in a maximum input length of 7192 tokens "
+        "(at most 575360 characters).",
     ),
-    # What only looks like it.
+    # What only looks like a refusal.
     _lookalike(
         "a rate limit",
         r"\btokens per (?:min|hour|day)|\((?:TPM|TPD)\)|rate[ _-]?limit|too many requests|throttl|"
@@ -115,15 +117,16 @@ ROWS: tuple[Row, ...] = (
     ),
     _lookalike(
         "the length of the answer",
-        r"max_(?:completion_|output_|new_)?tokens[`'\"]{0,3} (?:is|are|was|value is) too (?:large|big|high|long)",
+        r"max_(?:completion_|output_|new_)?tokens[`'\"]{0,3} (?:is|are|was|value is) too (?:large|"
+        r"big|high|long)",
         "max_tokens is too large: 300000. This model supports at most 64000 completion tokens",
     ),
     _lookalike(
         "the length of the answer",
-        r"maximum allowed number of output tokens|at most \d[\d,]{0,14} (?:completion|output) tokens|"
-        r"maximum tokens you requested exceeds the model limit|"
-        r"(?<!\+ )(?<!\+ [`'\"])max_(?:completion_|output_|new_)?tokens[`'\" ]{0,3}(?:\(\d[\d,]{0,14}\) )?"
-        r"(?:must be|exceeds)\b",
+        r"maximum allowed number of output tokens|at most \d[\d,]{0,14} (?:completion|"
+        r"output) tokens|maximum tokens you requested exceeds the model limit|"
+        r"(?<!\+ )(?<!\+ [`'\"])max_(?:completion_|output_|"
+        r"new_)?tokens[`'\" ]{0,3}(?:\(\d[\d,]{0,14}\) )?(?:must be|exceeds)\b",
         "max_tokens: 300000 > 64000, which is the maximum allowed number of output tokens for m",
     ),
     _lookalike(
@@ -139,7 +142,7 @@ ROWS: tuple[Row, ...] = (
         r"(?:too (?:large|big|long|many)|exceeds?\b)|too much media|too many images|\bpdf pages",
         "messages.0.content.1.image.source.base64: image exceeds 5 MB maximum: 6291456 bytes",
     ),
-    # Anthropic, also behind Bedrock and Vertex.
+    # Anthropic, also through Bedrock and Vertex.
     _row(
         "Anthropic",
         r"prompt is too long: {tokens} tokens > {window}",
@@ -148,8 +151,8 @@ ROWS: tuple[Row, ...] = (
     _row(
         "Anthropic",
         r"input length and `?max_tokens`? exceed context limit: {tokens} \+ {answer} > {window}",
-        "input length and `max_tokens` exceed context limit: 143653 + 64000 > 200000, decrease input "
-        "length or `max_tokens` and try again",
+        "input length and `max_tokens` exceed context limit: 143653 + 64000 > 200000, decrease "
+        "input length or `max_tokens` and try again",
     ),
     _row(
         "Fireworks",
@@ -163,8 +166,8 @@ ROWS: tuple[Row, ...] = (
     _row(
         "Bedrock",
         r"too many input tokens\. max input tokens: {window}, request input token count: {tokens}",
-        "ValidationException: 400 Bad Request: Too many input tokens. Max input tokens: 8192, request "
-        "input token count: 9279",
+        "ValidationException: 400 Bad Request: Too many input tokens. Max input tokens: 8192, "
+        "request input token count: 9279",
     ),
     _row(
         "Bedrock",
@@ -177,20 +180,21 @@ ROWS: tuple[Row, ...] = (
         r"number of input tokens exceeds (?:the )?maximum",
         "Input Tokens Exceeded: Number of input tokens exceeds maximum length.",
     ),
-    # OpenAI, and who speaks as it does: Azure, vLLM, SGLang, DeepSeek, OpenRouter, LiteLLM.
+    # OpenAI, and those that use its words: Azure, vLLM, SGLang, DeepSeek, OpenRouter, LiteLLM.
     _row(
         "OpenAI",
-        r"maximum context length is {window} tokens.{0,40}? you requested (?:about )?{total} tokens "
-        r"\({tokens} (?:in the messages|in your prompt|of text input)[^)]{0,80}?[,;] "
-        r"{answer} (?:in|for) the (?:completion|output)",
-        "This model's maximum context length is 131072 tokens. However, you requested 131134 tokens "
-        "(122942 in the messages, 8192 in the completion). Please reduce the length of the messages.",
+        r"maximum context length is {window} tokens.{0,40}? you requested (?:about )?{total} "
+        r"tokens \({tokens} (?:in the messages|in your prompt|"
+        r"of text input)[^)]{0,80}?[,;] {answer} (?:in|for) the (?:completion|output)",
+        "This model's maximum context length is 131072 tokens. However, you requested 131134 "
+        "tokens (122942 in the messages, 8192 in the completion). Please reduce the length of the "
+        "messages.",
     ),
     _row(
         "OpenRouter",
         r"maximum context length is {window} tokens.{0,40}? you requested about {total} tokens",
-        "This endpoint's maximum context length is 131072 tokens. However, you requested about 140000 "
-        "tokens. Please reduce the length of either one.",
+        "This endpoint's maximum context length is 131072 tokens. However, you requested about "
+        "140000 tokens. Please reduce the length of either one.",
     ),
     _row(
         "SGLang",
@@ -213,21 +217,24 @@ ROWS: tuple[Row, ...] = (
     ),
     _row(
         "OpenAI",
-        r"input tokens exceed the configured limit of {window} tokens.{0,60}? resulted in {tokens} tokens",
-        "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in 300000 "
-        "tokens. Please reduce the length of the messages.",
+        r"input tokens exceed the configured limit of {window} tokens.{0,60}? resulted "
+        r"in {tokens} tokens",
+        "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in "
+        "300000 tokens. Please reduce the length of the messages.",
     ),
     _row(
         "vLLM",
-        r"maximum context length is {window} tokens.{0,60}? you requested {answer} output tokens and your prompt "
-        r"contains at least {tokens} input tokens",
-        "This model's maximum context length is 131072 tokens. However, you requested 8192 output tokens and your "
-        "prompt contains at least 122881 input tokens, for a total of at least 131073 tokens.",
+        r"maximum context length is {window} tokens.{0,60}? you requested {answer} output tokens "
+        r"and your prompt contains at least {tokens} input tokens",
+        "This model's maximum context length is 131072 tokens. However, you requested 8192 output "
+        "tokens and your prompt contains at least 122881 input tokens, for a total of at least "
+        "131073 tokens.",
     ),
     _row(
         "SGLang",
         r"input length \({tokens} tokens\) exceeds the maximum allowed length \({window} tokens\)",
-        "Input length (9000 tokens) exceeds the maximum allowed length (8192 tokens). Use a shorter input.",
+        "Input length (9000 tokens) exceeds the maximum allowed length (8192 tokens). Use a "
+        "shorter input.",
     ),
     _row(
         "SiliconFlow",
@@ -237,7 +244,8 @@ ROWS: tuple[Row, ...] = (
     _row(
         "Cohere",
         r"\(prompt and prediction\) cannot exceed {window}",
-        "too many tokens: total number of tokens (prompt and prediction) cannot exceed 4081 - received 4143.",
+        "too many tokens: total number of tokens (prompt and prediction) cannot exceed 4081 - "
+        "received 4143.",
     ),
     _row(
         "LM Studio",
@@ -247,7 +255,8 @@ ROWS: tuple[Row, ...] = (
     _row(
         "SambaNova",
         r"requested generation length \d[\d,]{0,14} is not possible! the provided prompt",
-        "Requested generation length 1000 is not possible! The provided prompt is 9000 tokens long.",
+        "Requested generation length 1000 is not possible! The provided prompt is 9000 tokens "
+        "long.",
     ),
     _row(
         "TensorRT-LLM",
@@ -261,7 +270,8 @@ ROWS: tuple[Row, ...] = (
     ),
     _row(
         "vLLM",
-        r"maximum context length is {window} tokens.{0,60}? (?:request has|contains at least) {tokens} input tokens",
+        r"maximum context length is {window} tokens.{0,60}? (?:request has|contains at "
+        r"least) {tokens} input tokens",
         "This model's maximum context length is 8192 tokens. However, your request has 9000 input "
         "tokens. Please reduce the length of the input messages.",
     ),
@@ -274,24 +284,26 @@ ROWS: tuple[Row, ...] = (
     _row(
         "OpenAI",
         r"maximum context length is {window} tokens",
-        "This model's maximum context length is 8192 tokens. Please reduce the length of the prompt",
+        "This model's maximum context length is 8192 tokens. Please reduce the length of the "
+        "prompt",
     ),
     _row(
         "vLLM",
-        r"passed {tokens} input tokens and requested {answer} output tokens.{0,40}? context length is "
-        r"only {window} tokens",
-        "You passed 8000 input tokens and requested 1000 output tokens. However, the model's context "
-        "length is only 8192 tokens, resulting in a maximum input length of 7192 tokens.",
+        r"passed {tokens} input tokens and requested {answer} output tokens.{0,40}? context length "
+        r"is only {window} tokens",
+        "You passed 8000 input tokens and requested 1000 output tokens. However, the model's "
+        "context length is only 8192 tokens, resulting in a maximum input length of 7192 tokens.",
     ),
     _row(
         "OpenAI",
         r"\binput exceeds the context window of this model",
-        "Your input exceeds the context window of this model. Please adjust your input and try again.",
+        "Your input exceeds the context window of this model. Please adjust your input and try "
+        "again.",
     ),
     _row(
         "OpenAI",
-        r"exceeds? (?:the |this )?(?:model'?s? )?(?:maximum |allowed ){0,2}context (?:length|window)"
-        r"(?: \(?(?:of )?{window})?",
+        r"exceeds? (?:the |this )?(?:model'?s? )?(?:maximum |allowed ){0,2}context (?:length|"
+        r"window)(?: \(?(?:of )?{window})?",
         "The prompt exceeds the model's maximum context length of 8192 tokens.",
     ),
     _row(
@@ -307,7 +319,8 @@ ROWS: tuple[Row, ...] = (
     # Google.
     _row(
         "Gemini",
-        r"input token count \(?{tokens}\)? exceeds the maximum number of tokens allowed \(?{window}",
+        r"input token count \(?{tokens}\)? exceeds the maximum number of tokens allowed "
+        r"\(?{window}",
         "The input token count (1196265) exceeds the maximum number of tokens allowed (1048576).",
     ),
     _row(
@@ -318,14 +331,16 @@ ROWS: tuple[Row, ...] = (
     _row(
         "Vertex",
         r"input token count is {tokens} but (?:the )?model only supports up to {window}",
-        "Unable to submit request because the input token count is 40000 but model only supports up "
-        "to 32768. Reduce the input token count and try again.",
+        "Unable to submit request because the input token count is 40000 but model only supports "
+        "up to 32768. Reduce the input token count and try again.",
     ),
     # Other providers.
     _row(
         "Mistral",
-        r"prompt contains {tokens} tokens.{0,60}? too large for model with {window} maximum context length",
-        "Prompt contains 40000 tokens and 0 draft tokens, too large for model with 32768 maximum context length",
+        r"prompt contains {tokens} tokens.{0,60}? too large for model with {window} maximum "
+        r"context length",
+        "Prompt contains 40000 tokens and 0 draft tokens, too large for model with 32768 maximum "
+        "context length",
     ),
     _row(
         "xAI",
@@ -334,7 +349,8 @@ ROWS: tuple[Row, ...] = (
     ),
     _row(
         "Cohere",
-        r"too many tokens: total number of tokens in the prompt cannot exceed {window} - received {tokens}",
+        r"too many tokens: total number of tokens in the prompt cannot exceed {window} - "
+        r"received {tokens}",
         "too many tokens: total number of tokens in the prompt cannot exceed 4081 - received 4394. "
         "Try using a shorter prompt.",
     ),
@@ -345,8 +361,8 @@ ROWS: tuple[Row, ...] = (
     ),
     _row(
         "Together",
-        r"inputs`? tokens \+ `?max_new_tokens`? must be <= {window}\. Given: {tokens} `?inputs`? tokens "
-        r"and {answer} `?max_new_tokens",
+        r"inputs`? tokens \+ `?max_new_tokens`? must be <= {window}\. Given: {tokens} `?inputs`? "
+        r"tokens and {answer} `?max_new_tokens",
         "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 8193. Given: 9000 "
         "`inputs` tokens and 512 `max_new_tokens`",
     ),
@@ -357,8 +373,10 @@ ROWS: tuple[Row, ...] = (
     ),
     _row(
         "Cerebras",
-        r"reduce the length of the messages or completion\. Current length is {tokens} while limit is {window}",
-        "Please reduce the length of the messages or completion. Current length is 10000 while limit is 8192",
+        r"reduce the length of the messages or completion\. Current length is {tokens} while "
+        r"limit is {window}",
+        "Please reduce the length of the messages or completion. Current length is 10000 while "
+        "limit is 8192",
     ),
     _row(
         "Groq",
@@ -406,12 +424,12 @@ ROWS: tuple[Row, ...] = (
     ),
     _row(
         "Cloudflare",
-        r"estimated number of input and maximum output tokens \({total}\) exceeded this model context "
-        r"window limit \({window}\)",
-        "The estimated number of input and maximum output tokens (9000) exceeded this model context "
-        "window limit (8192).",
+        r"estimated number of input and maximum output tokens \({total}\) exceeded this model "
+        r"context window limit \({window}\)",
+        "The estimated number of input and maximum output tokens (9000) exceeded this model "
+        "context window limit (8192).",
     ),
-    # Models on one's own machine.
+    # Local models.
     _row(
         "llama.cpp",
         r"request \({tokens} tokens\) exceeds the available context size \({window} tokens\)",
@@ -429,12 +447,14 @@ ROWS: tuple[Row, ...] = (
     ),
     _row(
         "llama.cpp",
-        r"exceeds? the available context size|exceed_context_size_error|context size has been exceeded",
+        r"exceeds? the available context size|exceed_context_size_error|context size has been "
+        r"exceeded",
         "the request exceeds the available context size, try increasing it",
     ),
     _row(
         "LM Studio",
-        r"keep the first {tokens} tokens when context the overflows.{0,80}? context length of only {window} tokens",
+        r"keep the first {tokens} tokens when context the overflows.{0,80}? context length of "
+        r"only {window} tokens",
         "Trying to keep the first 5000 tokens when context the overflows. However, the model is "
         "loaded with context length of only 4096 tokens",
     ),
@@ -445,10 +465,11 @@ ROWS: tuple[Row, ...] = (
     ),
     _row(
         "Ollama",
-        r"prompt too long; exceeded (?:max )?context length|input length exceeds (?:the )?(?:maximum )?context length",
+        r"prompt too long; exceeded (?:max )?context length|input length exceeds (?:the "
+        r")?(?:maximum )?context length",
         "prompt too long; exceeded max context length by 123 tokens",
     ),
-    # What frameworks call it: the names of their errors.
+    # The names of frameworks' errors.
     _row(
         "LiteLLM", r"ContextWindowExceeded", "litellm.ContextWindowExceededError: BadRequestError"
     ),
@@ -460,41 +481,52 @@ ROWS: tuple[Row, ...] = (
 
 
 def as_refusal(error: BaseException | None) -> Refusal | None:
-    """What *error* says if it says that the prompt does not fit, whichever SDK raised it; else
-    None.
+    """What *error* of any SDK says of a prompt that is too long; None if it means something else.
 
-    Its text, its type's name, its codes, and those of its causes are looked at.
+    Its text, its type's name, its codes, and those of its causes are searched.
     """
     for part in _causes(error):
-        refusal = read_refusal(status_of(part), "\n".join(_texts(part)))
+        text = "\n".join(_texts(part))
+        refusal = read_refusal(status_of(part), text)
         if refusal is not None:
             return refusal
     return None
 
 
 def read_refusal(status: int | None, text: str) -> Refusal | None:
-    """The same for an answer with this HTTP *status*, None where there is none, and this *text*."""
+    """The same for an answer with this *text* and this HTTP *status*, None where it has none."""
     if status is not None and status >= 400 and status not in REFUSING:
         return None
     text = text[:MAX_TEXT]
     for row in ROWS:
         match = row.pattern.search(text)
-        if match is not None:
-            return _refusal(row.provider, match.groupdict()) if row.is_refusal else None
-    return Refusal("a gateway") if status == TOO_LARGE else None
+        if match is None:
+            continue
+        if not row.is_refusal:
+            return None
+        return _refusal(row.provider, match.groupdict())
+    if status == TOO_LARGE:
+        return Refusal("a gateway")
+    return None
 
 
 def _refusal(provider: str, named: Mapping[str, str | None]) -> Refusal | None:
-    """What the numbers say; None when they say that the prompt is not what is too long."""
-    numbers = {name: int(text.replace(",", "")) for name, text in named.items() if text}
-    tokens, window = numbers.get("tokens"), numbers.get("window")
+    """The refusal with the *named* numbers; None when they show that the prompt is not too long."""
+    numbers: dict[str, int] = {}
+    for name, text in named.items():
+        if text:
+            numbers[name] = int(text.replace(",", ""))
+    tokens = numbers.get("tokens")
+    window = numbers.get("window")
     answer = numbers.get("answer", 0)
     if answer and "total" in numbers:
-        tokens = numbers["total"] - answer  # with what tools and pictures take
+        tokens = numbers["total"] - answer  # includes tools and pictures
     if window is None or window < LEAST_WINDOW:
         return Refusal(provider, tokens)
-    if tokens is not None and (tokens < LEAST_SHARE * window or tokens + answer <= window):
-        return None
+    if tokens is not None:
+        is_short = tokens < LEAST_SHARE * window
+        if is_short or tokens + answer <= window:
+            return None
     if window - answer < LEAST_WINDOW:
         return Refusal(provider, tokens)
     return Refusal(provider, tokens, window, answer)
@@ -512,40 +544,53 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def status_of(error: object) -> int | None:
-    """The HTTP status that *error* tells of, as the SDKs of providers keep it."""
+    """The HTTP status of *error*, wherever its provider's SDK keeps it."""
     response = getattr(error, "response", None)
-    places = [(error, "status_code"), (error, "http_status"), (error, "code"), (error, "status")]
-    for holder, name in [*places, (response, "status_code")]:
+    places = (
+        (error, "status_code"),
+        (error, "http_status"),
+        (error, "code"),
+        (error, "status"),
+        (response, "status_code"),
+    )
+    for holder, name in places:
         value = getattr(holder, name, None)
         if isinstance(value, int) and 100 <= value < 600:  # else a number of the provider's own
             return value
-    metadata = (
-        response.get("ResponseMetadata") if isinstance(response, Mapping) else None
-    )  # of boto3
-    value = metadata.get("HTTPStatusCode") if isinstance(metadata, Mapping) else None
-    return value if isinstance(value, int) else None
+    return _boto3_status(response)
+
+
+def _boto3_status(response: object) -> int | None:
+    if not isinstance(response, Mapping):
+        return None
+    metadata = response.get("ResponseMetadata")
+    if not isinstance(metadata, Mapping):
+        return None
+    status = metadata.get("HTTPStatusCode")
+    return status if isinstance(status, int) else None
 
 
 def _texts(error: BaseException) -> Iterator[str]:
-    """The names and texts of *error*, each no longer than what is looked at."""
+    """The names and texts of *error*, each no longer than what is searched."""
     for kind in type(error).__mro__:
-        if kind is not Exception and kind is not BaseException and kind is not object:
+        if kind not in (Exception, BaseException, object):
             yield kind.__name__
-    with suppress(Exception):  # an error of others may fail even at this
+    with suppress(Exception):  # somebody else's error may fail even here
         yield str(error)[:MAX_TEXT]
     for name in ("code", "type", "message"):
         value = getattr(error, name, None)
         if isinstance(value, str):
             yield value[:MAX_TEXT]
     yield from _body_texts(getattr(error, "body", None))
-    with suppress(Exception):  # an answer that was not read yet
-        content = getattr(getattr(error, "response", None), "content", None)
+    with suppress(Exception):  # the answer's content may not have been read yet
+        response = getattr(error, "response", None)
+        content = getattr(response, "content", None)
         if isinstance(content, bytes):
             yield content[:MAX_TEXT].decode("utf-8", "replace")
 
 
 def _body_texts(body: object, depth: int = 0) -> Iterator[str]:
-    """What the answer's *body* says, where the SDK has kept it: the first few texts in it."""
+    """The first few texts in the answer's *body*, where the SDK has kept it."""
     if isinstance(body, str):
         yield body[:MAX_TEXT]
     elif isinstance(body, Mapping) and depth < 4:

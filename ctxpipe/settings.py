@@ -1,8 +1,8 @@
-"""The settings that the environment may override: variable and number stand here once.
+"""The settings that the environment may override: the one place of each variable and number.
 
-An explicit argument wins over the environment, the environment over the default. A variable is read
-when the stage is built or the function is called, never at import; an empty value means the default
-(decision A-07).
+An explicit argument takes precedence over the environment, the environment over the default. A
+variable is read when the stage is built or the function is called, never at import; an empty value
+means the default (decision A-07).
 """
 
 from __future__ import annotations
@@ -50,18 +50,20 @@ class Setting(Generic[T]):
     def __call__(self, given: T | float | None = None) -> T:
         """*given*, else the environment's value, else the default.
 
-        Raises SettingsError when a number is needed and it is none, and for a whole number below 0;
-        the text names the variable.
+        Raises SettingsError for what is not a number where one is needed, and for a whole number
+        below 0; the text names the variable.
         """
         if given is not None:
             return self._number(given, self.name)
         text = os.environ.get(self.name, "").strip()
-        return self._number(text, f"the environment variable {self.name}") if text else self.default
+        if not text:
+            return self.default
+        return self._number(text, f"the environment variable {self.name}")
 
     def _number(self, value: object, source: str) -> T:
         kind = type(self.default)
         try:
-            # By way of text, so that 0.1 is a tenth exactly (A-08).
+            # A number is parsed from its text, so that 0.1 is exactly a tenth (A-08).
             parsed = kind(value if type(value) is kind else str(value))
         except (ValueError, InvalidOperation) as error:
             raise SettingsError(f"{source} is {excerpt(value)}, which is not a number") from error
@@ -79,24 +81,24 @@ def is_size(value: object) -> bool:
 
 def is_number(value: object) -> bool:
     """Whether *value* is a finite number."""
-    return (
-        not isinstance(value, bool) and isinstance(value, Real | Decimal) and math.isfinite(value)
-    )
+    if isinstance(value, bool) or not isinstance(value, Real | Decimal):
+        return False
+    return math.isfinite(value)
 
 
 def excerpt(value: object) -> str:
-    """*value* as an error shows it: on one line, shortened, and a class by its name."""
+    """*value* as an error shows it: on one line, short, and a class by its name."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return one_line(reprlib.repr(value), 100)
 
 
-# What is wanted -----------------------------------------------------------------------------------
+# Checks -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a setting must be: *accepts* tells whether a value is, *words* ask for one."""
+    """What a setting must be: *accepts* decides about a value, *words* ask for one."""
 
     accepts: Callable[[Any], bool]
     words: str
@@ -108,15 +110,18 @@ class Wanted:
 
     def check(self, name: str, value: object) -> None:
         """Raise SettingsError, naming the setting *name*, unless *value* is what is wanted."""
-        if not self.accepts(value):
-            called = f" (call it: {value.__name__}(…))" if isinstance(value, type) else ""
-            raise SettingsError(f"{name} is {excerpt(value)}{called}; give {self.words}")
+        if self.accepts(value):
+            return
+        shown = excerpt(value)
+        if isinstance(value, type):
+            shown += f" (call it: {value.__name__}(…))"
+        raise SettingsError(f"{name} is {shown}; give {self.words}")
 
 
 def instance_of(kinds: type | tuple[type, ...], words: str) -> Wanted:
     """An object of one of *kinds*, which may be protocols.
 
-    A class has the methods too, and is none.
+    A class is not accepted, although it has the methods of a protocol too.
     """
     return Wanted(lambda value: isinstance(value, kinds) and not isinstance(value, type), words)
 
@@ -124,31 +129,51 @@ def instance_of(kinds: type | tuple[type, ...], words: str) -> Wanted:
 def one_of(*names: str) -> Wanted:
     """One of a few words."""
     *others, last = map(repr, names)
-    return Wanted(
-        lambda value: isinstance(value, str) and value in names, f"{', '.join(others)} or {last}"
-    )
+    words = f"{', '.join(others)} or {last}"
+    return Wanted(lambda value: isinstance(value, str) and value in names, words)
 
 
 def check_settings(settings: object, **wanted: Wanted) -> None:
-    """Raise SettingsError unless each attribute of *settings* is what is *wanted* under its name."""
+    """Raise SettingsError unless each attribute of *settings* is as *wanted* under its name."""
     for name, want in wanted.items():
         want.check(name, getattr(settings, name))
 
 
 def _is_function(value: object) -> bool:
     if isinstance(value, type):
-        return (
-            value.__module__ == "builtins"
-        )  # float is a clock that stands still, str a redact that hides nothing
+        # Some are useful: float as a clock that stands still, str as a redact that hides nothing.
+        return value.__module__ == "builtins"
     return callable(value) and not is_async(value)
 
 
 def _is_names(value: object) -> bool:
-    return (
-        isinstance(value, Collection)
-        and not isinstance(value, str | bytes | Mapping)
-        and all(isinstance(name, str) for name in value)
-    )
+    if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
+        return False
+    return all(isinstance(name, str) for name in value)
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str | os.PathLike) and bool(os.fspath(value))
+
+
+def _is_tools(value: object) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    if not all(isinstance(name, str) for name in value):
+        return False
+    return all(isinstance(keys, str) or _is_names(keys) for keys in value.values())
+
+
+def _is_callable_object(value: object) -> bool:
+    return callable(value) and not isinstance(value, type)
+
+
+def _is_summarizer(value: object) -> bool:
+    return _is_callable_object(value) and not answers_at_once(value, "Summary")
+
+
+def _is_session_id(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= MAX_SESSION_ID
 
 
 SIZE = Wanted(is_size, "a whole number, 0 or more")
@@ -157,34 +182,20 @@ NUMBER = Wanted(lambda value: is_number(value) and value >= 0, "a number, 0 or m
 POSITIVE = Wanted(lambda value: is_number(value) and value > 0, "a number above 0")
 FLAG = instance_of(bool, "True or False")
 TEXT = instance_of(str, "a text")
-PATH = Wanted(
-    lambda value: isinstance(value, str | os.PathLike) and bool(os.fspath(value)),
-    "a path such as '.'",
-)
+PATH = Wanted(_is_path, "a path such as '.'")
 FUNCTION = Wanted(_is_function, "a function that is not async")
 MAPPING = instance_of(Mapping, "a mapping such as {}")
 
 TOOLS = Wanted(
-    lambda value: (
-        isinstance(value, Mapping)
-        and all(isinstance(name, str) for name in value)
-        and all(isinstance(keys, str) or _is_names(keys) for keys in value.values())
-    ),
-    "a mapping from the name of a tool to its input, such as {'read_file': 'path'}",
+    _is_tools, "a mapping from the name of a tool to its input, such as {'read_file': 'path'}"
 )
-CALLABLE = Wanted(
-    lambda value: callable(value) and not isinstance(value, type),
-    "a function, or an object that is one",
-)
+CALLABLE = Wanted(_is_callable_object, "a function, or an object that is one")
 SLEEP = Wanted(is_async, "an async function such as anyio.sleep")
-SUMMARIZER = Wanted(
-    lambda value: CALLABLE.accepts(value) and not answers_at_once(value, "Summary"),
-    "an async function, or an object that is one",
-)
+SUMMARIZER = Wanted(_is_summarizer, "an async function, or an object that is one")
 
 MAX_SESSION_ID = 1_000
 SESSION_ID = Wanted(
-    lambda value: isinstance(value, str) and 0 < len(value) <= MAX_SESSION_ID,
+    _is_session_id,
     f"the conversation's name, a text of 1 to {MAX_SESSION_ID:,} characters",
 )
 

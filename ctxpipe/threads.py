@@ -1,4 +1,4 @@
-"""Work that keeps the interpreter busy, done beside the event loop."""
+"""Work that keeps the interpreter busy, done in threads beside the event loop."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
 AT_ONCE = 2
-"""Threads on one event loop: they and the loop take turns of five milliseconds at the interpreter's
-lock, so that the forty which anyio allows would keep the loop waiting for 200 at a time."""
+"""Threads for one event loop.
+
+They and the loop take turns of five milliseconds at the interpreter's lock, so the forty that anyio
+allows would block the loop for 200 milliseconds at a time.
+"""
 
 
 async def in_thread(
     work: Callable[[*Arguments], T], *arguments: *Arguments, abandon_on_cancel: bool = False
 ) -> T:
-    """What *work* gives, called in a worker thread; raises what it raises.
+    """What *work* returns, called in a worker thread; raises what it raises.
 
-    With *abandon_on_cancel* who is cancelled does not wait for its end.
+    With *abandon_on_cancel* a caller that is cancelled does not wait for its end.
     """
     from anyio import to_thread
 
@@ -39,10 +42,10 @@ async def in_thread_if(
     work: Callable[[*Arguments], T],
     *arguments: *Arguments,
 ) -> T:
-    """What *work* gives: called in a worker thread if it *is_long*, at once if not, as a hop takes
-    100 µs.
-    """
-    return await in_thread(work, *arguments) if is_long else work(*arguments)
+    """What *work* returns, called in a worker thread only if it *is_long*: a hop takes 100 µs."""
+    if not is_long:
+        return work(*arguments)
+    return await in_thread(work, *arguments)
 
 
 def _limiter() -> CapacityLimiter:

@@ -6,15 +6,21 @@ __all__ = ["counted", "one_line"]
 
 
 def counted(number: int, name: str) -> str:
-    """So many of what goes by *name*: 1 message, 2 messages."""
-    return f"{number:,} {name}{'' if number == 1 else 's'}"
+    """*number* and *name*, which is a plural unless it is one: 1 message, 2 messages."""
+    plural = "" if number == 1 else "s"
+    return f"{number:,} {name}{plural}"
 
 
 def one_line(text: str, limit: int = 80) -> str:
-    """How *text* begins, in one line of at most *limit* characters, none of them a control
-    character.
-    """
+    """The beginning of *text* as one line of at most *limit* characters, no control characters."""
     # The head is enough: a text of megabytes need not be cleaned to show 80 characters of it.
-    words = " ".join(text[: 4 * limit].split())
-    plain = words if words.isprintable() else "".join(c if c.isprintable() else "?" for c in words)
-    return plain if len(plain) <= limit else f"{plain[: limit - 1]}…"
+    line = " ".join(text[: 4 * limit].split())
+    if not line.isprintable():
+        line = "".join(_printable(character) for character in line)
+    if len(line) <= limit:
+        return line
+    return f"{line[: limit - 1]}…"
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else "?"

@@ -28,7 +28,7 @@ _END_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker is to do: call *function* of *module* with *texts* texts, which follow the job."""
+    """What a worker has to do: call *function* of *module* with the *texts* texts that follow."""
 
     module: str
     function: str
@@ -39,7 +39,7 @@ class Job:
 
 
 def main() -> None:
-    """Serve standard input and output, and end with the parent, whatever the job is doing then."""
+    """Serve standard input and output; end when the parent ends, whatever the job is doing."""
     _ask_for_end_with_parent()
     given = sys.stdin.buffer
     job: Job = pickle.load(given)  # noqa: S301 - from the process that started this one
@@ -50,13 +50,11 @@ def main() -> None:
 
 
 def serve(job: Job, given: IO[bytes], answers: IO[bytes]) -> None:
-    """Read the texts of *job*, then write `READY` and a line of JSON for each answer, as soon as it
-    is there.
-    """
-    texts = [
-        _text(given) for _ in range(job.texts)
-    ]  # all before the first answer, or each side waits for the other
-    work = getattr(importlib.import_module(job.module), job.function)
+    """Read the texts of *job*, then write `READY`, and each answer at once as a line of JSON."""
+    # All texts before the first answer, or each side waits for the other.
+    texts = ["".join(_pieces(given)) for _ in range(job.texts)]
+    module = importlib.import_module(job.module)
+    work = getattr(module, job.function)
     _write(answers, READY + b"\n")
     if given is sys.stdin.buffer:
         _limit(job)
@@ -65,12 +63,12 @@ def serve(job: Job, given: IO[bytes], answers: IO[bytes]) -> None:
         _write(answers, json.dumps(answer).encode() + b"\n")
 
 
-def _text(given: IO[bytes]) -> str:
-    return "".join(_pieces(given))
-
-
 def _pieces(given: IO[bytes]) -> Iterator[str]:
-    while (piece := pickle.load(given)) is not None:  # noqa: S301 - from the process that started this one
+    """The pieces of one text, which None ends."""
+    while True:
+        piece = pickle.load(given)  # noqa: S301 - from the process that started this one
+        if piece is None:
+            return
         yield piece
 
 
@@ -87,16 +85,15 @@ def _limit(job: Job) -> None:
     with suppress(ImportError):
         import resource
 
-        spent = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-        _lower(resource.RLIMIT_CPU, math.ceil(spent + job.seconds) + 1)
+        user_seconds, system_seconds = resource.getrusage(resource.RUSAGE_SELF)[:2]
+        cpu_seconds = user_seconds + system_seconds + job.seconds
+        _lower(resource.RLIMIT_CPU, math.ceil(cpu_seconds) + 1)
         _lower(resource.RLIMIT_AS, job.memory_bytes)
         _lower(resource.RLIMIT_CORE, 0)
 
 
 def _set_alarm(seconds: float) -> None:
-    """Have the system end this process after *seconds*, also while C code runs that Python cannot
-    interrupt.
-    """
+    """Have the system end this process after *seconds*, even while C code runs."""
     if not hasattr(signal, "setitimer"):
         return
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -115,9 +112,9 @@ def _lower(limit: int, to: int) -> None:
 
 
 def _ask_for_end_with_parent() -> None:
-    """Linux ends this process when its parent dies.
+    """Ask Linux to end this process when its parent dies.
 
-    Elsewhere the end of the input does, or the alarm.
+    Elsewhere the end of the input does that, or the alarm.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -128,7 +125,7 @@ def _ask_for_end_with_parent() -> None:
 
 
 def _end_at_end_of_input() -> None:
-    # Not by the buffered reader: its lock would be held when the interpreter ends.
+    # Not with the buffered reader: it would still hold its lock when the interpreter ends.
     while os.read(0, 4096):
         pass
     os._exit(1)

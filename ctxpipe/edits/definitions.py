@@ -1,14 +1,12 @@
-"""What a source text defines: names and lines, read off its syntax tree by the table in
-`languages`.
-"""
+"""What a source text defines: names and lines, found in its syntax tree by a table of languages."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 from .languages import STEPS, DefinitionType, Language, language_called, language_of
@@ -24,12 +22,12 @@ __all__ = [
     "without_macros",
 ]
 
-_BATCH = 500  # definitions: to decode them holds the interpreter
+_BATCH = 500  # definitions: decoding them blocks the interpreter
 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A name that a source defines, and the line on which the name stands, counted from 1."""
+    """A name that a source defines, and the line of that name, counted from 1."""
 
     type: DefinitionType
     name: str
@@ -40,36 +38,34 @@ Definitions: TypeAlias = tuple[Definition, ...]
 
 
 def definitions(path: str, text: str) -> Definitions | None:
-    """What *text*, the file at *path* or a view of it, defines, from top to bottom; None in an
-    unknown language.
+    """What *text*, the file at *path* or a view of it, defines, from top to bottom.
 
-    Lines are the file's own where a view numbers them. Broken syntax yields what can be read.
-    Hostile text of a few kilobytes can hold the parser, and with it the interpreter, for minutes:
-    run it in a process under limits.
+    None in an unknown language. Lines are the file's own where a view numbers them. Broken syntax
+    yields what can be read. Hostile text of a few kilobytes can block the parser, and with it the
+    interpreter, for minutes: call this in a process under limits.
     """
     language = language_of(path)
     if language is None:
         return None
     source, numbers = without_gutter(text)
     found = _read(_without_long_lines(source), language)
-    return (
-        tuple(replace(each, line=numbers[each.line - 1]) for each in found)
-        if numbers
-        else tuple(found)
-    )
+    if not numbers:
+        return tuple(found)
+    return tuple(replace(each, line=numbers[each.line - 1]) for each in found)
 
 
 def definitions_in_batches(
     texts: Sequence[str],
 ) -> Iterator[list[tuple[DefinitionType, str, int]] | None]:
-    """The definitions of each file in batches, None after the last of a file.
+    """The definitions of each file in batches, with None after the last batch of a file.
 
-    Texts are path, text, path, text, …
+    *texts* are path, text, path, text, …
     """
     for path, text in zip(texts[::2], texts[1::2], strict=True):
-        found = [(each.type, each.name, each.line) for each in definitions(path, text) or ()]
-        for start in range(0, len(found), _BATCH):
-            yield found[start : start + _BATCH]
+        found = definitions(path, text) or ()
+        rows = [(each.type, each.name, each.line) for each in found]
+        for start in range(0, len(rows), _BATCH):
+            yield rows[start : start + _BATCH]
         yield None
 
 
@@ -77,64 +73,76 @@ def definitions_in_batches(
 
 GUTTER = re.compile(r"^[ \t]*(\d{1,7}) ?([→\t|│:])(.*)$", re.MULTILINE)
 SAMPLE = 4000  # characters: a view is numbered from its beginning or not at all
-# longer ones are data or minified, and asking where a node stands takes as long as its line is
+# A longer one is data or minified, and finding a node's position takes as long as its line is.
 LONGEST_LINE = 5000
 
 
 def without_gutter(text: str) -> tuple[str, list[int]]:
-    """*text* without the line numbers of a view (``cat -n``, ``nl``, ``12→``, ``12: ``, ``12|``),
-    and those numbers.
+    """*text* without the line numbers of a view, and those numbers.
 
-    Lines outside the numbering, such as a tool's remarks, become empty. Without numbering the list
-    is empty.
+    The gutters recognized are those of ``cat -n`` and ``nl``, ``12→``, ``12: `` and ``12|``. Lines
+    without a number, such as a tool's remarks, become empty. Without a gutter the list is empty.
     """
     if not _is_numbered(text[:SAMPLE]):
         return text, []
-    rows = [GUTTER.match(line) for line in text.split("\n")]
-    code = [row[3] if row else "" for row in rows]
+    code: list[str] = []
+    numbers: list[int] = []
+    for line in text.split("\n"):
+        row = GUTTER.match(line)
+        if row is None:
+            code.append("")
+            numbers.append(0)
+        else:
+            code.append(row[3])
+            numbers.append(int(row[1]))
     if all(line.startswith(" ") for line in code if line):  # the blank after "12:" is the gutter's
         code = [line[1:] for line in code]
-    return "\n".join(code), [int(row[1]) if row else 0 for row in rows]
+    return "\n".join(code), numbers
 
 
 def _is_numbered(sample: str) -> bool:
     rows = list(GUTTER.finditer(sample))
-    filled = sum(1 for line in sample.splitlines() if line and not line.isspace())
-    return (
-        len(rows) > 1
-        and 2 * len(rows) >= filled
-        and len({row[2] for row in rows}) == 1
-        and all(int(one[1]) < int(other[1]) for one, other in pairwise(rows))
-    )
+    if len(rows) < 2:
+        return False
+    text_lines = [line for line in sample.splitlines() if line and not line.isspace()]
+    if 2 * len(rows) < len(text_lines):
+        return False
+    signs = {row[2] for row in rows}
+    if len(signs) > 1:
+        return False
+    numbers = [int(row[1]) for row in rows]
+    return all(one < other for one, other in pairwise(numbers))
 
 
 def _without_long_lines(source: str) -> str:
     lines = source.split("\n")
     if max(map(len, lines)) <= LONGEST_LINE:
         return source
-    return "\n".join(line if len(line) <= LONGEST_LINE else "" for line in lines)
+    return "\n".join("" if len(line) > LONGEST_LINE else line for line in lines)
 
 
-# Readings -----------------------------------------------------------------------------------------
+# Parsing ------------------------------------------------------------------------------------------
 
 
 def _read(source: str, language: Language) -> list[Definition]:
-    """The best of what the readings of *source* give; no more are tried once one has no errors."""
+    """The definitions in the best reading of *source*; the first one without errors is the last."""
     best: list[Definition] = []
-    fewest = -1
+    best_score: tuple[int, int] | None = None
     for reading, as_language in _readings(source, language):
-        tree = _parsed(reading, as_language)
-        errors = _errors(tree)
-        found = _found(tree, as_language, is_doubtful=errors > 0 or reading is not source)
-        if fewest < 0 or (len(found), -errors) > (len(best), -fewest):
-            best, fewest = found, errors
+        tree = _parse(reading, as_language)
+        errors = _error_chars(tree)
+        is_doubtful = errors > 0 or reading is not source
+        found = _find_definitions(tree, as_language, is_doubtful)
+        score = (len(found), -errors)
+        if best_score is None or score > best_score:
+            best, best_score = found, score
         if not errors:
             break
     return best
 
 
 def _readings(source: str, language: Language) -> Iterator[tuple[str, Language]]:
-    """*source*, and other ways to read it; no line moves in any of them."""
+    """*source*, and other ways to read it, all with the same line numbers."""
     yield source, language
     if language.has_macros:
         yield without_macros(source), language
@@ -142,19 +150,20 @@ def _readings(source: str, language: Language) -> Iterator[tuple[str, Language]]
         yield source, language_called(language.else_as)
     beginning = source.lstrip("\r\n")
     cautious = replace(language, bodied=f"{language.bodied} {language.misread}")
-    for opening, sign in language.openings.items():
-        if re.match(sign, beginning):
+    for opening, first_line in language.openings.items():
+        if re.match(first_line, beginning):
             yield opening + source, cautious
 
 
-def _parsed(source: str, language: Language) -> SgNode:
+def _parse(source: str, language: Language) -> SgNode:
     from ast_grep_py import SgRoot
 
-    return SgRoot(source.encode(errors="replace").decode(), language.name).root()
+    without_surrogates = source.encode(errors="replace").decode()
+    return SgRoot(without_surrogates, language.name).root()
 
 
-def _errors(tree: SgNode) -> int:
-    """Characters that belong to no construct of the language."""
+def _error_chars(tree: SgNode) -> int:
+    """How many characters belong to no construct of the language."""
     spans = (node.range() for node in tree.find_all(kind="ERROR"))
     return sum(span.end.index - span.start.index + 1 for span in spans)
 
@@ -163,15 +172,21 @@ MACRO = r"[A-Z][A-Z0-9_]{2,}(?:[ \t]*\([^()\n]*\))?"
 MACROS = re.compile(
     rf"""
     ^[ \t]*(?:
-        \#[ \t]*(?:if|elif|else|endif)[^\n]*(?:(?<=\\)\n[^\n]*)*      # a conditional: all its branches stay
-      | {MACRO}[ \t]*;?[ \t]*$                                        # a macro that is a line
-      | (?:{MACRO}[ \t]+)+(?=[\w:<~])                                 # macros before a declaration,
+        # a conditional: all its branches stay
+        \#[ \t]*(?:if|elif|else|endif)[^\n]*(?:(?<=\\)\n[^\n]*)*
+        # a macro that is a line
+      | {MACRO}[ \t]*;?[ \t]*$
+        # macros before a declaration,
+      | (?:{MACRO}[ \t]+)+(?=[\w:<~])
     )
     | (?<![ \t])(?=[ \t]+[A-Z][A-Z0-9_]{{2}})(?:
-        (?:(?<=\bstatic)|(?<=\binline)|(?<=\bconstexpr)|(?<=\bvirtual)|(?<=\bextern)|(?<=\bfriend)|(?<=>))
-        (?:[ \t]+{MACRO})+(?=[ \t]+[\w:<~])                           # within it,
+        # within it,
+        (?:(?<=\bstatic)|(?<=\binline)|(?<=\bconstexpr)|(?<=\bvirtual)|(?<=\bextern)|(?<=\bfriend)
+          |(?<=>))
+        (?:[ \t]+{MACRO})+(?=[ \t]+[\w:<~])
       | (?:(?<=\bclass)|(?<=\bstruct))(?:[ \t]+{MACRO})+(?=[ \t]+\w[\w:<>,\s]{{0,200}}[:{{;])
-      | (?:(?<=\))|(?<=\bconst)|(?<=\boverride))[ \t]+{MACRO}(?=\s*[{{;])  # and behind its parameters
+        # and after its parameters
+      | (?:(?<=\))|(?<=\bconst)|(?<=\boverride))[ \t]+{MACRO}(?=\s*[{{;])
     )
     """,
     re.MULTILINE | re.VERBOSE,
@@ -179,66 +194,79 @@ MACROS = re.compile(
 
 
 def without_macros(source: str) -> str:
-    """C or C++ without preprocessor conditionals and the macros around declarations: blanks stand
-    in their places.
-    """
-    return MACROS.sub(lambda macro: re.sub(r"[^\n]", " ", macro[0]), source)
+    """C or C++ with blanks for preprocessor conditionals and for the macros around declarations."""
+    return MACROS.sub(_blank_out, source)
+
+
+def _blank_out(macro: re.Match[str]) -> str:
+    return re.sub(r"[^\n]", " ", macro[0])
 
 
 # Definitions --------------------------------------------------------------------------------------
 
-STATEMENTS = "await case catch do else export for function if import return super switch throw try while with yield"
-NO_NAMES = frozenset(
-    {"_", *STATEMENTS.split()}
-)  # what a statement that was misread seems to be called
-LONGEST_NAME = (
-    100  # a longer one is computed: a key that is an expression, the type that an impl is for
+STATEMENTS = (
+    "await case catch do else export for function if import return super switch throw try while"
+    " with yield"
 )
-ODD = re.compile(
-    r"[{};\n]|system-reminder"
-)  # no name, or one that would break out of the block it stands in
+# The apparent names of statements that were misread as definitions.
+NO_NAMES = frozenset({"_", *STATEMENTS.split()})
+# Characters; a longer one is computed: a key that is an expression, the type that an impl is for.
+LONGEST_NAME = 100
+# Not a name, or one that would break out of the block that it is printed in.
+ODD = re.compile(r"[{};\n]|system-reminder")
 
 
-def _found(tree: SgNode, language: Language, is_doubtful: bool) -> list[Definition]:
-    found: Iterable[Definition] = _built(tree, language)
+def _find_definitions(tree: SgNode, language: Language, is_doubtful: bool) -> list[Definition]:
+    found = list(_definitions_by_kind(tree, language))
     if is_doubtful or language.unparsed:
-        found = chain(found, _broken(tree, language))
+        found += _definitions_by_keyword(tree, language)
     if is_doubtful:
-        found = (each for each in found if each.name not in NO_NAMES)
-    return list(dict.fromkeys(sorted(found, key=lambda each: each.line)))
+        found = [each for each in found if each.name not in NO_NAMES]
+    found.sort(key=lambda each: each.line)
+    return list(dict.fromkeys(found))
 
 
-def _built(tree: SgNode, language: Language) -> Iterator[Definition]:
-    """The definitions that stand in the tree as such."""
-    kinds, bodied = _kinds(language.name), language.bodied.split()
-    done = 0
+def _definitions_by_kind(tree: SgNode, language: Language) -> Iterator[Definition]:
+    """The definitions that are nodes of the tree."""
+    types = _kinds(language.name)
+    bodied = language.bodied.split()
+    end_of_function = 0
     for node in tree.find_all(any=_rules(language.name)):
         span = node.range()
-        if span.start.index < done or (node.kind() in bodied and node.field("body") is None):
+        if span.start.index < end_of_function:
             continue
-        type_ = _type(node, kinds, language)
+        if node.kind() in bodied and node.field("body") is None:
+            continue
+        type_ = _definition_type(node, types, language)
         if type_ == "function" and not language.has_locals:
-            done = span.end.index
+            end_of_function = span.end.index
+        prefix = language.prefixes.get(node.kind(), "")
         for name in _names(node, language):
-            text = language.prefixes.get(node.kind(), "") + _text(name)
-            if text and len(text) <= LONGEST_NAME and not ODD.search(text):
-                yield Definition(type_, text, name.range().start.line + 1)
+            text = prefix + _name_text(name)
+            if _is_name(text):
+                yield Definition(type_, text, _line(name))
 
 
-def _broken(tree: SgNode, language: Language) -> Iterator[Definition]:
-    """The names that follow a keyword where the parser could not build a definition, or did not
-    try.
-    """
+def _is_name(text: str) -> bool:
+    return 0 < len(text) <= LONGEST_NAME and not ODD.search(text)
+
+
+def _line(node: SgNode) -> int:
+    return node.range().start.line + 1
+
+
+def _definitions_by_keyword(tree: SgNode, language: Language) -> Iterator[Definition]:
+    """The names after a keyword where the parser could not build a definition, or did not try."""
     rules: list[Rule] = [{"kind": "ERROR"}]
     if language.unparsed:
-        rules.append(
-            {"kind": language.unparsed, "regex": rf"\b({'|'.join(language.keywords)})\s+\w"}
-        )
+        keywords = "|".join(language.keywords)
+        rules.append({"kind": language.unparsed, "regex": rf"\b({keywords})\s+\w"})
     for node in tree.find_all(any=rules):
-        for word, name in pairwise(child for child in node.children() if child.is_leaf()):
-            type_ = language.keywords.get(word.text())
+        leaves = [child for child in node.children() if child.is_leaf()]
+        for keyword, name in pairwise(leaves):
+            type_ = language.keywords.get(keyword.text())
             if type_ is not None and re.fullmatch(r"[^\W\d]\w*[?!]?", name.text()):
-                yield Definition(type_, name.text(), name.range().start.line + 1)
+                yield Definition(type_, name.text(), _line(name))
 
 
 @cache
@@ -248,26 +276,27 @@ def _kinds(language: str) -> Mapping[str, DefinitionType]:
 
 @cache
 def _rules(language: str) -> list[Rule]:
-    """What the parser is asked for: every kind of definition that the language has."""
+    """The parser's rules for every kind of definition that the language has."""
     table = language_called(language)
     rules: list[Rule] = []
     for kind in _kinds(language):
         rule: Rule = {"kind": kind}
         if kind in table.inside:
-            rule["inside"] = {"any": [{"kind": parent} for parent in table.inside[kind].split()]}
+            parents: list[Rule] = [{"kind": parent} for parent in table.inside[kind].split()]
+            rule["inside"] = {"any": parents}
         if kind in table.outside:
             rule["not"] = {"inside": {"kind": table.outside[kind], "stopBy": "end"}}
         rules.append(rule)
     if table.calls:
-        rules.append(
-            {"kind": "call", "has": {"field": "target", "regex": f"^({'|'.join(table.calls)})$"}}
-        )
+        macros = "|".join(table.calls)
+        rules.append({"kind": "call", "has": {"field": "target", "regex": f"^({macros})$"}})
     return [rule for rule in rules if _is_known(rule, language)]
 
 
 def _is_known(rule: Rule, language: str) -> bool:
-    """Whether the installed parser has the kinds of *rule*: one that a later grammar renames must
-    not cost the rest.
+    """Whether the installed parser has the kinds of *rule*.
+
+    A kind that a later grammar renames must not cost the rest.
     """
     from ast_grep_py import SgRoot
 
@@ -278,15 +307,20 @@ def _is_known(rule: Rule, language: str) -> bool:
     return True
 
 
-def _type(node: SgNode, kinds: Mapping[str, DefinitionType], language: Language) -> DefinitionType:
+def _definition_type(
+    node: SgNode, types: Mapping[str, DefinitionType], language: Language
+) -> DefinitionType:
     target = node.field("target") if language.calls else None
     if target is not None:
         return language.calls[target.text()]
-    type_ = kinds[node.kind()]
+    type_ = types[node.kind()]
     if type_ == "function" or not language.told_by:
         return type_
-    told = (language.told_by.get(child.kind()) for child in node.children())
-    return next(filter(None, told), type_)
+    for child in node.children():
+        exact_type = language.told_by.get(child.kind())
+        if exact_type:
+            return exact_type
+    return type_
 
 
 # Names --------------------------------------------------------------------------------------------
@@ -308,73 +342,89 @@ WRAPPERS = frozenset(
 
 
 def _names(node: SgNode, language: Language) -> Iterator[SgNode]:
-    """The names of a definition: of what it is assigned to, where it is a value, and its own."""
-    given = _given_name(node, language) if language.named_by else None
-    if given is not None:
-        yield given
-    own = _named(
-        node, language.names.get(node.kind(), "name"), language.through.get(node.kind(), "")
-    )
-    if own is not None and (given is None or given.text() != own.text()):
+    """The names of a definition: the target's that it is assigned to, if any, and its own."""
+    target = _target_name(node, language) if language.named_by else None
+    if target is not None:
+        yield target
+    kind = node.kind()
+    own = _find_name(node, language.names.get(kind, "name"), language.through.get(kind, ""))
+    if own is None:
+        return
+    if target is None or target.text() != own.text():
         yield own
 
 
-def _given_name(node: SgNode, language: Language) -> SgNode | None:
+def _target_name(node: SgNode, language: Language) -> SgNode | None:
     parent = node.parent()
     while parent is not None and parent.kind() in WRAPPERS:
         parent = parent.parent()
-    place = language.named_by.get(parent.kind()) if parent is not None else None
-    return _named(parent, place) if parent is not None and place else None
+    if parent is None:
+        return None
+    places = language.named_by.get(parent.kind())
+    if not places:
+        return None
+    return _find_name(parent, places)
 
 
-def _named(node: SgNode, places: str, through: str = "") -> SgNode | None:
+def _find_name(node: SgNode, places: str, through: str = "") -> SgNode | None:
     """The name in the first of *places* that *node* has.
 
-    With *through*, only where one of those stands around it.
+    With *through*, only where one of those is around it.
     """
     for place in places.split():
-        part = node.field(place) or next(
-            (child for child in node.children() if child.kind() == place), None
-        )
+        part = node.field(place)
+        if part is None:
+            children = (child for child in node.children() if child.kind() == place)
+            part = next(children, None)
         if part is not None:
             return _innermost(part, through.split())
     return None
 
 
 def _innermost(node: SgNode, through: list[str]) -> SgNode | None:
-    around = ""
-    while (kind := node.kind()) in STEPS:
-        around = kind if kind in DECLARATORS else around
-        part = _part(node, kind)
-        if part is None or (kind in COMPUTED and part.kind() != "string"):
+    declarator = ""
+    kind = node.kind()
+    while kind in STEPS:
+        if kind in DECLARATORS:
+            declarator = kind
+        part = _next_step(node, kind)
+        if part is None:
+            return None
+        if kind in COMPUTED and part.kind() != "string":
             return None
         node = part
-    is_wanted = not through or around in through or kind in through
-    return node if is_wanted and kind not in PATTERNS else None
+        kind = node.kind()
+    if kind in PATTERNS:
+        return None
+    if through and declarator not in through and kind not in through:
+        return None
+    return node
 
 
-def _part(node: SgNode, kind: str) -> SgNode | None:
-    if kind == "binary_operator":  # a guard behind the head, or the definition of an operator
+def _next_step(node: SgNode, kind: str) -> SgNode | None:
+    if kind == "binary_operator":  # a guard after the head, or the definition of an operator
         operator = node.field("operator")
-        return node.field("left") if operator is None or operator.text() == "when" else operator
+        if operator is None or operator.text() == "when":
+            return node.field("left")
+        return operator
     if STEPS[kind]:
         return node.field(STEPS[kind])
     parts = [child for child in node.children() if child.is_named()]
-    return (
-        parts[0] if parts and (len(parts) == 1 or kind != "string") else None
-    )  # no string with escapes is a name
+    if not parts:
+        return None
+    if kind == "string" and len(parts) > 1:  # no string with escapes is a name
+        return None
+    return parts[0]
 
 
-def _text(name: SgNode) -> str:
-    kind, text = name.kind(), name.text()
+def _name_text(name: SgNode) -> str:
+    kind = name.kind()
+    text = name.text()
     if kind == "operator_cast":
         parameters = name.find(kind="abstract_function_declarator")
-        end = (
-            None
-            if parameters is None
-            else parameters.range().start.index - name.range().start.index
-        )
-        text = text[:end]
+        if parameters is not None:
+            length = parameters.range().start.index - name.range().start.index
+            text = text[:length]
     if kind == "operator_name":
         text = f"operator {text.removeprefix('operator').strip()}"
     return " ".join(text.strip("`").split())

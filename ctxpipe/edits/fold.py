@@ -1,5 +1,4 @@
-"""Files folded to the names they define: one line per class, interface and type, functions
-together, nothing else.
+"""Files folded to the names that they define: one line for each class, and for several functions.
 
 Source: FF-1 to FF-18, UP-18 to UP-20, UP-23, A-56 to A-61.
 """
@@ -39,9 +38,7 @@ MAX_LINE_SPAN = 100
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One line of a folded file: a class, an interface or a type, or functions that follow one
-    another.
-    """
+    """One line of a folded file: a class, an interface, a type, or consecutive functions."""
 
     type: Literal["class", "interface", "type", "functions"]
     names: tuple[str, ...]
@@ -49,15 +46,15 @@ class Section:
 
 
 Outline: TypeAlias = Sequence[Section]
-"""What one file defines, from top to bottom; empty when there is nothing to show of it."""
+"""What one file defines, from top to bottom; empty when there is nothing to show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What folding made of some files: in *sections* a ``<system-reminder>`` block for each file
-    processed.
+    """What some files were folded to.
 
-    *content* is those blocks as one text; *folded* has an entry for each file given, None for one that was skipped.
+    *sections* are the ``<system-reminder>`` blocks, one for each file processed, *content* the same
+    as one text; *folded* has an entry for each file given, None for one that was skipped.
     """
 
     content: str
@@ -77,19 +74,18 @@ def fold_files(
     count: Callable[[str], int],
     rng: random.Random | None = None,
 ) -> Folded:
-    """Fold *files*, pairs of path and text, to the names they define, each in a
-    ``<system-reminder>`` block of its own.
+    """Fold *files*, pairs of path and text, each to a ``<system-reminder>`` block of its names.
 
     A file in an unknown language, and one that defines nothing, is skipped. The blocks together may
     have *max_tokens* tokens by *count* (None: no limit). Above that, one pass drops as many
-    sections as the excess is worth, chosen by
-    *rng*, by default one seeded with the content: the same files fold to the same text. What is left is not counted
-    again, and may still be above the limit (FF-7 to FF-10).
+    sections as the excess is worth, chosen by *rng*, by default one seeded with the content, so
+    that the same files fold to the same text. The rest is not counted again, and may still be above
+    the limit (FF-7 to FF-10).
     """
-    outlines = [
-        (path, _outline(definitions(path, text) or (), max_line_span, merge=merge_functions))
-        for path, text in files
-    ]
+    outlines: list[tuple[str, Outline]] = []
+    for path, text in files:
+        found = definitions(path, text) or ()
+        outlines.append((path, _outline(found, max_line_span, merge=merge_functions)))
     return fold_outlines(outlines, max_tokens=max_tokens, count=count, rng=rng)
 
 
@@ -100,31 +96,38 @@ def fold_outlines(
     count: Callable[[str], int],
     rng: random.Random | None = None,
 ) -> Folded:
-    """The second half of `fold_files`, for files that have been read: pairs of path and outline."""
+    """The second half of `fold_files`: folds pairs of path and outline."""
     whole = _fold(outlines)
     if max_tokens is None or not whole.content:
         return whole
     total = sum(len(sections) for _, sections in outlines)
     excess = drop_count(count(whole.content), max_tokens, total)
-    return (
-        _fold(outlines, _chosen(excess, total, rng or _seeded(whole.content))) if excess else whole
-    )
+    if not excess:
+        return whole
+    dropped = _choose(excess, total, rng or _random_from(whole.content))
+    return _fold(outlines, dropped)
 
 
 def _fold(
     outlines: Iterable[tuple[str, Outline]], dropped: AbstractSet[int] = frozenset()
 ) -> Folded:
-    """The blocks of *outlines*, without the sections *dropped*, numbered through all files."""
+    """The blocks of *outlines*, without the sections whose numbers are in *dropped*.
+
+    Sections are numbered through all files.
+    """
     numbers = itertools.count()
-    folded = tuple(
-        format_file(path, [section for section in outline if next(numbers) not in dropped])
-        if outline
-        else None
-        for path, outline in outlines
-    )
+    folded: list[str | None] = []
+    for path, outline in outlines:
+        kept = [section for section in outline if next(numbers) not in dropped]
+        folded.append(format_file(path, kept) if outline else None)
     blocks = tuple(block for block in folded if block is not None)
     return Folded(
-        "\n".join(blocks), blocks, len(blocks), len(folded) - len(blocks), len(dropped), folded
+        content="\n".join(blocks),
+        sections=blocks,
+        files_processed=len(blocks),
+        files_skipped=len(folded) - len(blocks),
+        sections_dropped=len(dropped),
+        folded=tuple(folded),
     )
 
 
@@ -134,77 +137,86 @@ def _fold(
 def merge_functions(
     definitions: Iterable[Definition], max_line_span: int = MAX_LINE_SPAN, *, merge: bool = True
 ) -> list[Section]:
-    """Functions that follow one another as one section, every other definition on its own (FF-11 to
-    FF-14).
+    """Consecutive functions as one section, every other definition as its own (FF-11 to FF-14).
 
     A section ends before a class, interface or type, and before a function more than
-    *max_line_span* lines below its first one (A-59). Without *merge* each function stands on its
-    own. A section lists a name once.
+    *max_line_span* lines below its first one (A-59). Without *merge* each function is a section of
+    its own. A section lists a name once.
     """
     runs: list[list[Definition]] = []
     for each in definitions:
-        first = runs[-1][0] if merge and runs else None
-        if (
-            first
-            and first.type == each.type == "function"
-            and each.line - first.line <= max_line_span
-        ):
+        if merge and runs and _continues(runs[-1], each, max_line_span):
             runs[-1].append(each)
         else:
             runs.append([each])
     return [_section(run) for run in runs]
 
 
+def _continues(run: Sequence[Definition], definition: Definition, max_line_span: int) -> bool:
+    first = run[0]
+    if first.type != "function" or definition.type != "function":
+        return False
+    return definition.line - first.line <= max_line_span
+
+
 _outline = merge_functions  # the option of fold_files has the same name
 
 
 def _section(run: Sequence[Definition]) -> Section:
-    type_ = run[0].type
+    first = run[0]
     names = tuple(dict.fromkeys(definition.name for definition in run))
-    return Section("functions" if type_ == "function" else type_, names, run[0].line)
+    if first.type == "function":
+        return Section("functions", names, first.line)
+    return Section(first.type, names, first.line)
 
 
 def format_sections(sections: Iterable[Section]) -> str:
     """One line per section: ``12 | class Name`` or ``34 | one, two`` (A-60)."""
-    return "\n".join(
-        f"{section.start_line} | {'' if section.type == 'functions' else f'{section.type} '}{', '.join(section.names)}"
-        for section in sections
-    )
+    return "\n".join(_section_line(section) for section in sections)
+
+
+def _section_line(section: Section) -> str:
+    names = ", ".join(section.names)
+    if section.type == "functions":
+        return f"{section.start_line} | {names}"
+    return f"{section.start_line} | {section.type} {names}"
 
 
 def format_file(path: str, sections: Iterable[Section]) -> str:
-    """The folded text of the file at *path*: a ``<system-reminder>`` block of its own (FF-4,
-    UP-18).
-    """
-    header = f"<system-reminder>\n## File Context: {_one_line(path)}"
-    return "\n".join(filter(None, (header, format_sections(sections), "</system-reminder>")))
+    """The folded text of the file at *path*: a ``<system-reminder>`` block (FF-4, UP-18)."""
+    lines = ["<system-reminder>", f"## File Context: {_one_line(path)}"]
+    body = format_sections(sections)
+    if body:
+        lines.append(body)
+    lines.append("</system-reminder>")
+    return "\n".join(lines)
 
 
 def _one_line(path: str) -> str:
-    """*path* so that it can end neither its line nor the block it stands in."""
+    """*path* so that it can end neither its line nor its block."""
     return re.sub(r"[^\S ]|</?(?=system-reminder)", " ", path)
 
 
 def drop_count(tokens: int, budget: int, sections: int) -> int:
-    """How many of *sections* to drop when they take *tokens* and may take *budget* (FF-7 to FF-9,
-    A-57).
+    """How many of *sections* to drop when they take *tokens* and may take *budget*.
 
-    The excess divided by the average size of a section, rounded up, but at least one section stays.
+    The excess divided by the average size of a section, rounded up, but at least one section stays
+    (FF-7 to FF-9, A-57).
     """
     if tokens <= budget or sections == 0:
         return 0
-    # n * r / (1 + r) with r = tokens / budget - 1, in whole numbers: 0.1 + 0.2 decides nothing here
-    return min(sections - 1, -(-sections * (tokens - budget) // tokens))
+    # n * r / (1 + r) with r = tokens / budget - 1, in whole numbers: no rounding error decides.
+    excess = -(-sections * (tokens - budget) // tokens)
+    return min(sections - 1, excess)
 
 
-def _chosen(amount: int, total: int, rng: random.Random) -> frozenset[int]:
-    """*amount* of the numbers below *total*.
+def _choose(amount: int, total: int, rng: random.Random) -> frozenset[int]:
+    """*amount* of the numbers below *total*."""
+    # Of all methods, Python promises only for random() that its sequence stays the same.
+    shuffled = sorted(range(total), key=lambda _: rng.random())
+    return frozenset(shuffled[:amount])
 
-    Of all that a generator offers, random() alone is promised to stay.
-    """
-    return frozenset(sorted(range(total), key=lambda _: rng.random())[:amount])
 
-
-def _seeded(content: str) -> random.Random:
+def _random_from(content: str) -> random.Random:
     digest = hashlib.sha256(content.encode(errors="replace")).digest()
-    return random.Random(int.from_bytes(digest))  # noqa: S311 - chosen evenly, nothing is kept secret
+    return random.Random(int.from_bytes(digest))  # noqa: S311 - an even choice, not a secret

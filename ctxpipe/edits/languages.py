@@ -1,8 +1,7 @@
-"""The languages that can be folded: file names, the node kinds that define a name, and where the
-name stands.
+"""The languages that can be folded: file names, node kinds that define a name, places of the name.
 
-Data only. The kinds are those of the grammars inside ast-grep-py; asking it for a language that is
-not in this table crashes it, so nothing else may be asked for.
+Data only. The kinds are those of the grammars inside ast-grep-py, which crashes when it is asked
+for a language that is not in this table.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ from typing import Literal, TypeAlias
 __all__ = ["LANGUAGES", "STEPS", "DefinitionType", "Language", "language_called", "language_of"]
 
 DefinitionType: TypeAlias = Literal["class", "interface", "type", "function"]
-"""Methods, constructors, accessors are functions; struct, protocol, trait interfaces.
+"""The type of a definition, the same in all languages (A-61).
 
-Enum and alias types (A-61).
+Methods, constructors and accessors are functions; structs, protocols and traits are interfaces;
+enums and aliases are types.
 """
 
 
@@ -24,8 +24,8 @@ Enum and alias types (A-61).
 class Language:
     """How the definitions of one language look in its syntax tree. Kinds are separated by blanks.
 
-    The name of a definition stands in the field "name" unless *names* gives other fields or kinds
-    of children.
+    The name of a definition is in the field "name" unless *names* gives other fields or kinds of
+    children.
     """
 
     name: str
@@ -36,45 +36,38 @@ class Language:
     types: str = ""
     functions: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Kind of definition → where its name stands instead: fields, or kinds of children, the first
-    that is there.
-    """
+    """Kind of definition → the fields or kinds of children one of which is its name instead."""
     prefixes: Mapping[str, str] = field(default_factory=dict)
-    """Kind of definition → what is written before its name and belongs to it."""
+    """Kind of definition → what belongs to its name and is put before it."""
     told_by: Mapping[str, DefinitionType] = field(default_factory=dict)
-    """Kind of a child, mostly a keyword → what it makes of the definition: one kind of node,
-    several types.
-    """
+    """Kind of a child, mostly a keyword → the type it makes of a kind that has several types."""
     named_by: Mapping[str, str] = field(default_factory=dict)
-    """Kind of what a value stands in → the part of it that names the value: ``x = function () {}``."""
+    """Kind of a value's parent → the part of it that names the value: ``x = function () {}``."""
     calls: Mapping[str, DefinitionType] = field(default_factory=dict)
     """Macro → what a call of it defines, in a language whose definitions are calls."""
     through: Mapping[str, str] = field(default_factory=dict)
-    """Kind → what must stand directly around the name: a declaration is one of a function, or of
-    something else.
+    """Kind → what must be directly around the name.
+
+    A declaration is one of a function, or of something else.
     """
     bodied: str = ""
-    """Kinds that define something only where they have a body, and else mention it."""
+    """Kinds that define something only where they have a body; elsewhere they mention it."""
     inside: Mapping[str, str] = field(default_factory=dict)
     """Kind → the only parents below which it defines something that is more than local."""
     outside: Mapping[str, str] = field(default_factory=dict)
     """Kind → the ancestor below which it defines nothing of interest."""
     keywords: Mapping[str, DefinitionType] = field(default_factory=dict)
-    """Keyword → what its next name is, where the syntax is broken and no definition could be built."""
+    """Keyword → the type of the name after it, where broken syntax gives no definition."""
     unparsed: str = ""
-    """Kind that the parser leaves as bare words, such as the body of a macro: keywords are looked
-    for there too.
-    """
+    """Kind that the parser leaves as bare words, such as a macro's body; it may have keywords."""
     has_macros: bool = False
-    """Macros may hide definitions from the parser; where it fails, it reads on without them."""
+    """Whether macros may hide definitions from the parser; where it fails, they are left out."""
     has_locals: bool = True
-    """Functions within functions are listed too."""
+    """Whether functions within functions are listed too."""
     openings: Mapping[str, str] = field(default_factory=dict)
-    """What a view that begins in the middle of a file may lack before its first line → how such a
-    line looks.
-    """
+    """What a view that begins within a file may lack → the pattern of its first line then."""
     misread: str = ""
-    """Kinds that a statement is easily taken for behind such an opening, unless they have a body."""
+    """Kinds that a statement after such an opening resembles, unless they have a body."""
     else_as: str = ""
     """The grammar to try as well where this one finds errors."""
 
@@ -132,8 +125,9 @@ STEPS: Mapping[str, str] = {
     # string as a name
     "string": "",
 }
-"""Kind of a node that holds more than the name → the field that leads on to it; "" is the first
-named child.
+"""Kind of a node that contains more than the name → the field that leads to it.
+
+"" is the first named child.
 """
 
 _SCRIPT_NAMES = {
@@ -161,9 +155,9 @@ _TYPESCRIPT = Language(
     classes="class_declaration abstract_class_declaration class",
     interfaces="interface_declaration",
     types="type_alias_declaration enum_declaration",
-    functions="function_declaration generator_function_declaration function_signature method_definition"
-    " method_signature abstract_method_signature construct_signature function_expression generator_function"
-    " arrow_function function_type",
+    functions="function_declaration generator_function_declaration function_signature"
+    " method_definition method_signature abstract_method_signature construct_signature"
+    " function_expression generator_function arrow_function function_type",
     names={"construct_signature": "new"},
     named_by=_SCRIPT_NAMES,
     keywords=_SCRIPT_WORDS,
@@ -174,8 +168,8 @@ _C_FUNCTIONS = dict.fromkeys(
     ("function_definition", "declaration", "field_declaration"), "declarator"
 )
 _C_SCOPES = (
-    "translation_unit declaration_list linkage_specification preproc_if preproc_ifdef preproc_else preproc_elif"
-    " preproc_elifdef ERROR"
+    "translation_unit declaration_list linkage_specification preproc_if preproc_ifdef"
+    " preproc_else preproc_elif preproc_elifdef ERROR"
 )
 _C_WORDS: Mapping[str, DefinitionType] = {
     "class": "class",
@@ -200,8 +194,8 @@ LANGUAGES: tuple[Language, ...] = (
         "javascript",
         "js jsx mjs cjs",
         classes="class_declaration class",
-        functions="function_declaration generator_function_declaration method_definition function_expression"
-        " generator_function arrow_function",
+        functions="function_declaration generator_function_declaration method_definition"
+        " function_expression generator_function arrow_function",
         named_by=_SCRIPT_NAMES,
         keywords=_SCRIPT_WORDS,
         openings=_SCRIPT_OPENINGS,
@@ -263,8 +257,8 @@ LANGUAGES: tuple[Language, ...] = (
         classes="class_declaration",
         interfaces="protocol_declaration",
         types="typealias_declaration",
-        functions="function_declaration protocol_function_declaration init_declaration deinit_declaration"
-        " subscript_declaration",
+        functions="function_declaration protocol_function_declaration init_declaration"
+        " deinit_declaration subscript_declaration",
         names={"deinit_declaration": "deinit", "subscript_declaration": "subscript"},
         told_by={"struct": "interface", "enum": "type"},
         keywords={
@@ -323,8 +317,8 @@ LANGUAGES: tuple[Language, ...] = (
         classes="class_declaration record_declaration",
         interfaces="interface_declaration struct_declaration",
         types="enum_declaration delegate_declaration",
-        functions="method_declaration constructor_declaration destructor_declaration operator_declaration"
-        " conversion_operator_declaration local_function_statement",
+        functions="method_declaration constructor_declaration destructor_declaration"
+        " operator_declaration conversion_operator_declaration local_function_statement",
         names={"operator_declaration": "operator", "conversion_operator_declaration": "type"},
         prefixes={
             "destructor_declaration": "~",
@@ -412,7 +406,8 @@ LANGUAGES: tuple[Language, ...] = (
         classes="contract_declaration library_declaration",
         interfaces="interface_declaration struct_declaration",
         types="enum_declaration user_defined_type_definition",
-        functions="function_definition modifier_definition constructor_definition fallback_receive_definition",
+        functions="function_definition modifier_definition constructor_definition"
+        " fallback_receive_definition",
         names={
             "constructor_definition": "constructor",
             "fallback_receive_definition": "receive fallback",
@@ -434,12 +429,11 @@ _BY_NAME = {language.name: language for language in LANGUAGES}
 
 
 def language_of(path: str) -> Language | None:
-    """The language of the file at *path*, judged by its extension.
-
-    None for one that cannot be folded.
-    """
+    """The language of the file at *path*, by its extension; None for one that cannot be folded."""
     _, dot, extension = path.rpartition(".")
-    return _BY_EXTENSION.get(extension.lower()) if dot else None
+    if not dot:
+        return None
+    return _BY_EXTENSION.get(extension.lower())
 
 
 def language_called(name: str) -> Language:

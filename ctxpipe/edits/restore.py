@@ -1,4 +1,4 @@
-"""Which files to bring back behind a summary, in which order, and how they look.
+"""Which files to bring back after a summary, in which order, and how they look.
 
 Source: CR-16 to CR-35.
 """
@@ -13,10 +13,17 @@ from dataclasses import field as attribute
 from typing import TYPE_CHECKING, cast
 
 from ..compacted import RESTORED, restored_path, restored_text, text_of
-from ..facts import failed, named_to_read, refused, result_text, results_by_id
+from ..facts import failed, possible_reads, refused, result_text, results_by_id
 from ..messages import field, kind, tool_calls, tool_results
 from ..placeholders import MAX_SHOWN, any_reference
-from .views import READING_TOOLS, SHELL_TOOLS, ReadingTools, changes_folder, given_path, viewed_path
+from .views import (
+    READING_TOOLS,
+    SHELL_TOOLS,
+    ReadingTools,
+    changes_folder,
+    path_argument,
+    viewed_path,
+)
 
 if TYPE_CHECKING:
     from ..messages import Message, ToolCall, ToolResult
@@ -49,15 +56,15 @@ COMMON_WRITING_TOOLS: ReadingTools = {
 
 _LINE_NUMBER = re.compile(r"^[ ]*\d+(?:→|\t|\||: )", re.MULTILINE)
 _NOTE = "<system-reminder>"
-_MOST_COMPARED = 500_000  # characters: no file of that size comes back whole
+_MAX_COMPARED_CHARS = 500_000  # no longer file comes back whole
 
 
 @dataclass(frozen=True, slots=True)
 class FileInWork:
-    """A file that the conversation looked at: *path* as it was spelled last, *shown* what was seen
-    of it, if known.
+    """A file that the conversation used.
 
-    *denied* says that the last attempt to read it failed, so that it must not come back.
+    *path* is its latest spelling, *shown* what was seen of it, if known. *denied* says that the
+    last attempt to read it failed, so that it must not come back.
     """
 
     path: str
@@ -76,46 +83,60 @@ def working_set(
 ) -> list[FileInWork]:
     """The files that calls in *messages* read, the most recent first, each once, at its last place.
 
-    A call counts only when its result is there and tells of no failure; a result that lies in a
-    file tells nothing. The newest verdict on a file holds: one whose last read failed is *denied*,
-    until a later call succeeds. A call of any tool that reads and has failed denies every path that
-    it names, a command line that prints every word. A call without a result decides nothing, and
-    neither does a write that failed. A command line that succeeded shows its file only with
-    *shell*, and as long as the shell's folder is known. No text of a message is believed to name a
-    file. The other arguments are those of `files_in_work`.
+    A call counts only if it has a result that reports no failure and was not moved to a file. The
+    newest verdict on a file counts: one whose last read failed is *denied* until a later call
+    succeeds. A call that reads and has failed denies every path that it names, a command line that
+    prints files every word in it. A call without a result decides nothing, and neither does a write
+    that failed. A command line that succeeded shows its file only with *shell*, and as long as the
+    shell's folder is known. No text of a message is trusted to name a file. The other arguments are
+    those of `files_in_work`.
     """
     latest: dict[str, FileInWork] = {}
-
-    def note(file: FileInWork) -> None:
-        key = os.path.normpath(
-            os.path.join(work_dir, os.path.expanduser(file.path.removeprefix("file://")))
-        )
-        latest.pop(key, None)
-        latest[key] = file
-
-    is_elsewhere = False
-    for call, result in _answered(messages):
-        read = viewed_path(call, tools, True)
-        path = read if read is not None else _written_path(call, writing_tools or {})
+    folder_changed = False
+    for call, result in _calls_with_results(messages):
         by_shell = call.name.lower() in SHELL_TOOLS and call.name not in tools
-        is_lost = is_elsewhere and path is not None and not os.path.isabs(path)
-        is_elsewhere = is_elsewhere or changes_folder(call)
+        read_path = viewed_path(call, tools, True)
+        path = read_path
+        if path is None:
+            path = _path_to_write(call, writing_tools or {})
+        files: list[FileInWork] = []
         if _is_failure(result, by_shell=by_shell):
-            if path is None or read is not None:
-                for named in named_to_read(call) if path is None else [path]:
-                    note(FileInWork(named, denied=True))
-        elif path is not None and not (by_shell and (is_lost or not shell)):
-            shown = _shown(result) if read is not None else None
-            note(FileInWork(path, shown, written=read is None))
+            files = _denials(call, path, is_read=read_path is not None)
+        elif path is not None:
+            is_place_known = os.path.isabs(path) or not folder_changed
+            if not by_shell or (shell and is_place_known):
+                if read_path is not None:
+                    files = [FileInWork(path, _view_text(result))]
+                else:
+                    files = [FileInWork(path, written=True)]
+        for file in files:
+            full_path = os.path.expanduser(file.path.removeprefix("file://"))
+            _put_last(latest, os.path.join(work_dir, full_path), file)
+        folder_changed = folder_changed or changes_folder(call)
     return list(reversed(latest.values()))
 
 
-def _answered(messages: Sequence[Message]) -> Iterator[tuple[ToolCall, object]]:
-    """Each call with its result, one that is an error where it has several.
+def _denials(call: ToolCall, path: str | None, *, is_read: bool) -> list[FileInWork]:
+    """The files that must not come back because *call* has failed."""
+    if path is None:
+        return [FileInWork(each, denied=True) for each in possible_reads(call)]
+    if is_read:
+        return [FileInWork(path, denied=True)]
+    return []
 
-    A result belongs to the call before it, since agents may use an id again.
+
+def _put_last(files: dict[str, FileInWork], path: str, file: FileInWork) -> None:
+    key = os.path.normpath(path)
+    files.pop(key, None)
+    files[key] = file
+
+
+def _calls_with_results(messages: Sequence[Message]) -> Iterator[tuple[ToolCall, object]]:
+    """Each call with its result; of several results an error, if there is one.
+
+    A result belongs to the last call before it with its id, since agents may use an id again.
     """
-    waiting: dict[str, ToolCall] = {}
+    calls: dict[str, ToolCall] = {}
     results: dict[str, ToolResult] = {}
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
@@ -124,30 +145,35 @@ def _answered(messages: Sequence[Message]) -> Iterator[tuple[ToolCall, object]]:
                 if known is None or not _is_failure(known):
                     results[result.tool_use_id] = result
             continue
-        if results:  # else the calls of one reply stand in several messages
-            yield from _paired(waiting, results)
-            waiting, results = {}, {}
-        waiting |= {call.id: call for call in tool_calls(messages, index, index + 1)}
-    yield from _paired(waiting, results)
+        if results:  # otherwise the calls of one reply are in several messages
+            yield from _pair(calls, results)
+            calls, results = {}, {}
+        for call in tool_calls(messages, index, index + 1):
+            calls[call.id] = call
+    yield from _pair(calls, results)
 
 
-def _paired(
+def _pair(
     calls: Mapping[str, ToolCall], results: Mapping[str, ToolResult]
 ) -> Iterator[tuple[ToolCall, object]]:
-    yield from ((call, results[name]) for name, call in calls.items() if name in results)
+    for call_id, call in calls.items():
+        if call_id in results:
+            yield call, results[call_id]
 
 
 def _is_failure(result: object, *, by_shell: bool = False) -> bool:
     content = field(result, "content")
     if isinstance(content, list | tuple) and any(kind(part) != "text" for part in content):
-        # no view of a text file; and of an error that shows a picture a repair must take the mark
+        # Not a view of a text file; and a repair unmarks an error that shows a picture.
         return True
     if field(result, "is_error"):
         return True
     text = result_text(result)
     if any_reference(text, MAX_SHOWN) is not None:
-        return True  # a denial may be what has been moved to that file
-    return refused(text, whole=by_shell) or (by_shell and failed(result))
+        return True  # what was moved to that file may be a denial
+    if refused(text, whole=by_shell):
+        return True
+    return by_shell and failed(result)
 
 
 def files_in_work(
@@ -158,37 +184,34 @@ def files_in_work(
     writing_tools: ReadingTools | None = None,
     work_dir: str = "",
 ) -> list[FileInWork]:
-    """The files read in *messages*, the most recent first, each once, at its last place. Source:
-    CR-16 to CR-19, A-43.
+    """The files read in *messages*, the most recent first, each once, at its last place.
 
     A file that an earlier compaction brought back counts as read before everything after it. With
     *writing_tools* files written count as well; with *shell* command lines that print a file count
     as reading it. Spellings that mean the same path below *work_dir* are one file.
 
-    It believes every call, whatever its result, and every message that looks like a restored file.
-    `working_set` believes neither.
+    It trusts every call, whatever its result, and every message that looks like a restored file.
+    `working_set` trusts neither. Source: CR-16 to CR-19, A-43.
     """
     latest: dict[str, FileInWork] = {}
+    for file in _files_restored_before(messages):
+        _put_last(latest, os.path.join(work_dir, file.path), file)
     results = results_by_id(messages)
-    for file in [
-        *_brought_back(messages),
-        *_touched(messages, results, tools, shell, writing_tools or {}),
-    ]:
-        key = os.path.normpath(os.path.join(work_dir, file.path))
-        latest.pop(key, None)
-        latest[key] = file
+    for file in _files_of_calls(messages, results, tools, shell, writing_tools or {}):
+        _put_last(latest, os.path.join(work_dir, file.path), file)
     return list(reversed(latest.values()))
 
 
-def _brought_back(messages: Sequence[Message]) -> Iterator[FileInWork]:
-    """What the last compaction restored; it stands the most recent first."""
-    for message in reversed(messages):
+def _files_restored_before(messages: Sequence[Message]) -> Iterator[FileInWork]:
+    """The files that the last compaction restored, the least recent first."""
+    for message in reversed(messages):  # a compaction puts the most recent file first
         path = restored_path(message)
         if path is not None:
-            yield FileInWork(path, text_of(message)[len(RESTORED) + len(path) + 2 :])
+            prefix = len(RESTORED) + len(path) + 2  # the path is followed by a colon and a newline
+            yield FileInWork(path, text_of(message)[prefix:])
 
 
-def _touched(
+def _files_of_calls(
     messages: Sequence[Message],
     results: Mapping[str, object],
     tools: ReadingTools,
@@ -196,35 +219,40 @@ def _touched(
     writing_tools: ReadingTools,
 ) -> Iterator[FileInWork]:
     for call in tool_calls(messages):
-        read = viewed_path(call, tools, shell)
-        written = _written_path(call, writing_tools) if read is None else None
-        if read is not None:
-            yield FileInWork(read, _shown(results.get(call.id)))
-        elif written is not None:
-            yield FileInWork(written, written=True)
+        path = viewed_path(call, tools, shell)
+        if path is not None:
+            yield FileInWork(path, _view_text(results.get(call.id)))
+            continue
+        path = _path_to_write(call, writing_tools)
+        if path is not None:
+            yield FileInWork(path, written=True)
 
 
-def _written_path(call: ToolCall, tools: ReadingTools) -> str | None:
-    is_view = call.input.get("command") == "view"  # an editor's tool does both
-    return None if is_view else given_path(call.input, tools.get(call.name, ()))
+def _path_to_write(call: ToolCall, tools: ReadingTools) -> str | None:
+    if call.input.get("command") == "view":  # an editor's tool both views and writes
+        return None
+    return path_argument(call.input, tools.get(call.name, ()))
 
 
-def _shown(result: object) -> str | None:
-    """What a reading tool showed of a file; None when it failed, or lies in a file by now."""
+def _view_text(result: object) -> str | None:
+    """What a reading tool showed of a file; None if it failed, or was moved to a file since."""
     if result is None or field(result, "is_error"):
         return None
     text = result_text(result)
-    return None if any_reference(text) else text
+    if any_reference(text) is not None:
+        return None
+    return text
 
 
 def was_changed(file: FileInWork, text: str) -> bool:
-    """Whether *text* is certainly not what was seen of *file*: neither as it was shown nor without
-    line numbers.
-    """
-    if file.shown is None or len(file.shown) > _MOST_COMPARED:
+    """Whether *text* certainly lacks what was seen of *file*, with and without line numbers."""
+    if file.shown is None or len(file.shown) > _MAX_COMPARED_CHARS:
         return False
     shown, _, _ = file.shown.partition(_NOTE)
-    return not any(part.strip() in text for part in (shown, _LINE_NUMBER.sub("", shown)))
+    if shown.strip() in text:
+        return False
+    without_numbers = _LINE_NUMBER.sub("", shown)
+    return without_numbers.strip() not in text
 
 
 def restored_message(path: str, text: str) -> Message:

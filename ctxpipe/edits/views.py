@@ -1,6 +1,4 @@
-"""Which calls are file views: the registry of reading tools, and command lines that do nothing but
-print a file.
-"""
+"""Which calls are file views: calls of reading tools, and command lines that only print a file."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ __all__ = [
     "SHELL_TOOLS",
     "ReadingTools",
     "changes_folder",
-    "given_path",
+    "path_argument",
     "viewed_path",
 ]
 
@@ -30,7 +28,7 @@ ReadingTools: TypeAlias = Mapping[str, str | Sequence[str]]
 """Name of a tool → the input key that holds the path, or several keys where agents differ."""
 
 READING_TOOLS: Mapping[str, str] = {"read_file": "path"}
-"""The one reading tool that the requirements name (CR-17, CR-18, A-54)."""
+"""The only reading tool that the requirements name (CR-17, CR-18, A-54)."""
 
 COMMON_READING_TOOLS: ReadingTools = {
     **READING_TOOLS,
@@ -69,70 +67,77 @@ SHELL_TOOLS = frozenset(
 
 COMMAND_KEYS = ("command", "cmd")
 FOLDER_KEYS = (
-    *(
-        "workdir",
-        "work_dir",
-        "working_dir",
-        "working_directory",
-        "workingDirectory",
-        "cwd",
-        "Cwd",
-        "cd",
-    ),
-    *("dir_path", "directory", "folder"),
+    "workdir",
+    "work_dir",
+    "working_dir",
+    "working_directory",
+    "workingDirectory",
+    "cwd",
+    "Cwd",
+    "cd",
+    "dir_path",
+    "directory",
+    "folder",
 )
-_MOVES = re.compile(
+_PLACE_KEY = re.compile(
     r"cwd|cd$|dir|folder|root|path|host|container|image|session|workspace|machine|remote",
     re.IGNORECASE,
 )
-LONGEST_COMMAND = 2000  # a longer one writes a script, it does not look at a file
+LONGEST_COMMAND = 2000  # characters; a longer one writes a script and does not view a file
 
 
 def viewed_path(
     call: ToolCall, tools: ReadingTools = READING_TOOLS, shell: bool = False
 ) -> str | None:
-    """The path of the file that *call* looks at, as the call spells it; None when it is no file
-    view.
+    """The path of the file that *call* views, as the call spells it; None if it is not a file view.
 
     With *shell* a command line that prints one file and does nothing else is a view too (`cat`,
-    `sed -n`, `head`, `tail`, `nl`, …), a leading `cd` included. Source: A-54, CR-17, CR-18.
+    `sed -n`, `head`, `tail`, `nl`, …), also after a `cd`. Source: A-54, CR-17, CR-18.
     """
     if call.name in tools:
-        # An editor's tool views, creates and changes.
-        is_view = call.input.get("command", "view") == "view"
-        return given_path(call.input, tools[call.name]) if is_view else None
+        if call.input.get("command", "view") != "view":  # an editor's tool also creates and changes
+            return None
+        return path_argument(call.input, tools[call.name])
     if not shell or call.name.lower() not in SHELL_TOOLS:
         return None
-    paths = {_printed(call.input[key]) for key in COMMAND_KEYS if key in call.input}
-    path = paths.pop() if len(paths) == 1 else None
-    return None if path is None else _in_folder(call, path)
+    paths = {_file_of_command(call.input[key]) for key in COMMAND_KEYS if key in call.input}
+    if len(paths) != 1:
+        return None
+    path = paths.pop()
+    if path is None:
+        return None
+    return _in_folder(call, path)
 
 
 def _in_folder(call: ToolCall, path: str) -> str | None:
-    """*path* in the folder that *call* names beside its command line.
+    """*path* in the folder that *call* names next to its command line.
 
-    None where that may be several, or another.
+    None where several folders are possible, or an unknown one.
     """
     if posixpath.isabs(path):
         return path
-    given = {str(call.input[key]) for key in FOLDER_KEYS if call.input.get(key)}
-    others = (
-        key
-        for key, value in call.input.items()
-        if value and key not in (*FOLDER_KEYS, *COMMAND_KEYS)
-    )
-    if len(given) > 1 or any(map(_MOVES.search, others)):
+    folders: set[str] = set()
+    for key, value in call.input.items():
+        if not value or key in COMMAND_KEYS:
+            continue
+        if key in FOLDER_KEYS:
+            folders.add(str(value))
+        elif _PLACE_KEY.search(key):
+            return None
+    if len(folders) > 1:
         return None
-    return posixpath.join(*given, path)
+    return posixpath.join(*folders, path)
 
 
-def given_path(given: Mapping[str, object], keys: str | Sequence[str]) -> str | None:
-    """The path under one of *keys*.
-
-    None where several differ, since the tool takes only one of them.
-    """
-    named = (given.get(key) for key in ([keys] if isinstance(keys, str) else keys))
-    paths = {path for path in named if isinstance(path, str) and 0 < len(path) <= MAX_PATH}
+def path_argument(given: Mapping[str, object], keys: str | Sequence[str]) -> str | None:
+    """The path under one of *keys*; None where several differ, since the tool takes only one."""
+    if isinstance(keys, str):
+        keys = [keys]
+    paths: set[str] = set()
+    for key in keys:
+        path = given.get(key)
+        if isinstance(path, str) and 0 < len(path) <= MAX_PATH:
+            paths.add(path)
     return paths.pop() if len(paths) == 1 else None
 
 
@@ -140,18 +145,21 @@ def changes_folder(call: ToolCall) -> bool:
     """Whether *call* is a command line that may leave the shell in another folder."""
     if call.name.lower() not in SHELL_TOOLS:
         return False
-    lines = (call.input.get(key) for key in COMMAND_KEYS)
-    return any(
-        isinstance(line, str) and (len(line) > LONGEST_COMMAND or _CHANGE.search(line))
-        for line in lines
-    )
+    for key in COMMAND_KEYS:
+        line = call.input.get(key)
+        if not isinstance(line, str):
+            continue
+        if len(line) > LONGEST_COMMAND or _CHANGE.search(line):
+            return True
+    return False
 
 
 # Command lines ------------------------------------------------------------------------------------
 
 WORD = r"""(?:[^\s'"\\;&|<>()`$]|\\.|'[^']*'|"[^"\\`$]*")+"""
 TOKEN = re.compile(
-    rf"(?P<quiet>2>\s*(?:/dev/null|&1))|(?P<stop>&&|[;\n])|(?P<pipe>\|(?!\|))|(?P<word>{WORD})|[ \t\r]+"
+    r"(?P<quiet>2>\s*(?:/dev/null|&1))|(?P<stop>&&|[;\n])|(?P<pipe>\|(?!\|))|"
+    rf"(?P<word>{WORD})|[ \t\r]+"
 )
 VIEWERS = frozenset({"bat", "cat", "head", "less", "more", "nl", "open", "sed", "tail"})
 FILTERS = VIEWERS - {"open"}
@@ -159,42 +167,44 @@ VALUES = {"head": "nc", "tail": "nc", "nl": "bdfhilnsvw", "bat": "rl", "sed": ""
 ADDRESS = r"(?:\d+|\$|/(?:[^/\\]|\\.)*/)"
 PRINTS = re.compile(rf"\s*(?:{ADDRESS}(?:\s*,\s*[+~]?{ADDRESS})?\s*)?p\s*")
 UNNAMED = re.compile(r"[*?`${}]")
-_CHANGE = re.compile(  # the shell is in another folder behind it, or on another machine
+_CHANGE = re.compile(  # after it the shell is in another folder, or on another machine
     r"(?:^|[;&|\n({!]|\b(?:then|do|else)\b)[ \t]*(?:\w+=\S*[ \t]+)*(?:(?:builtin|command|exec)\s+)?"
     r"(?:(?:cd|chdir|pushd|popd|ssh|docker|podman|kubectl|su|sudo\s+-\w*[si]|source|chroot|nsenter|tmux|screen)\b|\.\s)"
 )
 
 
-def _printed(command: object) -> str | None:
-    """The one file that *command*, a line or its words, prints."""
-    if isinstance(command, str):
-        return _printed_by(command) if len(command) <= LONGEST_COMMAND else None
+def _file_of_command(command: object) -> str | None:
+    """The one file that *command*, a line or a list of words, prints."""
     if isinstance(command, list | tuple) and all(isinstance(word, str) for word in command):
-        return _printed(shlex.join(command))
-    return None
+        command = shlex.join(command)
+    if not isinstance(command, str) or len(command) > LONGEST_COMMAND:
+        return None
+    return _file_of_line(command)
 
 
 @lru_cache(maxsize=2048)
-def _printed_by(line: str) -> str | None:
+def _file_of_line(line: str) -> str | None:
     pipelines = _pipelines(line)
-    if len(pipelines) == 1 and (script := _wrapped(pipelines[0])) is not None:
-        return _printed(script)
-    folder, paths = "", set()
+    if len(pipelines) == 1:
+        script = _inner_script(pipelines[0])
+        if script is not None:
+            return _file_of_command(script)
+    folder = ""
+    paths: set[str] = set()
     for pipeline in pipelines:
-        if len(pipeline) == 1 and pipeline[0][:1] == ["cd"] and len(pipeline[0]) == 2:
-            folder = posixpath.join(folder, pipeline[0][1])
-        elif (path := _source(pipeline)) is None:
+        first = pipeline[0]
+        if len(pipeline) == 1 and len(first) == 2 and first[0] == "cd":
+            folder = posixpath.join(folder, first[1])
+            continue
+        path = _input_file(pipeline)
+        if path is None:
             return None
-        else:
-            paths.add(posixpath.join(folder, path))
+        paths.add(posixpath.join(folder, path))
     return paths.pop() if len(paths) == 1 else None
 
 
 def _pipelines(line: str) -> list[list[list[str]]]:
-    """*line* as pipelines of commands of words.
-
-    Empty when it holds more than a plain line of commands may.
-    """
+    """*line* as pipelines of commands of words; empty if it is no plain list of commands."""
     pipelines: list[list[list[str]]] = [[[]]]
     end = 0
     for token in TOKEN.finditer(line):
@@ -209,43 +219,50 @@ def _pipelines(line: str) -> list[list[list[str]]]:
             pipelines.append([[]])
     if end != len(line):
         return []
-    return [
-        [_unquoted(command) for command in pipeline] for pipeline in pipelines if pipeline != [[]]
-    ]
+    filled = [pipeline for pipeline in pipelines if pipeline != [[]]]
+    return [[_unquote(command) for command in pipeline] for pipeline in filled]
 
 
-def _unquoted(words: Sequence[str]) -> list[str]:
+def _unquote(words: Sequence[str]) -> list[str]:
     plain = [part for word in words for part in shlex.split(word)]
-    return plain[1:] if plain[:1] in (["command"], ["sudo"]) else plain
+    if plain and plain[0] in ("command", "sudo"):
+        return plain[1:]
+    return plain
 
 
-def _wrapped(pipeline: Sequence[Sequence[str]]) -> str | None:
+def _inner_script(pipeline: Sequence[Sequence[str]]) -> str | None:
     """The script in ``bash -lc script``."""
     words = pipeline[0]
-    is_wrapper = (
-        len(pipeline) == 1
-        and len(words) == 3
-        and posixpath.basename(words[0]) in {"bash", "sh", "zsh"}
-    )
-    return words[2] if is_wrapper and re.fullmatch(r"-\w*c", words[1]) else None
+    if len(pipeline) != 1 or len(words) != 3:
+        return None
+    shell, option, script = words
+    if posixpath.basename(shell) not in {"bash", "sh", "zsh"}:
+        return None
+    if not re.fullmatch(r"-\w*c", option):
+        return None
+    return script
 
 
-def _source(pipeline: Sequence[Sequence[str]]) -> str | None:
-    """The file that enters *pipeline*, when all else in it passes text on."""
+def _input_file(pipeline: Sequence[Sequence[str]]) -> str | None:
+    """The file that *pipeline* reads, if all other commands in it only pass text on."""
     first, *others = pipeline
-    if not all(words and words[0] in FILTERS and _operands(words) == [] for words in others):
+    if not all(_is_filter(words) for words in others):
         return None
-    operands = _operands(first) if first and first[0] in VIEWERS else None
-    if operands and first[0] == "open":  # the viewer of SWE-agent: open PATH [LINE]
-        operands = operands[: 1 if operands[-1].isdigit() else None]
-    if (
-        operands is None
-        or len(operands) != 1
-        or operands[0] in {"", "-"}
-        or UNNAMED.search(operands[0])
-    ):
+    if not first or first[0] not in VIEWERS:
         return None
-    return operands[0]
+    operands = _operands(first)
+    if operands and first[0] == "open" and operands[-1].isdigit():
+        operands = operands[:1]  # the viewer of SWE-agent: open PATH [LINE]
+    if operands is None or len(operands) != 1:
+        return None
+    path = operands[0]
+    if path in {"", "-"} or UNNAMED.search(path):
+        return None
+    return path
+
+
+def _is_filter(words: Sequence[str]) -> bool:
+    return bool(words) and words[0] in FILTERS and _operands(words) == []
 
 
 def _operands(words: Sequence[str]) -> list[str] | None:
@@ -253,31 +270,37 @@ def _operands(words: Sequence[str]) -> list[str] | None:
     name, *rest = words
     options, operands = _split_options(rest, VALUES.get(name, ""))
     if name == "sed":
-        return _printed_by_sed(options, operands)
-    if name == "tail" and any(
-        re.fullmatch(r"-\w*[fF]|--follow.*|--retry", option) for option in options
-    ):
+        return _sed_operands(options, operands)
+    if name == "tail" and any(_follows(option) for option in options):
         return None
     return operands
 
 
+def _follows(option: str) -> bool:
+    return re.fullmatch(r"-\w*[fF]|--follow.*|--retry", option) is not None
+
+
 def _split_options(words: Sequence[str], valued: str) -> tuple[list[str], list[str]]:
+    """The options and the operands in *words*; the options in *valued* take the next word too."""
     options: list[str] = []
     operands: list[str] = []
-    waiting: Iterator[str] = iter(words)
-    for word in waiting:
+    unread: Iterator[str] = iter(words)
+    for word in unread:
         if word.startswith("-") and word != "-":
             options.append(word)
             if len(word) == 2 and word[1] in valued:
-                next(waiting, None)
+                next(unread, None)
         else:
             operands.append(word)
     return options, operands
 
 
-def _printed_by_sed(options: Sequence[str], operands: Sequence[str]) -> list[str] | None:
+def _sed_operands(options: Sequence[str], operands: Sequence[str]) -> list[str] | None:
     flags = {flag for option in options for flag in option.lstrip("-")}
     if not operands or "n" not in flags or not flags <= set("neEru"):
         return None
     script, *files = operands
-    return files if all(PRINTS.fullmatch(part) for part in script.rstrip("; ").split(";")) else None
+    commands = script.rstrip("; ").split(";")
+    if not all(PRINTS.fullmatch(command) for command in commands):
+        return None
+    return files
