@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar, TypeVarTuple
 
 from anyio import CapacityLimiter, sleep, to_thread
 from anyio.lowlevel import RunVar
@@ -64,6 +64,9 @@ if TYPE_CHECKING:
     from ..messages import Message
 
 __all__ = ["Cleaned", "LocalStorage"]
+
+Arguments = TypeVarTuple("Arguments")
+T = TypeVar("T")
 
 _CHUNK = 1 << 16
 _MOST_SEEN = 10_000  # journals whose length is remembered
@@ -131,7 +134,7 @@ class LocalStorage:
     async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
         """Store each (key, text) and return the absolute paths, in order. Raises StorageError."""
         # One thread hop for the whole batch: a hop per file costs more than the file.
-        return await to_thread.run_sync(self._write, texts, limiter=_limiter())
+        return await _run_in_thread(self._write, texts)
 
     def _write(self, texts: Sequence[tuple[str, str]]) -> list[str]:
         locations: list[str] = []
@@ -220,7 +223,7 @@ class LocalStorage:
         text = io.StringIO()
         position = 0
         with translate_errors("cannot read", location):
-            key = await to_thread.run_sync(self.key, location, limiter=_limiter())
+            key = await _run_in_thread(self.key, location)
             async with (
                 _limiter(),
                 aiofiles.open(
@@ -279,9 +282,7 @@ class LocalStorage:
         Raises StorageError.
         """
         folder = session_folder(session_id)
-        return await to_thread.run_sync(
-            self._save, folder, safe_name(stem), record, limiter=_limiter()
-        )
+        return await _run_in_thread(self._save, folder, safe_name(stem), record)
 
     def _save(self, folder: str, stem: str, record: Record) -> str:
         where = os.path.join(self.root, folder)
@@ -308,7 +309,7 @@ class LocalStorage:
     async def records(self, session_id: str, /) -> list[str]:
         """The absolute paths of the session's records, oldest first. Raises StorageError."""
         folder = session_folder(session_id)
-        return await to_thread.run_sync(self._records, folder, limiter=_limiter())
+        return await _run_in_thread(self._records, folder)
 
     def _records(self, folder: str) -> list[str]:
         try:
@@ -331,7 +332,7 @@ class LocalStorage:
 
         Raises StorageError.
         """
-        return await to_thread.run_sync(self._append, session_id, number, entry, limiter=_limiter())
+        return await _run_in_thread(self._append, session_id, number, entry)
 
     def _append(self, session_id: str, number: int, entry: str) -> bool:
         if "\n" in entry:
@@ -344,7 +345,7 @@ class LocalStorage:
 
     async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
         """The entries of the session's journal from number *start* on. Raises StorageError."""
-        return await to_thread.run_sync(self._entries, session_id, start, limiter=_limiter())
+        return await _run_in_thread(self._entries, session_id, start)
 
     def _entries(self, session_id: str, start: int) -> list[str]:
         journal = self._journal(session_id)
@@ -360,7 +361,7 @@ class LocalStorage:
         """
         journal = self._journal(session_id)
         seen = self._seen.get(journal.where, Position())
-        return await to_thread.run_sync(journal.set_aside, seen, limiter=_limiter())
+        return await _run_in_thread(journal.set_aside, seen)
 
     def _journal(self, session_id: str) -> JournalFile:
         return JournalFile(self._folders, session_folder(session_id), JOURNAL)
@@ -381,10 +382,10 @@ class LocalStorage:
         """
         lock = SessionLock(self._folders, session_folder(session_id))
         deadline = time.monotonic() + seconds
-        is_acquired = await to_thread.run_sync(lock.acquire, limiter=_limiter())
+        is_acquired = await _run_in_thread(lock.acquire)
         while not is_acquired and time.monotonic() < deadline:
             await sleep(_LEASE_POLL)
-            is_acquired = await to_thread.run_sync(lock.acquire, limiter=_limiter())
+            is_acquired = await _run_in_thread(lock.acquire)
         try:
             yield is_acquired
         finally:
@@ -417,9 +418,7 @@ class LocalStorage:
         histories = list(live)
         for history in histories:
             ensure_messages(history, sys.maxsize)  # that it is a list: `live` is a list of such
-        return await to_thread.run_sync(
-            self._cleanup, histories, max_bytes, max_age, records, limiter=_limiter()
-        )
+        return await _run_in_thread(self._cleanup, histories, max_bytes, max_age, records)
 
     def _cleanup(
         self,
@@ -448,7 +447,7 @@ class LocalStorage:
         """
         SESSION_ID.check("session_id", session_id)
         folder = session_folder(session_id)
-        return await to_thread.run_sync(delete_session, self._folders, folder, limiter=_limiter())
+        return await _run_in_thread(delete_session, self._folders, folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,6 +463,10 @@ def _encode(text: str) -> bytes:
     # A lone surrogate has no UTF-8 form; escaped, it stays readable and nothing dies of it (A-15).
     # In pieces, because that takes a codec some 50 ms for 8 MB of them.
     return b"".join(piece.encode("utf-8", "backslashreplace") for piece in pieces(text))
+
+
+async def _run_in_thread(function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
+    return await to_thread.run_sync(function, *arguments, limiter=_limiter())
 
 
 def _limiter() -> CapacityLimiter:
