@@ -62,7 +62,8 @@ def _proven_files(root: StorageRoot, folder: str) -> frozenset[str]:
     except StorageError:
         return frozenset()
     proven = texts | records.keys()
-    if _PATHS in names and any(map(_ARCHIVE.fullmatch, records)):
+    has_archive = any(map(_ARCHIVE.fullmatch, records))
+    if has_archive and _PATHS in names:
         proven.add(_PATHS)
     return frozenset(proven)
 
@@ -100,7 +101,8 @@ def _read_text(folder: int, name: str) -> str:
 
 def _journal_messages(text: str) -> list[Any] | None:
     """The messages in the lines whose check sum is right; None when there is no such line."""
-    entries = list(filter(None, map(parse_line, text.split("\n"))))
+    lines = text.split("\n")
+    entries = list(filter(None, map(parse_line, lines)))
     if not entries:
         return None
     return [message for entry in entries for message in entry["tail"]]
@@ -143,7 +145,8 @@ def _is_named_after(folder: int, name: str, stems: AbstractSet[str]) -> bool:
     if suffix is None:
         return False
     base = stem[: suffix.start()]
-    if base not in stems and _INPUT_SUFFIX.sub("", base) not in stems:
+    bases = {base, _INPUT_SUFFIX.sub("", base)}
+    if stems.isdisjoint(bases):
         return False
     return _is_hash_of(folder, name, suffix[1])
 

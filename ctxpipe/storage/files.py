@@ -98,16 +98,15 @@ class LocalFiles:
         real = os.path.realpath(os.path.join(root, path))
         if os.path.commonpath([root, real]) != root:
             raise PermissionError(errno.EACCES, f"it is outside {self.root}")
-        if self._is_denied(name_below(self.root, path)) or self._is_denied(name_below(root, real)):
+        names = (name_below(self.root, path), name_below(root, real))
+        if self.deny is not None and any(map(self.deny, names)):
             reason = "it is on the list of files that are not to be shown"
             raise PermissionError(errno.EACCES, reason)
         return real
 
-    def _is_denied(self, name: str) -> bool:
-        return self.deny is not None and bool(self.deny(name))
-
     def _open(self, real: str, max_bytes: int) -> int:
-        path = os.path.relpath(real, os.path.realpath(self.root))
+        root = os.path.realpath(self.root)
+        path = os.path.relpath(real, root)
         *folders, name = PurePath(path).parts or (".",)
         folder = self._folder.open()
         try:
@@ -133,7 +132,8 @@ def name_below(root: str | os.PathLike[str], path: str) -> str:
     names stay absolute, such as ``/proc``.
     """
     root = os.path.abspath(root)
-    name = os.path.relpath(os.path.join(root, path), root)
+    path = os.path.join(root, path)
+    name = os.path.relpath(path, root)
     if os.path.dirname(root) == root:
         return f"/{name}"
     return name

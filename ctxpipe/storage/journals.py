@@ -70,7 +70,8 @@ class JournalFile:
                 with suppress(OSError):
                     os.ftruncate(file, now.size)
                 raise
-            return True, Position(now.inode, now.size + len(line) + 1, now.number + 1)
+            size = now.size + len(line) + 1
+            return True, Position(now.inode, size, now.number + 1)
 
     def lines(self, start: int, seen: Position) -> tuple[list[bytes], Position]:
         """The entries from *start* on, none where there is no file, and the position now."""
@@ -157,7 +158,8 @@ class SessionLock:
         ):
             if not exists(folder, self.NAME):
                 self._root.list_file(self._folder, folder, self.NAME)
-            file = open_to_append(self.NAME, os.O_RDWR | os.O_CREAT, folder=folder)
+            flags = os.O_RDWR | os.O_CREAT
+            file = open_to_append(self.NAME, flags, folder=folder)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -197,7 +199,8 @@ def _read_lines(file: int, start: int, seen: Position) -> tuple[list[bytes], Pos
     if is_known and start >= seen.number:
         begin = seen
     now, lines = _read(file, begin, wanted=True)
-    return lines[max(0, start - begin.number) :], now
+    skip = max(0, start - begin.number)
+    return lines[skip:], now
 
 
 def _read(file: int, seen: Position, *, wanted: bool) -> tuple[Position, list[bytes]]:
@@ -218,8 +221,9 @@ def _read(file: int, seen: Position, *, wanted: bool) -> tuple[Position, list[by
     lines: list[bytes] = []
     if wanted:
         lines = bytes(whole).split(b"\n")[:-1]
+    size = seen.size + len(whole)
     number = seen.number + whole.count(b"\n")
-    return Position(info.st_ino, seen.size + len(whole), number), lines
+    return Position(info.st_ino, size, number), lines
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -121,8 +121,9 @@ class LocalStorage:
         )
         # Absolute from the start: a later chdir must not move the storage.
         path = os.path.abspath(self.root)
+        folders = StorageRoot(path, marked=self.taken == "hash")
         object.__setattr__(self, "root", path)
-        object.__setattr__(self, "_folders", StorageRoot(path, marked=self.taken == "hash"))
+        object.__setattr__(self, "_folders", folders)
         object.__setattr__(self, "_seen", {})
 
     # Writing whole texts --------------------------------------------------------------------------
@@ -146,9 +147,11 @@ class LocalStorage:
                 if path not in folders:
                     descriptor = stack.enter_context(self._folders.folder(path, create=True))
                     folders[path] = _Folder(path, descriptor)
-                with translate_errors("cannot write", os.path.join(self.root, path, name)):
+                location = os.path.join(self.root, path, name)
+                with translate_errors("cannot write", location):
                     name = self._write_one(folders[path], name, text)
-                locations.append(os.path.join(self.root, path, name))
+                location = os.path.join(self.root, path, name)
+                locations.append(location)
         return locations
 
     def _write_one(self, folder: _Folder, name: str, text: str) -> str:
@@ -247,9 +250,10 @@ class LocalStorage:
         """
         first_error: StorageError | None = None
         for key in self._possible_keys(location):
+            folder, name = os.path.split(key)
             try:
-                with self._folders.folder(os.path.dirname(key)) as fd:
-                    if is_file(fd, os.path.basename(key)):
+                with self._folders.folder(folder) as fd:
+                    if is_file(fd, name):
                         return key
             except RootError:
                 raise
@@ -271,8 +275,9 @@ class LocalStorage:
         yield from _keys("/".join(parts[-2:]))
 
     def _open(self, key: str, flags: int) -> int:
-        with self._folders.folder(os.path.dirname(key)) as fd:
-            return open_file(os.path.basename(key), flags, folder=fd)
+        folder, name = os.path.split(key)
+        with self._folders.folder(folder) as fd:
+            return open_file(name, flags, folder=fd)
 
     # Records --------------------------------------------------------------------------------------
 
@@ -321,8 +326,10 @@ class LocalStorage:
             return []
         paths: list[str] = []
         for _, name in sorted(files):
-            if file_kind(name) == "record" and not name.startswith("."):
-                paths.append(os.path.join(self.root, folder, name))
+            is_hidden = name.startswith(".")
+            if file_kind(name) == "record" and not is_hidden:
+                path = os.path.join(self.root, folder, name)
+                paths.append(path)
         return paths
 
     # Journals ------------------------------------------------------------------------------------
@@ -337,9 +344,10 @@ class LocalStorage:
     def _append(self, session_id: str, number: int, entry: str) -> bool:
         if "\n" in entry:
             raise StorageError(errno.EINVAL, "an entry of a journal is one line")
+        line = entry.encode()
         journal = self._journal(session_id)
-        seen = self._seen.get(journal.where, Position())
-        is_written, now = journal.append(number, entry.encode(), seen, synced=self.fsync)
+        seen = self._last_position(journal)
+        is_written, now = journal.append(number, line, seen, synced=self.fsync)
         self._remember(journal.where, now)
         return is_written
 
@@ -349,7 +357,7 @@ class LocalStorage:
 
     def _entries(self, session_id: str, start: int) -> list[str]:
         journal = self._journal(session_id)
-        seen = self._seen.get(journal.where, Position())
+        seen = self._last_position(journal)
         lines, now = journal.lines(start, seen)
         self._remember(journal.where, now)
         return [line.decode("utf-8", "replace") for line in lines]
@@ -360,11 +368,14 @@ class LocalStorage:
         Raises StorageError.
         """
         journal = self._journal(session_id)
-        seen = self._seen.get(journal.where, Position())
+        seen = self._last_position(journal)
         return await _run_in_thread(journal.set_aside, seen)
 
     def _journal(self, session_id: str) -> JournalFile:
         return JournalFile(self._folders, session_folder(session_id), JOURNAL)
+
+    def _last_position(self, journal: JournalFile) -> Position:
+        return self._seen.get(journal.where, Position())
 
     def _remember(self, where: str, now: Position) -> None:
         self._seen.pop(where, None)
@@ -435,7 +446,8 @@ class LocalStorage:
         limits = Limits(max_bytes, max_age, records, kept)
         now = self.clock()
         files = find_files(self._folders)
-        cleaned = delete_files(self._folders, choose_files(files, limits, now))
+        chosen = choose_files(files, limits, now)
+        cleaned = delete_files(self._folders, chosen)
         drop_empty_folders(self._folders, now - STALE_SECONDS)
         return cleaned
 
@@ -462,7 +474,8 @@ class _Folder:
 def _encode(text: str) -> bytes:
     # A lone surrogate has no UTF-8 form; escaped, it stays readable and nothing dies of it (A-15).
     # In pieces, because that takes a codec some 50 ms for 8 MB of them.
-    return b"".join(piece.encode("utf-8", "backslashreplace") for piece in pieces(text))
+    encoded = (piece.encode("utf-8", "backslashreplace") for piece in pieces(text))
+    return b"".join(encoded)
 
 
 async def _run_in_thread(function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:

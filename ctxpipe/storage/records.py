@@ -120,7 +120,8 @@ def parse_line(line: str) -> dict[str, Any] | None:
 
 
 def _check_sum(body: str) -> str:
-    return hashlib.sha256(body.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(body.encode())
+    return digest.hexdigest()[:16]
 
 
 def _redact_messages(value: object, redact: Redact) -> object:
@@ -242,7 +243,8 @@ def _redact_strings(value: object, redact: Redact) -> object:
                 fields[name] = None  # in their order
                 pending.append((item, fields, name))
         else:  # such as a date: what JSON makes of it may be a text, too
-            pending.append((json.loads(as_json(current)), parent, place))
+            plain = json.loads(as_json(current))
+            pending.append((plain, parent, place))
     return result[0]
 
 

@@ -138,7 +138,8 @@ def is_secret(path: str) -> bool:
     if len(path) > _MOST_PATH:
         return True  # no file has such a name, and matching it would take long
     path = _normalize(path)
-    parts = [part for part in path.split("/") if part not in ("", ".")]
+    pieces = path.split("/")
+    parts = [piece for piece in pieces if piece not in ("", ".")]
     if any(len(part) > _MOST_NAME for part in parts):
         return True
     root = "/" if path.startswith("/") else ""

@@ -99,8 +99,7 @@ class Meter:
         marks = [place for place, step in enumerate(steps) if self._is_cacheable(step)]
         if not marks:
             return Usage(prompt.tokens)
-        hits = [self._hit(steps, mark) for mark in marks]
-        read = max((hit for hit in hits if hit is not None), default=None)
+        read = self._longest_hit(steps, marks)
         used = set(marks)
         read_tokens = 0
         if read is not None:
@@ -108,7 +107,8 @@ class Meter:
             read_tokens = self._bill(steps[read].tokens)
         for place in used:
             step = steps[place]
-            self._cached[step.digest] = self.clock() + _seconds_to_live(step.mark)
+            expires = self.clock() + _seconds_to_live(step.mark)
+            self._cached[step.digest] = expires
         newest = steps[marks[-1]]
         cached_tokens = self._bill(newest.tokens)
         return Usage(prompt.tokens - cached_tokens, cached_tokens - read_tokens, read_tokens)
@@ -118,17 +118,24 @@ class Meter:
             return False
         return self._bill(step.tokens) >= self.model.min_cached_tokens
 
+    def _longest_hit(self, steps: Sequence[_Step], marks: Sequence[int]) -> int | None:
+        hits = [self._hit(steps, mark) for mark in marks]
+        return max((hit for hit in hits if hit is not None), default=None)
+
     def _hit(self, steps: Sequence[_Step], mark: int) -> int | None:
         """The longest cached prefix that the mark at *mark* finds, looking back."""
         now = self.clock()
-        for place in range(mark, max(-1, mark - LOOKBACK_BLOCKS), -1):
-            expires = self._cached.get(steps[place].digest, now)
+        end = max(-1, mark - LOOKBACK_BLOCKS)
+        for place in range(mark, end, -1):
+            digest = steps[place].digest
+            expires = self._cached.get(digest, now)
             if expires > now:
                 return place
         return None
 
     def _steps(self, body: JsonObject) -> Iterator[_Step]:
-        digest = hashlib.blake2b(str(body.get("model")).encode(), digest_size=16)
+        model = str(body.get("model"))
+        digest = hashlib.blake2b(model.encode(), digest_size=16)
         tokens = 0
         blocks = list(_prompt(body))
         for place, (role, block) in enumerate(blocks, 1):

@@ -194,22 +194,34 @@ def _block_shape(where: str, block: Any) -> Iterator[str]:
         yield f"{where}: Input should be an object with a type"
         return
     kind = block["type"]
-    for name, expected in FIELDS.get(kind, {}).items():
-        if name not in block:
-            yield f"{where}.{kind}.{name}: Field required"
-        elif not isinstance(block[name], expected):
-            yield f"{where}.{kind}.{name}: Input should be a valid {TYPE_NAMES[expected]}"
-    for name, pattern in turns.ID_PATTERNS.get(kind, {}).items():
-        if isinstance(block.get(name), str) and not re.fullmatch(pattern, block[name]):
-            yield f"{where}.{kind}.{name}: String should match pattern '^{pattern}$'"
+    yield from _field_types(f"{where}.{kind}", block)
+    yield from _id_patterns(f"{where}.{kind}", block)
     yield from _name_length(where, block)
     # Observed: `caller: null`, as a dump of the reply's blocks has it, is refused.
-    if kind in turns.CALLS and "caller" in block and not isinstance(block["caller"], dict):
+    if kind in turns.CALLS and not isinstance(block.get("caller", {}), dict):
         yield f"{where}.{kind}.caller: Input should be an object"
-    for name in sorted(block.keys() & NOT_PERMITTED.get(kind, frozenset())):
+    not_permitted = NOT_PERMITTED.get(kind, frozenset())
+    for name in sorted(block.keys() & not_permitted):
         yield f"{where}.{kind}.{name}: Extra inputs are not permitted"
     if kind == "tool_result":
         yield from _result_shape(where, block)
+
+
+def _field_types(where: str, block: JsonObject) -> Iterator[str]:
+    fields = FIELDS.get(block["type"], {})
+    for name, expected in fields.items():
+        if name not in block:
+            yield f"{where}.{name}: Field required"
+        elif not isinstance(block[name], expected):
+            yield f"{where}.{name}: Input should be a valid {TYPE_NAMES[expected]}"
+
+
+def _id_patterns(where: str, block: JsonObject) -> Iterator[str]:
+    patterns = turns.ID_PATTERNS.get(block["type"], {})
+    for name, pattern in patterns.items():
+        value = block.get(name)
+        if isinstance(value, str) and not re.fullmatch(pattern, value):
+            yield f"{where}.{name}: String should match pattern '^{pattern}$'"
 
 
 def _name_length(where: str, block: JsonObject) -> Iterator[str]:
@@ -247,7 +259,11 @@ FIELDS: Mapping[str, Mapping[str, type]] = {
     "redacted_thinking": {"data": str},
     "container_upload": {"file_id": str},
 }
-TYPE_NAMES: Mapping[type, str] = {str: "string", dict: "dictionary", list: "array"}
+TYPE_NAMES: Mapping[type, str] = {
+    str: "string",
+    dict: "dictionary",
+    list: "array",
+}
 # Observed: thinking takes no cache mark. Documented: a compaction block comes back as it was given.
 NOT_PERMITTED: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(THINKING, frozenset({"cache_control"})),
@@ -260,8 +276,9 @@ NOT_PERMITTED: Mapping[str, frozenset[str]] = {
 
 def _sets_effort(message: JsonObject) -> bool:
     """Whether *message* is a system message that only sets the effort. Documented."""
-    is_silent = message.get("role") == "system" and not message.get("content")
-    return is_silent and bool(message.get("output_config"))
+    if message.get("role") != "system" or message.get("content"):
+        return False
+    return bool(message.get("output_config"))
 
 
 def _begins_with_compaction(message: JsonObject) -> bool:
@@ -284,12 +301,13 @@ def _content(messages: Sequence[Any]) -> Iterator[str]:
     """Observed."""
     for index, message in enumerate(messages):
         is_last = index == len(messages) - 1
-        may_be_empty = (is_last and message["role"] == "assistant") or _sets_effort(message)
-        if not message.get("content") and not may_be_empty:
-            yield (
-                f"messages.{index}: all messages must have non-empty content "
-                "except for the optional final assistant message"
-            )
+        is_prefill = is_last and message["role"] == "assistant"
+        if message.get("content") or is_prefill or _sets_effort(message):
+            continue
+        yield (
+            f"messages.{index}: all messages must have non-empty content "
+            "except for the optional final assistant message"
+        )
 
 
 def _texts(messages: Sequence[Any]) -> Iterator[str]:

@@ -59,6 +59,11 @@ Script: TypeAlias = Iterable[Reply] | Callable[[RequestBody], Reply | Awaitable[
 The function may be async.
 """
 
+_Break: TypeAlias = Failure | Cut | Hang
+"""A reply that does not end as an answer does."""
+
+_Block: TypeAlias = Mapping[str, object]
+
 
 class MissingExtra(CtxpipeError, ImportError):
     """The packages of an optional extra are not installed; the text names it."""
@@ -158,7 +163,8 @@ class MessagesServer:
     @property
     def calls(self) -> int:
         """How many messages were asked for, refused ones included."""
-        return sum(1 for request in self.requests if request.path == "/v1/messages")
+        paths = [request.path for request in self.requests]
+        return paths.count("/v1/messages")
 
     @property
     def refused(self) -> list[Received]:
@@ -181,8 +187,13 @@ class MessagesServer:
 
     async def _receive(self, request: Request) -> tuple[Received, Failure | None]:
         raw = await request.body()
-        number = f"req_{next(self._numbers):024d}"
-        received = Received(request.url.path, dict(request.headers), {}, raw, id=number)
+        received = Received(
+            path=request.url.path,
+            headers=dict(request.headers),
+            body={},
+            raw=raw,
+            id=f"req_{next(self._numbers):024d}",
+        )
         self.requests.append(received)
         try:
             # In a worker thread, one request at a time: the loop is the caller's.
@@ -242,24 +253,25 @@ class MessagesServer:
             received.reply = failure
             return _refusal(failure, received)
 
-    async def _ask(self, body: RequestBody) -> Answer | Failure | Cut | Hang:
+    async def _ask(self, body: RequestBody) -> Answer | _Break:
         reply = self._next(body)
         if isinstance(reply, Awaitable):
             reply = await reply
         if isinstance(reply, str):
             reply = answer(reply)
-        if not isinstance(reply, Answer | Failure | Cut | Hang):
+        if not isinstance(reply, Answer | _Break):
             raise TypeError(f"a script answers with a Reply or a text, and this is {reply!r}")
         return reply
 
     async def _render(
-        self, request: Request, received: Received, reply: Answer | Failure | Cut | Hang
+        self, request: Request, received: Received, reply: Answer | _Break
     ) -> Response:
         if not isinstance(reply, Hang):
             await anyio.sleep(reply.seconds)
         if isinstance(reply, Answer):
             return await self._answer(received, reply)
-        if isinstance(reply, Failure) and not (received.body.get("stream") and reply.after):
+        breaks_off = _is_stream(received) and reply.after is not None
+        if isinstance(reply, Failure) and not breaks_off:
             return _refusal(reply, received)
         if reply.after is None:
             await self._end(request, reply)
@@ -267,19 +279,19 @@ class MessagesServer:
 
     async def _answer(self, received: Received, reply: Answer) -> Response:
         message = await self._message(received, reply)
-        if received.body.get("stream"):
+        if _is_stream(received):
             events = map(event, stream_events(message))
             return _stream(_pace(events, reply.pause_seconds), received)
         return _json(message, received)
 
     async def _break_off(
-        self, request: Request, received: Received, reply: Failure | Cut | Hang, begun: Answer
+        self, request: Request, received: Received, reply: _Break, begun: Answer
     ) -> Response:
         """Half of the answer *begun*, then the end that *reply* is."""
         message = await self._message(received, begun)
 
         async def half() -> AsyncIterator[bytes]:
-            if received.body.get("stream"):
+            if _is_stream(received):
                 events = [event(data) for data in stream_events(message)]
                 first_half = events[: len(events) // 2]
                 async for chunk in _pace(first_half, begun.pause_seconds):
@@ -294,7 +306,7 @@ class MessagesServer:
 
         return _stream(half(), received)
 
-    async def _end(self, request: Request, reply: Failure | Cut | Hang) -> None:
+    async def _end(self, request: Request, reply: _Break) -> None:
         """Break the connection, or wait until the client does."""
         if isinstance(reply, Cut) and self._running is not None:
             self._running.abort(request)
@@ -316,9 +328,7 @@ class MessagesServer:
             message["input_transformations"] = list(map(_drop_notice, received.dropped))
         return message
 
-    def _sign(
-        self, body: RequestBody, blocks: Sequence[Mapping[str, object]]
-    ) -> tuple[Sequence[Mapping[str, object]], int]:
+    def _sign(self, body: RequestBody, blocks: Sequence[_Block]) -> tuple[Sequence[_Block], int]:
         """*blocks* with the signatures of their thinking, and their tokens.
 
         Runs in a worker thread.
@@ -327,7 +337,7 @@ class MessagesServer:
             blocks = sign(body, blocks)
         return blocks, self._meter.output_tokens(blocks)
 
-    def _with_id(self, block: Mapping[str, object]) -> Mapping[str, object]:
+    def _with_id(self, block: _Block) -> _Block:
         prefix = ID_PREFIXES.get(str(block["type"]))
         if prefix is None or block.get("id") is not None:
             return block
@@ -373,6 +383,10 @@ def _refuse_early(headers: Mapping[str, str], raw: bytes) -> Failure | None:
     return None
 
 
+def _is_stream(received: Received) -> bool:
+    return bool(received.body.get("stream"))
+
+
 def _error(failure: Failure, received: Received) -> dict[str, Any]:
     return error_json(failure.type, failure.message, received.id)
 
@@ -416,13 +430,15 @@ def _json(
 
 
 def _refusal(failure: Failure, received: Received) -> Response:
-    return _json(_error(failure, received), received, failure.status, **failure.headers)
+    error = _error(failure, received)
+    return _json(error, received, failure.status, **failure.headers)
 
 
 def _stream(chunks: AsyncIterator[bytes], received: Received) -> Response:
     from starlette.responses import StreamingResponse
 
     media_type = "application/json"
-    if received.body.get("stream"):
+    if _is_stream(received):
         media_type = "text/event-stream"
-    return StreamingResponse(chunks, headers={"request-id": received.id}, media_type=media_type)
+    headers = {"request-id": received.id}
+    return StreamingResponse(chunks, headers=headers, media_type=media_type)

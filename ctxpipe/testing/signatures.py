@@ -50,7 +50,8 @@ class _Walk:
     previous: str = NONE
 
     def read(self, role: str, block: JsonObject) -> None:
-        self.digest.update(json.dumps([role, bare(block)]).encode())
+        text = json.dumps([role, bare(block)])
+        self.digest.update(text.encode())
 
     def seal(self, own: str) -> str:
         """The signature of a thinking block with the digest *own* at this place."""
@@ -136,7 +137,8 @@ def _thinking_blocks(body: JsonObject, walk: _Walk) -> Iterator[_Place]:
         for block in as_blocks(body.get(role) or []):
             walk.read(role, block)
     for index, message in enumerate(body["messages"]):
-        for place, block in enumerate(as_blocks(message.get("content") or [])):
+        blocks = as_blocks(message.get("content") or [])
+        for place, block in enumerate(blocks):
             if block["type"] in THINKING:
                 yield index, place, block
                 walk.previous = _link(block)
@@ -158,19 +160,21 @@ def _link(block: JsonObject) -> str:
 
 
 def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(text.encode(), digest_size=8)
+    return digest.hexdigest()
 
 
 def _unseal(block: JsonObject) -> tuple[str, str, str] | None:
     """The parts of the block's signature; None when it is invalid."""
     try:
-        parts = base64.b64decode(_signature(block), validate=True).decode()
-        prefix, previous, own = parts.split(".")
+        parts = base64.b64decode(_signature(block), validate=True)
+        prefix, previous, own = parts.decode().split(".")
     except (binascii.Error, ValueError):
         return None
     return prefix, previous, own
 
 
 def _latest_assistant(body: JsonObject) -> int:
-    roles = [message["role"] for message in body["messages"]]
-    return len(roles) - 1 - roles[::-1].index("assistant")
+    messages = body["messages"]
+    places = range(len(messages))
+    return max(place for place in places if messages[place]["role"] == "assistant")
