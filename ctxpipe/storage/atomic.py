@@ -60,7 +60,12 @@ def is_temporary(name: str) -> bool:
 
 
 @contextmanager
-def temporary_file(folder: int, chunks: Iterable[bytes], *, synced: bool) -> Iterator[str]:
+def temporary_file(
+    folder: int,
+    chunks: Iterable[bytes],
+    *,
+    synced: bool,
+) -> Iterator[str]:
     """The name of a new file with *chunks* in it; afterwards that name is removed."""
     name = _write_temporary(folder, chunks, synced=synced)
     try:

@@ -130,7 +130,11 @@ def file_kind(name: str) -> Literal["text", "record", "temporary"]:
 # Choosing -----------------------------------------------------------------------------------------
 
 
-def choose_files(files: Iterable[OwnFile], limits: Limits, now: float) -> list[OwnFile]:
+def choose_files(
+    files: Iterable[OwnFile],
+    limits: Limits,
+    now: float,
+) -> list[OwnFile]:
     """The *files* to delete, oldest first, until the rest meets the *limits*."""
     ordered = sorted(files, key=lambda file: file.written)
     remaining_bytes = sum(file.size for file in ordered)
@@ -142,7 +146,12 @@ def choose_files(files: Iterable[OwnFile], limits: Limits, now: float) -> list[O
     return chosen
 
 
-def _is_deletable(file: OwnFile, limits: Limits, now: float, remaining_bytes: int) -> bool:
+def _is_deletable(
+    file: OwnFile,
+    limits: Limits,
+    now: float,
+    remaining_bytes: int,
+) -> bool:
     if file.kind == "temporary":
         return file.age(now) > STALE_SECONDS
     if limits.keeps(file, now):

@@ -174,7 +174,12 @@ def _refuse_special(info: os.stat_result) -> None:
         raise OSError(errno.EINVAL, "it is no regular file")
 
 
-def enter_folder(name: str, parent: int, *, create: bool = False) -> tuple[int, bool]:
+def enter_folder(
+    name: str,
+    parent: int,
+    *,
+    create: bool = False,
+) -> tuple[int, bool]:
     """A descriptor of the folder *name* in *parent*, and whether this call has made it.
 
     A folder that is made is private. Raises OSError, also for a link.

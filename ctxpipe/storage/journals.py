@@ -50,7 +50,12 @@ class JournalFile:
         self.where = root.path_of(folder, name)
 
     def append(
-        self, number: int, line: bytes, seen: Position, *, synced: bool
+        self,
+        number: int,
+        line: bytes,
+        seen: Position,
+        *,
+        synced: bool,
     ) -> tuple[bool, Position]:
         """Write *line* as entry *number*, unless there is one.
 
@@ -192,7 +197,11 @@ def _wait_for_lock(file: int) -> None:
             return
 
 
-def _read_lines(file: int, start: int, seen: Position) -> tuple[list[bytes], Position]:
+def _read_lines(
+    file: int,
+    start: int,
+    seen: Position,
+) -> tuple[list[bytes], Position]:
     info = os.fstat(file)
     is_known = info.st_ino == seen.inode and info.st_size >= seen.size
     begin = Position(info.st_ino)
@@ -203,7 +212,12 @@ def _read_lines(file: int, start: int, seen: Position) -> tuple[list[bytes], Pos
     return lines[skip:], now
 
 
-def _read(file: int, seen: Position, *, wanted: bool) -> tuple[Position, list[bytes]]:
+def _read(
+    file: int,
+    seen: Position,
+    *,
+    wanted: bool,
+) -> tuple[Position, list[bytes]]:
     """The position now of the journal in *file*, and the lines after *seen*, if *wanted*.
 
     A torn line does not count.

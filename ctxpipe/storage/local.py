@@ -89,7 +89,7 @@ class LocalStorage:
     every string that goes to disk, before it is encoded; if it raises, the text is not written.
     Numbers, role, type and ids of a message, and names of files are not redacted.
 
-    *taken* says what happens to a text whose key holds other bytes already: with "hash" it goes to
+    *taken* says what happens to a text whose key has other bytes already: with "hash" it goes to
     the key with a hash of its content, with "number" to the key with the next free number, with
     "overwrite" it replaces them. With "hash" the folders that the storage makes are marked as its
     own, and only what is in those is ever deleted; the other two leave the folder as the caller
@@ -147,11 +147,10 @@ class LocalStorage:
                 if path not in folders:
                     descriptor = stack.enter_context(self._folders.folder(path, create=True))
                     folders[path] = _Folder(path, descriptor)
-                location = os.path.join(self.root, path, name)
-                with translate_errors("cannot write", location):
+                where = os.path.join(self.root, path)
+                with translate_errors("cannot write", os.path.join(where, name)):
                     name = self._write_one(folders[path], name, text)
-                location = os.path.join(self.root, path, name)
-                locations.append(location)
+                locations.append(os.path.join(where, name))
         return locations
 
     def _write_one(self, folder: _Folder, name: str, text: str) -> str:
@@ -207,7 +206,13 @@ class LocalStorage:
 
     # Reading --------------------------------------------------------------------------------------
 
-    async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
+    async def read(
+        self,
+        location: str,
+        /,
+        offset: int = 0,
+        limit: int | None = None,
+    ) -> Page:
         """A page of the text at *location*: *limit* characters (None: all) from *offset* on.
 
         The location is a key, or any path that was returned. Raises StorageError when no such text
@@ -266,13 +271,13 @@ class LocalStorage:
         root = os.fspath(self.root)
         real = self._folders.real or os.path.realpath(root)
         for base in (root, real):
-            path = os.path.normpath(os.path.join(base, location))
-            yield from _keys(os.path.relpath(path, base))
-        path = os.path.abspath(location)
-        yield from _keys(os.path.relpath(path, root))
+            path = os.path.join(base, location)
+            yield from _keys(os.path.normpath(path), base)
+        yield from _keys(os.path.abspath(location), root)
         # A reference made from a template ends in the key; `check_reference` sees to it.
         parts = PurePosixPath(location.replace("\\", "/")).parts
-        yield from _keys("/".join(parts[-2:]))
+        with suppress(StorageError):
+            yield "/".join(_parts("/".join(parts[-2:])))
 
     def _open(self, key: str, flags: int) -> int:
         folder, name = os.path.split(key)
@@ -301,13 +306,18 @@ class LocalStorage:
             names = _record_names(fd, stem, self.clock())
             chunks = map(_encode, encode_record(record, redact))
             with temporary_file(fd, chunks, synced=True) as temporary:
-                name = next(
-                    name for name in names if self._claim_record(folder, fd, temporary, name)
-                )
+                claims = (name for name in names if self._claim(folder, fd, temporary, name))
+                name = next(claims)
                 sync(fd)
         return os.path.join(where, name)
 
-    def _claim_record(self, folder: str, fd: int, temporary: str, name: str) -> bool:
+    def _claim(
+        self,
+        folder: str,
+        fd: int,
+        temporary: str,
+        name: str,
+    ) -> bool:
         self._folders.list_file(folder, fd, name)
         return claim(fd, temporary, name)
 
@@ -415,7 +425,7 @@ class LocalStorage:
         """Delete the oldest texts, until the rest meets the limits.
 
         Then none is older than *max_age* seconds, and all together have at most *max_bytes*. None
-        switches a limit off. Only files of ctxpipe's in folders that carry its mark are deleted.
+        switches a limit off. Only files that ctxpipe wrote, in folders with its mark, are deleted.
 
         A session whose journal is younger than *max_age*, or than an hour, stays whole; without
         *max_age* every session with a journal does. A file that a placeholder in one of the *live*
@@ -501,10 +511,11 @@ def _parts(key: str) -> tuple[str, ...]:
     return path.parts
 
 
-def _keys(path: str) -> Iterator[str]:
-    """*path*, relative to the root, as a key; nothing when it leads out of the root."""
+def _keys(path: str, root: str) -> Iterator[str]:
+    """The key of *path*; nothing when it is outside *root*."""
+    key = os.path.relpath(path, root)
     with suppress(StorageError):
-        yield "/".join(_parts(path))
+        yield "/".join(_parts(key))
 
 
 def _record_names(folder: int, stem: str, seconds: float) -> Iterator[str]:

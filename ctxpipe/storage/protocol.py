@@ -56,7 +56,13 @@ class TextWriter(Protocol):
 class TextReader(Protocol):
     """Returns stored texts, a page at a time."""
 
-    async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
+    async def read(
+        self,
+        location: str,
+        /,
+        offset: int = 0,
+        limit: int | None = None,
+    ) -> Page:
         """A page of the text at *location*: *limit* characters (None: all) from *offset* on.
 
         The location is a key, or any path that was returned. Raises StorageError when there is no

@@ -67,7 +67,11 @@ def _encode_mapping(record: Mapping[str, object], redact: Redact | None) -> Iter
     yield "\n}"
 
 
-def _encode_items(items: Iterable[object], margin: str, redact: Redact | None) -> Iterator[str]:
+def _encode_items(
+    items: Iterable[object],
+    margin: str,
+    redact: Redact | None,
+) -> Iterator[str]:
     separator = "["
     for item in items:
         encoded = _encode_value(item, margin + "  ", redact)
@@ -201,7 +205,11 @@ def _redact_item(item: object, redact: Redact, levels: int = 2) -> object:
     return _redact_strings(item, redact)
 
 
-def _redact_block(block: Mapping[str, Any], redact: Redact, levels: int = 2) -> dict[str, object]:
+def _redact_block(
+    block: Mapping[str, Any],
+    redact: Redact,
+    levels: int = 2,
+) -> dict[str, object]:
     """A message or a content block with its texts redacted.
 
     Role, type and ids stay, as do the names of the fields. A message contains blocks, and a result
@@ -248,7 +256,11 @@ def _redact_strings(value: object, redact: Redact) -> object:
     return result[0]
 
 
-def _redact_key(key: object, redact: Redact, fields: Mapping[object, object]) -> object:
+def _redact_key(
+    key: object,
+    redact: Redact,
+    fields: Mapping[object, object],
+) -> object:
     """*key* redacted, with a number when that is already the name of one of *fields*."""
     redacted = key
     if isinstance(key, str):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .turns import SERVER_USES
+from .turns import SERVER_USES, JsonObject
 
 if TYPE_CHECKING:
     from anthropic.types import StopReason
@@ -214,10 +214,10 @@ def event(data: Mapping[str, object]) -> bytes:
     return f"event: {data['type']}\ndata: {json.dumps(data)}\n\n".encode()
 
 
-def stream_events(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def stream_events(message: JsonObject) -> Iterator[dict[str, Any]]:
     """The events by which *message* is streamed."""
     ends = ("stop_reason", "stop_sequence", "stop_details")
-    usage = message["usage"]
+    usage: JsonObject = message["usage"]
     start = dict(message)
     start.update(dict.fromkeys(ends))
     start["content"] = []
@@ -226,10 +226,11 @@ def stream_events(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"type": "ping"}
     for index, block in enumerate(message["content"]):
         yield from _block_events(index, block)
+    token_counts = (key for key in usage if key.endswith("tokens"))
     end = {
         "type": "message_delta",
         "delta": {key: message[key] for key in ends},
-        "usage": {key: usage[key] for key in usage if key.endswith("tokens")},
+        "usage": {key: usage[key] for key in token_counts},
     }
     if "input_transformations" in message:
         end["input_transformations"] = message["input_transformations"]
@@ -237,7 +238,7 @@ def stream_events(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"type": "message_stop"}
 
 
-def _block_events(index: int, block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _block_events(index: int, block: JsonObject) -> Iterator[dict[str, Any]]:
     start = dict(block)
     deltas: list[dict[str, Any]] = []
     match block["type"]:

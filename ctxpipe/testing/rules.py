@@ -107,7 +107,12 @@ def _refuse_lone_surrogates(text: str) -> None:
         raise BadBody(f"The request body is not valid JSON: {reason}: {where}")
 
 
-def problems(body: Mapping[str, object], model: Model, *, counting: bool = False) -> list[str]:
+def problems(
+    body: Mapping[str, object],
+    model: Model,
+    *,
+    counting: bool = False,
+) -> list[str]:
     """Everything that the API would refuse in *body*, most basic first; empty when it is valid.
 
     With *counting* the request goes to count_tokens, which needs no max_tokens.
@@ -253,7 +258,12 @@ FIELDS: Mapping[str, Mapping[str, type]] = {
     "tool_use": {"id": str, "name": str, "input": dict},
     "tool_result": {"tool_use_id": str},
     "server_tool_use": {"id": str, "name": str, "input": dict},
-    "mcp_tool_use": {"id": str, "name": str, "server_name": str, "input": dict},
+    "mcp_tool_use": {
+        "id": str,
+        "name": str,
+        "server_name": str,
+        "input": dict,
+    },
     **{kind: {"tool_use_id": str} for kind in turns.SERVER_RESULTS},
     "thinking": {"thinking": str, "signature": str},
     "redacted_thinking": {"data": str},
@@ -339,7 +349,8 @@ def _error_results(messages: Sequence[Any]) -> Iterator[str]:
             where = f"messages.{index}.content.{place}.tool_result"
             if not block.get("content"):
                 yield f"{where}: content cannot be empty if `is_error` is true"
-            if any(inner["type"] != "text" for inner in blocks_of(block)):
+            kinds = {inner["type"] for inner in blocks_of(block)}
+            if kinds - {"text"}:
                 yield f"{where}: all content must be type `text` if `is_error` is true"
 
 
@@ -406,7 +417,8 @@ def _system_places(messages: Sequence[Any]) -> Iterator[str]:
     anywhere.
     """
     start = 0
-    for role, group in groupby(messages, key=lambda message: message["role"]):
+    roles = groupby(messages, key=lambda message: message["role"])
+    for role, group in roles:
         neighbours = list(group)
         stop = start + len(neighbours)
         if role == "system" and not all(map(_sets_effort, neighbours)):
@@ -427,7 +439,8 @@ def _awaits_user(message: JsonObject) -> bool:
 def _turn_scope(where: str, message: JsonObject) -> Iterator[str]:
     """Documented: a message that is shown for one turn contains text only, no mark or setting."""
     scope = "on a turn-scoped system message (clear_at: 'next_user_message')"
-    if any(block["type"] != "text" for block in blocks_of(message)):
+    kinds = {block["type"] for block in blocks_of(message)}
+    if kinds - {"text"}:
         yield (
             f"{where}: a turn-scoped system message supports text blocks only "
             "(clear_at: 'next_user_message')"
@@ -474,7 +487,8 @@ def _prefill(messages: Sequence[Any], model: Model) -> Iterator[str]:
         )
         return
     content = last.get("content")
-    texts = list(_block_texts(blocks_of(last)[-1:]))
+    last_blocks = blocks_of(last)[-1:]
+    texts = list(_block_texts(last_blocks))
     if isinstance(content, str):
         texts = [content]
     if any(text != text.rstrip() for text in texts):

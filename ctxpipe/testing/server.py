@@ -38,6 +38,7 @@ from .replies import (
 )
 from .rules import THINKING, BadBody, Model, RequestBody, parse_body, problems
 from .signatures import sign, verify
+from .turns import JsonObject
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -133,9 +134,11 @@ class MessagesServer:
     async def __aenter__(self) -> Self:
         start = await anyio.to_thread.run_sync(_load)
         self._one_at_a_time = anyio.CapacityLimiter(1)
-        self._running = await start(
-            {"/v1/messages": self._messages, "/v1/messages/count_tokens": self._count}
-        )
+        endpoints = {
+            "/v1/messages": self._messages,
+            "/v1/messages/count_tokens": self._count,
+        }
+        self._running = await start(endpoints)
         return self
 
     async def __aexit__(
@@ -183,7 +186,8 @@ class MessagesServer:
         received, refusal = await self._receive(request)
         if refusal is not None:
             return _refusal(refusal, received)
-        return await _while_connected(request, partial(self._respond, request, received))
+        work = partial(self._respond, request, received)
+        return await _while_connected(request, work)
 
     async def _receive(self, request: Request) -> tuple[Received, Failure | None]:
         raw = await request.body()
@@ -264,7 +268,10 @@ class MessagesServer:
         return reply
 
     async def _render(
-        self, request: Request, received: Received, reply: Answer | _Break
+        self,
+        request: Request,
+        received: Received,
+        reply: Answer | _Break,
     ) -> Response:
         if not isinstance(reply, Hang):
             await anyio.sleep(reply.seconds)
@@ -275,7 +282,8 @@ class MessagesServer:
             return _refusal(reply, received)
         if reply.after is None:
             await self._end(request, reply)
-        return await self._break_off(request, received, reply, reply.after or Answer())
+        begun = reply.after or Answer()
+        return await self._break_off(request, received, reply, begun)
 
     async def _answer(self, received: Received, reply: Answer) -> Response:
         message = await self._message(received, reply)
@@ -285,7 +293,11 @@ class MessagesServer:
         return _json(message, received)
 
     async def _break_off(
-        self, request: Request, received: Received, reply: _Break, begun: Answer
+        self,
+        request: Request,
+        received: Received,
+        reply: _Break,
+        begun: Answer,
     ) -> Response:
         """Half of the answer *begun*, then the end that *reply* is."""
         message = await self._message(received, begun)
@@ -341,7 +353,8 @@ class MessagesServer:
         prefix = ID_PREFIXES.get(str(block["type"]))
         if prefix is None or block.get("id") is not None:
             return block
-        return {**block, "id": f"{prefix}_{next(self._numbers):022d}"}
+        number = next(self._numbers)
+        return {**block, "id": f"{prefix}_{number:022d}"}
 
 
 def _load() -> Callable[[Mapping[str, Endpoint]], Awaitable[Running]]:
@@ -392,7 +405,11 @@ def _error(failure: Failure, received: Received) -> dict[str, Any]:
 
 
 def _drop_notice(path: str) -> dict[str, str]:
-    return {"type": "thinking_dropped", "path": path, "reason": "prefix_binding_mismatch"}
+    return {
+        "type": "thinking_dropped",
+        "path": path,
+        "reason": "prefix_binding_mismatch",
+    }
 
 
 async def _while_connected(request: Request, work: Callable[[], Awaitable[Response]]) -> Response:
@@ -422,11 +439,15 @@ async def _pace(chunks: Iterable[bytes], pause_seconds: float) -> AsyncIterator[
 
 
 def _json(
-    body: Mapping[str, Any], received: Received, status: int = 200, **headers: str
+    body: JsonObject,
+    received: Received,
+    status: int = 200,
+    **headers: str,
 ) -> Response:
     from starlette.responses import JSONResponse
 
-    return JSONResponse(body, status, {"request-id": received.id, **headers})
+    all_headers = {"request-id": received.id, **headers}
+    return JSONResponse(body, status, all_headers)
 
 
 def _refusal(failure: Failure, received: Received) -> Response:

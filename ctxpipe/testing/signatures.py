@@ -84,7 +84,7 @@ def verify(body: JsonObject, model: Model, betas: str) -> Verdict:
     if model.thinking == "unchecked":
         return Verdict()
     thinking = body.get("thinking") or {}
-    binding = thinking.get("block_binding") or {}
+    binding: JsonObject = thinking.get("block_binding") or {}
     if binding and BINDING_BETA not in betas:
         problem = (
             f"thinking.block_binding: requires the beta header `anthropic-beta: {BINDING_BETA}`"
