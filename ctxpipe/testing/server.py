@@ -60,8 +60,8 @@ Script: TypeAlias = Iterable[Reply] | Callable[[RequestBody], Reply | Awaitable[
 The function may be async.
 """
 
-_Break: TypeAlias = Failure | Cut | Hang
-"""A reply that does not end as an answer does."""
+_Interruption: TypeAlias = Failure | Cut | Hang
+"""A reply that ends before its answer is complete, or instead of one."""
 
 _Block: TypeAlias = Mapping[str, object]
 
@@ -257,13 +257,13 @@ class MessagesServer:
             received.reply = failure
             return _refusal(failure, received)
 
-    async def _ask(self, body: RequestBody) -> Answer | _Break:
+    async def _ask(self, body: RequestBody) -> Answer | _Interruption:
         reply = self._next(body)
         if isinstance(reply, Awaitable):
             reply = await reply
         if isinstance(reply, str):
             reply = answer(reply)
-        if not isinstance(reply, Answer | _Break):
+        if not isinstance(reply, Answer | _Interruption):
             raise TypeError(f"a script answers with a Reply or a text, and this is {reply!r}")
         return reply
 
@@ -271,7 +271,7 @@ class MessagesServer:
         self,
         request: Request,
         received: Received,
-        reply: Answer | _Break,
+        reply: Answer | _Interruption,
     ) -> Response:
         if not isinstance(reply, Hang):
             await anyio.sleep(reply.seconds)
@@ -296,7 +296,7 @@ class MessagesServer:
         self,
         request: Request,
         received: Received,
-        reply: _Break,
+        reply: _Interruption,
         begun: Answer,
     ) -> Response:
         """Half of the answer *begun*, then the end that *reply* is."""
@@ -318,7 +318,7 @@ class MessagesServer:
 
         return _stream(half(), received)
 
-    async def _end(self, request: Request, reply: _Break) -> None:
+    async def _end(self, request: Request, reply: _Interruption) -> None:
         """Break the connection, or wait until the client does."""
         if isinstance(reply, Cut) and self._running is not None:
             self._running.abort(request)
