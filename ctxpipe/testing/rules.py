@@ -400,8 +400,7 @@ def _system(body: JsonObject, model: Model) -> Iterator[str]:
     if isinstance(system, list) and any(not text for text in _block_texts(system)):
         yield "system: text content blocks must be non-empty"
     messages = body["messages"]
-    has_system_messages = any(message["role"] == "system" for message in messages)
-    if has_system_messages and not model.system_messages:
+    if not model.system_messages and any(message["role"] == "system" for message in messages):
         yield "role 'system' is not supported on this model"
         return
     yield from _system_places(messages)
