@@ -20,10 +20,9 @@ from .records import parse_line
 __all__ = ["adopt", "find_unmarked"]
 
 _ARCHIVE = re.compile(r"(?:compact|truncate)-\d{8}T\d{6}Z-\d+\.json")
-_TAKEN = re.compile(
-    r"-([0-9a-f]{8})\Z"
-)  # the name was in use: of the text, so that it can be checked
-_INPUT = re.compile(r"-input-\d+\Z")
+# Added to a name that was in use: the hash of the text, which can be checked.
+_HASH_SUFFIX = re.compile(r"-([0-9a-f]{8})\Z")
+_INPUT_SUFFIX = re.compile(r"-input-\d+\Z")
 _ID_KEYS = {"tool_use": "id", "tool_result": "tool_use_id"}
 _PATHS = "compact-paths.txt"
 _RECORD_BYTES = 1 << 30
@@ -33,8 +32,12 @@ _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 def find_unmarked(root: StorageRoot) -> dict[str, Mark]:
     """What is proven to be ctxpipe's in each session folder that has no mark, by folder."""
-    found = {folder: Mark(_proven_files(root, folder)) for folder in root.session_folders()}
-    return {folder: mark for folder, mark in found.items() if mark.files}
+    marks: dict[str, Mark] = {}
+    for folder in root.session_folders():
+        files = _proven_files(root, folder)
+        if files:
+            marks[folder] = Mark(files)
+    return marks
 
 
 def adopt(root: StorageRoot, found: Mapping[str, Mark]) -> None:
@@ -53,27 +56,37 @@ def _proven_files(root: StorageRoot, folder: str) -> frozenset[str]:
             if root.read_mark(folder, descriptor) is not None:
                 return frozenset()
             names = os.listdir(descriptor)
-            read = {name: _messages(descriptor, name) for name in names}
-            records = {name: messages for name, messages in read.items() if messages is not None}
-            ids = {safe_name(name) for messages in records.values() for name in _tool_ids(messages)}
-            stems = ids | {f"tool-result-{name}" for name in ids}
-            texts = {
-                name for name in names if not stems.isdisjoint(_bases(descriptor, name, stems))
-            }
+            records = _read_records(descriptor, names)
+            stems = _text_stems(records.values())
+            texts = {name for name in names if _is_named_after(descriptor, name, stems)}
     except StorageError:
         return frozenset()
-    index = {_PATHS} & set(names) if any(_ARCHIVE.fullmatch(name) for name in records) else set()
-    return frozenset(records) | texts | index
+    proven = texts | records.keys()
+    has_archive = any(map(_ARCHIVE.fullmatch, records))
+    if has_archive and _PATHS in names:
+        proven.add(_PATHS)
+    return frozenset(proven)
 
 
-def _messages(folder: int, name: str) -> list[Any] | None:
+def _read_records(folder: int, names: Iterable[str]) -> dict[str, list[Any]]:
+    """The messages in each of the files that is a record."""
+    records: dict[str, list[Any]] = {}
+    for name in names:
+        messages = _read_messages(folder, name)
+        if messages is not None:
+            records[name] = messages
+    return records
+
+
+def _read_messages(folder: int, name: str) -> list[Any] | None:
     """The messages in a record; None for any other file."""
     try:
         if name == JOURNAL:
-            return _journal_messages(_text(folder, name))
+            return _journal_messages(_read_text(folder, name))
         if _ARCHIVE.fullmatch(name):
-            archive = json.loads(_text(folder, name))
-            messages: list[Any] = archive["messages"] if isinstance(archive, dict) else archive
+            messages = json.loads(_read_text(folder, name))
+            if isinstance(messages, dict):
+                messages = messages["messages"]
             ensure_messages(messages)
             return messages or None  # an empty list says no more than the name
     except (OSError, *_DAMAGED):
@@ -81,42 +94,65 @@ def _messages(folder: int, name: str) -> list[Any] | None:
     return None
 
 
-def _text(folder: int, name: str) -> str:
-    return (read_bytes(folder, name, _RECORD_BYTES) or b"").decode()
+def _read_text(folder: int, name: str) -> str:
+    content = read_bytes(folder, name, _RECORD_BYTES) or b""
+    return content.decode()
 
 
 def _journal_messages(text: str) -> list[Any] | None:
     """The messages in the lines whose check sum is right; None when there is no such line."""
-    entries = [entry for line in text.split("\n") if (entry := parse_line(line))]
-    return [item for entry in entries for item in entry["tail"]] if entries else None
+    lines = text.split("\n")
+    entries = list(filter(None, map(parse_line, lines)))
+    if not entries:
+        return None
+    return [message for entry in entries for message in entry["tail"]]
+
+
+def _text_stems(records: Iterable[Iterable[Any]]) -> set[str]:
+    """What texts are named after: the ids of the tool calls in *records*."""
+    stems: set[str] = set()
+    for messages in records:
+        for tool_id in _tool_ids(messages):
+            name = safe_name(tool_id)
+            stems |= {name, f"tool-result-{name}"}
+    return stems
 
 
 def _tool_ids(messages: Iterable[Any]) -> Iterator[str]:
     """The ids of the tool calls and results that are blocks of *messages*."""
     for message in messages:
-        content = message.get("content") if isinstance(message, dict) else None
-        for block in content if isinstance(content, list) else ():
-            key = _ID_KEYS.get(str(block.get("type"))) if isinstance(block, dict) else None
+        if not isinstance(message, dict):
+            continue
+        content = message.get("content")
+        if not isinstance(content, list):
+            continue
+        for block in content:
+            if not isinstance(block, dict):
+                continue
+            key = _ID_KEYS.get(str(block.get("type")))
             if key and isinstance(block.get(key), str):
                 yield block[key]
 
 
-def _bases(folder: int, name: str, stems: AbstractSet[str]) -> set[str]:
-    """What the text file *name* may be named after, of *stems*; nothing for any other file."""
+def _is_named_after(folder: int, name: str, stems: AbstractSet[str]) -> bool:
+    """Whether the file *name* is a text that is named after one of *stems*."""
     if not name.endswith(".md"):
-        return set()
-    stem = name[: -len(".md")]
-    found = {stem, _INPUT.sub("", stem)}
-    if taken := _TAKEN.search(stem):
-        base = stem[: taken.start()]
-        bases = {base, _INPUT.sub("", base)}
-        if not stems.isdisjoint(bases) and _is_hash_of(folder, name, taken[1]):
-            found |= bases
-    return found
+        return False
+    stem = name.removesuffix(".md")
+    if stem in stems or _INPUT_SUFFIX.sub("", stem) in stems:
+        return True
+    suffix = _HASH_SUFFIX.search(stem)
+    if suffix is None:
+        return False
+    base = stem[: suffix.start()]
+    bases = {base, _INPUT_SUFFIX.sub("", base)}
+    if stems.isdisjoint(bases):
+        return False
+    return _is_hash_of(folder, name, suffix[1])
 
 
 def _is_hash_of(folder: int, name: str, digits: str) -> bool:
     try:
-        return content_hash(_text(folder, name)) == digits
+        return content_hash(_read_text(folder, name)) == digits
     except (OSError, ValueError):
         return False

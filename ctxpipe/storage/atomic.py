@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written under a temporary name, then named."""
+"""Files that are there whole or not at all: written under a temporary name, then linked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 
-from .folders import FAULTS, ignore_unsupported, open_file
+from .folders import FAULTS, file_info, ignore_unsupported, open_file
 
 __all__ = [
     "STALE_SECONDS",
@@ -28,14 +28,15 @@ TEMPORARY = ".ctxpipe-tmp-"
 _TEMPORARY_NAME = re.compile(re.escape(TEMPORARY) + r"\d+-\d+-[0-9a-f]+")
 STALE_SECONDS = 3600.0  # a temporary file or an empty folder this old has no writer any more
 
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _NUMBERS = count()
 
 
 def _write_temporary(folder: int, chunks: Iterable[bytes], *, synced: bool) -> str:
-    """The name of a new hidden file that holds *chunks*; nothing is left when that fails."""
+    """Write *chunks* to a new hidden file; return its name. Nothing is left when that fails."""
     name = f"{TEMPORARY}{os.getpid()}-{next(_NUMBERS)}-{time.time_ns():x}"
-    file = open_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder=folder)
-    whole = False
+    file = open_file(name, _CREATE, folder=folder)
+    is_whole = False
     try:
         with ignore_unsupported():
             os.fchmod(file, 0o600)
@@ -45,22 +46,27 @@ def _write_temporary(folder: int, chunks: Iterable[bytes], *, synced: bool) -> s
                 written += os.write(file, chunk[written:])
         if synced:
             sync(file)
-        whole = True
+        is_whole = True
     finally:
         os.close(file)
-        if not whole:
+        if not is_whole:
             discard(folder, name)
     return name
 
 
 def is_temporary(name: str) -> bool:
-    """Whether *name* is one that a temporary file is given."""
+    """Whether *name* is the name of a temporary file."""
     return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
 @contextmanager
-def temporary_file(folder: int, chunks: Iterable[bytes], *, synced: bool) -> Iterator[str]:
-    """The name of a file that holds *chunks*; afterwards that name is removed."""
+def temporary_file(
+    folder: int,
+    chunks: Iterable[bytes],
+    *,
+    synced: bool,
+) -> Iterator[str]:
+    """The name of a new file with *chunks* in it; afterwards that name is removed."""
     name = _write_temporary(folder, chunks, synced=synced)
     try:
         yield name
@@ -69,7 +75,7 @@ def temporary_file(folder: int, chunks: Iterable[bytes], *, synced: bool) -> Ite
 
 
 def claim(folder: int, temporary: str, name: str) -> bool:
-    """Give the temporary file the *name* too, unless that is taken."""
+    """Give the temporary file the *name* too; False when that name is in use."""
     try:
         # Unlike a rename, a link never replaces what another process has put there meanwhile.
         os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
@@ -83,9 +89,10 @@ def claim(folder: int, temporary: str, name: str) -> bool:
 
 
 def _claim_without_links(folder: int, temporary: str, name: str) -> bool:
-    """The same with an empty file that holds the name; a kill in that moment leaves it."""
+    """The same with an empty file that reserves the name; a kill in that moment leaves it."""
     try:
-        os.close(open_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder=folder))
+        file = open_file(name, _CREATE, folder=folder)
+        os.close(file)
     except OSError:
         if exists(folder, name):
             return False
@@ -105,12 +112,14 @@ def discard(folder: int, name: str) -> None:
 
 
 def sweep(folder: int, before: float) -> None:
-    """Remove temporary files last written *before* then: a killed process left them."""
+    """Remove temporary files last written *before* that time: a killed process left them."""
     for name in os.listdir(folder):
-        if is_temporary(name):
-            with suppress(FileNotFoundError):
-                if os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime < before:
-                    os.unlink(name, dir_fd=folder)
+        if not is_temporary(name):
+            continue
+        with suppress(FileNotFoundError):
+            info = file_info(folder, name)
+            if info.st_mtime < before:
+                os.unlink(name, dir_fd=folder)
 
 
 def sync(descriptor: int) -> None:
@@ -132,6 +141,6 @@ def read_bytes(folder: int, name: str, limit: int) -> bytes | None:
 def exists(folder: int, name: str) -> bool:
     """Whether anything in *folder* has that name."""
     with suppress(FileNotFoundError):
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
+        file_info(folder, name)
         return True
     return False

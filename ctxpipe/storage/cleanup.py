@@ -12,7 +12,7 @@ from typing import Literal
 
 from ..errors import StorageError
 from .atomic import STALE_SECONDS, is_temporary
-from .folders import regular_files, translate_errors
+from .folders import file_info, regular_files, translate_errors
 from .ownership import Mark, StorageRoot
 
 __all__ = [
@@ -32,12 +32,12 @@ __all__ = [
 
 JOURNAL = "journal.jsonl"
 LIVE_SECONDS = 3600.0
-"""A session whose journal was written to this late is in use, whatever age was asked for."""
+"""A session whose journal was written less than this ago is in use, whatever the age asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """What a clean-up removed: absolute paths, and the bytes they held."""
+    """What a clean-up removed: absolute paths, and their size in bytes."""
 
     files: tuple[str, ...] = ()
     bytes: int = 0
@@ -45,7 +45,7 @@ class Cleaned:
 
 @dataclass(frozen=True, slots=True)
 class OwnFile:
-    """A file of ctxpipe's below a root. *written* is in nanoseconds since 1970."""
+    """A file below a root that ctxpipe wrote. *written* is in nanoseconds since 1970."""
 
     folder: str
     name: str
@@ -71,12 +71,16 @@ class Limits:
 
     def keeps(self, file: OwnFile, now: float) -> bool:
         """Whether *file* stays, however much there is."""
-        if file.name in self.kept or (file.kind == "record" and not self.records):
+        if file.name in self.kept:
             return True
-        # The journal tells that the conversation may go on, whoever else remembers it.
+        if file.kind == "record" and not self.records:
+            return True
+        # The journal shows that the conversation may go on, whoever else remembers it.
         if file.journal_time is None:
             return False
-        return self.max_age is None or now - file.journal_time <= max(self.max_age, LIVE_SECONDS)
+        if self.max_age is None:
+            return True
+        return now - file.journal_time <= max(self.max_age, LIVE_SECONDS)
 
 
 # Finding ------------------------------------------------------------------------------------------
@@ -92,56 +96,67 @@ def is_owned(root: StorageRoot) -> bool:
 
 
 def find_files(root: StorageRoot, adopted: Mapping[str, Mark] | None = None) -> list[OwnFile]:
-    """The files of ctxpipe's below the root, in folders that are marked or in *adopted*."""
+    """The files of ctxpipe below the root, in folders that are marked or in *adopted*."""
     adopted = adopted or {}
-    found: list[OwnFile] = []
+    files: list[OwnFile] = []
     for folder in ("", *root.session_folders()):
         with _skip_unreadable(), root.folder(folder) as descriptor:
             mark = root.read_mark(folder, descriptor) or adopted.get(folder)
             if mark is not None:
-                found += _own_files(descriptor, folder, mark)
-    return found
+                files += _own_files(descriptor, folder, mark)
+    return files
 
 
 def _own_files(descriptor: int, folder: str, mark: Mark) -> Iterator[OwnFile]:
     files = dict(regular_files(descriptor))
-    written = [info.st_mtime for name, info in files.items() if folder and name == JOURNAL]
-    journal_time = max(written, default=None)
+    journal_time = None
+    if folder and JOURNAL in files:
+        journal_time = files[JOURNAL].st_mtime
     for name, info in files.items():
         if mark.owns(name):
-            yield OwnFile(
-                folder, name, file_kind(name), info.st_size, info.st_mtime_ns, journal_time
-            )
+            kind = file_kind(name)
+            yield OwnFile(folder, name, kind, info.st_size, info.st_mtime_ns, journal_time)
 
 
 def file_kind(name: str) -> Literal["text", "record", "temporary"]:
     """What a file of that name is, when ctxpipe has written it."""
     if is_temporary(name):
         return "temporary"
-    return "text" if name.endswith(".md") else "record"
+    if name.endswith(".md"):
+        return "text"
+    return "record"
 
 
 # Choosing -----------------------------------------------------------------------------------------
 
 
-def choose_files(files: Iterable[OwnFile], limits: Limits, now: float) -> list[OwnFile]:
-    """Those of *files* that go, oldest first, until the rest meets the *limits*."""
+def choose_files(
+    files: Iterable[OwnFile],
+    limits: Limits,
+    now: float,
+) -> list[OwnFile]:
+    """The *files* to delete, oldest first, until the rest meets the *limits*."""
     ordered = sorted(files, key=lambda file: file.written)
-    held = sum(file.size for file in ordered)
+    remaining_bytes = sum(file.size for file in ordered)
     chosen: list[OwnFile] = []
     for file in ordered:
-        if _goes(file, limits, now, held):
-            held -= file.size
+        if _is_deletable(file, limits, now, remaining_bytes):
+            remaining_bytes -= file.size
             chosen.append(file)
     return chosen
 
 
-def _goes(file: OwnFile, limits: Limits, now: float, held: int) -> bool:
+def _is_deletable(
+    file: OwnFile,
+    limits: Limits,
+    now: float,
+    remaining_bytes: int,
+) -> bool:
     if file.kind == "temporary":
         return file.age(now) > STALE_SECONDS
     if limits.keeps(file, now):
         return False
-    if limits.max_bytes is not None and held > limits.max_bytes:
+    if limits.max_bytes is not None and remaining_bytes > limits.max_bytes:
         return True
     return limits.max_age is not None and file.age(now) > limits.max_age
 
@@ -150,17 +165,21 @@ def _goes(file: OwnFile, limits: Limits, now: float, held: int) -> bool:
 
 
 def delete_files(root: StorageRoot, files: Iterable[OwnFile]) -> Cleaned:
-    """Delete *files*, but for those that were written again meanwhile. Raises StorageError."""
-    deleted = [file for file in files if _delete(root, file)]
-    paths = tuple(os.path.join(root.path, file.folder, file.name) for file in deleted)
-    return Cleaned(paths, sum(file.size for file in deleted))
+    """Delete *files*, except those that were written again meanwhile. Raises StorageError."""
+    paths: list[str] = []
+    size = 0
+    for file in files:
+        if _delete(root, file):
+            paths.append(root.path_of(file.folder, file.name))
+            size += file.size
+    return Cleaned(tuple(paths), size)
 
 
 def _delete(root: StorageRoot, file: OwnFile) -> bool:
-    path = os.path.join(root.path, file.folder, file.name)
+    path = root.path_of(file.folder, file.name)
     try:
         with root.folder(file.folder) as descriptor, translate_errors("cannot remove", path):
-            info = os.stat(file.name, dir_fd=descriptor, follow_symlinks=False)
+            info = file_info(descriptor, file.name)
             if info.st_mtime_ns != file.written or not stat.S_ISREG(info.st_mode):
                 return False
             os.unlink(file.name, dir_fd=descriptor)
@@ -171,8 +190,8 @@ def _delete(root: StorageRoot, file: OwnFile) -> bool:
 
 
 def drop_empty_folders(root: StorageRoot, before: float) -> None:
-    """Remove the session folders of ctxpipe's that have been empty since *before*."""
-    # Into a fresh one somebody may be about to write.
+    """Remove the session folders of ctxpipe that have been empty since *before*."""
+    # Somebody may be about to write into a newer one.
     for folder in root.session_folders():
         with suppress(OSError), root.folder(folder) as descriptor:
             if os.fstat(descriptor).st_mtime < before:
@@ -186,13 +205,14 @@ def session_files(
 ) -> list[OwnFile]:
     """All that ctxpipe has written into the session's *folder*; nothing when there is none.
 
-    Raises StorageError for a folder that it has not made.
+    Raises StorageError for a folder that ctxpipe has not made.
     """
+    adopted = adopted or {}
     try:
         with root.folder(folder) as descriptor:
-            mark = root.read_mark(folder, descriptor) or (adopted or {}).get(folder)
+            mark = root.read_mark(folder, descriptor) or adopted.get(folder)
             if mark is None:
-                raise _unmarked(root, folder)
+                raise _no_mark_error(root, folder)
             return list(_own_files(descriptor, folder, mark))
     except StorageError as error:
         _raise_unless_absent(error)
@@ -209,8 +229,8 @@ def delete_session(root: StorageRoot, folder: str) -> Cleaned:
     return cleaned
 
 
-def _unmarked(root: StorageRoot, folder: str) -> StorageError:
-    path = os.path.join(root.path, folder)
+def _no_mark_error(root: StorageRoot, folder: str) -> StorageError:
+    path = root.path_of(folder)
     return StorageError(
         errno.EPERM,
         f"{path} carries no mark of ctxpipe, so nothing in it is deleted; "
@@ -220,7 +240,7 @@ def _unmarked(root: StorageRoot, folder: str) -> StorageError:
 
 @contextmanager
 def _skip_unreadable() -> Iterator[None]:
-    """Leave out a folder that is gone, or that another user has closed: nothing in it is ours."""
+    """Skip a folder that is gone, or that belongs to another user: nothing in it is ours."""
     try:
         yield
     except StorageError as error:

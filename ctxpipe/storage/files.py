@@ -1,6 +1,4 @@
-"""Files of the user's project, read for the model: confined to one folder, and never anything but
-plain text files.
-"""
+"""Files of the user's project, read for the model: plain text files below one folder."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ __all__ = ["FileReader", "FileText", "LocalFiles", "name_below"]
 
 @dataclass(frozen=True, slots=True)
 class FileText:
-    """The text of a file, and where it really lies: two spellings of one file have the same *real*
-    path.
-    """
+    """The text of a file, and its *real* path, which is the same for two spellings of one file."""
 
     real: str
     text: str = field(repr=False)
@@ -37,7 +33,7 @@ class FileReader(Protocol):
         """The current text of the file that the conversation calls *path*.
 
         Raises StorageError, in words that may be shown, for whatever should not or cannot be read:
-        also for a file of more than *max_bytes*, which is found out before it is read. No path
+        also for a file of more than *max_bytes*, which is checked before it is read. No path
         makes it hang.
         """
         ...
@@ -45,15 +41,14 @@ class FileReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalFiles:
-    """The text files below *root* (default: the current folder), and nothing outside it. Source:
-    CR-21 to CR-23, A-41.
+    """The text files below *root* (default: the current folder), and nothing outside it.
 
-    A path is taken relative to the root, or absolute. Its real place, links resolved, must lie in
-    the root; from there each component is opened without following links, so that nothing can be
-    swapped in between; the root itself is pinned when it is first used, and refused when another
-    folder is in its place. Folders, pipes, devices, sockets, binary files and files that are not
-    UTF-8 are refused. *deny* refuses further paths: give `is_secret`. Raises SettingsError for an
-    empty root, and on Windows.
+    A path is absolute, or relative to the root. Its real path, links resolved, must be in the root;
+    from there each component is opened without following links, so that nothing can be swapped in
+    between; the root itself is pinned when it is first used, and refused when another folder is in
+    its place. Folders, pipes, devices, sockets, binary files and files that are not UTF-8 are
+    refused. *deny* refuses further paths: give `is_secret`. Raises SettingsError for an empty root,
+    and on Windows. Source: CR-21 to CR-23, A-41.
     """
 
     root: str | os.PathLike[str] = "."
@@ -62,9 +57,8 @@ class LocalFiles:
 
     def __post_init__(self) -> None:
         if not PATH.accepts(self.root):
-            raise SettingsError(
-                f"root of a LocalFiles is {excerpt(self.root)}; give it a folder such as '.'"
-            )
+            given = excerpt(self.root)
+            raise SettingsError(f"root of a LocalFiles is {given}; give it a folder such as '.'")
         FUNCTION.optional.check("deny", self.deny)
         check_platform("LocalFiles")
         # Absolute from the start: a later chdir must not move it.
@@ -82,41 +76,38 @@ class LocalFiles:
     async def _read(self, path: str, max_bytes: int) -> FileText:
         import aiofiles  # here: it takes as long to import as the rest of this package
 
-        real: list[str] = []
+        real = ""
 
         def opener(given: str, _flags: int) -> int:
-            real.append(self._real(given))
-            return self._open(real[0], max_bytes)
+            nonlocal real
+            real = self._real_path(given)
+            return self._open(real, max_bytes)
 
         try:
             async with aiofiles.open(path, "rb", opener=opener) as file:
-                content = await file.read(
-                    max_bytes + 1
-                )  # it may have grown, or have no size at all
+                # One byte more: the file may have grown, or have no size at all.
+                content = await file.read(max_bytes + 1)
         except (OSError, ValueError) as error:
+            number = getattr(error, "errno", None) or errno.EINVAL
             reason = getattr(error, "strerror", None) or str(error)
-            raise StorageError(
-                getattr(error, "errno", None) or errno.EINVAL, f"{path!r}: {reason}"
-            ) from error
-        return FileText(real[0], _text(path, content, max_bytes))
+            raise StorageError(number, f"{path!r}: {reason}") from error
+        return FileText(real, _decode(path, content, max_bytes))
 
-    def _real(self, path: str) -> str:
+    def _real_path(self, path: str) -> str:
         root = os.path.realpath(self.root)
         real = os.path.realpath(os.path.join(root, path))
         if os.path.commonpath([root, real]) != root:
-            raise PermissionError(errno.EACCES, f"it lies outside {self.root}")
-        if self.deny is not None and (
-            self.deny(name_below(self.root, path)) or self.deny(name_below(root, real))
-        ):
-            raise PermissionError(
-                errno.EACCES, "it is on the list of files that are not to be shown"
-            )
+            raise PermissionError(errno.EACCES, f"it is outside {self.root}")
+        names = (name_below(self.root, path), name_below(root, real))
+        if self.deny is not None and any(map(self.deny, names)):
+            reason = "it is on the list of files that are not to be shown"
+            raise PermissionError(errno.EACCES, reason)
         return real
 
     def _open(self, real: str, max_bytes: int) -> int:
-        *folders, name = PurePath(os.path.relpath(real, os.path.realpath(self.root))).parts or (
-            ".",
-        )
+        root = os.path.realpath(self.root)
+        path = os.path.relpath(real, root)
+        *folders, name = PurePath(path).parts or (".",)
         folder = self._folder.open()
         try:
             for part in folders:
@@ -135,28 +126,29 @@ class LocalFiles:
 
 
 def name_below(root: str | os.PathLike[str], path: str) -> str:
-    """What *path* is called below *root*: what the folders above it are called says nothing about
-    the file.
+    """The name of *path* relative to *root*.
 
-    Below the root of the disk names stay absolute: there ``/proc`` is what it is called.
+    The names of the folders above the root say nothing about the file. Below the root of the disk
+    names stay absolute, such as ``/proc``.
     """
     root = os.path.abspath(root)
-    name = os.path.relpath(os.path.join(root, path), root)
-    return f"/{name}" if os.path.dirname(root) == root else name
+    path = os.path.join(root, path)
+    name = os.path.relpath(path, root)
+    if os.path.dirname(root) == root:
+        return f"/{name}"
+    return name
 
 
 def _refuse_large(size: int, max_bytes: int) -> None:
     if size > max_bytes:
-        raise OSError(
-            errno.EFBIG, f"it holds {size} bytes, more than the {max_bytes} that are read at most"
-        )
+        reason = f"it holds {size} bytes, more than the {max_bytes} that are read at most"
+        raise OSError(errno.EFBIG, reason)
 
 
-def _text(path: str, content: bytes, max_bytes: int) -> str:
+def _decode(path: str, content: bytes, max_bytes: int) -> str:
     if len(content) > max_bytes:
-        raise StorageError(
-            errno.EFBIG, f"{path!r}: it holds more than the {max_bytes} bytes that are read at most"
-        )
+        reason = f"it holds more than the {max_bytes} bytes that are read at most"
+        raise StorageError(errno.EFBIG, f"{path!r}: {reason}")
     if b"\0" in content:
         raise StorageError(errno.EILSEQ, f"{path!r}: it is a binary file")
     try:

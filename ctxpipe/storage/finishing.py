@@ -1,4 +1,4 @@
-"""Work with open files, done to its end whoever is cancelled meanwhile."""
+"""Work with open files, completed even when whoever waits for it is cancelled."""
 
 from __future__ import annotations
 
@@ -10,26 +10,24 @@ __all__ = ["finished"]
 
 T = TypeVar("T")
 
-_UNDER_WAY: set[asyncio.Task[Any]] = (
-    set()
-)  # the event loop itself keeps no more than a weak reference
+# The event loop itself keeps no more than a weak reference.
+_RUNNING: set[asyncio.Task[Any]] = set()
 
 
 async def finished(work: Coroutine[Any, Any, T]) -> T:
-    """What *work* gives. Who waits for it may be cancelled at once; the work goes on, and closes
-    what it has opened.
+    """The result of *work*, which runs to completion even if the caller is cancelled.
 
-    aiofiles opens in a worker thread: a file that is opened for somebody who has gone would be
-    closed by nobody, and what he was writing would be left torn.
+    aiofiles opens in a worker thread: after a cancellation nobody would close the file that it
+    opens, and what was being written would be left torn.
     """
     task = asyncio.ensure_future(work)
-    _UNDER_WAY.add(task)
-    task.add_done_callback(_ended)
+    _RUNNING.add(task)
+    task.add_done_callback(_forget)
     return await asyncio.shield(task)
 
 
-def _ended(task: asyncio.Task[Any]) -> None:
-    _UNDER_WAY.discard(task)
+def _forget(task: asyncio.Task[Any]) -> None:
+    _RUNNING.discard(task)
     if not task.cancelled():
-        # taken note of: asyncio would complain of an error that nobody is left to hear
+        # Mark the error as retrieved: asyncio logs an error that nobody has asked for.
         task.exception()

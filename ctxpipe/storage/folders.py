@@ -16,6 +16,7 @@ __all__ = [
     "RootError",
     "check_platform",
     "enter_folder",
+    "file_info",
     "ignore_unsupported",
     "is_file",
     "is_supported",
@@ -27,12 +28,22 @@ __all__ = [
 
 FAULTS = frozenset(
     {
-        *(errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENOMEM),
-        *(errno.EMFILE, errno.ENFILE, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG),
+        errno.EIO,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.ESTALE,
+        errno.ENOMEM,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
     }
 )
-"""Errors that tell of trouble. Any other answer to link, chmod or fsync means that this file system
-has no such call: they disagree about the number (EPERM, ENOTSUP, ENOSYS, EINVAL, EACCES, …)."""
+"""Real errors. Any other answer to link, chmod or fsync means that this file system has no such
+call: file systems disagree about the number (EPERM, ENOTSUP, ENOSYS, EINVAL, EACCES, …)."""
 
 _RELATIVE_CALLS = {"open", "mkdir", "stat", "link", "rename", "unlink", "rmdir"}
 
@@ -43,7 +54,7 @@ _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _NO_WAIT
 
 
 class RootError(StorageError):
-    """The root must not be used: another folder is in its place, or it is of a newer form."""
+    """The root must not be used: another folder is in its place, or its form is too new."""
 
 
 def is_supported() -> bool:
@@ -80,7 +91,7 @@ def translate_errors(what: str, where: str) -> Iterator[None]:
 
 @contextmanager
 def ignore_unsupported() -> Iterator[None]:
-    """Let pass that this file system has no modes, or cannot sync; real faults stay errors."""
+    """Ignore that this file system has no modes, or cannot sync; real errors are raised."""
     try:
         yield
     except OSError as error:
@@ -92,14 +103,19 @@ def ignore_unsupported() -> Iterator[None]:
 
 
 def open_file(name: str, flags: int, *, folder: int | None = None) -> int:
-    """A descriptor of the regular file *name*, which *flags* may create, private; it never waits.
+    """A descriptor of the regular file *name*; opening it never waits.
 
-    In an open *folder* no link is followed; without one *name* is a path of the caller's. Raises
-    OSError, also for a folder, pipe, device or socket.
+    A file that *flags* create is private. In an open *folder* no link is followed; without one
+    *name* is a path that the caller gave. Raises OSError, also for a folder, pipe, device or
+    socket.
     """
-    with suppress(FileNotFoundError):  # a device acts when it is opened
-        _refuse_special(os.stat(name, dir_fd=folder, follow_symlinks=folder is None))
-    flags |= _NO_WAIT if folder is None else _NO_WAIT | _NO_LINK
+    with suppress(FileNotFoundError):
+        # Before it is opened, because opening a device may have effects.
+        info = os.stat(name, dir_fd=folder, follow_symlinks=folder is None)
+        _refuse_special(info)
+    flags |= _NO_WAIT
+    if folder is not None:
+        flags |= _NO_LINK
     file = os.open(name, flags, 0o600, dir_fd=folder)
     try:
         _refuse_special(os.fstat(file))
@@ -127,10 +143,16 @@ def _refuse_second_name(info: os.stat_result) -> None:
         raise OSError(errno.EMLINK, "it has a second name (a hard link) somewhere; remove that")
 
 
+def file_info(folder: int, name: str) -> os.stat_result:
+    """What `os.stat` says about *name* in an open *folder*, or about the link of that name."""
+    return os.stat(name, dir_fd=folder, follow_symlinks=False)
+
+
 def is_file(folder: int, name: str) -> bool:
     """Whether *name* in an open *folder* is a regular file."""
     with suppress(OSError, ValueError):  # a name with a lone surrogate is a ValueError
-        return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+        info = file_info(folder, name)
+        return stat.S_ISREG(info.st_mode)
     return False
 
 
@@ -138,7 +160,7 @@ def regular_files(folder: int) -> Iterator[tuple[str, os.stat_result]]:
     """The regular files in an open *folder*, links left out."""
     for name in os.listdir(folder):
         with suppress(FileNotFoundError):  # removed meanwhile
-            info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            info = file_info(folder, name)
             if stat.S_ISREG(info.st_mode):
                 yield name, info
 
@@ -146,32 +168,37 @@ def regular_files(folder: int) -> Iterator[tuple[str, os.stat_result]]:
 def _refuse_special(info: os.stat_result) -> None:
     if stat.S_ISDIR(info.st_mode):
         raise IsADirectoryError(errno.EISDIR, "it is a folder, no regular file")
-    if not stat.S_ISREG(info.st_mode) and not stat.S_ISLNK(
-        info.st_mode
-    ):  # a link fails when it is opened
+    if stat.S_ISLNK(info.st_mode):
+        return  # a link fails when it is opened
+    if not stat.S_ISREG(info.st_mode):
         raise OSError(errno.EINVAL, "it is no regular file")
 
 
-def enter_folder(name: str, parent: int, *, create: bool = False) -> tuple[int, bool]:
-    """A descriptor of the folder *name* in *parent*, and whether this call has made it, private.
+def enter_folder(
+    name: str,
+    parent: int,
+    *,
+    create: bool = False,
+) -> tuple[int, bool]:
+    """A descriptor of the folder *name* in *parent*, and whether this call has made it.
 
-    Raises OSError, also for a link.
+    A folder that is made is private. Raises OSError, also for a link.
     """
-    made = create and _make(name, parent)
+    is_new = create and _make_folder(name, parent)
     try:
         folder = os.open(name, _FOLDER | _NO_LINK, dir_fd=parent)
     except PermissionError:
-        if not made:
+        if not is_new:
             raise
-        os.chmod(name, 0o700, dir_fd=parent)  # the umask took the owner's rights, too
+        os.chmod(name, 0o700, dir_fd=parent)  # the umask removed the owner's rights, too
         folder = os.open(name, _FOLDER | _NO_LINK, dir_fd=parent)
-    if made:
+    if is_new:
         with ignore_unsupported():
             os.fchmod(folder, 0o700)
-    return folder, made
+    return folder, is_new
 
 
-def _make(name: str, parent: int) -> bool:
+def _make_folder(name: str, parent: int) -> bool:
     try:
         os.mkdir(name, 0o700, dir_fd=parent)
     except FileExistsError:
@@ -183,10 +210,10 @@ def _make(name: str, parent: int) -> bool:
 
 
 class PinnedFolder:
-    """The folder at *path*, which may be a link when it is first opened; then this very folder.
+    """The folder at *path*, which may be a link at first, and which must stay the same folder.
 
-    Device and inode are compared each time: whoever may write beside it cannot put a link, or
-    another folder, in its place without being noticed.
+    Device and inode are compared each time it is opened: nobody can put a link, or another folder,
+    in its place without being noticed.
     """
 
     def __init__(self, path: str) -> None:
@@ -208,39 +235,39 @@ class PinnedFolder:
         return folder
 
     def create(self) -> tuple[int, bool]:
-        """A descriptor of the folder, which is made where it is missing, and whether it was."""
+        """A descriptor of the folder, and whether this call has made it."""
         try:
             return self.open(), False
         except FileNotFoundError:
             pass
         if self.real and os.path.realpath(self.path) != self.real:
-            raise self._replaced()
-        folder, made = _enter_path(self.path)
+            raise self._replacement_error()
+        folder, is_new = _enter_path(self.path)
         try:
-            if made:
+            if is_new:
                 self._pin(folder)
             self._compare(folder)
         except OSError:
             os.close(folder)
             raise
-        return folder, made
+        return folder, is_new
 
     def _compare(self, folder: int) -> None:
         if self._identity is None:
             self._pin(folder)
         if self._identity != _identity(folder):
-            raise self._replaced()
+            raise self._replacement_error()
 
     def _pin(self, folder: int) -> None:
         self.real = os.path.realpath(self.path)
         self._identity = _identity(folder)
 
-    def _replaced(self) -> RootError:
+    def _replacement_error(self) -> RootError:
         return RootError(
             errno.ESTALE,
-            f"{self.path} is no longer the folder that it was at first: a link or another folder is "
-            "in its place, and nothing was read or written there. Put the folder back, or make a new "
-            "object for the new one",
+            f"{self.path} is no longer the folder that it was at first: a link or another folder "
+            "is in its place, and nothing was read or written there. Put the folder back, or make "
+            "a new object for the new one",
         )
 
 
@@ -250,7 +277,7 @@ def _identity(folder: int) -> tuple[int, int]:
 
 
 def _enter_path(path: str) -> tuple[int, bool]:
-    """Make the folder at *path*, and those above it, where missing; whether *path* itself was."""
+    """A descriptor of the folder at *path*, made with those above it, and whether it is new."""
     above, name = os.path.split(path)
     try:
         parent = os.open(above, _FOLDER)

@@ -8,13 +8,13 @@ import os
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar, TypeVarTuple
 
 from anyio import CapacityLimiter, sleep, to_thread
 from anyio.lowlevel import RunVar
@@ -65,10 +65,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Cleaned", "LocalStorage"]
 
+Arguments = TypeVarTuple("Arguments")
+T = TypeVar("T")
+
 _CHUNK = 1 << 16
 _MOST_SEEN = 10_000  # journals whose length is remembered
 _LEASE_POLL = 0.05  # seconds
-_PLAIN_KEY = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*")  # nothing to normalise in it
+_PLAIN_KEY = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*")  # nothing to normalize in it
 
 # Eight batches at a time for all storages of an event loop: a thousand sessions must not exhaust
 # the descriptors.
@@ -83,15 +86,14 @@ class LocalStorage:
     folders 0700 whatever the umask, where the file system has modes. No name leads out of the root
     or through a symbolic link; the root is pinned when it is first used, and refused when another
     folder is in its place. It may be shared by many sessions and processes. *redact* is applied to
-    every string that goes to disk, before it is encoded; what it raises keeps the text from being
-    written. Numbers, role, type and ids of a message, and names of files are not redacted.
+    every string that goes to disk, before it is encoded; if it raises, the text is not written.
+    Numbers, role, type and ids of a message, and names of files are not redacted.
 
-    *taken* says what happens to a text whose key holds other bytes already: with "hash" it goes to the key with a
-    hash of its content, with "number" to the key with the next free number, with "overwrite" it
-    replaces them. With "hash" the folders that the storage makes are marked as its own, and only
-    what is in those is ever deleted; the other two leave the folder as the caller gave it. *clock*
-    tells the time of records and clean-ups, in seconds since
-    1970.
+    *taken* says what happens to a text whose key has other bytes already: with "hash" it goes to
+    the key with a hash of its content, with "number" to the key with the next free number, with
+    "overwrite" it replaces them. With "hash" the folders that the storage makes are marked as its
+    own, and only what is in those is ever deleted; the other two leave the folder as the caller
+    gave it. *clock* gives the time of records and clean-ups, in seconds since 1970.
 
     Raises SettingsError for an empty root, another *taken*, and on Windows.
     """
@@ -106,8 +108,9 @@ class LocalStorage:
 
     def __post_init__(self) -> None:
         if not PATH.accepts(self.root):
+            given = excerpt(self.root)
             raise SettingsError(
-                f"root of a LocalStorage is {excerpt(self.root)}; give it a folder such as '.ctxpipe'"
+                f"root of a LocalStorage is {given}; give it a folder such as '.ctxpipe'"
             )
         check_settings(
             self,
@@ -118,8 +121,9 @@ class LocalStorage:
         )
         # Absolute from the start: a later chdir must not move the storage.
         path = os.path.abspath(self.root)
+        folders = StorageRoot(path, marked=self.taken == "hash")
         object.__setattr__(self, "root", path)
-        object.__setattr__(self, "_folders", StorageRoot(path, marked=self.taken == "hash"))
+        object.__setattr__(self, "_folders", folders)
         object.__setattr__(self, "_seen", {})
 
     # Writing whole texts --------------------------------------------------------------------------
@@ -131,50 +135,54 @@ class LocalStorage:
     async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
         """Store each (key, text) and return the absolute paths, in order. Raises StorageError."""
         # One thread hop for the whole batch: a hop per file costs more than the file.
-        return await to_thread.run_sync(self._write, texts, limiter=_limiter())
+        return await _run_in_thread(self._write, texts)
 
     def _write(self, texts: Sequence[tuple[str, str]]) -> list[str]:
         locations: list[str] = []
-        with ExitStack() as opened:
-            folders: dict[
-                str, tuple[_Folder, set[str]]
-            ] = {}  # each folder is opened once per batch
+        folders: dict[str, _Folder] = {}  # each folder is opened once per batch
+        with ExitStack() as stack:
             for key, text in texts:
                 *parents, name = _parts(key)
-                folder = "/".join(parents)
-                if folder not in folders:
-                    fd = opened.enter_context(self._folders.folder(folder, create=True))
-                    folders[folder] = _Folder(folder, fd), set()
-                opened_folder, reserved = folders[folder]
-                with translate_errors("cannot write", os.path.join(self.root, folder, name)):
-                    name = self._write_one(opened_folder, name, text, reserved)
-                if self.taken == "number":  # a number is one result's own, even for the same bytes
-                    reserved.add(name)
-                locations.append(os.path.join(self.root, folder, name))
+                path = "/".join(parents)
+                if path not in folders:
+                    descriptor = stack.enter_context(self._folders.folder(path, create=True))
+                    folders[path] = _Folder(path, descriptor)
+                where = os.path.join(self.root, path)
+                with translate_errors("cannot write", os.path.join(where, name)):
+                    name = self._write_one(folders[path], name, text)
+                locations.append(os.path.join(where, name))
         return locations
 
-    def _write_one(self, folder: _Folder, name: str, text: str, reserved: Collection[str]) -> str:
-        data = _encode(redact_text(text, self.redact) if self.redact else text)
+    def _write_one(self, folder: _Folder, name: str, text: str) -> str:
+        """Write *text* into *folder*; return the name that it got."""
+        redacted = text
+        if self.redact:
+            redacted = redact_text(text, self.redact)
+        data = _encode(redacted)
         if self.taken == "overwrite":
             return self._overwrite(folder, name, data)
-        if name not in reserved and self._place(folder, name, data):
-            return name
-        others = (other for other in self._others(name, text) if other not in reserved)
-        return next(other for other in others if self._place(folder, other, data))
+        candidates = self._candidate_names(name, text)
+        free = (candidate for candidate in candidates if candidate not in folder.reserved)
+        name = next(candidate for candidate in free if self._place(folder, candidate, data))
+        if self.taken == "number":  # a number is one result's own, even for the same bytes
+            folder.reserved.add(name)
+        return name
 
-    def _others(self, name: str, text: str) -> Iterator[str]:
-        """The names that a text may go to when *name* is in use."""
+    def _candidate_names(self, name: str, text: str) -> Iterator[str]:
+        """*name*, and the names that the text may go to when it is in use."""
+        yield name
         if self.taken == "hash":
             yield suffixed(name, content_hash(text))
-        yield from (suffixed(name, str(number)) for number in count(1))
+        for number in count(1):
+            yield suffixed(name, str(number))
 
     def _place(self, folder: _Folder, name: str, data: bytes) -> bool:
         """Put *data* under *name*; False when other bytes are there, which must stay."""
         fd = folder.descriptor
         if exists(fd, name):
-            held = read_bytes(fd, name, len(data) + 1)
-            if held is not None:
-                return held == data
+            present = read_bytes(fd, name, len(data) + 1)
+            if present is not None:
+                return present == data
         with temporary_file(fd, [data], synced=self.fsync) as temporary:
             self._folders.list_file(folder.name, fd, name)
             if not claim(fd, temporary, name):  # another process was faster
@@ -198,73 +206,73 @@ class LocalStorage:
 
     # Reading --------------------------------------------------------------------------------------
 
-    async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
-        """*limit* characters (None: all) from *offset* on of the text at *location*: a key, or any
-        path handed out.
+    async def read(
+        self,
+        location: str,
+        /,
+        offset: int = 0,
+        limit: int | None = None,
+    ) -> Page:
+        """A page of the text at *location*: *limit* characters (None: all) from *offset* on.
 
-        Raises StorageError when no such text is below the root, SettingsError for a negative
-        number.
+        The location is a key, or any path that was returned. Raises StorageError when no such text
+        is below the root, SettingsError for a negative number.
         """
         SIZE.check("offset", offset)
         SIZE.optional.check("limit", limit)
         end = sys.maxsize if limit is None else offset + limit
-        # One hop for all of it: with one for each step a file would take five times as long.
-        return await to_thread.run_sync(self._read, location, offset, end, limiter=_limiter())
+        # One hop for the whole file: with a hop for each step it would take five times as long.
+        return await _run_in_thread(self._read, location, offset, end)
 
     def _read(self, location: str, offset: int, end: int) -> Page:
-        kept, position = io.StringIO(), 0
-        with (
-            translate_errors("cannot read", location),
-            open(
-                self.key(location),
-                encoding="utf-8",
-                newline="",
-                errors="replace",
-                opener=self._open,
-            ) as file,
-        ):
-            while chunk := file.read(_CHUNK):
-                kept.write(chunk[max(0, offset - position) : max(0, end - position)])
-                position += len(chunk)
-        return Page(kept.getvalue(), min(offset, position), position)
+        text = io.StringIO()
+        position = 0
+        with translate_errors("cannot read", location):
+            key = self.key(location)
+            with open(
+                key, encoding="utf-8", newline="", errors="replace", opener=self._open
+            ) as file:
+                while chunk := file.read(_CHUNK):
+                    text.write(chunk[max(0, offset - position) : max(0, end - position)])
+                    position += len(chunk)
+        return Page(text.getvalue(), min(offset, position), position)
 
     def key(self, location: str) -> str:
-        """The key that *location* (a key, an absolute path, or one relative to the root or the
-        current folder) means.
+        """The key that *location* means.
 
+        It may be a key, an absolute path, or a path relative to the root or the current folder.
         Raises StorageError when it is outside the root, or nothing is there.
         """
-        trouble: StorageError | None = None
-        for key in self._readings(location):
+        first_error: StorageError | None = None
+        for key in self._possible_keys(location):
+            folder, name = os.path.split(key)
             try:
-                with self._folders.folder(os.path.dirname(key)) as fd:
-                    if is_file(fd, os.path.basename(key)):
+                with self._folders.folder(folder) as fd:
+                    if is_file(fd, name):
                         return key
             except RootError:
                 raise
             except StorageError as error:
-                trouble = trouble or error
-        raise StorageError(
-            errno.ENOENT, f"there is no stored text {location!r} below {self.root}"
-        ) from trouble
+                first_error = first_error or error
+        message = f"there is no stored text {location!r} below {self.root}"
+        raise StorageError(errno.ENOENT, message) from first_error
 
-    def _readings(self, location: str) -> Iterator[str]:
-        for base in (self.root, self._folders.real or os.path.realpath(self.root), None):
-            path = (
-                os.path.abspath(location)
-                if base is None
-                else os.path.normpath(os.path.join(base, location))
-            )
-            inside = os.path.relpath(path, base or self.root)
-            with suppress(StorageError):
-                yield "/".join(_parts(inside))
+    def _possible_keys(self, location: str) -> Iterator[str]:
+        root = os.fspath(self.root)
+        real = self._folders.real or os.path.realpath(root)
+        for base in (root, real):
+            path = os.path.join(base, location)
+            yield from _keys(os.path.normpath(path), base)
+        yield from _keys(os.path.abspath(location), root)
         # A reference made from a template ends in the key; `check_reference` sees to it.
+        parts = PurePosixPath(location.replace("\\", "/")).parts
         with suppress(StorageError):
-            yield "/".join(_parts("/".join(PurePosixPath(location.replace("\\", "/")).parts[-2:])))
+            yield "/".join(_parts("/".join(parts[-2:])))
 
     def _open(self, key: str, flags: int) -> int:
-        with self._folders.folder(os.path.dirname(key)) as fd:
-            return open_file(os.path.basename(key), flags, folder=fd)
+        folder, name = os.path.split(key)
+        with self._folders.folder(folder) as fd:
+            return open_file(name, flags, folder=fd)
 
     # Records --------------------------------------------------------------------------------------
 
@@ -273,40 +281,40 @@ class LocalStorage:
 
         Raises StorageError.
         """
-        return await to_thread.run_sync(
-            self._save, session_folder(session_id), safe_name(stem), record, limiter=_limiter()
-        )
+        folder = session_folder(session_id)
+        return await _run_in_thread(self._save, folder, safe_name(stem), record)
 
     def _save(self, folder: str, stem: str, record: Record) -> str:
         where = os.path.join(self.root, folder)
+        redact: Redact | None = None
+        if self.redact:
+            redact = leave_alone(folder, self.redact)
         with (
             self._folders.folder(folder, create=True) as fd,
             translate_errors("cannot save a record below", where),
         ):
-            stamp = datetime.fromtimestamp(self.clock(), UTC).strftime("%Y%m%dT%H%M%SZ")
-            numbered = re.compile(re.escape(stem) + r"-\d{8}T\d{6}Z-(\d+)\.json")
-            used = [int(match[1]) for name in os.listdir(fd) if (match := numbered.fullmatch(name))]
-            names = (f"{stem}-{stamp}-{number}.json" for number in count(max(used, default=0) + 1))
-            chunks = map(_encode, encode_record(record, self._redact_for(folder)))
+            names = _record_names(fd, stem, self.clock())
+            chunks = map(_encode, encode_record(record, redact))
             with temporary_file(fd, chunks, synced=True) as temporary:
-                name = next(
-                    name for name in names if self._claim_record(folder, fd, temporary, name)
-                )
+                claims = (name for name in names if self._claim(folder, fd, temporary, name))
+                name = next(claims)
                 sync(fd)
         return os.path.join(where, name)
 
-    def _claim_record(self, folder: str, fd: int, temporary: str, name: str) -> bool:
+    def _claim(
+        self,
+        folder: str,
+        fd: int,
+        temporary: str,
+        name: str,
+    ) -> bool:
         self._folders.list_file(folder, fd, name)
         return claim(fd, temporary, name)
 
-    def _redact_for(self, folder: str) -> Redact | None:
-        return leave_alone(folder, self.redact) if self.redact else None
-
     async def records(self, session_id: str, /) -> list[str]:
         """The absolute paths of the session's records, oldest first. Raises StorageError."""
-        return await to_thread.run_sync(
-            self._records, session_folder(session_id), limiter=_limiter()
-        )
+        folder = session_folder(session_id)
+        return await _run_in_thread(self._records, folder)
 
     def _records(self, folder: str) -> list[str]:
         try:
@@ -316,10 +324,13 @@ class LocalStorage:
             if error.errno != errno.ENOENT:
                 raise
             return []
-        records = [
-            name for _, name in sorted(files) if file_kind(name) == "record" and name[0] != "."
-        ]
-        return [os.path.join(self.root, folder, name) for name in records]
+        paths: list[str] = []
+        for _, name in sorted(files):
+            is_hidden = name.startswith(".")
+            if file_kind(name) == "record" and not is_hidden:
+                path = os.path.join(self.root, folder, name)
+                paths.append(path)
+        return paths
 
     # Journals ------------------------------------------------------------------------------------
 
@@ -328,45 +339,51 @@ class LocalStorage:
 
         Raises StorageError.
         """
-        return await to_thread.run_sync(self._append, session_id, number, entry, limiter=_limiter())
+        return await _run_in_thread(self._append, session_id, number, entry)
 
     def _append(self, session_id: str, number: int, entry: str) -> bool:
         if "\n" in entry:
             raise StorageError(errno.EINVAL, "an entry of a journal is one line")
+        line = entry.encode()
         journal = self._journal(session_id)
-        seen = self._seen.get(journal.where, Position())
-        written, now = journal.append(number, entry.encode(), seen, synced=self.fsync)
+        seen = self._last_position(journal)
+        is_written, now = journal.append(number, line, seen, synced=self.fsync)
         self._remember(journal.where, now)
-        return written
+        return is_written
 
     async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
         """The entries of the session's journal from number *start* on. Raises StorageError."""
-        return await to_thread.run_sync(self._entries, session_id, start, limiter=_limiter())
+        return await _run_in_thread(self._entries, session_id, start)
 
     def _entries(self, session_id: str, start: int) -> list[str]:
         journal = self._journal(session_id)
-        lines, now = journal.lines(start, self._seen.get(journal.where, Position()))
+        seen = self._last_position(journal)
+        lines, now = journal.lines(start, seen)
         self._remember(journal.where, now)
         return [line.decode("utf-8", "replace") for line in lines]
 
     async def set_aside(self, session_id: str, /) -> str:
-        """Give the session's journal another name, under which nothing reads it; that name.
+        """Give the session's journal another name, which nothing reads; return that name.
 
         Raises StorageError.
         """
         journal = self._journal(session_id)
-        seen = self._seen.get(journal.where, Position())
-        return await to_thread.run_sync(journal.set_aside, seen, limiter=_limiter())
+        seen = self._last_position(journal)
+        return await _run_in_thread(journal.set_aside, seen)
 
     def _journal(self, session_id: str) -> JournalFile:
         return JournalFile(self._folders, session_folder(session_id), JOURNAL)
+
+    def _last_position(self, journal: JournalFile) -> Position:
+        return self._seen.get(journal.where, Position())
 
     def _remember(self, where: str, now: Position) -> None:
         self._seen.pop(where, None)
         self._seen[where] = now
         while len(self._seen) > _MOST_SEEN:
             with suppress(StopIteration, KeyError, RuntimeError):  # another thread was faster
-                del self._seen[next(iter(self._seen))]
+                oldest = next(iter(self._seen))
+                del self._seen[oldest]
 
     @asynccontextmanager
     async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
@@ -376,12 +393,12 @@ class LocalStorage:
         """
         lock = SessionLock(self._folders, session_folder(session_id))
         deadline = time.monotonic() + seconds
-        held = await to_thread.run_sync(lock.acquire, limiter=_limiter())
-        while not held and time.monotonic() < deadline:
+        is_acquired = await _run_in_thread(lock.acquire)
+        while not is_acquired and time.monotonic() < deadline:
             await sleep(_LEASE_POLL)
-            held = await to_thread.run_sync(lock.acquire, limiter=_limiter())
+            is_acquired = await _run_in_thread(lock.acquire)
         try:
-            yield held
+            yield is_acquired
         finally:
             lock.release()
 
@@ -395,15 +412,15 @@ class LocalStorage:
         live: Iterable[Sequence[Message]] = (),
         records: bool = False,
     ) -> Cleaned:
-        """Delete the oldest texts until none is older than *max_age* seconds and all hold at most
-        *max_bytes*.
+        """Delete the oldest texts, until the rest meets the limits.
 
-        Only files of ctxpipe's in folders that carry its mark are deleted. A session whose journal
-        is younger than
-        *max_age*, or than an hour, stays whole; without *max_age* every session with a journal does. So does a file
-        that a placeholder in one of the *live* histories names, but no list of histories protects
-        what only a session remembers: keep a journal. Archives and journals go only with *records*.
-        None switches a limit off.
+        Then none is older than *max_age* seconds, and all together have at most *max_bytes*. None
+        switches a limit off. Only files that ctxpipe wrote, in folders with its mark, are deleted.
+
+        A session whose journal is younger than *max_age*, or than an hour, stays whole; without
+        *max_age* every session with a journal does. A file that a placeholder in one of the *live*
+        histories names also stays, but no list of histories protects what only a session remembers:
+        keep a journal. Archives and journals are deleted only with *records*.
 
         Raises StorageError, and SettingsError for a negative limit.
         """
@@ -412,9 +429,7 @@ class LocalStorage:
         histories = list(live)
         for history in histories:
             ensure_messages(history, sys.maxsize)  # that it is a list: `live` is a list of such
-        return await to_thread.run_sync(
-            self._cleanup, histories, max_bytes, max_age, records, limiter=_limiter()
-        )
+        return await _run_in_thread(self._cleanup, histories, max_bytes, max_age, records)
 
     def _cleanup(
         self,
@@ -423,39 +438,48 @@ class LocalStorage:
         max_age: float | None,
         records: bool,
     ) -> Cleaned:
-        texts = (text for history in live for message in history for text in strings(message))
-        kept = {name for text in texts for name in named_files(text)}
+        kept: set[str] = set()
+        for history in live:
+            for message in history:
+                for text in strings(message):
+                    kept.update(named_files(text))
         limits = Limits(max_bytes, max_age, records, kept)
         now = self.clock()
-        cleaned = delete_files(self._folders, choose_files(find_files(self._folders), limits, now))
+        files = find_files(self._folders)
+        chosen = choose_files(files, limits, now)
+        cleaned = delete_files(self._folders, chosen)
         drop_empty_folders(self._folders, now - STALE_SECONDS)
         return cleaned
 
     async def delete(self, session_id: str, /) -> Cleaned:
-        """Delete all that is stored of one session: texts, archives, journal, and its folder;
-        nothing else.
+        """Delete all that is stored of one session: texts, archives, journal, and its folder.
 
         Files in that folder that are not ctxpipe's stay. Raises StorageError, also for a folder
-        that it has not made.
+        that ctxpipe has not made.
         """
         SESSION_ID.check("session_id", session_id)
-        return await to_thread.run_sync(
-            delete_session, self._folders, session_folder(session_id), limiter=_limiter()
-        )
+        folder = session_folder(session_id)
+        return await _run_in_thread(delete_session, self._folders, folder)
 
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
-    """An open folder below the root."""
+    """An open folder below the root; *reserved* are names that this batch must not use again."""
 
     name: str
     descriptor: int
+    reserved: set[str] = field(default_factory=set)
 
 
 def _encode(text: str) -> bytes:
     # A lone surrogate has no UTF-8 form; escaped, it stays readable and nothing dies of it (A-15).
     # In pieces, because that takes a codec some 50 ms for 8 MB of them.
-    return b"".join(piece.encode("utf-8", "backslashreplace") for piece in pieces(text))
+    encoded = (piece.encode("utf-8", "backslashreplace") for piece in pieces(text))
+    return b"".join(encoded)
+
+
+async def _run_in_thread(function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
+    return await to_thread.run_sync(function, *arguments, limiter=_limiter())
 
 
 def _limiter() -> CapacityLimiter:
@@ -475,3 +499,20 @@ def _parts(key: str) -> tuple[str, ...]:
     if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in key:
         raise StorageError(errno.EINVAL, f"{key!r} does not name a file below the storage's root")
     return path.parts
+
+
+def _keys(path: str, root: str) -> Iterator[str]:
+    """The key of *path*; nothing when it is outside *root*."""
+    key = os.path.relpath(path, root)
+    with suppress(StorageError):
+        yield "/".join(_parts(key))
+
+
+def _record_names(folder: int, stem: str, seconds: float) -> Iterator[str]:
+    """The names that the next record may have, after the highest number in *folder*."""
+    stamp = datetime.fromtimestamp(seconds, UTC).strftime("%Y%m%dT%H%M%SZ")
+    pattern = re.compile(re.escape(stem) + r"-\d{8}T\d{6}Z-(\d+)\.json")
+    matches = map(pattern.fullmatch, os.listdir(folder))
+    numbers = [int(match[1]) for match in matches if match]
+    first = max(numbers, default=0) + 1
+    return (f"{stem}-{stamp}-{number}.json" for number in count(first))

@@ -1,4 +1,4 @@
-"""Which folders and files are ctxpipe's own: marks, without which nothing is ever deleted."""
+"""Marks, which show what folders and files are ctxpipe's: without one nothing is deleted."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What says that a folder is ctxpipe's, and which *files* in it ctxpipe has written."""
+    """What shows that a folder is ctxpipe's, and which *files* in it ctxpipe has written."""
 
     files: frozenset[str] = frozenset()
 
@@ -51,24 +51,29 @@ class Mark:
         return name in self.files or is_temporary(name)
 
 
-def _mark_in(folder: int, name: str, where: str) -> Mark | None:
+def _read_mark(folder: int, name: str, where: str) -> Mark | None:
     """The mark *name* in an open *folder*, which is at *where*; None when there is no valid one.
 
     Raises RootError when it was written by a newer version.
     """
     try:
-        header, *names = (read_bytes(folder, name, _MARK_BYTES) or b"").split(b"\n")
+        content = read_bytes(folder, name, _MARK_BYTES) or b""
+        header, *lines = content.split(b"\n")
         form = json.loads(header)["form"]
     except (OSError, *_DAMAGED):
         return None
-    if type(form) is int and form > FORM:
-        raise _newer(form, where)
-    if type(form) is not int or form != FORM:
+    if type(form) is not int:
         return None
-    return Mark(frozenset(_names(names)))
+    if form > FORM:
+        forms = f"form {form}, this one knows {FORM}"
+        reason = f"{where} was made by a newer ctxpipe ({forms}); update ctxpipe"
+        raise RootError(errno.ENOTSUP, reason)
+    if form < FORM:
+        return None
+    return Mark(frozenset(_parse_names(lines)))
 
 
-def _names(lines: Iterable[bytes]) -> Iterator[str]:
+def _parse_names(lines: Iterable[bytes]) -> Iterator[str]:
     for line in lines:
         with suppress(*_DAMAGED):  # torn by a crash
             name = json.loads(line)
@@ -76,37 +81,31 @@ def _names(lines: Iterable[bytes]) -> Iterator[str]:
                 yield name
 
 
-def _newer(form: int, where: str) -> RootError:
-    forms = f"form {form}, this one knows {FORM}"
-    return RootError(
-        errno.ENOTSUP, f"{where} was made by a newer ctxpipe ({forms}); update ctxpipe"
-    )
-
-
 def write_mark(folder: int, name: str, files: Iterable[str] = ()) -> None:
     """Mark an open *folder* in which ctxpipe has written *files*; a mark that is there stays."""
     from .. import __version__  # here: the package itself is imported last
 
     header = json.dumps({"form": FORM, "version": __version__})
-    _put(folder, name, "".join([header, *map(_line, sorted(files))]))
+    lines = map(_name_line, sorted(files))
+    _create_file(folder, name, header + "".join(lines))
 
 
-def _line(file: str) -> str:
+def _name_line(file: str) -> str:
     # The line break comes first: a line that a crash has torn must not swallow the next one.
     return f"\n{json.dumps(file)}"
 
 
-def _put(folder: int, name: str, text: str) -> None:
+def _create_file(folder: int, name: str, text: str) -> None:
     """Write a small file into an open *folder*, whole, unless something has its name."""
     with temporary_file(folder, [text.encode()], synced=False) as temporary:
         claim(folder, temporary, name)
 
 
 class StorageRoot:
-    """The root of a storage: it opens folders through no link, and marks those that it makes.
+    """The root of a storage: it opens folders without following links, and marks new ones.
 
-    A root that is made, or was empty, is marked itself and kept out of git. With *marked* False no
-    mark is written. Raises SettingsError on Windows.
+    A root that is new or empty is marked itself, and kept out of git. With *marked* False no mark
+    is written. Raises SettingsError on Windows.
     """
 
     def __init__(self, path: str, *, marked: bool = True) -> None:
@@ -114,7 +113,8 @@ class StorageRoot:
         self.path = path
         self._marked = marked
         self._pinned = PinnedFolder(path)
-        self._admitted = self._prepared = False
+        self._admitted = False
+        self._prepared = False
         self._known: dict[str, bool] = {}  # folders written to, and whether they are marked
 
     @property
@@ -122,10 +122,14 @@ class StorageRoot:
         """Where the root really is, links resolved; "" until it has been opened."""
         return self._pinned.real
 
+    def path_of(self, *names: str) -> str:
+        """The path of a folder below the root, or of a file in it."""
+        return os.path.join(self.path, *names)
+
     @contextmanager
     def folder(self, name: str, *, create: bool = False) -> Iterator[int]:
         """A descriptor of the folder *name* below the root, which is "". Raises StorageError."""
-        with translate_errors("cannot open the folder", os.path.join(self.path, name)):
+        with translate_errors("cannot open the folder", self.path_of(name)):
             descriptor = self._open(name, create=create)
         try:
             yield descriptor
@@ -133,10 +137,11 @@ class StorageRoot:
             os.close(descriptor)
 
     def session_folders(self) -> list[str]:
-        """The folders right below the root, links left out; none when there is no root."""
+        """The folders directly below the root, links left out; none when there is no root."""
         try:
-            with self.folder("") as root, os.scandir(root) as found:
-                return sorted(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
+            with self.folder("") as root, os.scandir(root) as entries:
+                folders = (entry for entry in entries if entry.is_dir(follow_symlinks=False))
+                return sorted(folder.name for folder in folders)
         except StorageError as error:
             if error.errno != errno.ENOENT:
                 raise
@@ -144,7 +149,7 @@ class StorageRoot:
 
     def read_mark(self, name: str, folder: int) -> Mark | None:
         """The mark in the open *folder*, which has this *name* below the root, itself ""."""
-        return _mark_in(folder, SESSION_MARK if name else ROOT_MARK, os.path.join(self.path, name))
+        return _read_mark(folder, _mark_name(name), self.path_of(name))
 
     def drop(self, name: str) -> bool:
         """Remove the session folder *name* if nothing but its mark is in it."""
@@ -163,42 +168,40 @@ class StorageRoot:
         return False
 
     def list_file(self, name: str, folder: int, file: str) -> None:
-        """Enter *file*, which is about to be made, in the mark of the open *folder* *name*.
+        """Add *file*, which is about to be made, to the mark of the open *folder* called *name*.
 
-        What is not entered is never deleted.
+        What is not in the mark is never deleted.
         """
         if not self._known.get(name):
             return
         try:
-            mark = open_file(
-                SESSION_MARK if name else ROOT_MARK, os.O_WRONLY | os.O_APPEND, folder=folder
-            )
+            mark = open_file(_mark_name(name), os.O_WRONLY | os.O_APPEND, folder=folder)
         except FileNotFoundError:
             return
         try:
             # With a second name it may be somebody else's file, linked here.
             if os.fstat(mark).st_nlink == 1:
-                os.write(mark, _line(file).encode())
+                os.write(mark, _name_line(file).encode())
         finally:
             os.close(mark)
 
     # Opening --------------------------------------------------------------------------------------
 
     def _open(self, name: str, *, create: bool) -> int:
-        descriptor, made = self._open_root(create=create)
+        descriptor, is_new = self._open_root(create=create)
         for depth, part in enumerate(PurePosixPath(name).parts):
-            above = descriptor
+            parent = descriptor
             try:
-                descriptor, made = enter_folder(part, above, create=create)
-                if made and depth == 0:
-                    self._mark_session(part, above, descriptor)
+                descriptor, is_new = enter_folder(part, parent, create=create)
+                if is_new and depth == 0:
+                    self._mark_session(part, parent, descriptor)
             finally:
-                os.close(above)
-        if create and (
-            made or not self._known.get(name)
-        ):  # another process may have marked it since
+                os.close(parent)
+        # A folder without a mark is read again: another process may have marked it since.
+        is_marked = self._known.get(name, False)
+        if create and (is_new or not is_marked):
             try:
-                self._learn(name, descriptor)
+                self._inspect(name, descriptor)
             except OSError:
                 os.close(descriptor)
                 raise
@@ -210,15 +213,14 @@ class StorageRoot:
         try:
             write_mark(folder, SESSION_MARK)
         except OSError:
-            with suppress(
-                OSError
-            ):  # or it would never be cleaned up; the next writer makes it anew
+            # Without a mark it would never be cleaned up; the next writer makes it again.
+            with suppress(OSError):
                 os.rmdir(name, dir_fd=root)
             os.close(folder)
             raise
 
-    def _learn(self, name: str, folder: int) -> None:
-        """Find out whether the folder is marked, and if so remove what killed writers have left."""
+    def _inspect(self, name: str, folder: int) -> None:
+        """Remember whether the folder is marked; if so, remove what killed writers have left."""
         is_marked = self.read_mark(name, folder) is not None
         if is_marked:
             with suppress(OSError):  # a folder that cannot be swept can still be written to
@@ -227,21 +229,21 @@ class StorageRoot:
 
     def _open_root(self, *, create: bool) -> tuple[int, bool]:
         if create:
-            root, made = self._pinned.create()
+            root, is_new = self._pinned.create()
         else:
-            root, made = self._pinned.open(), False
+            root, is_new = self._pinned.open(), False
         try:
-            if made or not self._admitted:
+            if is_new or not self._admitted:
                 self._admit(root)
-            if made or (create and not self._prepared):
-                self._prepare(root, made=made)
+            if is_new or (create and not self._prepared):
+                self._prepare(root, is_new=is_new)
         except OSError:
             os.close(root)
             raise
-        return root, made
+        return root, is_new
 
     def _admit(self, root: int) -> None:
-        """Refuse a root of a newer form, and a link to a folder that somebody else uses."""
+        """Refuse a root whose form is too new, and a link to a folder that somebody else uses."""
         mark = self.read_mark("", root)
         if self._marked and mark is None and os.path.islink(self.path) and not _is_empty(root):
             raise RootError(
@@ -251,13 +253,20 @@ class StorageRoot:
             )
         self._admitted = True
 
-    def _prepare(self, root: int, *, made: bool) -> None:
-        if self._marked and (made or _is_empty(root)):
+    def _prepare(self, root: int, *, is_new: bool) -> None:
+        if self._marked and (is_new or _is_empty(root)):
             write_mark(root, ROOT_MARK)
-            _put(root, ".gitignore", "*\n")
+            _create_file(root, ".gitignore", "*\n")
         self._prepared = True
 
 
+def _mark_name(folder: str) -> str:
+    """The name of the mark in *folder*, which is "" for the root."""
+    if folder:
+        return SESSION_MARK
+    return ROOT_MARK
+
+
 def _is_empty(folder: int) -> bool:
-    """Whether nothing is there, but for what a process that is marking it has written."""
+    """Whether nothing is there, except what a process that is marking it has written."""
     return all(is_temporary(name) or name == ROOT_MARK for name in os.listdir(folder))

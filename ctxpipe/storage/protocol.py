@@ -27,7 +27,9 @@ class Page:
     def next_offset(self) -> int | None:
         """Where the next page begins, None when this one is the last."""
         end = self.offset + len(self.text)
-        return end if end < self.total else None
+        if end < self.total:
+            return end
+        return None
 
 
 @runtime_checkable
@@ -35,30 +37,36 @@ class TextWriter(Protocol):
     """Keeps whole texts, a batch at a time."""
 
     async def write(self, texts: Sequence[tuple[str, str]], /) -> Sequence[str]:
-        """Store each (key, text), whole or not at all; return, in the same order, where each lies.
+        """Store each (key, text), whole or not at all; return, in the same order, where each is.
 
-        Keys are relative POSIX paths. What lies under a key never changes: the same text again is
+        Keys are relative POSIX paths. The text under a key never changes: the same text again is
         left as it is, and another text goes to a name of its own. Raises StorageError.
         """
         ...
 
     def location(self, key: str, /) -> str:
-        """Where a text written under *key* will lie, as long as the key is free.
+        """Where a text written under *key* will be, as long as the key is free.
 
-        No disk is touched.
+        The disk is not accessed.
         """
         ...
 
 
 @runtime_checkable
 class TextReader(Protocol):
-    """Gives stored texts back, a page at a time."""
+    """Returns stored texts, a page at a time."""
 
-    async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
-        """*limit* characters of the text at *location* (a key, or any path handed out) from
-        *offset* on.
+    async def read(
+        self,
+        location: str,
+        /,
+        offset: int = 0,
+        limit: int | None = None,
+    ) -> Page:
+        """A page of the text at *location*: *limit* characters (None: all) from *offset* on.
 
-        Raises StorageError when there is no such text, or it lies outside the storage.
+        The location is a key, or any path that was returned. Raises StorageError when there is no
+        such text, or it is outside the storage.
         """
         ...
 
@@ -67,22 +75,21 @@ class TextReader(Protocol):
 class Archive(Protocol):
     """Keeps a session's records: numbered ones written once, and ones that grow.
 
-    Records are handed over as values, and the storage encodes them: whoever hides secrets must see
-    the strings as they were said, not as JSON escapes them. `ctxpipe.storage.records` has the
-    encoders.
+    Records are given as values, and the storage encodes them: a function that hides secrets must
+    see the original strings, not their JSON escapes. `ctxpipe.storage.records` has the encoders.
     """
 
     async def save(self, session_id: str, stem: str, record: Record, /) -> str:
-        """Write *record* as the session's next numbered one, ``<stem>-<UTC seconds>-<n>.json``;
-        return where.
+        """Write *record* as the session's next numbered one; return where it is.
 
-        It is there whole and synced to disk, or not at all. `encode_record` gives its text piece by
-        piece, so that no second copy of a history is ever held. Raises StorageError.
+        Its name is ``<stem>-<UTC seconds>-<n>.json``. It is there whole and synced to disk, or not
+        at all. `encode_record` gives its text piece by piece, so that there is never a second copy
+        of a history in memory. Raises StorageError.
         """
         ...
 
     async def records(self, session_id: str, /) -> Sequence[str]:
-        """Where the session's records lie, oldest first. Raises StorageError."""
+        """Where the session's records are, oldest first. Raises StorageError."""
         ...
 
 
@@ -91,11 +98,12 @@ class JournalStorage(TextReader, Protocol):
     """Keeps the journals of sessions: numbered entries, each one line of text.
 
     Entry *number* is written once, whoever tries: that alone lets several processes share a
-    session. An entry is whole or absent, also after a kill. `TextReader.read` gives the texts back
+    session. An entry is whole or absent, also after a kill. `TextReader.read` returns the texts
     that entries refer to.
 
     A storage may also have ``lease(session_id, seconds)``, an async context manager that holds the
-    session for one process, and gives False when somebody else does; it saves money, nothing else.
+    session for one process, and gives False when another process holds it; it saves money, nothing
+    else.
     """
 
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
@@ -113,10 +121,9 @@ class JournalStorage(TextReader, Protocol):
         ...
 
     async def set_aside(self, session_id: str, /) -> str:
-        """Keep a journal that cannot be trusted under another name, so that a new one can begin;
-        that name.
+        """Rename a journal that cannot be trusted, so that a new one can begin; return the name.
 
-        The one that was read last: "" where somebody else has put another in its place. Raises
+        It is the journal that was read last: "" where another one is in its place already. Raises
         StorageError.
         """
         ...

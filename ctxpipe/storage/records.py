@@ -40,44 +40,56 @@ _ATOMS = int | float | None  # bool is an int
 
 
 def encode_record(record: Record, redact: Redact | None = None) -> Iterator[str]:
-    """*record* as indented JSON, piece by piece: no more than one item of a list is ever held as
-    text.
+    """*record* as indented JSON, piece by piece.
 
-    *redact* is applied to every string before it is encoded, but not to the mapping's own keys, and of messages
-    neither to role, type and ids nor to the names of their fields. SDK objects are written as they
-    would be sent. Raises InvalidHistory for what has no form in JSON, StorageError when *redact*
-    fails.
+    No more than one item of a list is in memory as text. *redact* is applied to every string before
+    it is encoded, but not to the mapping's own keys, and of messages neither to role, type and ids
+    nor to the names of their fields. SDK objects are written as they would be sent. Raises
+    InvalidHistory for what has no form in JSON, StorageError when *redact* fails.
     """
-    if not isinstance(record, Mapping):
-        yield from _encode_items(record, "", redact)
+    if isinstance(record, Mapping):
+        yield from _encode_mapping(record, redact)
     else:
-        separator = "{"
-        for key, value in record.items():
-            yield f"{separator}\n  {json.dumps(key)}: "
-            hide = None if key in _OUR_KEYS else redact
-            if isinstance(value, list | tuple):
-                yield from _encode_items(value, "  ", hide)
-            else:
-                yield _indented(value, "  ", hide)
-            separator = ","
-        yield "\n}"
+        yield from _encode_items(record, "", redact)
     yield "\n"
 
 
-def _encode_items(items: Iterable[object], margin: str, redact: Redact | None) -> Iterator[str]:
+def _encode_mapping(record: Mapping[str, object], redact: Redact | None) -> Iterator[str]:
+    separator = "{"
+    for key, value in record.items():
+        yield f"{separator}\n  {json.dumps(key)}: "
+        hide = None if key in _OUR_KEYS else redact
+        if isinstance(value, list | tuple):
+            yield from _encode_items(value, "  ", hide)
+        else:
+            yield _encode_value(value, "  ", hide)
+        separator = ","
+    yield "\n}"
+
+
+def _encode_items(
+    items: Iterable[object],
+    margin: str,
+    redact: Redact | None,
+) -> Iterator[str]:
     separator = "["
     for item in items:
-        yield f"{separator}\n{margin}  {_indented(item, margin + '  ', redact)}"
+        encoded = _encode_value(item, margin + "  ", redact)
+        yield f"{separator}\n{margin}  {encoded}"
         separator = ","
-    yield "[]" if separator == "[" else f"\n{margin}]"
+    if separator == "[":
+        yield "[]"
+    else:
+        yield f"\n{margin}]"
 
 
-def _indented(value: object, margin: str, redact: Redact | None) -> str:
-    redacted = _redact_item(value, redact) if redact else value
-    text = as_json(redacted, indent=2, ensure_ascii=False)
-    if not is_encodable(text):  # a lone surrogate has no UTF-8 form, but JSON can say it
-        text = as_json(redacted, indent=2, ensure_ascii=True)
-    return text.replace("\n", f"\n{margin}")  # JSON strings hold no line breaks
+def _encode_value(value: object, margin: str, redact: Redact | None) -> str:
+    if redact:
+        value = _redact_item(value, redact)
+    text = as_json(value, indent=2, ensure_ascii=False)
+    if not is_encodable(text):  # a lone surrogate has no UTF-8 form, but JSON can escape it
+        text = as_json(value, indent=2, ensure_ascii=True)
+    return text.replace("\n", f"\n{margin}")  # JSON strings contain no line breaks
 
 
 # Lines of a record that grows ---------------------------------------------------------------------
@@ -86,12 +98,14 @@ def _indented(value: object, margin: str, redact: Redact | None) -> str:
 def encode_line(entry: Mapping[str, object], redact: Redact | None = None) -> str:
     """*entry*, of plain JSON values, as a line with its check sum, the line break first.
 
-    *redact* is applied to the messages in it, wherever they stand; everything else is bookkeeping. The line break
-    comes first because a line that a crash has torn must not swallow the next one. Raises
-    StorageError when *redact* fails.
+    *redact* is applied to the messages in it, wherever they are; everything else is bookkeeping.
+    The line break comes first because a line that a crash has torn must not swallow the next one.
+    Raises StorageError when *redact* fails.
     """
-    plain = _redact_messages(entry, redact) if redact else entry
-    body = as_json(plain)  # ASCII: a lone surrogate can be said
+    plain: object = entry
+    if redact:
+        plain = _redact_messages(entry, redact)
+    body = as_json(plain)  # ASCII: a lone surrogate is escaped
     return f"\n{_check_sum(body)} {body}"
 
 
@@ -99,24 +113,28 @@ def parse_line(line: str) -> dict[str, Any] | None:
     """The entry in *line*; None when the line is torn, damaged or no entry."""
     check_sum, _, body = line.partition(" ")
     try:
-        # A lone surrogate is a ValueError.
-        entry = json.loads(body) if check_sum == _check_sum(body) else None
+        if check_sum != _check_sum(body):  # a lone surrogate is a ValueError
+            return None
+        entry = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    return entry if isinstance(entry, dict) else None
+    if not isinstance(entry, dict):
+        return None
+    return entry
 
 
 def _check_sum(body: str) -> str:
-    return hashlib.sha256(body.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(body.encode())
+    return digest.hexdigest()[:16]
 
 
 def _redact_messages(value: object, redact: Redact) -> object:
     if isinstance(value, Mapping):
         if "role" in value and "content" in value:
             return _redact_block(value, redact)
-        return {key: _redact_messages(held, redact) for key, held in value.items()}
+        return {key: _redact_messages(item, redact) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_redact_messages(held, redact) for held in value]
+        return [_redact_messages(item, redact) for item in value]
     return value
 
 
@@ -124,22 +142,26 @@ def _redact_messages(value: object, redact: Redact) -> object:
 
 
 def redactor_of(storage: object) -> Redact:
-    """What texts go through before *storage* writes them: its own `redact`, if it has one.
+    """The function that *storage* applies to texts before it writes them: its `redact`, if any.
 
-    Where texts are cut, it is asked before: half of a secret is not known again. Raises
+    Where texts are cut, it is applied before: half of a secret is not recognized. Raises
     StorageError when it fails.
     """
     redact = getattr(storage, "redact", None)
-    return str if redact is None else partial(redact_text, redact=redact)
+    if redact is None:
+        return str
+    return partial(redact_text, redact=redact)
 
 
 def message_redactor_of(storage: object) -> Callable[[Any], Any]:
-    """What messages go through before *storage* writes them."""
+    """The function that *storage* applies to messages before it writes them."""
     redact = getattr(storage, "redact", None)
-    return _as_it_is if redact is None else partial(_redact_item, redact=redact)
+    if redact is None:
+        return _identity
+    return partial(_redact_item, redact=redact)
 
 
-def _as_it_is(message: object) -> object:
+def _identity(message: object) -> object:
     return message
 
 
@@ -152,29 +174,26 @@ def redact_message(message: object, redact: Redact) -> object:
 
 
 def redact_text(text: str, redact: Redact) -> str:
-    """*text* with *redact* applied: to the JSON strings quoted in it as they were said, then to the
-    whole.
+    """*text* with *redact* applied: to the JSON strings in it without escapes, then to the whole.
 
-    Results of several blocks, quoted names and output of many tools hold a secret as JSON escapes
-    it. Raises StorageError when *redact* fails.
+    Results of several blocks, quoted names and output of many tools contain a secret as JSON
+    escapes it. Raises StorageError when *redact* fails.
     """
     if "\\" in text:
         text = _QUOTED.sub(lambda match: _redact_quoted(match[0], redact), text)
-    return _apply(redact, text)
+    return _call(redact, text)
 
 
 def _redact_quoted(quoted: str, redact: Redact) -> str:
-    """*quoted* redacted where it is a JSON string with escapes, and as it is where nothing had to
-    be hidden.
-    """
+    """*quoted* redacted if it is a JSON string with escapes; unchanged if nothing was hidden."""
     if "\\" not in quoted:
         return quoted
     try:
-        said = json.loads(quoted, strict=False)
+        text = json.loads(quoted, strict=False)
     except ValueError:
         return quoted
-    redacted = redact_text(said, redact)
-    if redacted == said:
+    redacted = redact_text(text, redact)
+    if redacted == text:
         return quoted
     return json.dumps(redacted, ensure_ascii=not is_encodable(redacted))
 
@@ -186,19 +205,22 @@ def _redact_item(item: object, redact: Redact, levels: int = 2) -> object:
     return _redact_strings(item, redact)
 
 
-def _redact_block(block: Mapping[str, Any], redact: Redact, levels: int = 2) -> dict[str, object]:
-    """A message or a content block with its texts redacted; role, type and ids stay, as do the
-    fields' names.
+def _redact_block(
+    block: Mapping[str, Any],
+    redact: Redact,
+    levels: int = 2,
+) -> dict[str, object]:
+    """A message or a content block with its texts redacted.
 
-    A message holds blocks, and a result blocks of its own: *levels* of them. What lies deeper is no
-    block of the API's.
+    Role, type and ids stay, as do the names of the fields. A message contains blocks, and a result
+    blocks of its own: *levels* of them. What is deeper is no block of the API.
     """
     plain: dict[str, object] = {}
     for key, value in block.items():
         if key in _BOOKKEEPING and isinstance(value, str):
             plain[key] = value
         elif key == "content" and isinstance(value, list | tuple) and levels:
-            plain[key] = [_redact_item(held, redact, levels - 1) for held in value]
+            plain[key] = [_redact_item(item, redact, levels - 1) for item in value]
         else:
             plain[key] = _redact_strings(value, redact)
     return plain
@@ -209,65 +231,79 @@ def _redact_strings(value: object, redact: Redact) -> object:
 
     Iterative: the input of a call may be deep.
     """
-    outcome: list[object] = [None]
-    pending: list[tuple[object, Any, Any]] = [(value, outcome, 0)]
+    result: list[object] = [None]
+    pending: list[tuple[object, Any, Any]] = [(value, result, 0)]
     while pending:
-        held, parent, place = pending.pop()
-        if isinstance(held, str):
-            parent[place] = redact_text(held, redact)
-        elif isinstance(held, _ATOMS):
-            parent[place] = held
-        elif isinstance(held, list | tuple):
-            parent[place] = items = [None] * len(held)
-            pending += [(item, items, index) for index, item in enumerate(held)]
-        elif isinstance(held, Mapping) or hasattr(held, "model_dump"):
-            parent[place] = fields = dict[object, object]()
-            for key, item in as_dict(held).items():
-                name = _free(redact_text(key, redact) if isinstance(key, str) else key, fields)
+        current, parent, place = pending.pop()
+        if isinstance(current, str):
+            parent[place] = redact_text(current, redact)
+        elif isinstance(current, _ATOMS):
+            parent[place] = current
+        elif isinstance(current, list | tuple):
+            items = [None] * len(current)
+            parent[place] = items
+            pending += [(item, items, index) for index, item in enumerate(current)]
+        elif isinstance(current, Mapping) or hasattr(current, "model_dump"):
+            fields: dict[object, object] = {}
+            parent[place] = fields
+            for key, item in as_dict(current).items():
+                name = _redact_key(key, redact, fields)
                 fields[name] = None  # in their order
                 pending.append((item, fields, name))
         else:  # such as a date: what JSON makes of it may be a text, too
-            pending.append((json.loads(as_json(held)), parent, place))
-    return outcome[0]
+            plain = json.loads(as_json(current))
+            pending.append((plain, parent, place))
+    return result[0]
 
 
-def _free(name: object, taken: Mapping[object, object]) -> object:
-    """*name*, numbered when two keys have become the same."""
-    number, free = 2, name
-    while free in taken:
-        free, number = f"{name} {number}", number + 1
-    return free
+def _redact_key(
+    key: object,
+    redact: Redact,
+    fields: Mapping[object, object],
+) -> object:
+    """*key* redacted, with a number when that is already the name of one of *fields*."""
+    redacted = key
+    if isinstance(key, str):
+        redacted = redact_text(key, redact)
+    name = redacted
+    number = 2
+    while name in fields:
+        name = f"{redacted} {number}"
+        number += 1
+    return name
 
 
 def leave_alone(folder: str, redact: Redact) -> Redact:
-    """*redact*, except that *folder*, a name that we gave, stays as it is in paths.
+    """*redact*, except that *folder*, a name that ctxpipe gave, stays as it is in paths.
 
-    It may hold the hash of a session's id, which whoever hides long hex would hide: then no
-    placeholder of the session could be read back, and no context be known again.
+    It may contain the hash of a session's id, which a rule for long hex would hide: then no
+    placeholder of the session could be read, and no context be recognized.
     """
     part = f"/{folder}/"
 
     def redact_around(text: str) -> str:
         if part not in text or redact(part) == part:
             return redact(text)
-        return redact(text.replace(part, _FOLDER)).replace(
-            _FOLDER, part
-        )  # whole: it may hide what stands on both sides
+        # In one piece: a rule may match what is on both sides.
+        redacted = redact(text.replace(part, _FOLDER))
+        return redacted.replace(_FOLDER, part)
 
     return redact_around
 
 
-_FOLDER = "/\uf8ff/"  # of a private area: in no text, and in no pattern
+_FOLDER = "/\uf8ff/"  # from a private use area: in no text, and in no pattern
 
 
-def _apply(redact: Redact, text: str) -> str:
+def _call(redact: Redact, text: str) -> str:
     try:
         redacted: object = redact(text)
     except Exception as error:  # noqa: BLE001  whatever a user's function raises
-        # Without the cause: what it says may quote the text.
-        told = f"redact raised {type(error).__name__}; nothing is written that it has not seen"
-        raise StorageError(errno.EINVAL, told) from None
+        # Without the cause: its message may quote the text.
+        kind = type(error).__name__
+        reason = f"redact raised {kind}; nothing is written that it has not seen"
+        raise StorageError(errno.EINVAL, reason) from None
     if not isinstance(redacted, str):
-        told = f"redact returned {type(redacted).__name__}; it must return the text to write"
-        raise StorageError(errno.EINVAL, told)
+        kind = type(redacted).__name__
+        reason = f"redact returned {kind}; it must return the text to write"
+        raise StorageError(errno.EINVAL, reason)
     return redacted

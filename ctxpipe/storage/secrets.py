@@ -27,8 +27,8 @@ _TABLE = {
         *.token *_token *-token *_token.txt *-token.txt token.pickle credentials.pickle *_secret
         *-secret *_api_key *-api-key key.json keys.json keyfile keyfile.json privatekey
         passphrase passphrase.txt pass.txt *accesskeys.csv rootkey.csv *recovery-codes*.txt
-        *recovery_codes*.txt *backup-codes*.txt *backup_codes*.txt creds creds.{data} *.creds secret_key
-        secret-key *_password *-password *_credentials *-credentials keys.txt token.yaml
+        *recovery_codes*.txt *backup-codes*.txt *backup_codes*.txt creds creds.{data} *.creds
+        secret_key secret-key *_password *-password *_credentials *-credentials keys.txt token.yaml
         token.yml storage_state.json storagestate.json
     """,
     "keys and certificates": """
@@ -111,7 +111,8 @@ _BACKUP = re.compile(
     r"|\.(?:bak|backup|old|orig|saved?|sav|sw[a-p]|tmp|copy|new|prev|rpmsave|dpkg-old|\d+))$"
 )
 _EXAMPLE = re.compile(
-    r"\.(?:example|sample|template|dist|tmpl|tpl|pub)(?:\.(?:json|ya?ml|toml|ini|cfg|conf|properties|txt|xml|env|md|php|local))?$"
+    r"\.(?:example|sample|template|dist|tmpl|tpl|pub)"
+    r"(?:\.(?:json|ya?ml|toml|ini|cfg|conf|properties|txt|xml|env|md|php|local))?$"
     r"|^(?:example|sample|template)\.env$"
 )
 _SOURCE = re.compile(
@@ -126,21 +127,23 @@ _INVISIBLE = re.compile(
 
 
 def is_secret(path: str) -> bool:
-    """Whether a file of that name usually holds credentials: ``.env``, private keys, tokens,
-    histories.
+    """Whether a file of that name usually contains credentials.
 
-    The name alone decides, case and kind of separator ignored; copies such as ``server.key.bak``
-    count as what they are copies of. Examples (``.env.example``), public keys and source code of
-    compiled languages do not count, unless they are in a folder for secrets. It is the default for
-    what `Restore` denies; a rule of your own may call it, or take its place.
+    Such files are ``.env``, private keys, tokens and histories. The name alone decides, case and
+    kind of separator ignored; copies such as ``server.key.bak`` count as what they are copies of.
+    Examples (``.env.example``), public keys and source code of compiled languages do not count,
+    unless they are in a folder for secrets. It is the default for what `Restore` denies; a rule of
+    your own may call it, or take its place.
     """
     if len(path) > _MOST_PATH:
         return True  # no file has such a name, and matching it would take long
-    parts = [part for part in _normal(path).split("/") if part not in ("", ".")]
+    path = _normalize(path)
+    pieces = path.split("/")
+    parts = [piece for piece in pieces if piece not in ("", ".")]
     if any(len(part) > _MOST_NAME for part in parts):
         return True
-    root = "/" if _normal(path).startswith("/") else ""
-    spellings = {root + "/".join(spelled) for spelled in _spellings(parts)}
+    root = "/" if path.startswith("/") else ""
+    spellings = {root + "/".join(spelling) for spelling in _spellings(parts)}
     if any(map(_FOLDERS.search, spellings)):
         return True
     name = _without_backup(parts[-1]) if parts else ""
@@ -149,23 +152,29 @@ def is_secret(path: str) -> bool:
     return any(map(_FILES.search, spellings))
 
 
-def _normal(path: str) -> str:
-    """*path* as the least exact file system reads it, whatever its case, width and invisible parts."""
-    visible = "".join(
-        char for char in _INVISIBLE.sub("", path) if unicodedata.category(char) != "Cf"
-    )
+def _normalize(path: str) -> str:
+    """*path* in one form, whatever its case, width, separators and invisible characters."""
+    characters = _INVISIBLE.sub("", path)
+    visible = "".join(char for char in characters if unicodedata.category(char) != "Cf")
     return unicodedata.normalize("NFKC", visible).casefold().replace("\\", "/")
 
 
 def _spellings(parts: list[str]) -> Iterator[list[str]]:
     """*parts* as they are, without what Windows ignores, and without what marks a copy."""
     yield parts
-    trimmed = [re.sub(r"(?<=..):.*$", "", part).rstrip(" .") or part for part in parts]
+    trimmed = [_trim(part) for part in parts]
     yield trimmed
     bare = [_without_backup(part) for part in trimmed]
     yield bare
     # An editor's swap file: .name.swp
-    yield [*bare[:-1], *(part.lstrip(".#") for part in bare[-1:])]
+    *folders, name = bare or [""]
+    yield [*folders, name.lstrip(".#")]
+
+
+def _trim(part: str) -> str:
+    """*part* without a stream's name and trailing dots, which Windows ignores."""
+    without_stream = re.sub(r"(?<=..):.*$", "", part)
+    return without_stream.rstrip(" .") or part
 
 
 def _without_backup(name: str) -> str:
@@ -175,15 +184,17 @@ def _without_backup(name: str) -> str:
 
 
 def _expression(patterns: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(_translated, patterns)))
+    return re.compile("|".join(map(_translate, patterns)))
 
 
-def _translated(pattern: str) -> str:
-    body = (
-        re.escape(pattern.strip("/")).replace(r"\*", "[^/]*").replace(r"\{data\}", f"(?:{_DATA})")
-    )
-    front = "^/" if pattern.startswith("/") else "(?:^|/)"
-    return f"{front}{body}" + ("/" if pattern.endswith("/") else "$")
+def _translate(pattern: str) -> str:
+    """The regular expression of *pattern*."""
+    body = re.escape(pattern.strip("/"))
+    body = body.replace(r"\*", "[^/]*")
+    body = body.replace(r"\{data\}", f"(?:{_DATA})")
+    begin = "^/" if pattern.startswith("/") else "(?:^|/)"
+    end = "/" if pattern.endswith("/") else "$"
+    return begin + body + end
 
 
 _ALL = [pattern for patterns in SECRET_PATTERNS.values() for pattern in patterns]

@@ -1,5 +1,6 @@
-"""A scripted Messages API on 127.0.0.1, for tests of agents: the real SDK talks to it, no network,
-no key, no mock.
+"""A scripted Messages API on 127.0.0.1, for tests of agents.
+
+The real SDK talks to it, without network, key or mock:
 
     async with MessagesServer([answer(tool_use("ls", {})), "done"]) as server:
         client = anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0)

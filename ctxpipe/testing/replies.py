@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .turns import SERVER_USES
+from .turns import SERVER_USES, JsonObject
 
 if TYPE_CHECKING:
     from anthropic.types import StopReason
@@ -37,9 +37,10 @@ CHUNK = 64  # characters of a streamed delta
 class Answer:
     """A message of the model; build it with `answer`.
 
-    *stop_reason* is told from the blocks when it is None: a call of the client's tools makes it "tool_use", else a call
-    of the API's own tools that is not answered in *blocks* makes it "pause_turn". *seconds* pass
-    before the answer begins, *pause_seconds* between two events of a stream.
+    When *stop_reason* is None, the blocks decide: it is "tool_use" with a call of the client's
+    tools, else "pause_turn" with a call of the API's own tools that is not answered in *blocks*,
+    else "end_turn". *seconds* pass before the answer begins, *pause_seconds* between two events of
+    a stream.
     """
 
     blocks: tuple[Mapping[str, object], ...] = ()
@@ -55,15 +56,17 @@ class Answer:
         if any(block["type"] == "tool_use" for block in self.blocks):
             return "tool_use"
         answered = {block.get("tool_use_id") for block in self.blocks}
-        uses = [block for block in self.blocks if block["type"] in SERVER_USES]
-        return "pause_turn" if any(use.get("id") not in answered for use in uses) else "end_turn"
+        for block in self.blocks:
+            if block["type"] in SERVER_USES and block.get("id") not in answered:
+                return "pause_turn"
+        return "end_turn"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An error of the API.
 
-    With *after*, a stream breaks off into the error halfway through that answer.
+    With *after*, a stream ends with the error halfway through that answer.
     """
 
     status: int
@@ -76,7 +79,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The connection breaks: before the first byte, or, with *after*, halfway through that answer."""
+    """The connection breaks: before the first byte, or, with *after*, halfway through an answer."""
 
     after: Answer | None = None
     seconds: float = 0.0
@@ -84,15 +87,13 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Nothing more comes until the client gives up: no byte at all, or, with *after*, half of that
-    answer.
-    """
+    """Nothing more comes until the client gives up: no byte, or, with *after*, half an answer."""
 
     after: Answer | None = None
 
 
 Reply: TypeAlias = Answer | Failure | Cut | Hang | str
-"""What a script answers; plain text is the `answer` that says it."""
+"""What a script answers; plain text stands for an `answer` with that text."""
 
 
 # Blocks -------------------------------------------------------------------------------------------
@@ -114,7 +115,9 @@ def redacted_thinking() -> dict[str, object]:
 
 
 def tool_use(
-    name: str, arguments: Mapping[str, object], id: str | None = None
+    name: str,
+    arguments: Mapping[str, object],
+    id: str | None = None,  # noqa: A002  the API's own name
 ) -> dict[str, object]:
     """A call of a tool; without an *id* the server makes one."""
     return {"type": "tool_use", "id": id, "name": name, "input": dict(arguments)}
@@ -130,8 +133,13 @@ def answer(
     pause_seconds: float = 0.0,
 ) -> Answer:
     """The model answers with *content*, texts and blocks; with none at all it answers nothing."""
-    blocks = tuple(text(part) if isinstance(part, str) else part for part in content)
-    return Answer(blocks, stop_reason, seconds, pause_seconds)
+    blocks: list[Mapping[str, object]] = []
+    for part in content:
+        if isinstance(part, str):
+            blocks.append(text(part))
+        else:
+            blocks.append(part)
+    return Answer(tuple(blocks), stop_reason, seconds, pause_seconds)
 
 
 def refusal(*content: str | Mapping[str, object]) -> Answer:
@@ -141,7 +149,9 @@ def refusal(*content: str | Mapping[str, object]) -> Answer:
 
 def rate_limited(retry_after: float | None = None) -> Failure:
     """HTTP 429, with the header retry-after when *retry_after* (seconds) is given."""
-    headers = {} if retry_after is None else {"retry-after": f"{retry_after:g}"}
+    headers: dict[str, str] = {}
+    if retry_after is not None:
+        headers["retry-after"] = f"{retry_after:g}"
     message = "This request would exceed your organization's rate limit. Please try again later."
     return Failure(429, "rate_limit_error", message, headers)
 
@@ -157,12 +167,9 @@ def server_error() -> Failure:
 
 
 def prompt_too_long(tokens: int = 200_251, maximum: int = 200_000) -> Failure:
-    """HTTP 400, as the API says it when the prompt does not fit, whatever the length of the
-    request.
-    """
-    return Failure(
-        400, "invalid_request_error", f"prompt is too long: {tokens} tokens > {maximum} maximum"
-    )
+    """HTTP 400, the API's error for a prompt that is too long, whatever the request's length."""
+    message = f"prompt is too long: {tokens} tokens > {maximum} maximum"
+    return Failure(400, "invalid_request_error", message)
 
 
 # On the wire --------------------------------------------------------------------------------------
@@ -177,7 +184,9 @@ def message_json(
     usage: Mapping[str, object],
 ) -> dict[str, Any]:
     """The body of a plain answer."""
-    details = {"type": "refusal", "category": None, "explanation": None}
+    details = None
+    if reply.reason == "refusal":
+        details = {"type": "refusal", "category": None, "explanation": None}
     return {
         "id": name,
         "type": "message",
@@ -186,7 +195,7 @@ def message_json(
         "content": [dict(block) for block in blocks],
         "stop_reason": reply.reason,
         "stop_sequence": None,
-        "stop_details": details if reply.reason == "refusal" else None,
+        "stop_details": details,
         "usage": dict(usage),
     }
 
@@ -205,48 +214,52 @@ def event(data: Mapping[str, object]) -> bytes:
     return f"event: {data['type']}\ndata: {json.dumps(data)}\n\n".encode()
 
 
-def stream_events(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def stream_events(message: JsonObject) -> Iterator[dict[str, Any]]:
     """The events by which *message* is streamed."""
     ends = ("stop_reason", "stop_sequence", "stop_details")
-    begin_usage = {**message["usage"], "output_tokens": 1}
-    opening = {**message, **dict.fromkeys(ends), "content": [], "usage": begin_usage}
-    yield {"type": "message_start", "message": opening}
+    usage: JsonObject = message["usage"]
+    start = dict(message)
+    start.update(dict.fromkeys(ends))
+    start["content"] = []
+    start["usage"] = {**usage, "output_tokens": 1}
+    yield {"type": "message_start", "message": start}
     yield {"type": "ping"}
     for index, block in enumerate(message["content"]):
-        start, deltas = _streamed(block)
-        yield {"type": "content_block_start", "index": index, "content_block": start}
-        for delta in deltas:
-            yield {"type": "content_block_delta", "index": index, "delta": delta}
-        yield {"type": "content_block_stop", "index": index}
-    further = {key: message[key] for key in ("input_transformations",) if key in message}
-    usage = {key: message["usage"][key] for key in message["usage"] if key.endswith("tokens")}
-    yield {
+        yield from _block_events(index, block)
+    token_counts = (key for key in usage if key.endswith("tokens"))
+    end = {
         "type": "message_delta",
-        "delta": {end: message[end] for end in ends},
-        "usage": usage,
-        **further,
+        "delta": {key: message[key] for key in ends},
+        "usage": {key: usage[key] for key in token_counts},
     }
+    if "input_transformations" in message:
+        end["input_transformations"] = message["input_transformations"]
+    yield end
     yield {"type": "message_stop"}
 
 
-def _streamed(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """How a block starts in a stream, and the deltas that complete it."""
+def _block_events(index: int, block: JsonObject) -> Iterator[dict[str, Any]]:
+    start = dict(block)
+    deltas: list[dict[str, Any]] = []
     match block["type"]:
         case "text":
-            deltas = [{"type": "text_delta", "text": part} for part in _chunks(block["text"])]
-            return {**block, "text": ""}, deltas
+            start["text"] = ""
+            texts = _chunks(block["text"])
+            deltas = [{"type": "text_delta", "text": part} for part in texts]
         case "thinking":
-            deltas = [
-                {"type": "thinking_delta", "thinking": part} for part in _chunks(block["thinking"])
-            ]
+            start["thinking"] = ""
+            start["signature"] = ""
+            thoughts = _chunks(block["thinking"])
+            deltas = [{"type": "thinking_delta", "thinking": part} for part in thoughts]
             deltas.append({"type": "signature_delta", "signature": block["signature"]})
-            return {**block, "thinking": "", "signature": ""}, deltas
         case "tool_use" | "server_tool_use" | "mcp_tool_use":
+            start["input"] = {}
             parts = ["", *_chunks(json.dumps(block["input"]))]
-            return {**block, "input": {}}, [
-                {"type": "input_json_delta", "partial_json": part} for part in parts
-            ]
-    return dict(block), []
+            deltas = [{"type": "input_json_delta", "partial_json": part} for part in parts]
+    yield {"type": "content_block_start", "index": index, "content_block": start}
+    for delta in deltas:
+        yield {"type": "content_block_delta", "index": index, "delta": delta}
+    yield {"type": "content_block_stop", "index": index}
 
 
 def _chunks(words: str) -> Iterator[str]:

@@ -1,12 +1,12 @@
 """What the Messages API refuses, in its own words as far as they are known.
 
 Written from the API's documented and observed behaviour, on purpose without the rest of ctxpipe: a
-mistake in our own checks must not hide itself here. A rule yields the messages of the errors; the
-API would report the first one.
+mistake in ctxpipe's own checks must not hide itself here. A rule yields the messages of the errors;
+the API would report the first one.
 
-Each rule says what it rests on: *documented* (the API's public pages) or *observed* (an error that
-the API was seen to give). Where both are silent the rule accepts, above all every block type that
-is not named here. `turns` holds the rules about calls and their results.
+Each rule names its source: *documented* (the API's public pages) or *observed* (an error that the
+API returned). What neither mentions is accepted, above all every block type that is not named here.
+`turns` has the rules about calls and their results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from . import turns
-from .turns import blocks_of
+from .turns import JsonObject, blocks_of
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -45,10 +45,10 @@ class RequestBody(TypedDict, total=False):
 class Model:
     """What the simulated model accepts and bills.
 
-    *window* and the cache's minimum are in billed tokens; *billing_factor* is billed tokens per token of ctxpipe's
-    counter, so that a model with another tokenizer can be simulated. *thinking* says what is asked
-    of thinking blocks that come back: nothing, the very bytes of the answer, or (the models of late
-    2026) the unchanged conversation before them as well.
+    *window* and the cache's minimum are in billed tokens; *billing_factor* is billed tokens per
+    token of ctxpipe's counter, so that a model with another tokenizer can be simulated. *thinking*
+    says what is required of thinking blocks that come back: nothing, the very bytes of the answer,
+    or (the models of late 2026) the unchanged conversation before them as well.
     """
 
     window: int = 200_000
@@ -60,7 +60,7 @@ class Model:
 
 
 class BadBody(ValueError):
-    """The body is no JSON that the API would read; the text is the API's."""
+    """The body is not JSON that the API would read; the text is the API's."""
 
 
 MAX_CACHE_MARKS = 4
@@ -68,7 +68,9 @@ THINKING = frozenset({"thinking", "redacted_thinking"})
 MESSAGE_FIELDS = frozenset({"role", "content"})
 SYSTEM_FIELDS = MESSAGE_FIELDS | {"clear_at", "output_config"}
 SURROGATE = re.compile(
-    r"\\(?:(u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)"
+    r"\\(?:(u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    r"|(u[dD][89a-fA-F][0-9a-fA-F]{2})"
+    r"|.)"
 )
 
 
@@ -78,7 +80,7 @@ SURROGATE = re.compile(
 def parse_body(raw: bytes) -> RequestBody:
     """The body as JSON.
 
-    Raises BadBody for what is none, and for lone surrogates, which Python's parser lets pass.
+    Raises BadBody for what is not JSON, and for lone surrogates, which Python's parser accepts.
     """
     try:
         text = raw.decode()
@@ -89,31 +91,36 @@ def parse_body(raw: bytes) -> RequestBody:
         _refuse_lone_surrogates(text)
     if not isinstance(body, dict):
         raise BadBody("Input should be a valid dictionary")
-    return body  # type: ignore[return-value]  # what it holds is for the rules to say
+    return body  # type: ignore[return-value]  # the rules check what is in it
 
 
 def _refuse_lone_surrogates(text: str) -> None:
     for escape in SURROGATE.finditer(text):
-        if escape[2]:
-            kind = (
-                "no low surrogate in string"
-                if escape[2][2] in "89abAB"
-                else "invalid high surrogate in string"
-            )
-            place = escape.end()
-            raise BadBody(
-                f"The request body is not valid JSON: {kind}: line 1 column {place + 1} (char {place})"
-            )
+        lone = escape[2]
+        if not lone:
+            continue
+        reason = "invalid high surrogate in string"
+        if lone[2] in "89abAB":
+            reason = "no low surrogate in string"
+        place = escape.end()
+        where = f"line 1 column {place + 1} (char {place})"
+        raise BadBody(f"The request body is not valid JSON: {reason}: {where}")
 
 
-def problems(body: Mapping[str, object], model: Model, *, counting: bool = False) -> list[str]:
+def problems(
+    body: Mapping[str, object],
+    model: Model,
+    *,
+    counting: bool = False,
+) -> list[str]:
     """Everything that the API would refuse in *body*, most basic first; empty when it is valid.
 
     With *counting* the request goes to count_tokens, which needs no max_tokens.
     """
     messages: Any = body.get("messages")
-    found = [*_fields(body, counting)] or [*_shape(messages)]
-    if found:  # the rules below read fields that the shape promises
+    # The rules below read fields that the first two guarantee.
+    found = list(_fields(body, counting)) or list(_shape(messages))
+    if found:
         return found
     rules = (
         _first_is_user,
@@ -124,32 +131,37 @@ def problems(body: Mapping[str, object], model: Model, *, counting: bool = False
         turns.orphans,
         turns.server_calls,
         turns.programmatic_calls,
-        _failed_results,
+        _error_results,
         _thinking_places,
         _compaction_places,
     )
-    found = [text for rule in rules for text in rule(messages)]
-    return [*found, *_system(body, model), *_cache_marks(body), *_prefill(messages, model)]
+    for rule in rules:
+        found += rule(messages)
+    found += _system(body, model)
+    found += _cache_marks(body)
+    found += _prefill(messages, model)
+    return found
 
 
 # The form of a body -------------------------------------------------------------------------------
 
 
-def _fields(body: Mapping[str, Any], counting: bool) -> Iterator[str]:
-    required = ("model", "messages") if counting else ("model", "max_tokens", "messages")
-    for name in required:
-        if name not in body:
+def _fields(body: JsonObject, counting: bool) -> Iterator[str]:
+    for name in ("model", "max_tokens", "messages"):
+        is_optional = counting and name == "max_tokens"
+        if name not in body and not is_optional:
             yield f"{name}: Field required"
     max_tokens = body.get("max_tokens", 1)
     if not isinstance(max_tokens, int) or isinstance(max_tokens, bool):
         yield "max_tokens: Input should be a valid integer"
     elif max_tokens < 0:
         yield "max_tokens: Input should be greater than or equal to 0"
-    if "messages" in body:
-        if not isinstance(body["messages"], list):
-            yield "messages: Input should be a valid array"
-        elif not body["messages"]:
-            yield "messages: at least one message is required"
+    if "messages" not in body:
+        return
+    if not isinstance(body["messages"], list):
+        yield "messages: Input should be a valid array"
+    elif not body["messages"]:
+        yield "messages: at least one message is required"
 
 
 def _shape(messages: Sequence[Any]) -> Iterator[str]:
@@ -161,10 +173,9 @@ def _shape(messages: Sequence[Any]) -> Iterator[str]:
         role = message.get("role")
         if role not in {"user", "assistant", "system"}:
             yield f"{where}.role: Input should be 'user', 'assistant' or 'system'"
+        permitted = SYSTEM_FIELDS if role == "system" else MESSAGE_FIELDS
         # Documented and observed: a whole reply (`id`, `model`, `usage`, …) is no message.
-        for name in sorted(
-            message.keys() - (SYSTEM_FIELDS if role == "system" else MESSAGE_FIELDS)
-        ):
+        for name in sorted(message.keys() - permitted):
             if name == "clear_at":
                 yield f"{where}.clear_at: clear_at is only permitted on role 'system' messages"
             else:
@@ -172,7 +183,7 @@ def _shape(messages: Sequence[Any]) -> Iterator[str]:
         yield from _content_shape(where, message)
 
 
-def _content_shape(where: str, message: Mapping[str, Any]) -> Iterator[str]:
+def _content_shape(where: str, message: JsonObject) -> Iterator[str]:
     if "content" not in message:
         # Documented: a system message may set the effort and say nothing.
         if not _sets_effort(message):
@@ -188,25 +199,37 @@ def _block_shape(where: str, block: Any) -> Iterator[str]:
         yield f"{where}: Input should be an object with a type"
         return
     kind = block["type"]
-    for name, expected in FIELDS.get(kind, {}).items():
-        if name not in block:
-            yield f"{where}.{kind}.{name}: Field required"
-        elif not isinstance(block[name], expected):
-            yield f"{where}.{kind}.{name}: Input should be a valid {TYPE_NAMES[expected]}"
-    for name, pattern in turns.ID_PATTERNS.get(kind, {}).items():
-        if isinstance(block.get(name), str) and not re.fullmatch(pattern, block[name]):
-            yield f"{where}.{kind}.{name}: String should match pattern '^{pattern}$'"
+    yield from _field_types(f"{where}.{kind}", block)
+    yield from _id_patterns(f"{where}.{kind}", block)
     yield from _name_length(where, block)
     # Observed: `caller: null`, as a dump of the reply's blocks has it, is refused.
-    if kind in turns.CALLS and "caller" in block and not isinstance(block["caller"], dict):
+    if kind in turns.CALLS and not isinstance(block.get("caller", {}), dict):
         yield f"{where}.{kind}.caller: Input should be an object"
-    for name in sorted(block.keys() & NOT_PERMITTED.get(kind, frozenset())):
+    not_permitted = NOT_PERMITTED.get(kind, frozenset())
+    for name in sorted(block.keys() & not_permitted):
         yield f"{where}.{kind}.{name}: Extra inputs are not permitted"
     if kind == "tool_result":
         yield from _result_shape(where, block)
 
 
-def _name_length(where: str, block: Mapping[str, Any]) -> Iterator[str]:
+def _field_types(where: str, block: JsonObject) -> Iterator[str]:
+    fields = FIELDS.get(block["type"], {})
+    for name, expected in fields.items():
+        if name not in block:
+            yield f"{where}.{name}: Field required"
+        elif not isinstance(block[name], expected):
+            yield f"{where}.{name}: Input should be a valid {TYPE_NAMES[expected]}"
+
+
+def _id_patterns(where: str, block: JsonObject) -> Iterator[str]:
+    patterns = turns.ID_PATTERNS.get(block["type"], {})
+    for name, pattern in patterns.items():
+        value = block.get(name)
+        if isinstance(value, str) and not re.fullmatch(pattern, value):
+            yield f"{where}.{name}: String should match pattern '^{pattern}$'"
+
+
+def _name_length(where: str, block: JsonObject) -> Iterator[str]:
     """Observed: the name of a called tool has 1 to 200 characters."""
     name = block.get("name")
     if block["type"] != "tool_use" or not isinstance(name, str):
@@ -217,12 +240,12 @@ def _name_length(where: str, block: Mapping[str, Any]) -> Iterator[str]:
         yield f"{where}.tool_use.name: String should have at most {MAX_NAME} characters"
 
 
-def _result_shape(where: str, block: Mapping[str, Any]) -> Iterator[str]:
+def _result_shape(where: str, block: JsonObject) -> Iterator[str]:
     content = block.get("content")
     if content is not None and not isinstance(content, str | list):
         yield f"{where}.tool_result.content: Input should be a valid array"
-    for place, held in enumerate(blocks_of(block)):
-        yield from _block_shape(f"{where}.tool_result.content.{place}", held)
+    for place, inner in enumerate(blocks_of(block)):
+        yield from _block_shape(f"{where}.tool_result.content.{place}", inner)
 
 
 MAX_NAME = 200
@@ -235,13 +258,22 @@ FIELDS: Mapping[str, Mapping[str, type]] = {
     "tool_use": {"id": str, "name": str, "input": dict},
     "tool_result": {"tool_use_id": str},
     "server_tool_use": {"id": str, "name": str, "input": dict},
-    "mcp_tool_use": {"id": str, "name": str, "server_name": str, "input": dict},
+    "mcp_tool_use": {
+        "id": str,
+        "name": str,
+        "server_name": str,
+        "input": dict,
+    },
     **{kind: {"tool_use_id": str} for kind in turns.SERVER_RESULTS},
     "thinking": {"thinking": str, "signature": str},
     "redacted_thinking": {"data": str},
     "container_upload": {"file_id": str},
 }
-TYPE_NAMES: Mapping[type, str] = {str: "string", dict: "dictionary", list: "array"}
+TYPE_NAMES: Mapping[type, str] = {
+    str: "string",
+    dict: "dictionary",
+    list: "array",
+}
 # Observed: thinking takes no cache mark. Documented: a compaction block comes back as it was given.
 NOT_PERMITTED: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(THINKING, frozenset({"cache_control"})),
@@ -252,20 +284,25 @@ NOT_PERMITTED: Mapping[str, frozenset[str]] = {
 # The conversation ---------------------------------------------------------------------------------
 
 
-def _sets_effort(message: Mapping[str, Any]) -> bool:
+def _sets_effort(message: JsonObject) -> bool:
     """Whether *message* is a system message that only sets the effort. Documented."""
-    is_silent = message.get("role") == "system" and not message.get("content")
-    return is_silent and bool(message.get("output_config"))
+    if message.get("role") != "system" or message.get("content"):
+        return False
+    return bool(message.get("output_config"))
 
 
-def _begins_with_compaction(message: Mapping[str, Any]) -> bool:
-    return bool(blocks_of(message)) and blocks_of(message)[0]["type"] == "compaction"
+def _begins_with_compaction(message: JsonObject) -> bool:
+    blocks = blocks_of(message)
+    return bool(blocks) and blocks[0]["type"] == "compaction"
 
 
 def _first_is_user(messages: Sequence[Any]) -> Iterator[str]:
     """Observed. Documented: after a compaction the assistant's block that holds it may be first."""
-    first = next((message for message in messages if not _sets_effort(message)), {"role": "system"})
-    if first["role"] == "user" or (first["role"] == "assistant" and _begins_with_compaction(first)):
+    speaking = (message for message in messages if not _sets_effort(message))
+    first = next(speaking, {"role": "system"})
+    if first["role"] == "user":
+        return
+    if first["role"] == "assistant" and _begins_with_compaction(first):
         return
     yield 'messages: first message must use the "user" role'
 
@@ -273,36 +310,37 @@ def _first_is_user(messages: Sequence[Any]) -> Iterator[str]:
 def _content(messages: Sequence[Any]) -> Iterator[str]:
     """Observed."""
     for index, message in enumerate(messages):
-        final_assistant = index == len(messages) - 1 and message["role"] == "assistant"
-        if not message.get("content") and not final_assistant and not _sets_effort(message):
-            yield (
-                f"messages.{index}: all messages must have non-empty content "
-                "except for the optional final assistant message"
-            )
+        is_last = index == len(messages) - 1
+        is_prefill = is_last and message["role"] == "assistant"
+        if message.get("content") or is_prefill or _sets_effort(message):
+            continue
+        yield (
+            f"messages.{index}: all messages must have non-empty content "
+            "except for the optional final assistant message"
+        )
 
 
 def _texts(messages: Sequence[Any]) -> Iterator[str]:
-    """Observed. What a tool result holds is not said to be checked."""
+    """Observed. Whether the content of a tool result is checked is not known."""
     for message in messages:
         content = message.get("content")
-        texts = (
-            [content]
-            if isinstance(content, str) and content
-            else [*_block_texts(blocks_of(message))]
-        )
+        if isinstance(content, str) and content:
+            texts = [content]
+        else:
+            texts = list(_block_texts(blocks_of(message)))
         if any(not text for text in texts):
             yield "messages: text content blocks must be non-empty"
         if any(text.isspace() for text in texts):
             yield "messages: text content blocks must contain non-whitespace text"
 
 
-def _block_texts(blocks: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def _block_texts(blocks: Iterable[JsonObject]) -> Iterator[str]:
     for block in blocks:
         if block["type"] == "text":
             yield block["text"]
 
 
-def _failed_results(messages: Sequence[Any]) -> Iterator[str]:
+def _error_results(messages: Sequence[Any]) -> Iterator[str]:
     """Observed: a result that is an error says something, and in text alone."""
     for index, message in enumerate(messages):
         for place, block in enumerate(blocks_of(message)):
@@ -311,7 +349,8 @@ def _failed_results(messages: Sequence[Any]) -> Iterator[str]:
             where = f"messages.{index}.content.{place}.tool_result"
             if not block.get("content"):
                 yield f"{where}: content cannot be empty if `is_error` is true"
-            if any(held["type"] != "text" for held in blocks_of(block)):
+            kinds = {inner["type"] for inner in blocks_of(block)}
+            if kinds - {"text"}:
                 yield f"{where}: all content must be type `text` if `is_error` is true"
 
 
@@ -325,22 +364,22 @@ def _thinking_places(messages: Sequence[Any]) -> Iterator[str]:
         elif blocks and blocks[-1]["type"] in THINKING:
             yield f"messages.{index}: The final block in an assistant message cannot be `thinking`."
         for place, block in enumerate(blocks):
-            # No signature verifies an empty one, whatever is asked of signatures otherwise.
-            if block["type"] in THINKING and not block.get("signature", block.get("data")):
-                yield f"messages.{index}.content.{place}: Invalid `signature` in `{block['type']}` block"
+            kind = block["type"]
+            # An empty signature is never valid, whatever else is required of signatures.
+            if kind in THINKING and not block.get("signature", block.get("data")):
+                yield f"messages.{index}.content.{place}: Invalid `signature` in `{kind}` block"
 
 
 def _compaction_places(messages: Sequence[Any]) -> Iterator[str]:
-    """Documented: a signed block stands first and alone.
+    """Documented: a signed block is first and alone.
 
-    Any other may stand where a reply had it.
+    Any other may be where a reply had it.
     """
-    blocks = [
-        (index, place, block)
-        for index, message in enumerate(messages)
-        for place, block in enumerate(blocks_of(message))
-        if block["type"] == "compaction"
-    ]
+    blocks: list[tuple[int, int, JsonObject]] = []
+    for index, message in enumerate(messages):
+        for place, block in enumerate(blocks_of(message)):
+            if block["type"] == "compaction":
+                blocks.append((index, place, block))
     if any(block.get("content") == "" for _, _, block in blocks):
         yield "messages: compaction content must be non-empty"
     if not any(block.get("signature") for _, _, block in blocks):
@@ -348,54 +387,63 @@ def _compaction_places(messages: Sequence[Any]) -> Iterator[str]:
     if len(blocks) > 1:
         yield "messages: exactly one `compaction` block may be sent, the newest"
     for index, place, _ in blocks:
-        if any(not _sets_effort(message) for message in messages[:index]) or place:
+        is_first = place == 0 and all(map(_sets_effort, messages[:index]))
+        if not is_first:
             yield (
-                f"messages.{index}.content.{place}: `compaction` block must be sent first, in place of the messages "
-                "it summarizes; remove those messages"
+                f"messages.{index}.content.{place}: `compaction` block must be sent first, in "
+                "place of the messages it summarizes; remove those messages"
             )
 
 
-def _system(body: Mapping[str, Any], model: Model) -> Iterator[str]:
+def _system(body: JsonObject, model: Model) -> Iterator[str]:
     system = body.get("system")
     if isinstance(system, list) and any(not text for text in _block_texts(system)):
         yield "system: text content blocks must be non-empty"
-    if not model.system_messages and any(
-        message["role"] == "system" for message in body["messages"]
-    ):
+    messages = body["messages"]
+    if not model.system_messages and any(message["role"] == "system" for message in messages):
         yield "role 'system' is not supported on this model"
         return
-    yield from _system_places(body["messages"])
-    for index, message in enumerate(body["messages"]):
+    yield from _system_places(messages)
+    for index, message in enumerate(messages):
         if message["role"] == "system" and message.get("clear_at") == "next_user_message":
-            yield from _turn_scoped(f"messages.{index}", message)
+            yield from _turn_scope(f"messages.{index}", message)
 
 
 def _system_places(messages: Sequence[Any]) -> Iterator[str]:
     """Documented: after the user or a server tool's result, and before the assistant or at the end.
 
-    Neighbouring system messages are judged together; one that only sets the effort stands anywhere.
+    Neighbouring system messages are checked together; one that only sets the effort may be
+    anywhere.
     """
     start = 0
-    for role, group in groupby(messages, key=lambda message: message["role"]):
-        held = [*group]
-        stop = start + len(held)
-        if role == "system" and not all(map(_sets_effort, held)):
-            before = messages[start - 1] if start else None
-            if before and before["role"] == "assistant" and not turns.ends_in_result(before):
+    roles = groupby(messages, key=lambda message: message["role"])
+    for role, group in roles:
+        neighbours = list(group)
+        stop = start + len(neighbours)
+        if role == "system" and not all(map(_sets_effort, neighbours)):
+            if start and _awaits_user(messages[start - 1]):
                 yield f"messages.{start}: a `system` message must follow a `user` message"
             if stop < len(messages) and messages[stop]["role"] == "user":
                 yield (
-                    f"messages.{start}: a `system` message must be followed by an `assistant` message or end the "
-                    "conversation"
+                    f"messages.{start}: a `system` message must be followed by an `assistant` "
+                    "message or end the conversation"
                 )
         start = stop
 
 
-def _turn_scoped(where: str, message: Mapping[str, Any]) -> Iterator[str]:
-    """Documented: what is shown for one turn only holds text, no mark and no setting."""
+def _awaits_user(message: JsonObject) -> bool:
+    return message["role"] == "assistant" and not turns.ends_in_result(message)
+
+
+def _turn_scope(where: str, message: JsonObject) -> Iterator[str]:
+    """Documented: a message that is shown for one turn contains text only, no mark or setting."""
     scope = "on a turn-scoped system message (clear_at: 'next_user_message')"
-    if any(block["type"] != "text" for block in blocks_of(message)):
-        yield f"{where}: a turn-scoped system message supports text blocks only (clear_at: 'next_user_message')"
+    kinds = {block["type"] for block in blocks_of(message)}
+    if kinds - {"text"}:
+        yield (
+            f"{where}: a turn-scoped system message supports text blocks only "
+            "(clear_at: 'next_user_message')"
+        )
     if message.get("output_config"):
         yield f"{where}: output_config is not permitted {scope}"
     for place, block in enumerate(blocks_of(message)):
@@ -403,20 +451,23 @@ def _turn_scoped(where: str, message: Mapping[str, Any]) -> Iterator[str]:
             yield f"{where}.content.{place}: cache_control is not permitted {scope}"
 
 
-def _cache_marks(body: Mapping[str, Any]) -> Iterator[str]:
-    """Documented: at most four, and in the order of the prompt none for an hour after a shorter
-    one.
-    """
+def _cache_marks(body: JsonObject) -> Iterator[str]:
+    """Documented: at most four, and none for an hour after a shorter one in the prompt's order."""
+    blocks: list[JsonObject] = [*(body.get("tools") or [])]
     system = body.get("system")
-    groups = [body.get("tools") or [], system if isinstance(system, list) else []]
-    blocks = [block for group in groups for block in group]
+    if isinstance(system, list):
+        blocks += system
     for message in body["messages"]:
         for block in blocks_of(message):
-            blocks += blocks_of(block)  # what a tool_result holds
+            blocks += blocks_of(block)  # the content of a tool_result
             blocks.append(block)
-    marks = [block["cache_control"] for block in (*blocks, body) if block.get("cache_control")]
+    blocks.append(body)
+    marks = [block["cache_control"] for block in blocks if block.get("cache_control")]
     if len(marks) > MAX_CACHE_MARKS:
-        yield f"A maximum of {MAX_CACHE_MARKS} blocks with cache_control may be provided. Found {len(marks)}."
+        yield (
+            f"A maximum of {MAX_CACHE_MARKS} blocks with cache_control may be provided. "
+            f"Found {len(marks)}."
+        )
     hours = [mark.get("ttl") == "1h" for mark in marks if isinstance(mark, dict)]
     if sorted(hours, reverse=True) != hours:
         yield "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block"
@@ -424,15 +475,20 @@ def _cache_marks(body: Mapping[str, Any]) -> Iterator[str]:
 
 def _prefill(messages: Sequence[Any], model: Model) -> Iterator[str]:
     """Observed. Documented: a paused turn is sent back as it is, and goes on."""
-    last = next(
-        (message for message in reversed(messages) if message["role"] != "system"), messages[-1]
-    )
+    newest_first = (message for message in reversed(messages) if message["role"] != "system")
+    last = next(newest_first, messages[-1])
     if last["role"] != "assistant" or turns.is_paused(last):
         return
     if not model.prefill:
-        yield "This model does not support assistant message prefill. The conversation must end with a user message."
+        yield (
+            "This model does not support assistant message prefill. "
+            "The conversation must end with a user message."
+        )
         return
     content = last.get("content")
-    texts = [content] if isinstance(content, str) else [*_block_texts(blocks_of(last)[-1:])]
+    last_blocks = blocks_of(last)[-1:]
+    texts = list(_block_texts(last_blocks))
+    if isinstance(content, str):
+        texts = [content]
     if any(text != text.rstrip() for text in texts):
         yield "messages: final assistant content cannot end with trailing whitespace"

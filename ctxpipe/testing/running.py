@@ -22,30 +22,31 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A server that is up."""
+    """A server that is running."""
 
     server: uvicorn.Server
     listener: socket.socket
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The address at which it listens."""
         host, port = self.listener.getsockname()
         return f"http://{host}:{port}"
 
     def abort(self, request: Request) -> None:
-        """Break the connection that *request* came in by, with nothing more sent."""
+        """Break the connection of *request*; nothing more is sent."""
+        if request.client is None:
+            return
+        client = tuple(request.client)
         for connection in self.server.server_state.connections:
-            if request.client is not None and getattr(connection, "client", None) == tuple(
-                request.client
-            ):
+            if getattr(connection, "client", None) == client:
                 connection.transport.abort()
                 return
 
     async def stop(self) -> None:
         """Close the socket and every connection; return when nothing of the server is left."""
         state = self.server.server_state
-        await self._accept_no_more()
+        await self._stop_accepting()
         for server in self.server.servers:
             server.close()
         for connection in list(state.connections):
@@ -55,8 +56,8 @@ class Running:
         while state.connections:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
-    async def _accept_no_more(self) -> None:
-        """Let every connection that is being accepted come to life.
+    async def _stop_accepting(self) -> None:
+        """Stop listening, and let every connection that is being accepted complete.
 
         asyncio (3.11) forgets a connection whose server is closed between accept and
         connection_made: its socket stays open, and its client waits for ever.
@@ -69,9 +70,9 @@ class Running:
 
 async def start(endpoints: Mapping[str, Endpoint]) -> Running:
     """Serve *endpoints* (POST) on a free port of 127.0.0.1."""
-    routes = [
-        Route(path, _until_gone(endpoint), methods=["POST"]) for path, endpoint in endpoints.items()
-    ]
+    routes: list[Route] = []
+    for path, endpoint in endpoints.items():
+        routes.append(Route(path, _ignore_disconnect(endpoint), methods=["POST"]))
     app = Starlette(routes=routes, exception_handlers={404: _unknown, 405: _unknown})
     config = uvicorn.Config(
         app, http="h11", ws="none", lifespan="off", log_config=None, access_log=False
@@ -86,18 +87,21 @@ async def start(endpoints: Mapping[str, Endpoint]) -> Running:
     return Running(server, listener)
 
 
-def _until_gone(endpoint: Endpoint) -> Endpoint:
-    """*endpoint*, which need not care for clients that go away before they have sent their request."""
+def _ignore_disconnect(endpoint: Endpoint) -> Endpoint:
+    """*endpoint*, without an error when a client disconnects before its request is complete."""
 
-    async def answered(request: Request) -> Response:
+    async def respond(request: Request) -> Response:
         try:
             return await endpoint(request)
         except ClientDisconnect:
             return Response()
 
-    return answered
+    return respond
 
 
-async def _unknown(request: Request, error: Exception) -> Response:  # noqa: ARG001 -- starlette's signature
+async def _unknown(
+    request: Request,  # noqa: ARG001 -- starlette's signature
+    error: Exception,  # noqa: ARG001
+) -> Response:
     body = {"type": "error", "error": {"type": "not_found_error", "message": "Not found"}}
     return JSONResponse(body, status_code=404)

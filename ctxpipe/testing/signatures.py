@@ -11,24 +11,29 @@ import base64
 import binascii
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from .billing import as_blocks, bare
 from .rules import THINKING, Model
+from .turns import JsonObject
 
 __all__ = ["BINDING_BETA", "Verdict", "sign", "verify"]
 
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
 NONE = "0" * 16
 
+_Place: TypeAlias = tuple[int, int, JsonObject]
+"""The index of a message, the place of a block in it, and the block."""
+
+_Fault: TypeAlias = tuple[int, int, JsonObject, Literal["signature", "prefix"]]
+"""The same, and what is wrong with the block."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the API says to the thinking blocks of a request: refusals, or the paths of the blocks
-    that it drops.
-    """
+    """The errors for thinking blocks of a request, and the paths of the blocks that are dropped."""
 
     problems: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
@@ -36,32 +41,34 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Walk:
-    """One pass over a conversation: the digest of all that is not thinking, and the thinking block
-    before.
+    """One pass over a conversation.
+
+    It keeps the digest of all that is not thinking, and the link to the last thinking block.
     """
 
     digest: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=8))
     previous: str = NONE
 
-    def read(self, role: str, block: Mapping[str, Any]) -> None:
-        self.digest.update(json.dumps([role, bare(block)]).encode())
+    def read(self, role: str, block: JsonObject) -> None:
+        text = json.dumps([role, bare(block)])
+        self.digest.update(text.encode())
 
     def seal(self, own: str) -> str:
-        """The signature of a thinking block with the digest *own* that stands here."""
-        return base64.b64encode(
-            f"{self.digest.hexdigest()}.{self.previous}.{own}".encode()
-        ).decode()
+        """The signature of a thinking block with the digest *own* at this place."""
+        parts = f"{self.digest.hexdigest()}.{self.previous}.{own}"
+        return base64.b64encode(parts.encode()).decode()
 
 
-def sign(body: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def sign(body: JsonObject, blocks: Sequence[JsonObject]) -> list[dict[str, Any]]:
     """*blocks* of an answer to *body*, each thinking block with its signature."""
     walk = _Walk()
     for _ in _thinking_blocks(body, walk):
         pass
-    signed = []
+    signed: list[dict[str, Any]] = []
     for block in map(dict, blocks):
         if block["type"] in THINKING:
-            block["signature" if block["type"] == "thinking" else "data"] = walk.seal(_own(block))
+            place = "signature" if block["type"] == "thinking" else "data"
+            block[place] = walk.seal(_own_digest(block))
             walk.previous = _link(block)
         else:
             walk.read("assistant", block)
@@ -69,65 +76,69 @@ def sign(body: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> list[d
     return signed
 
 
-def verify(body: Mapping[str, Any], model: Model, betas: str) -> Verdict:
+def verify(body: JsonObject, model: Model, betas: str) -> Verdict:
     """Whether the thinking blocks in *body* may come back as they are.
 
     *betas* is the header ``anthropic-beta``.
     """
     if model.thinking == "unchecked":
         return Verdict()
-    binding = (body.get("thinking") or {}).get("block_binding") or {}
+    thinking = body.get("thinking") or {}
+    binding: JsonObject = thinking.get("block_binding") or {}
     if binding and BINDING_BETA not in betas:
-        return Verdict(
-            (f"thinking.block_binding: requires the beta header `anthropic-beta: {BINDING_BETA}`",)
+        problem = (
+            f"thinking.block_binding: requires the beta header `anthropic-beta: {BINDING_BETA}`"
         )
-    drop = binding.get("prefix_mismatch_behavior") == "drop_block"
+        return Verdict((problem,))
+    may_drop = binding.get("prefix_mismatch_behavior") == "drop_block"
     refused: list[str] = []
     dropped: list[str] = []
     for index, place, block, fault in _faults(body, model):
         path = f"messages.{index}.content.{place}"
-        if fault == "prefix" and drop:
+        kind = block["type"]
+        if fault == "prefix" and may_drop:
             dropped.append(path)
         elif fault == "prefix":
             refused.append(
-                f"{path}: Invalid `signature` in `{block['type']}` block. The block is bound to a different "
-                "conversation. Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to "
-                '"drop_block".'
+                f"{path}: Invalid `signature` in `{kind}` block. The block is bound to a different "
+                "conversation. Remove the block, or set "
+                '`thinking.block_binding.prefix_mismatch_behavior` to "drop_block".'
             )
         elif index == _latest_assistant(body):
             refused.append(
-                f"{path}: `thinking` or `redacted_thinking` blocks in the latest assistant message cannot be "
-                "modified. These blocks must remain as they were in the original response."
+                f"{path}: `thinking` or `redacted_thinking` blocks in the latest assistant message "
+                "cannot be modified. These blocks must remain as they were in the original "
+                "response."
             )
         else:
-            refused.append(f"{path}: Invalid `signature` in `{block['type']}` block")
+            refused.append(f"{path}: Invalid `signature` in `{kind}` block")
     return Verdict(tuple(refused), tuple(dropped))
 
 
-def _faults(
-    body: Mapping[str, Any], model: Model
-) -> Iterator[tuple[int, int, Mapping[str, Any], str]]:
-    walk, first = _Walk(), True
+def _faults(body: JsonObject, model: Model) -> Iterator[_Fault]:
+    walk = _Walk()
+    is_first = True
     for index, place, block in _thinking_blocks(body, walk):
-        signed = _unseal(block)
-        # Thinking may be taken from the start of a conversation, not from its middle.
-        previous = walk.previous if not first else signed[1] if signed else NONE
-        first = False
-        if signed is None or signed[2] != _own(block):
+        parts = _unseal(block)
+        if parts is None or parts[2] != _own_digest(block):
             yield index, place, block, "signature"
-        elif model.thinking == "bound" and signed[:2] != (walk.digest.hexdigest(), previous):
-            yield index, place, block, "prefix"
+        elif model.thinking == "bound":
+            prefix, previous, _ = parts
+            # Thinking may be removed from the start of a conversation, not from its middle.
+            is_linked = is_first or previous == walk.previous
+            if prefix != walk.digest.hexdigest() or not is_linked:
+                yield index, place, block, "prefix"
+        is_first = False
 
 
-def _thinking_blocks(
-    body: Mapping[str, Any], walk: _Walk
-) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
-    """Each thinking block with its place, while *walk* stands right before it."""
+def _thinking_blocks(body: JsonObject, walk: _Walk) -> Iterator[_Place]:
+    """Each thinking block with its place, while *walk* is directly before it."""
     for role in ("system", "tools"):
         for block in as_blocks(body.get(role) or []):
             walk.read(role, block)
     for index, message in enumerate(body["messages"]):
-        for place, block in enumerate(as_blocks(message.get("content") or [])):
+        blocks = as_blocks(message.get("content") or [])
+        for place, block in enumerate(blocks):
             if block["type"] in THINKING:
                 yield index, place, block
                 walk.previous = _link(block)
@@ -135,27 +146,35 @@ def _thinking_blocks(
                 walk.read(message["role"], block)
 
 
-def _own(block: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(str(block.get("thinking", "")).encode(), digest_size=8).hexdigest()
+def _own_digest(block: JsonObject) -> str:
+    return _digest(str(block.get("thinking", "")))
 
 
-def _seal(block: Mapping[str, Any]) -> str:
+def _signature(block: JsonObject) -> str:
     return str(block.get("signature") or block.get("data") or "")
 
 
-def _link(block: Mapping[str, Any]) -> str:
-    """What the next thinking block remembers of this one."""
-    return hashlib.blake2b(_seal(block).encode(), digest_size=8).hexdigest()
+def _link(block: JsonObject) -> str:
+    """What the signature of the next thinking block contains of this one."""
+    return _digest(_signature(block))
 
 
-def _unseal(block: Mapping[str, Any]) -> tuple[str, str, str] | None:
+def _digest(text: str) -> str:
+    digest = hashlib.blake2b(text.encode(), digest_size=8)
+    return digest.hexdigest()
+
+
+def _unseal(block: JsonObject) -> tuple[str, str, str] | None:
+    """The parts of the block's signature; None when it is invalid."""
     try:
-        prefix, previous, own = base64.b64decode(_seal(block), validate=True).decode().split(".")
+        parts = base64.b64decode(_signature(block), validate=True)
+        prefix, previous, own = parts.decode().split(".")
     except (binascii.Error, ValueError):
         return None
     return prefix, previous, own
 
 
-def _latest_assistant(body: Mapping[str, Any]) -> int:
-    roles = [message["role"] for message in body["messages"]]
-    return len(roles) - 1 - roles[::-1].index("assistant")
+def _latest_assistant(body: JsonObject) -> int:
+    messages = body["messages"]
+    places = range(len(messages))
+    return max(place for place in places if messages[place]["role"] == "assistant")

@@ -1,4 +1,4 @@
-"""What the Messages API asks of calls and their results, of the client's tools and of its own.
+"""What the Messages API requires of calls and results, of the client's tools and of its own.
 
 A call of the client's tools is answered in the next message. A tool that the API runs itself is
 called and answered in the assistant's turn, which may be longer than one message: it goes on after
@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 __all__ = [
     "CALLS",
     "ID_PATTERNS",
     "SERVER_RESULTS",
     "SERVER_USES",
+    "JsonObject",
     "blocks_of",
     "client_calls",
     "ends_in_result",
@@ -26,6 +27,9 @@ __all__ = [
     "programmatic_calls",
     "server_calls",
 ]
+
+JsonObject: TypeAlias = Mapping[str, Any]
+"""A body, a message or a block, as JSON is parsed."""
 
 SERVER_USES = frozenset({"server_tool_use", "mcp_tool_use"})
 SERVER_RESULTS = frozenset(
@@ -55,39 +59,49 @@ ID_PATTERNS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def blocks_of(holder: Mapping[str, Any]) -> Sequence[Any]:
+def blocks_of(holder: JsonObject) -> Sequence[Any]:
     """The blocks of a message or a tool result; bare text has none."""
     content = holder.get("content")
-    return content if isinstance(content, list) else ()
+    if isinstance(content, list):
+        return content
+    return ()
 
 
-def is_paused(message: Mapping[str, Any]) -> bool:
-    """Whether an assistant's *message* may go on: a server tool waits in it, or ends it answered."""
+def is_paused(message: JsonObject) -> bool:
+    """Whether an assistant's *message* may go on.
+
+    A call of a tool of the API waits in it, or the result of one ends it.
+    """
     blocks = blocks_of(message)
     answered = {block.get("tool_use_id") for block in blocks}
-    waiting = any(_is_server_use(block) and block.get("id") not in answered for block in blocks)
-    return waiting or ends_in_result(message)
+    for block in blocks:
+        if _is_server_use(block) and block.get("id") not in answered:
+            return True
+    return ends_in_result(message)
 
 
-def ends_in_result(message: Mapping[str, Any]) -> bool:
-    """Whether the last thing in an assistant's *message* is what a tool of the API has answered."""
-    return any(map(_is_server_result, blocks_of(message)[-1:]))
+def ends_in_result(message: JsonObject) -> bool:
+    """Whether the last block of an assistant's *message* is the result of a tool of the API."""
+    blocks = blocks_of(message)
+    return bool(blocks) and _is_server_result(blocks[-1])
 
 
-def _is_server_use(block: Mapping[str, Any]) -> bool:
-    # A type that is not known yet may well be called and answered like those of today.
-    return block["type"] in SERVER_USES or block["type"].endswith("_tool_use")
+def _is_server_use(block: JsonObject) -> bool:
+    # A type that is not known yet may be called and answered like the known ones.
+    kind: str = block["type"]
+    return kind in SERVER_USES or kind.endswith("_tool_use")
 
 
-def _is_server_result(block: Mapping[str, Any]) -> bool:
-    return block["type"] in SERVER_RESULTS or block["type"].endswith("_tool_result")
+def _is_server_result(block: JsonObject) -> bool:
+    kind: str = block["type"]
+    return kind in SERVER_RESULTS or kind.endswith("_tool_result")
 
 
-def _ids(blocks: Iterable[Mapping[str, Any]], kind: str, name: str) -> list[str]:
+def _ids(blocks: Iterable[JsonObject], kind: str, name: str) -> list[str]:
     return [block[name] for block in blocks if block["type"] == kind]
 
 
-def _leading_results(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _leading_results(message: JsonObject) -> list[JsonObject]:
     leading = []
     for block in blocks_of(message):
         if block["type"] != "tool_result":
@@ -96,9 +110,9 @@ def _leading_results(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return leading
 
 
-def _only_results(message: Mapping[str, Any]) -> bool:
-    held = blocks_of(message)
-    return bool(held) and all(block["type"] == "tool_result" for block in held)
+def _has_only_results(message: JsonObject) -> bool:
+    blocks = blocks_of(message)
+    return bool(blocks) and all(block["type"] == "tool_result" for block in blocks)
 
 
 # Rules --------------------------------------------------------------------------------------------
@@ -116,49 +130,53 @@ def places(messages: Sequence[Any]) -> Iterator[str]:
 
 
 def client_calls(messages: Sequence[Any]) -> Iterator[str]:
-    """Observed: every call is answered in the next message, once, before all else that it says."""
+    """Observed: every call is answered in the next message, once, before anything else in it."""
     for index, message in enumerate(messages):
-        yield from _repeated_ids(index, message)
+        yield from _duplicate_ids(index, message)
         calls = _ids(blocks_of(message), "tool_use", "id")
         if not calls:
             continue
-        answers = _leading_results(messages[index + 1]) if index + 1 < len(messages) else []
-        answered = Counter(_ids(answers, "tool_result", "tool_use_id"))
-        missing = [call for call in calls if call not in answered]
+        results: list[JsonObject] = []
+        if index + 1 < len(messages):
+            results = _leading_results(messages[index + 1])
+        answers = Counter(_ids(results, "tool_result", "tool_use_id"))
+        missing = [call for call in calls if call not in answers]
         if missing:
             yield (
-                f"messages.{index}: `tool_use` ids were found without `tool_result` blocks immediately after: "
-                f"{', '.join(missing)}. Each `tool_use` block must have a corresponding `tool_result` block in the "
-                "next message."
+                f"messages.{index}: `tool_use` ids were found without `tool_result` blocks "
+                f"immediately after: {', '.join(missing)}. Each `tool_use` block must have a "
+                "corresponding `tool_result` block in the next message."
             )
         for call in calls:
-            if answered[call] > 1:
+            if answers[call] > 1:
                 yield (
                     f"messages.{index + 1}: each tool_use must have a single result. "
                     f"Found multiple `tool_result` blocks with id: {call}"
                 )
 
 
-def _repeated_ids(index: int, message: Mapping[str, Any]) -> Iterator[str]:
+def _duplicate_ids(index: int, message: JsonObject) -> Iterator[str]:
     seen: set[str] = set()
     for place, block in enumerate(blocks_of(message)):
-        if block["type"] == "tool_use":
-            if block["id"] in seen:
-                yield f"messages.{index}.content.{place}: `tool_use` ids must be unique"
-            seen.add(block["id"])
+        if block["type"] != "tool_use":
+            continue
+        if block["id"] in seen:
+            yield f"messages.{index}.content.{place}: `tool_use` ids must be unique"
+        seen.add(block["id"])
 
 
 def orphans(messages: Sequence[Any]) -> Iterator[str]:
     """Observed: no result without a call in the message before."""
+    calls: list[str] = []
     for index, message in enumerate(messages):
-        before = _ids(blocks_of(messages[index - 1]), "tool_use", "id") if index else []
         for place, block in enumerate(blocks_of(message)):
-            if block["type"] == "tool_result" and block["tool_use_id"] not in before:
+            if block["type"] == "tool_result" and block["tool_use_id"] not in calls:
                 yield (
-                    f"messages.{index}.content.{place}: unexpected `tool_use_id` found in `tool_result` blocks: "
-                    f"{block['tool_use_id']}. Each `tool_result` block must have a corresponding `tool_use` block in "
-                    "the previous message."
+                    f"messages.{index}.content.{place}: unexpected `tool_use_id` found in "
+                    f"`tool_result` blocks: {block['tool_use_id']}. Each `tool_result` block must "
+                    "have a corresponding `tool_use` block in the previous message."
                 )
+        calls = _ids(blocks_of(message), "tool_use", "id")
 
 
 def server_calls(messages: Sequence[Any]) -> Iterator[str]:
@@ -166,14 +184,14 @@ def server_calls(messages: Sequence[Any]) -> Iterator[str]:
 
     The turn ends with anything that the user says beside results of client calls. At the end of the
     conversation a call may wait: the turn is paused, or its client calls were just answered. The
-    pages are silent about the kind of the result, so the id alone makes a pair.
+    documentation does not mention the type of the result, so the id alone makes a pair.
     """
-    waiting: list[tuple[int, Mapping[str, Any]]] = []
+    waiting: list[tuple[int, JsonObject]] = []
     for index, message in enumerate(messages):
-        if message["role"] == "user" and not _only_results(message):
-            for asked, use in waiting:
+        if message["role"] == "user" and not _has_only_results(message):
+            for call_index, use in waiting:
                 if use["type"] in SERVER_USES:
-                    yield _unanswered(asked, use)
+                    yield _no_result(call_index, use)
             waiting = []
         if message["role"] != "assistant":
             continue
@@ -181,48 +199,57 @@ def server_calls(messages: Sequence[Any]) -> Iterator[str]:
             if _is_server_use(block):
                 waiting.append((index, block))
             elif _is_server_result(block):
-                answered = next(
-                    (pair for pair in waiting if pair[1].get("id") == block.get("tool_use_id")),
-                    None,
-                )
-                if answered is not None:
-                    waiting.remove(answered)
-                elif block["type"] in SERVER_RESULTS or re.fullmatch(
-                    SERVER_ID, str(block.get("tool_use_id"))
-                ):
-                    yield _unexpected(index, place, block)
+                calls = (call for call in waiting if call[1].get("id") == block.get("tool_use_id"))
+                call = next(calls, None)
+                if call is not None:
+                    waiting.remove(call)
+                elif _needs_call(block):
+                    yield _no_call(index, place, block)
 
 
-def _unanswered(index: int, use: Mapping[str, Any]) -> str:
-    tool = "mcp" if use["type"] == "mcp_tool_use" else use["name"]
-    result = (
-        "tool_search_tool_result" if tool.startswith("tool_search_tool") else f"{tool}_tool_result"
-    )
+def _needs_call(result: JsonObject) -> bool:
+    if result["type"] in SERVER_RESULTS:
+        return True
+    return re.fullmatch(SERVER_ID, str(result.get("tool_use_id"))) is not None
+
+
+def _no_result(index: int, use: JsonObject) -> str:
+    tool = use["name"]
+    if use["type"] == "mcp_tool_use":
+        tool = "mcp"
+    elif tool.startswith("tool_search_tool"):
+        tool = "tool_search"
     return (
-        f"messages.{index}: `{use['name']}` tool use with id `{use['id']}` was found without a corresponding "
-        f"`{result}` block"
+        f"messages.{index}: `{use['name']}` tool use with id `{use['id']}` was found without a "
+        f"corresponding `{tool}_tool_result` block"
     )
 
 
-def _unexpected(index: int, place: int, block: Mapping[str, Any]) -> str:
+def _no_call(index: int, place: int, block: JsonObject) -> str:
     kind = block["type"]
-    use = "mcp_tool_use" if kind == "mcp_tool_result" else "server_tool_use"
+    use = "server_tool_use"
+    if kind == "mcp_tool_result":
+        use = "mcp_tool_use"
     return (
-        f"messages.{index}.content.{place}: unexpected `tool_use_id` found in `{kind}` blocks: {block['tool_use_id']}. "
+        f"messages.{index}.content.{place}: unexpected `tool_use_id` found in `{kind}` blocks: "
+        f"{block['tool_use_id']}. "
         f"Each `{kind}` block must have a corresponding `{use}` block before it."
     )
 
 
 def programmatic_calls(messages: Sequence[Any]) -> Iterator[str]:
-    """Documented: while a program waits for its calls, the user gives nothing but their results."""
-    waiting = False
+    """Documented: while a program waits for its calls, the user sends only their results."""
+    is_waiting = False
     for index, message in enumerate(messages):
         if message["role"] == "assistant":
-            waiting = any(map(_is_programmatic, blocks_of(message)))
-        elif message["role"] == "user" and waiting and not _only_results(message):
-            yield f"messages.{index}: the answer to programmatic tool calls may hold only `tool_result` blocks"
+            is_waiting = any(map(_is_programmatic, blocks_of(message)))
+        elif message["role"] == "user" and is_waiting and not _has_only_results(message):
+            yield (
+                f"messages.{index}: the answer to programmatic tool calls may hold only "
+                "`tool_result` blocks"
+            )
 
 
-def _is_programmatic(block: Mapping[str, Any]) -> bool:
-    caller: Mapping[str, Any] = block.get("caller") or {}
+def _is_programmatic(block: JsonObject) -> bool:
+    caller: JsonObject = block.get("caller") or {}
     return block["type"] == "tool_use" and bool(caller.get("type", "direct") != "direct")
