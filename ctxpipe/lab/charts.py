@@ -77,7 +77,7 @@ def charts(report: Report) -> dict[str, object]:
         specs["cost"] = _cost(report)
         if report.recall:
             specs["recall"] = _recall(report)
-    compiled = {}
+    compiled: dict[str, object] = {}
     for name, spec in specs.items():
         compiled[name] = vl_convert.vegalite_to_vega(_encodable(spec), vl_version=VEGA_LITE)
     return compiled
