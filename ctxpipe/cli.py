@@ -173,7 +173,10 @@ def replay(
 
 
 def _makers(
-    compare: str, preset: str, config: Path | None, prices: Prices
+    compare: str,
+    preset: str,
+    config: Path | None,
+    prices: Prices,
 ) -> dict[str, PipelineMaker]:
     """What to replay through, by name.
 
@@ -219,7 +222,14 @@ def _replay_all(
         def advance(_file: FileReplay) -> None:
             progress.advance(task)
 
-        return replay_files(files, makers, settings, hands=executor, pages=pages, progress=advance)
+        return replay_files(
+            files,
+            makers,
+            settings,
+            hands=executor,
+            pages=pages,
+            progress=advance,
+        )
 
 
 def _writable_paths(html: Path, files: Sequence[str]) -> dict[str, Path]:
@@ -256,11 +266,20 @@ def _write_pages(paths: Mapping[str, Path], replays: Sequence[FileReplay]) -> No
 def _progress() -> Progress:
     """A progress bar on standard error, if that is a terminal."""
     console = Console(stderr=True)
-    return Progress(console=console, transient=True, disable=not console.is_terminal)
+    return Progress(
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
 
 
 def _print_replays(
-    replays: Sequence[FileReplay], prices: Prices, model: str, baseline: str, *, as_json: bool
+    replays: Sequence[FileReplay],
+    prices: Prices,
+    model: str,
+    baseline: str,
+    *,
+    as_json: bool,
 ) -> None:
     read = {file.path: file for file in replays if file.replays}
     rows = {path: tables.figures(file.replays, prices, baseline) for path, file in read.items()}
@@ -353,7 +372,10 @@ def tune(
 
 
 def _evaluator(
-    settings: Settings, executor: Workers, progress: Progress, budget: int
+    settings: Settings,
+    executor: Workers,
+    progress: Progress,
+    budget: int,
 ) -> tuning.Evaluate:
     """A function that replays files through makers, and shows how much of *budget* that took."""
     task = progress.add_task("replaying", total=budget)
@@ -367,7 +389,13 @@ def _evaluator(
     return evaluate
 
 
-def _print_tuned(tuned: tuning.Tuned, model: str, recall: float, *, as_json: bool) -> None:
+def _print_tuned(
+    tuned: tuning.Tuned,
+    model: str,
+    recall: float,
+    *,
+    as_json: bool,
+) -> None:
     if as_json:
         print_json(tables.tuned_json(tuned))
     else:
@@ -425,7 +453,10 @@ def _heading(transcript: Transcript, total: int) -> str:
 
 @app.command()
 def plan(
-    file: File, preset: Preset = "coding", config: Config = None, as_json: AsJson = False
+    file: File,
+    preset: Preset = "coding",
+    config: Config = None,
+    as_json: AsJson = False,
 ) -> None:
     """What a pipeline would change in the context at the end of a transcript, without doing it."""
     import anyio
@@ -529,7 +560,11 @@ def clean(
 
 
 def _clean_limits(
-    max_mb: float | None, max_days: float | None, live: Sequence[str], *, records: bool
+    max_mb: float | None,
+    max_days: float | None,
+    live: Sequence[str],
+    *,
+    records: bool,
 ) -> Limits:
     max_bytes = _limit("--max-mb", max_mb, 1_000_000)
     max_age = _limit("--max-days", max_days, 86_400)

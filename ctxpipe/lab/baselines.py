@@ -64,7 +64,12 @@ class DropMiddle:
         return _drop_middle(turn, sums, self.max_tokens, opening)
 
 
-def _drop_middle(turn: Turn, sums: Sequence[int], max_tokens: int, opening: int) -> Change | Skip:
+def _drop_middle(
+    turn: Turn,
+    sums: Sequence[int],
+    max_tokens: int,
+    opening: int,
+) -> Change | Skip:
     """Drop what does not fit between the first *opening* tokens and the end."""
     if sums[-1] <= max_tokens:
         return Skip(f"{sums[-1]} tokens, no more than {max_tokens}")
@@ -108,7 +113,9 @@ class ClearOldResults:
         results = list(tool_results(turn.messages))
         old = results[: len(results) - self.keep]
         old = [result for result in old if result.content != CLEARED]
-        excess = None if self.target is None else tokens - self.target
+        excess = None
+        if self.target is not None:
+            excess = tokens - self.target
         chosen = _oldest_until(turn, old, excess)
         freed = sum(freed for _, freed in chosen)
         if freed < self.at_least:
@@ -141,7 +148,9 @@ def _clear(turn: Turn, chosen: Sequence[tuple[ToolResult, int]]) -> Change:
 
 
 def _oldest_until(
-    turn: Turn, results: Sequence[ToolResult], tokens: int | None
+    turn: Turn,
+    results: Sequence[ToolResult],
+    tokens: int | None,
 ) -> list[tuple[ToolResult, int]]:
     """The oldest results with what each frees, until they free *tokens* (None: all of them)."""
     chosen = []

@@ -79,7 +79,11 @@ def replay_file(
 
 
 async def _replay_all(
-    path: str, transcript: Transcript, makers: _Makers, settings: _Settings, pages: Pages | None
+    path: str,
+    transcript: Transcript,
+    makers: _Makers,
+    settings: _Settings,
+    pages: Pages | None,
 ) -> FileReplay:
     index = AtomIndex()
     moments: list[Moment] = []
@@ -252,7 +256,12 @@ def _next_results(waiting: dict[Future[FileReplay], str]) -> Iterator[FileReplay
         yield _result(waiting.pop(future), future)
 
 
-def _submit(pool: Executor, job: _Job, path: str, far: bool) -> Future[FileReplay]:
+def _submit(
+    pool: Executor,
+    job: _Job,
+    path: str,
+    far: bool,
+) -> Future[FileReplay]:
     raw = None
     if far or path == STDIN:  # a worker has another standard input
         raw = read_bytes(path)

@@ -240,8 +240,12 @@ def _recall(report: Report) -> Spec:
     dashes = []
     for index, (name, is_oracle) in enumerate(policies):
         names.append(name)
-        colours.append("var(--soft)" if is_oracle else f"var(--series-{index % STEPS})")
-        dashes.append(DASHES[1] if is_oracle else DASHES[0])
+        if is_oracle:
+            colours.append("var(--soft)")
+            dashes.append(DASHES[1])
+        else:
+            colours.append(f"var(--series-{index % STEPS})")
+            dashes.append(DASHES[0])
     budget = {
         "field": "budget",
         "type": "quantitative",

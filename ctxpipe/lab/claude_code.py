@@ -44,7 +44,9 @@ def entries(records: Iterable[Record]) -> tuple[list[Entry], Mapping[str, int]]:
         fields = line["message"]
         new = entry(as_message(fields, record.place), fields, line.get("timestamp"))
         reply = str(fields.get("id") or "")
-        at = replies.get(reply) if reply else None
+        at = None
+        if reply:
+            at = replies.get(reply)
         if at is not None and all(_is_results(later.message) for later in found[at + 1 :]):
             found[at] = _join(found[at], new)
         elif found and new.message["role"] == found[-1].message["role"] == "user":
@@ -68,7 +70,9 @@ def _reason(line: Mapping[str, Any], seen: set[str]) -> str:
     if line["message"].get("model") == "<synthetic>":
         return "shown to the user only"
     uuid = _uuid(line)
-    return "repeated" if uuid and uuid in seen else ""
+    if uuid and uuid in seen:
+        return "repeated"
+    return ""
 
 
 def _uuid(line: Mapping[str, Any]) -> str:
@@ -82,7 +86,12 @@ def _join(first: Entry, second: Entry) -> Entry:
     message = cast("Message", {"role": first.message["role"], "content": content})
     usage = second.usage or first.usage
     model = first.model or second.model
-    return replace(first, message=message, usage=usage, model=model)
+    return replace(
+        first,
+        message=message,
+        usage=usage,
+        model=model,
+    )
 
 
 def _content(message: Message) -> list[Block]:

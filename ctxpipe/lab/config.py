@@ -63,7 +63,9 @@ class ConfiguredPolicy:
         place = self._place(f"stage {number}", r"\[\[\s*stage\s*\]\]|stage\b", number)
         table = _table(given, str(place))
         name = table.pop("use", None)
-        factory = _STAGES.get(name) if isinstance(name, str) else None
+        factory = None
+        if isinstance(name, str):
+            factory = _STAGES.get(name)
         if factory is None:
             raise SettingsError(f"{place.of('use')} is {name!r}; there are {', '.join(_STAGES)}")
         if "preview" in table:
@@ -170,7 +172,10 @@ def _names(given: object, where: str) -> frozenset[str]:
 
 
 def _build(
-    kind: type[Any], given: object, place: _Place, own: Mapping[str, object] | None = None
+    kind: type[Any],
+    given: object,
+    place: _Place,
+    own: Mapping[str, object] | None = None,
 ) -> Any:
     """*kind* made of the table *given*, which may override what the laboratory brings: *own*."""
     table = _table(given, str(place))
@@ -184,9 +189,9 @@ def _build(
             raise SettingsError(
                 f"{place.of(name)} is unknown here; the settings are {', '.join(known)}"
             )
-        expected = _expected(value, _default(known[name]))
-        if expected:
-            raise SettingsError(f"{place.of(name)} is {value!r}; give {expected}")
+        expectation = _expectation(value, _default(known[name]))
+        if expectation:
+            raise SettingsError(f"{place.of(name)} is {value!r}; give {expectation}")
     try:
         return kind(**{**(own or {}), **table})
     except (SettingsError, TypeError) as error:
@@ -197,7 +202,7 @@ def _build(
         raise SettingsError(f"{place}: {error}") from error
 
 
-def _expected(given: object, default: object) -> str:
+def _expectation(given: object, default: object) -> str:
     """What must be given in place of *given*, "" when it is valid.
 
     For most settings the stage itself decides that.

@@ -79,13 +79,16 @@ class PromptCache:
         self._seconds: float | None = None
 
     def request(
-        self, context: Sequence[Message], sums: Sequence[float], seconds: float | None = None
+        self,
+        context: Sequence[Message],
+        sums: Sequence[float],
+        seconds: float | None = None,
     ) -> CacheUse:
         """Send *context*, of which the first 0, 1, 2 … messages have *sums* tokens.
 
         These include what is before the messages.
         """
-        shared = _shared(self._context, context)
+        shared = _common_length(self._context, context)
         use = self.peek(context, sums, seconds)
         entries: set[int] = set()
         if not self._is_expired(seconds):
@@ -98,7 +101,10 @@ class PromptCache:
         return use
 
     def peek(
-        self, context: Sequence[Message], sums: Sequence[float], seconds: float | None = None
+        self,
+        context: Sequence[Message],
+        sums: Sequence[float],
+        seconds: float | None = None,
     ) -> CacheUse:
         """What *context* would use, without sending it."""
         total = sums[len(context)]
@@ -106,7 +112,7 @@ class PromptCache:
             return CacheUse(0.0, 0.0, total)
         if self._is_expired(seconds):
             return CacheUse(0.0, total)
-        shared = _shared(self._context, context)
+        shared = _common_length(self._context, context)
         hits = [self._hit(context, mark, shared) for mark in self._marks(shared, context)]
         lengths = [hit for hit in hits if hit is not None]
         if not lengths:
@@ -136,10 +142,12 @@ class PromptCache:
             return None
         entry = self._entries[place]
         between = sum(max(1, len(blocks(message))) for message in context[entry:mark])
-        return entry if between <= self.rules.look_back else None
+        if between > self.rules.look_back:
+            return None
+        return entry
 
 
-def _shared(before: Sequence[Message], after: Sequence[Message]) -> int:
+def _common_length(before: Sequence[Message], after: Sequence[Message]) -> int:
     """How many messages both begin with."""
     for index, (old, new) in enumerate(zip(before, after, strict=False)):
         if old is not new and old != new:

@@ -73,7 +73,13 @@ class LiveReport:
             )
             for call, turn in enumerate(self._turns)
         ]
-        return Report(title, tuple(turns), subtitle, facts=tuple(facts), blocks=found.blocks)
+        return Report(
+            title,
+            tuple(turns),
+            subtitle,
+            facts=tuple(facts),
+            blocks=found.blocks,
+        )
 
     def _sums(self, messages: Sequence[Message]) -> list[float]:
         overhead = self.counter.total([], system=self.system, tools=self.tools)

@@ -63,7 +63,10 @@ def _text_message(fields: Mapping[str, Any], place: str, _: list[Entry]) -> _Con
 def _reply(fields: Mapping[str, Any], place: str, found: list[Entry]) -> _Converted:
     content = _content(fields.get("content"), place)
     if isinstance(content, str):
-        content = [{"type": "text", "text": content}] if content else []
+        text = content
+        content = []
+        if text:
+            content.append({"type": "text", "text": text})
     calls = fields.get("tool_calls") or []
     if not isinstance(calls, list):
         raise InvalidHistory(f"{place}: {type(calls).__name__} as tool_calls, not a list")

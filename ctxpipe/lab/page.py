@@ -104,7 +104,12 @@ def _policy(scripts: Iterable[str]) -> str:
 
 def _json(value: object) -> str:
     """JSON for a script element: no text in it can end the element or begin a comment."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(
+        value,
+        ensure_ascii=False,
+        separators=(",", ":"),
+        allow_nan=False,
+    )
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
@@ -349,7 +354,9 @@ def _button(action: int, text: str) -> str:
 
 def _costs(report: Report) -> Iterator[str]:
     is_dollars = report.unit == "dollars"
-    unit = "dollars" if is_dollars else f"the price of so many {report.unit}"
+    unit = "dollars"
+    if not is_dollars:
+        unit = f"the price of so many {report.unit}"
     yield "<section>\n<h2>Cost so far</h2>\n"
     yield (
         f"<p>Added up over the turns, in {escape(unit)}; "
@@ -415,7 +422,9 @@ def _blocks(report: Report) -> Iterator[str]:
 
 def _block_row(block: BlockFate, action: int | None) -> tuple[str, ...]:
     """A row of the biggest blocks; one that left opens what replaced it."""
-    now = escape(block.fate) if action is None else _button(action, block.fate)
+    now = escape(block.fate)
+    if action is not None:
+        now = _button(action, block.fate)
     return (
         escape(block.name),
         KINDS[block.kind],
@@ -451,7 +460,9 @@ def _grid(
     style: str = "",
 ) -> str:
     """A table of cells that are HTML, in a box of its own, which the keyboard can scroll."""
-    classes = [' class="number"' if index in numbers else "" for index in range(len(header))]
+    classes = [""] * len(header)
+    for index in numbers:
+        classes[index] = ' class="number"'
     head = ""
     for name, attribute in zip(header, classes, strict=True):
         head += f'<th scope="col"{attribute}>{escape(name)}</th>'

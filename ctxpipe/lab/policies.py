@@ -85,7 +85,13 @@ def _rent_or_buy(bench: Workbench, prices: Prices) -> list[Stage]:
     """As `_fixed_ratio`, except for the gate."""
     gate = RentOrBuyGate(prices)
     return [
-        BatchOffload(bench.storage, gate, min_chars=400, keep_recent=5, reference="absolute"),
+        BatchOffload(
+            bench.storage,
+            gate,
+            min_chars=400,
+            keep_recent=5,
+            reference="absolute",
+        ),
         _compact(bench),
     ]
 
@@ -103,7 +109,10 @@ def _coding(bench: Workbench, prices: Prices) -> list[Stage]:
 
 def _chat(bench: Workbench, prices: Prices) -> list[Stage]:
     return presets.chat(
-        bench.storage, prices=prices, summarize=ExtractiveSummarizer(), clock=bench.clock
+        bench.storage,
+        prices=prices,
+        summarize=ExtractiveSummarizer(),
+        clock=bench.clock,
     )
 
 
@@ -150,7 +159,11 @@ class BudgetedPolicy:
 
     def __call__(self, bench: Workbench) -> ContextPipeline:
         estimated = _estimate(self.max_tokens)
-        budget = Budget(window=100 * estimated, trigger=estimated + 1, target=estimated)
+        budget = Budget(
+            window=100 * estimated,
+            trigger=estimated + 1,
+            target=estimated,
+        )
         return ContextPipeline(BUDGETED[self.name](bench, self.max_tokens), budget=budget)
 
 
@@ -185,7 +198,9 @@ BUDGETED: Mapping[str, Callable[[Workbench, int], list[Stage]]] = {
     "offload oldest": _offload,
     "offload, then inputs": _offload_inputs,
     "offload, 450 characters shown": lambda bench, tokens: _offload(
-        bench, tokens, Preview(300, 150)
+        bench,
+        tokens,
+        Preview(300, 150),
     ),
 }
 """Ways to bring a context down to a budget, for `recall`: the oldest leaves first."""

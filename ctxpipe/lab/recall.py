@@ -77,7 +77,11 @@ class Cut:
     """
 
     def __init__(
-        self, transcript: Transcript, call: int, index: AtomIndex, counter: TokenCounter
+        self,
+        transcript: Transcript,
+        call: int,
+        index: AtomIndex,
+        counter: TokenCounter,
     ) -> None:
         self.name = transcript.name
         self.call = call
@@ -104,7 +108,11 @@ class Cut:
         """What is used, by where it is: *visible*, or in files that can be read (*pointed*)."""
         seen = sum(weight(atom) for atom in self.future if atom in visible)
         hop = sum(weight(atom) for atom in self.future if atom in pointed and atom not in visible)
-        return Use(visible=seen, pointer=hop, lost=self.weight - seen - hop)
+        return Use(
+            visible=seen,
+            pointer=hop,
+            lost=self.weight - seen - hop,
+        )
 
 
 def _used(future: Sequence[Message], index: AtomIndex, past: Past) -> set[Atom]:

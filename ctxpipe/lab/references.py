@@ -117,7 +117,15 @@ class Past:
                 view = self._views.get(call_id)
             for atom in self._index.text(text):
                 self._holders.setdefault(atom, []).append(len(self.sources))
-            self.sources.append(Source(self._length, message["role"], text, call_id, view))
+            self.sources.append(
+                Source(
+                    self._length,
+                    message["role"],
+                    text,
+                    call_id,
+                    view,
+                )
+            )
         self._length += 1
 
     def __contains__(self, atom: Atom) -> bool:
@@ -218,7 +226,10 @@ def stored_at(content: object) -> str | None:
 
 
 def use_of(
-    used: Iterable[Atom], past: Past, context: Context, store: Store
+    used: Iterable[Atom],
+    past: Past,
+    context: Context,
+    store: Store,
 ) -> tuple[Use, dict[Atom, float]]:
     """Where what is *used* is now; and what of it is not visible, with its weight."""
     visible = pointer = reread = lost = fetch = 0.0
@@ -240,7 +251,13 @@ def use_of(
             reread += worth
         else:
             lost += worth
-    return Use(visible, pointer, reread, lost, fetch), missing
+    return Use(
+        visible,
+        pointer,
+        reread,
+        lost,
+        fetch,
+    ), missing
 
 
 def _can_reread(atom: Atom, past: Past, context: Context) -> bool:

@@ -120,7 +120,9 @@ class _Run:
         self.bench = Workbench()
         pipeline = make(self.bench)
         self.session: Session = pipeline.session(
-            transcript.name, cache_seconds=settings.cache.ttl_seconds, clock=self.bench.clock
+            transcript.name,
+            cache_seconds=settings.cache.ttl_seconds,
+            clock=self.bench.clock,
         )
         self.ledger = Ledger(pipeline.counter)
         self.cache = PromptCache(settings.cache)
@@ -189,7 +191,9 @@ class _Run:
         """Run the pipeline; a summary that it had written is a request too."""
         before = self.context
         result = await self.session.run(
-            before, system=self.transcript.system, tools=self.transcript.tools
+            before,
+            system=self.transcript.system,
+            tools=self.transcript.tools,
         )
         self.context = result.messages
         if self.watch is not None:
@@ -202,7 +206,10 @@ class _Run:
         return [report for report in result.reports if report.outcome is not Outcome.SKIPPED]
 
     async def _summary_request(
-        self, call: int, before: Sequence[Message], compacted: Compacted
+        self,
+        call: int,
+        before: Sequence[Message],
+        compacted: Compacted,
     ) -> Request:
         """The request for a summary.
 
@@ -211,16 +218,30 @@ class _Run:
         if compacted.input_tokens:
             cached = compacted.cached_tokens
             use = CacheUse(cached, 0, compacted.input_tokens - cached)
-            return Request(call, "summary", use, compacted.output_tokens, self._seconds)
+            return Request(
+                call,
+                "summary",
+                use,
+                compacted.output_tokens,
+                self._seconds,
+            )
         found = self.cache.peek(before, await self._sums(before), self._seconds)
         # Nothing is written to the cache: nobody reads it twice.
         use = CacheUse(found.read, 0, found.written + found.fresh + SUMMARY_PROMPT_TOKENS)
-        return Request(call, "summary", use, SUMMARY_TOKENS, self._seconds)
+        return Request(
+            call,
+            "summary",
+            use,
+            SUMMARY_TOKENS,
+            self._seconds,
+        )
 
     async def _sums(self, context: Sequence[Message]) -> list[float]:
         if self.overhead is None:
             self.overhead = await self.ledger.counter.count(
-                [], system=self.transcript.system, tools=self.transcript.tools
+                [],
+                system=self.transcript.system,
+                tools=self.transcript.tools,
             )
         factor = self.settings.tokens_per_raw
         overhead = self.overhead
@@ -233,12 +254,24 @@ class _Run:
         return use_of(self.past.used_by(reply), self.past, self.visible, self.store)
 
     async def _send(
-        self, call: int, purpose: Purpose, output: Message, requests: list[Request]
+        self,
+        call: int,
+        purpose: Purpose,
+        output: Message,
+        requests: list[Request],
     ) -> None:
         """Call the model, which answers *output*, and let the session read the usage."""
         use = self.cache.request(self.context, await self._sums(self.context), self._seconds)
         tokens = self.settings.tokens_per_raw * await self.ledger.counter.count([output])
-        requests.append(Request(call, purpose, use, tokens, self._seconds))
+        requests.append(
+            Request(
+                call,
+                purpose,
+                use,
+                tokens,
+                self._seconds,
+            )
+        )
         self.session.observe(
             {
                 "input_tokens": round(use.fresh),

@@ -108,7 +108,7 @@ def report_of(
     """
     settings = settings or Settings()
     effective_prices = prices or Prices.relative()
-    unit = "input tokens" if prices is None else "dollars"
+    unit = "dollars" if prices else "input tokens"
     found = story(
         moments,
         as_counter(counter),
@@ -146,7 +146,12 @@ def label(reply: Message) -> str:
     times = Counter(call.name for call in tool_calls([reply]))
     if not times:
         return "an answer" if any(texts(reply)) else ""
-    parts = [name if count == 1 else f"{name} ×{count}" for name, count in times.items()]
+    parts = []
+    for name, count in times.items():
+        part = name
+        if count > 1:
+            part = f"{name} ×{count}"
+        parts.append(part)
     return ", ".join(parts)
 
 
@@ -154,7 +159,12 @@ def _cost(step: Step, prices: Prices) -> float:
     return bill(step.requests, prices).total
 
 
-def _facts(ours: Replay, theirs: Replay, prices: Prices, unit: str) -> Iterator[Fact]:
+def _facts(
+    ours: Replay,
+    theirs: Replay,
+    prices: Prices,
+    unit: str,
+) -> Iterator[Fact]:
     both = (ours, theirs)
     bills = [bill(one.requests, prices) for one in both]
     largest = [max((step.prompt_tokens for step in one.steps), default=0.0) for one in both]
@@ -179,7 +189,8 @@ ORACLE = "oracle blocks"
 
 
 async def recall_points(
-    transcript: Transcript, index: AtomIndex | None = None
+    transcript: Transcript,
+    index: AtomIndex | None = None,
 ) -> list[RecallPoint]:
     """What policies that keep to a budget still show of what is used later, and the best possible.
 
@@ -205,6 +216,10 @@ async def _score(cut: Cut, way: str, share: float) -> Scored:
 
 
 def _point(
-    way: str, tokens: float, scored: Iterable[Scored], *, oracle: bool = False
+    way: str,
+    tokens: float,
+    scored: Iterable[Scored],
+    *,
+    oracle: bool = False,
 ) -> RecallPoint:
     return RecallPoint(way, tokens, mean_recall(scored).visible, oracle)

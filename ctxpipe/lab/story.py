@@ -204,7 +204,9 @@ class _Reader:
     def _result(self, block: Block, tokens: int) -> _Piece:
         call_id = str(field_of(block, "tool_use_id"))
         result = ToolResult(0, 0, call_id, field_of(block, "content"))
-        of: Kind = "results" if stored_at(result.content) is None else "placeholders"
+        of: Kind = "results"
+        if stored_at(result.content) is not None:
+            of = "placeholders"
         name = f"result of {self._calls.get(call_id, 'a tool')}"
         return _Piece(("result", call_id), of, name, result_text(result), tokens)
 
@@ -226,10 +228,18 @@ class _Reader:
         if report.outcome in {Outcome.CHANGED, Outcome.PLANNED}:
             saved = report.tokens_saved * self.tokens_per_raw
         what = report.reason or str(report.detail or "")
-        return Action(report.stage, str(report.outcome), what, saved, tuple(replaced))
+        return Action(
+            report.stage,
+            str(report.outcome),
+            what,
+            saved,
+            tuple(replaced),
+        )
 
     def _changes(
-        self, moment: Moment, changed: Sequence[StageReport]
+        self,
+        moment: Moment,
+        changed: Sequence[StageReport],
     ) -> Iterator[tuple[StageReport, Replaced]]:
         """What differs between the contexts, with the report of the stage that changed it."""
         same = common_prefix(moment.before, moment.after)
@@ -254,7 +264,11 @@ class _Reader:
         return pieces
 
     def _swap(
-        self, moment: Moment, changed: Sequence[StageReport], old: _Piece, new: _Piece
+        self,
+        moment: Moment,
+        changed: Sequence[StageReport],
+        old: _Piece,
+        new: _Piece,
     ) -> tuple[StageReport, Replaced]:
         where = _pointer(new) or ""
         report = changed[-1]
@@ -262,7 +276,9 @@ class _Reader:
             if isinstance(one.detail, Offloaded) and where in one.detail.files:
                 report = one
                 break
-        fate = f"moved to {PurePath(where).name}" if where else "shortened"
+        fate = "shortened"
+        if where:
+            fate = f"moved to {PurePath(where).name}"
         self._set_fate(old, moment, fate, report)
         return report, self._replacement(old.name, [old], [new], where)
 
@@ -275,21 +291,38 @@ class _Reader:
     ) -> tuple[StageReport, Replaced]:
         others = (report for report in changed if not isinstance(report.detail, Offloaded))
         report = next(others, changed[-1])
-        fate = "summarized" if isinstance(report.detail, Compacted) else "removed"
+        fate = "removed"
+        if isinstance(report.detail, Compacted):
+            fate = "summarized"
         for piece in removed:
             self._set_fate(piece, moment, fate, report)
         where = getattr(report.detail, "archive", None) or ""
         name = counted(len(removed), "block")
         return report, self._replacement(name, removed, added, where)
 
-    def _set_fate(self, piece: _Piece, moment: Moment, fate: str, report: StageReport) -> None:
+    def _set_fate(
+        self,
+        piece: _Piece,
+        moment: Moment,
+        fate: str,
+        report: StageReport,
+    ) -> None:
         known = self._fates.get(piece.key)
         if known is not None:
             until = moment.call + 1
-            self._fates[piece.key] = replace(known, fate=fate, until=until, stage=report.stage)
+            self._fates[piece.key] = replace(
+                known,
+                fate=fate,
+                until=until,
+                stage=report.stage,
+            )
 
     def _replacement(
-        self, name: str, old: Sequence[_Piece], new: Sequence[_Piece], where: str
+        self,
+        name: str,
+        old: Sequence[_Piece],
+        new: Sequence[_Piece],
+        where: str,
     ) -> Replaced:
         return Replaced(
             name,

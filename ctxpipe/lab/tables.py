@@ -109,7 +109,12 @@ def file_json(file: FileReplay) -> dict[str, Any]:
     }
 
 
-def _row(name: str, replays: Sequence[Replay], total: Bill, baseline: float) -> Figures:
+def _row(
+    name: str,
+    replays: Sequence[Replay],
+    total: Bill,
+    baseline: float,
+) -> Figures:
     use = sum((replay.use for replay in replays), Use())
     prompts = [step.prompt_tokens for replay in replays for step in replay.steps]
     return Figures(
@@ -132,11 +137,11 @@ def tuned_json(tuned: Tuned) -> dict[str, Any]:
     """What tuning found, for JSON."""
     chosen = tuned.chosen.candidate
     return {
-        "chosen": _scored_json(tuned.chosen),
+        "chosen": _candidate_json(tuned.chosen),
         "toml": chosen.toml() if chosen else "",
         "reached": tuned.reached,
-        "front": [_scored_json(one) for one in front(tuned.tried)],
-        "tried": [_scored_json(one) for one in tuned.tried],
+        "front": [_candidate_json(one) for one in front(tuned.tried)],
+        "tried": [_candidate_json(one) for one in tuned.tried],
         "held_out": [_fold_json(fold) for fold in tuned.folds],
         "replays": tuned.replays,
         "errors": list(tuned.errors),
@@ -151,8 +156,10 @@ def _fold_json(fold: HeldOut) -> dict[str, Any]:
     }
 
 
-def _scored_json(one: Scored) -> dict[str, Any]:
-    settings = asdict(one.candidate) if one.candidate else None
+def _candidate_json(one: Scored) -> dict[str, Any]:
+    settings = None
+    if one.candidate:
+        settings = asdict(one.candidate)
     return {"settings": settings, **_score_json(one.score)}
 
 
@@ -194,7 +201,8 @@ def _what(message: Message, block: object) -> str:
 
 
 def tokens_by_tool(
-    messages: Sequence[Message], counter: TokenCounter
+    messages: Sequence[Message],
+    counter: TokenCounter,
 ) -> list[tuple[str, int, int]]:
     """For each tool its name, its calls, and the raw tokens of their inputs and results.
 

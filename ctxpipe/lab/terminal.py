@@ -49,7 +49,9 @@ GAP = 2
 
 def unit(model: str) -> str:
     """The unit of costs, for a title."""
-    return f"cost in dollars, {model}" if model else "cost in input tokens"
+    if model:
+        return f"cost in dollars, {model}"
+    return "cost in input tokens"
 
 
 def calibration_text(found: Calibration) -> str:
@@ -89,7 +91,12 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     for column, name in enumerate(headings):
         is_number = name in NUMBERS or (column > 0 and _are_numbers(rows, column))
         if is_number:
-            table.add_column(name, justify="right", no_wrap=True, overflow="fold")
+            table.add_column(
+                name,
+                justify="right",
+                no_wrap=True,
+                overflow="fold",
+            )
         else:
             table.add_column(name, justify="left", overflow="fold")
     for row in rows:
@@ -110,7 +117,11 @@ def _is_number(cell: str) -> bool:
 
 
 def print_figures(
-    title: str, rows: Sequence[Figures], found: Calibration | None, *, dollars: bool
+    title: str,
+    rows: Sequence[Figures],
+    found: Calibration | None,
+    *,
+    dollars: bool,
 ) -> None:
     """Print a row for each policy, or a column where the terminal is too narrow for that.
 
@@ -121,15 +132,31 @@ def print_figures(
         print_line(f"{calibration_text(found)}\n")
 
 
-def figures_text(title: str, rows: Sequence[Figures], width: int, *, dollars: bool) -> str:
+def figures_text(
+    title: str,
+    rows: Sequence[Figures],
+    width: int,
+    *,
+    dollars: bool,
+) -> str:
     """The same as plain text, *width* columns wide where that is enough."""
     text = StringIO()
-    console = Console(file=text, width=width, color_system=None, highlight=False)
+    console = Console(
+        file=text,
+        width=width,
+        color_system=None,
+        highlight=False,
+    )
     _print_figures(console, title, rows, dollars)
     return text.getvalue()
 
 
-def _print_figures(console: Console, title: str, rows: Sequence[Figures], dollars: bool) -> None:
+def _print_figures(
+    console: Console,
+    title: str,
+    rows: Sequence[Figures],
+    dollars: bool,
+) -> None:
     cells = [_cells(row, dollars) for row in rows]
     console.print(Text(title, "bold"))
     if _width(HEADINGS, cells) <= console.width:
@@ -184,7 +211,12 @@ SETTINGS = ("direct", "alpha", "min_chars", "keep", "inputs", "trigger")
 def tuned_text(tuned: Tuned, model: str, recall: float) -> str:
     """What tuning found as TOML: the front and the test in comments, then the chosen pipeline."""
     text = StringIO()
-    console = Console(file=text, width=ENDLESS, color_system=None, highlight=False)
+    console = Console(
+        file=text,
+        width=ENDLESS,
+        color_system=None,
+        highlight=False,
+    )
     console.print(f"The Pareto front over {tuned.conversations} conversations ({unit(model)})")
     console.print(
         f"after {tuned.replays} replays; * is the cheapest with a recall of {recall} or more."
@@ -238,7 +270,9 @@ def _test_text(tuned: Tuned) -> str:
         return "A single conversation: the choice could not be tested on others."
     score = sum((fold.score for fold in tuned.folds), Score())
     without = sum(fold.without.cost for fold in tuned.folds)
-    ratio = f"{score.cost / without:.3f}" if without else "as much as"
+    ratio = "as much as"
+    if without:
+        ratio = f"{score.cost / without:.3f}"
     return (
         f"Chosen in {len(tuned.folds)} folds and tested on the others: "
         f"ratio {ratio}, seen {score.recall:.3f}."
@@ -262,7 +296,12 @@ def print_json(value: object) -> None:
     """Print *value* as JSON, in the characters that standard output has."""
     encoding = getattr(sys.stdout, "encoding", None) or ""
     is_unicode = encoding.lower().startswith("utf")
-    text = json.dumps(value, ensure_ascii=not is_unicode, indent=2, default=str)
+    text = json.dumps(
+        value,
+        ensure_ascii=not is_unicode,
+        indent=2,
+        default=str,
+    )
     # Flushed now: when the interpreter ends, a full disk could no longer be reported.
     print(text, flush=True)
 

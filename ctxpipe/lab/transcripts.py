@@ -91,7 +91,9 @@ def _standard_input() -> bytes:
 
 
 def _name(path: str | os.PathLike[str]) -> str:
-    return "standard input" if path == STDIN else os.fspath(path)
+    if path == STDIN:
+        return "standard input"
+    return os.fspath(path)
 
 
 def parse_transcript(text: str, name: str = "transcript") -> Transcript:

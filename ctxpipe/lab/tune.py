@@ -356,7 +356,12 @@ class _Search:
     def _score(self, replay: Replay) -> Score:
         use = replay.use
         cost = bill(replay.requests, self.prices).total
-        return Score(cost, used=use.total, seen=use.visible, found=use.total - use.lost)
+        return Score(
+            cost,
+            used=use.total,
+            seen=use.visible,
+            found=use.total - use.lost,
+        )
 
     def total(self, name: str, files: Iterable[str]) -> Score:
         """The score over those of *files* that every pipeline could be tried on."""
