@@ -20,7 +20,14 @@ __all__ = ["WEIGHTS", "Atom", "AtomIndex", "atoms", "block_text", "path_atom", "
 
 Atom: TypeAlias = str
 
-WEIGHTS: Mapping[str, float] = {"L": 1.0, "H": 1.0, "P": 0.5, "F": 0.5, "I": 0.5, "N": 0.5}
+WEIGHTS: Mapping[str, float] = {
+    "L": 1.0,
+    "H": 1.0,
+    "P": 0.5,
+    "F": 0.5,
+    "I": 0.5,
+    "N": 0.5,
+}
 """A line or a hash is hardly used by chance; a name or a number may be."""
 
 MIN_LINE = 24
@@ -168,7 +175,8 @@ class AtomIndex:
         known = self._messages.get(id(message))
         if known is not None and known[0] is message:
             return known[1]
-        found = frozenset().union(*map(self.text, message_texts(message)))
+        texts = message_texts(message)
+        found = frozenset().union(*map(self.text, texts))
         self._messages[id(message)] = (message, found)
         return found
 

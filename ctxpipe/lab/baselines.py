@@ -79,8 +79,11 @@ def _drop_middle(
     first = max((cut for cut in cuts if sums[cut] <= opening), default=0)
     first = max(first, least)
     budget = max_tokens - sums[first]
-    fitting = (cut for cut in cuts if cut >= first and sums[-1] - sums[cut] <= budget)
-    last = next(fitting, cuts[-1])
+    last = cuts[-1]
+    for cut in cuts:
+        if cut >= first and sums[-1] - sums[cut] <= budget:
+            last = cut
+            break
     if last <= first:
         return Skip("nothing can be left out")
     return Change(messages[:first] + messages[last:])
@@ -132,11 +135,8 @@ class MaskOldResults:
 
     async def __call__(self, turn: Turn) -> Change | Skip:
         end = protected_from(turn.messages, self.keep_calls)
-        old = [
-            result
-            for result in tool_results(turn.messages, 0, end)
-            if len(said(result.content)) >= self.min_chars
-        ]
+        results = tool_results(turn.messages, 0, end)
+        old = [result for result in results if len(said(result.content)) >= self.min_chars]
         chosen = _oldest_until(turn, old, None)
         if not chosen:
             return Skip("no old result is left to mask")
@@ -144,7 +144,8 @@ class MaskOldResults:
 
 
 def _clear(turn: Turn, chosen: Sequence[tuple[ToolResult, int]]) -> Change:
-    return Change(rewrite(turn.messages, {result.place: CLEARED for result, _ in chosen}))
+    replacements = {result.place: CLEARED for result, _ in chosen}
+    return Change(rewrite(turn.messages, replacements))
 
 
 def _oldest_until(
@@ -159,7 +160,8 @@ def _oldest_until(
     for result in results:
         if tokens is not None and freed >= tokens:
             break
-        saved = turn.counter.text(said(result.content)) - cleared
+        tokens_before = turn.counter.text(said(result.content))
+        saved = tokens_before - cleared
         if saved > 0:
             chosen.append((result, saved))
             freed += saved

@@ -34,7 +34,8 @@ class Calibration:
     simulated_read: float
 
     def __add__(self, other: Calibration) -> Calibration:
-        return Calibration(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+        sums = [getattr(self, name) + getattr(other, name) for name in self.__slots__]
+        return Calibration(*sums)
 
     @property
     def factor(self) -> float:
@@ -60,9 +61,10 @@ def calibration(transcript: Transcript, replay: Replay) -> Calibration | None:
 
     None where it has none.
     """
-    simulated = {
-        request.call: request.use for request in replay.requests if request.purpose == "reply"
-    }
+    simulated = {}
+    for request in replay.requests:
+        if request.purpose == "reply":
+            simulated[request.call] = request.use
     usages = []
     uses = []
     for call, index in enumerate(transcript.replies):

@@ -42,7 +42,8 @@ def entries(records: Iterable[Record]) -> tuple[list[Entry], Mapping[str, int]]:
             continue
         seen.add(_uuid(line))
         fields = line["message"]
-        new = entry(as_message(fields, record.place), fields, line.get("timestamp"))
+        message = as_message(fields, record.place)
+        new = entry(message, fields, line.get("timestamp"))
         reply = str(fields.get("id") or "")
         at = None
         if reply:
@@ -70,9 +71,7 @@ def _reason(line: Mapping[str, Any], seen: set[str]) -> str:
     if line["message"].get("model") == "<synthetic>":
         return "shown to the user only"
     uuid = _uuid(line)
-    if uuid and uuid in seen:
-        return "repeated"
-    return ""
+    return "repeated" if uuid and uuid in seen else ""
 
 
 def _uuid(line: Mapping[str, Any]) -> str:

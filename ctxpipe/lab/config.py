@@ -52,9 +52,8 @@ class ConfiguredPolicy:
 
     def __call__(self, bench: Workbench) -> ContextPipeline:
         config = _parse(self.text, self.source)
-        stages = [
-            self._stage(bench, table, number) for number, table in enumerate(config["stage"], 1)
-        ]
+        tables = enumerate(config["stage"], 1)
+        stages = [self._stage(bench, table, number) for number, table in tables]
         place = self._place("[budget]", r"\[\s*budget\s*\]|budget\b")
         budget = _build(Budget, config.get("budget", {}), place)
         return ContextPipeline(stages, budget=budget)
@@ -74,7 +73,8 @@ class ConfiguredPolicy:
             table["gate"] = self._gate(table["gate"], place.of("gate"))
         for setting in ("inputs", "exempt_tools"):
             if setting in table:
-                table[setting] = _names(table[setting], str(place.of(setting)))
+                where = str(place.of(setting))
+                table[setting] = _names(table[setting], where)
         if "restore" in table:
             own = {"files": bench.files}
             table["restore"] = _build(Restore, table["restore"], place.of("restore"), own)
@@ -179,11 +179,10 @@ def _build(
 ) -> Any:
     """*kind* made of the table *given*, which may override what the laboratory brings: *own*."""
     table = _table(given, str(place))
-    known = {
-        setting.name: setting
-        for setting in fields(kind)
-        if setting.init and setting.name not in _OURS
-    }
+    known = {}
+    for setting in fields(kind):
+        if setting.init and setting.name not in _OURS:
+            known[setting.name] = setting
     for name, value in table.items():
         if name not in known:
             raise SettingsError(
@@ -209,9 +208,9 @@ def _expectation(given: object, default: object) -> str:
     """
     if isinstance(default, bool):
         return "" if isinstance(given, bool) else "true or false"
-    if isinstance(default, int | float):
-        is_number = isinstance(given, int | float) and not isinstance(given, bool)
-        return "" if is_number else "a number"
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    if isinstance(default, int | float) and not is_number:
+        return "a number"
     return ""
 
 

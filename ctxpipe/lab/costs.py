@@ -113,7 +113,8 @@ class PromptCache:
         if self._is_expired(seconds):
             return CacheUse(0.0, total)
         shared = _common_length(self._context, context)
-        hits = [self._hit(context, mark, shared) for mark in self._marks(shared, context)]
+        marks = self._marks(shared, context)
+        hits = [self._hit(context, mark, shared) for mark in marks]
         lengths = [hit for hit in hits if hit is not None]
         if not lengths:
             return CacheUse(0.0, total)
@@ -141,7 +142,9 @@ class PromptCache:
         if place < 0:
             return None
         entry = self._entries[place]
-        between = sum(max(1, len(blocks(message))) for message in context[entry:mark])
+        between = 0
+        for message in context[entry:mark]:
+            between += max(1, len(blocks(message)))
         if between > self.rules.look_back:
             return None
         return entry
@@ -187,7 +190,8 @@ class Bill:
     read_tokens: float = 0.0
 
     def __add__(self, other: Bill) -> Bill:
-        return Bill(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+        sums = [getattr(self, name) + getattr(other, name) for name in self.__slots__]
+        return Bill(*sums)
 
     @property
     def total(self) -> float:

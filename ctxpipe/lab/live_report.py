@@ -50,14 +50,17 @@ class LiveReport:
         necessary, such as reading an offloaded result back.
         """
         call = len(self._moments)
-        self._moments.append(Moment(call, tuple(before), tuple(after), reports))
+        moment = Moment(call, tuple(before), tuple(after), reports)
+        self._moments.append(moment)
         output = float(self.counter.message(reply))
-        sums = self._sums(full)
-        cost = self._cost(call, self._cache, list(after), self._sums(after), output)
+        sums = self._sums(after)
+        full_sums = self._sums(full)
+        cost = self._cost(call, self._cache, list(after), sums, output)
         cost_without = 0.0
         if not extra:
-            cost_without = self._cost(call, self._cache_without, list(full), sums, output)
-        self._turns.append(_Turn(sums[-1], cost, cost_without, label(reply)))
+            cost_without = self._cost(call, self._cache_without, list(full), full_sums, output)
+        turn = _Turn(full_sums[-1], cost, cost_without, label(reply))
+        self._turns.append(turn)
 
     def report(self, title: str, *, subtitle: str = "", facts: Sequence[Fact] = ()) -> Report:
         """What was added so far."""
@@ -83,7 +86,8 @@ class LiveReport:
 
     def _sums(self, messages: Sequence[Message]) -> list[float]:
         overhead = self.counter.total([], system=self.system, tools=self.tools)
-        return list(accumulate(map(self.counter.message, messages), initial=float(overhead)))
+        tokens = map(self.counter.message, messages)
+        return list(accumulate(tokens, initial=float(overhead)))
 
     def _cost(
         self,

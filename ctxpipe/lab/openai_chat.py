@@ -71,8 +71,10 @@ def _reply(fields: Mapping[str, Any], place: str, found: list[Entry]) -> _Conver
     if not isinstance(calls, list):
         raise InvalidHistory(f"{place}: {type(calls).__name__} as tool_calls, not a list")
     if fields.get("function_call"):  # the form before tools, which has no ids
-        calls = [*calls, {"id": _function_id(found), "function": fields["function_call"]}]
-    return "assistant", [*content, *(_call(call, place) for call in calls)]
+        call = {"id": _function_id(found), "function": fields["function_call"]}
+        calls = [*calls, call]
+    blocks = [_call(call, place) for call in calls]
+    return "assistant", [*content, *blocks]
 
 
 def _call(call: object, place: str) -> dict[str, Any]:

@@ -47,11 +47,12 @@ def page_paths(path: Path, files: Iterable[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for file in distinct:
         stem = "stdin" if file == "-" else Path(file).stem
-        page_path = path.with_name(f"{path.stem}-{stem}{path.suffix}")
+        name = f"{path.stem}-{stem}"
+        page_path = path.with_name(f"{name}{path.suffix}")
         number = 1
         while page_path in found.values():
             number += 1
-            page_path = path.with_name(f"{path.stem}-{stem}-{number}{path.suffix}")
+            page_path = path.with_name(f"{name}-{number}{path.suffix}")
         found[file] = page_path
     return found
 
@@ -124,7 +125,8 @@ def _data(report: Report) -> dict[str, object]:
     for number, turn in enumerate(report.turns, 1):
         first = len(actions)
         actions += [_action_data(number, action, shorten) for action in turn.actions]
-        turns.append(_turn_data(number, turn, range(first, len(actions))))
+        own = range(first, len(actions))
+        turns.append(_turn_data(number, turn, own))
     return {
         "unit": report.unit,
         "policy": report.policy,
@@ -212,7 +214,8 @@ _DIALOG = """<dialog id="action" aria-labelledby="action-title">
 
 def _body(report: Report) -> Iterator[str]:
     """The sections. A table has whatever a chart shows."""
-    yield f'<h1>{escape(report.title)}</h1>\n<p class="soft">{escape(report.subtitle)}</p>\n'
+    yield f"<h1>{escape(report.title)}</h1>\n"
+    yield f'<p class="soft">{escape(report.subtitle)}</p>\n'
     if report.turns:
         yield f'<p class="lead">{escape(_lead(report))}</p>\n'
     if report.facts:
@@ -238,9 +241,9 @@ def _lead(report: Report) -> str:
     costs = ""
     if cost_without:
         costs = f"{report.policy} cost {cost / cost_without:.0%} of {report.baseline}; "
+    turns = counted(len(report.turns), "turn")
     return (
-        f"{counted(len(report.turns), 'turn')}: {costs}"
-        f"the largest context was {largest:,.0f} tokens instead of {without:,.0f}."
+        f"{turns}: {costs}the largest context was {largest:,.0f} tokens instead of {without:,.0f}."
     )
 
 
@@ -273,7 +276,8 @@ def _tokens(report: Report) -> Iterator[str]:
 def _token_row(number: int, turn: PageTurn) -> list[str]:
     amounts = [turn.tokens.get(kind, 0) for kind in KINDS]
     amounts += [turn.total, turn.tokens_without]
-    return [str(number), *(f"{amount:,.0f}" for amount in amounts), turn.label]
+    cells = [f"{amount:,.0f}" for amount in amounts]
+    return [str(number), *cells, turn.label]
 
 
 def _chart_text(report: Report) -> str:
@@ -309,9 +313,10 @@ def _kinds(report: Report) -> Iterator[str]:
 
 def _numbered_actions(report: Report) -> list[tuple[int, Action]]:
     """Every action with its turn, in the order in which the page's script counts them."""
-    return [
-        (number, action) for number, turn in enumerate(report.turns, 1) for action in turn.actions
-    ]
+    found = []
+    for number, turn in enumerate(report.turns, 1):
+        found += [(number, action) for action in turn.actions]
+    return found
 
 
 def _actions(report: Report) -> Iterator[str]:
@@ -325,7 +330,8 @@ def _actions(report: Report) -> Iterator[str]:
         saved = ""
         if action.tokens_saved is not None:
             saved = f"{action.tokens_saved:,.0f}"
-        rows.append((str(number), button, escape(action.told), saved))
+        what = escape(action.told)
+        rows.append((str(number), button, what, saved))
     header = ("turn", "action", "what", "tokens saved")
     table = _grid("What each stage did", header, rows, (0, 3))
     name = f"Table: {counted(len(actions), 'action')}"
@@ -340,10 +346,10 @@ def _by_stage(actions: Iterable[tuple[int, Action]]) -> str:
     for _, action in actions:
         times[action.stage] += 1
         saved[action.stage] += round(action.tokens_saved or 0)
-    parts = [
-        f"{stage} {counted(count, 'time')}, {saved[stage]:,} tokens saved"
-        for stage, count in times.items()
-    ]
+    parts = []
+    for stage, count in times.items():
+        tokens = f"{saved[stage]:,} tokens saved"
+        parts.append(f"{stage} {counted(count, 'time')}, {tokens}")
     return f"{'; '.join(parts)}."
 
 
@@ -394,10 +400,10 @@ def _recall(report: Report) -> Iterator[str]:
         "the table below has all."
     )
     yield f'<div class="chart" id="recall" role="img" aria-label="{label}"></div>\n'
-    rows = [
-        (point.policy, f"{point.budget_tokens:,.0f}", f"{point.recall:.3f}")
-        for point in report.recall
-    ]
+    rows = []
+    for point in report.recall:
+        budget = f"{point.budget_tokens:,.0f}"
+        rows.append((point.policy, budget, f"{point.recall:.3f}"))
     table = _table("Recall", ("policy", "tokens", "recall"), rows, range(1, 3))
     yield _details("Table: recall", table)
     yield "</section>\n"
@@ -413,7 +419,8 @@ def _blocks(report: Report) -> Iterator[str]:
         places.setdefault((number, action.stage), index)
     rows = []
     for block in report.blocks:
-        place = places.get((block.until or 0, block.stage))
+        turn = block.until or 0
+        place = places.get((turn, block.stage))
         rows.append(_block_row(block, place))
     header = ("block", "kind", "tokens", "since turn", "until turn", "now")
     yield _grid("The biggest blocks", header, rows, range(2, 5))

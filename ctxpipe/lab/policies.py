@@ -56,7 +56,8 @@ class Policy:
             )
 
     def __call__(self, bench: Workbench) -> ContextPipeline:
-        return ContextPipeline(POLICIES[self.name](bench, self.prices), budget=self.budget)
+        stages = POLICIES[self.name](bench, self.prices)
+        return ContextPipeline(stages, budget=self.budget)
 
 
 def policies(names: Iterable[str], prices: Prices | None = None) -> dict[str, Policy]:
@@ -75,10 +76,9 @@ def _compact(bench: Workbench) -> Compact:
 
 def _fixed_ratio(bench: Workbench, _: Prices) -> list[Stage]:
     """The gate of the requirements: everything old leaves when it is a fifth of the context."""
-    return [
-        BatchOffload(bench.storage, RatioGate(0.2), keep_recent=5, reference="absolute"),
-        _compact(bench),
-    ]
+    gate = RatioGate(0.2)
+    offload = BatchOffload(bench.storage, gate, keep_recent=5, reference="absolute")
+    return [offload, _compact(bench)]
 
 
 def _rent_or_buy(bench: Workbench, prices: Prices) -> list[Stage]:
@@ -164,7 +164,8 @@ class BudgetedPolicy:
             trigger=estimated + 1,
             target=estimated,
         )
-        return ContextPipeline(BUDGETED[self.name](bench, self.max_tokens), budget=budget)
+        stages = BUDGETED[self.name](bench, self.max_tokens)
+        return ContextPipeline(stages, budget=budget)
 
 
 def _estimate(raw_tokens: int) -> int:
@@ -174,10 +175,8 @@ def _estimate(raw_tokens: int) -> int:
 
 def _offload(bench: Workbench, max_tokens: int, preview: Preview | None = None) -> list[Stage]:
     gate = OldestUntil(max_tokens)
-    return [
-        BatchOffload(bench.storage, gate, reference="absolute", preview=preview),
-        KeepLast(max_tokens),
-    ]
+    offload = BatchOffload(bench.storage, gate, reference="absolute", preview=preview)
+    return [offload, KeepLast(max_tokens)]
 
 
 def _offload_inputs(bench: Workbench, max_tokens: int) -> list[Stage]:

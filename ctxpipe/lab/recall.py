@@ -92,7 +92,8 @@ class Cut:
         self.past = Past(index)
         for message in self.history:
             self.past.learn(message)
-        self.future: list[Atom] = sorted(_used(transcript.messages[end:], index, self.past))
+        later = transcript.messages[end:]
+        self.future: list[Atom] = sorted(_future_uses(later, index, self.past))
 
     @cached_property
     def tokens(self) -> int:
@@ -106,16 +107,17 @@ class Cut:
 
     def use(self, visible: AbstractSet[Atom], pointed: AbstractSet[Atom] = frozenset()) -> Use:
         """What is used, by where it is: *visible*, or in files that can be read (*pointed*)."""
-        seen = sum(weight(atom) for atom in self.future if atom in visible)
-        hop = sum(weight(atom) for atom in self.future if atom in pointed and atom not in visible)
-        return Use(
-            visible=seen,
-            pointer=hop,
-            lost=self.weight - seen - hop,
-        )
+        seen = hop = 0.0
+        for atom in self.future:
+            if atom in visible:
+                seen += weight(atom)
+            elif atom in pointed:
+                hop += weight(atom)
+        lost = self.weight - seen - hop
+        return Use(visible=seen, pointer=hop, lost=lost)
 
 
-def _used(future: Sequence[Message], index: AtomIndex, past: Past) -> set[Atom]:
+def _future_uses(future: Sequence[Message], index: AtomIndex, past: Past) -> set[Atom]:
     """What the replies in *future* use of the past, as long as nothing newer has said it."""
     used: set[Atom] = set()
     repeated: set[Atom] = set()
@@ -157,7 +159,8 @@ async def shaped(cut: Cut, make: PipelineMaker) -> Scored:
     """The history of *cut* after a pipeline that sees it for the first time."""
     bench = Workbench()
     bench.files.learn(cut.history)
-    result = await make(bench).run(list(cut.history), session_id=cut.name)
+    pipeline = make(bench)
+    result = await pipeline.run(list(cut.history), session_id=cut.name)
     context = Context(cut.index, cut.name)
     context.update(result.messages)
     store = Store(cut.index, cut.counter, f"{ROOT}/")
@@ -213,11 +216,8 @@ def oracle_pointers(cut: Cut, budget: int) -> Scored:
 
     What one reading call leads to counts as well.
     """
-    results = [
-        source.text
-        for source in cut.past.sources
-        if source.role == "user" and source.call_id and len(source.text) >= MIN_POINTED_CHARS
-    ]
+    sources = [source for source in cut.past.sources if source.role == "user" and source.call_id]
+    results = [source.text for source in sources if len(source.text) >= MIN_POINTED_CHARS]
     pointers = POINTER_TOKENS * len(results)
     visible, tokens = _cover(_blocks(cut), budget - pointers)
     pointed: set[Atom] = set().union(*map(cut.index.text, results))
@@ -233,7 +233,8 @@ def oracle_lines(cut: Cut, budget: int) -> Scored:
             continue
         for line in source.text.splitlines():
             lines.setdefault(future & atoms(line), line[:MAX_LINE_CHARS])
-    pieces = [_Piece(cut.counter.text(line), used) for used, line in lines.items() if used]
+    lines.pop(frozenset(), None)
+    pieces = [_Piece(cut.counter.text(line), used) for used, line in lines.items()]
     visible, tokens = _cover(pieces, budget)
     return Scored(tokens, cut.use(visible))
 
@@ -263,7 +264,8 @@ def _blocks(cut: Cut) -> list[_Piece]:
     for source in cut.past.sources:
         used = future & cut.index.text(source.text)
         if used:
-            pieces.append(_Piece(cut.counter.text(source.text), used))
+            tokens = cut.counter.text(source.text)
+            pieces.append(_Piece(tokens, used))
     return pieces
 
 

@@ -133,11 +133,13 @@ class Past:
 
     def used_by(self, reply: Message) -> list[Atom]:
         """What *reply* says that was said before, in a fixed order."""
-        return sorted(atom for atom in self._index.message(reply) if atom in self._holders)
+        said = self._index.message(reply)
+        return sorted(atom for atom in said if atom in self._holders)
 
     def holders(self, atom: Atom) -> list[Source]:
         """The blocks that hold *atom*, oldest first."""
-        return [self.sources[index] for index in self._holders.get(atom, ())]
+        indices = self._holders.get(atom, ())
+        return [self.sources[index] for index in indices]
 
 
 class Context:
@@ -145,7 +147,8 @@ class Context:
 
     def __init__(self, index: AtomIndex, session_id: str) -> None:
         self._index = index
-        self._key = re.compile(re.escape(session_folder(session_id)) + r"/[^\s\"'`<>|;&)\]]+")
+        folder = re.escape(session_folder(session_id))
+        self._key = re.compile(folder + r"/[^\s\"'`<>|;&)\]]+")
         self._messages: list[Message] = []
         self._counts: Counter[Atom] = Counter()
         self._keys: Counter[str] = Counter()

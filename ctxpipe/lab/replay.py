@@ -143,7 +143,8 @@ class _Run:
         reports = await self._run_pipeline(call, requests)
         use, missing = self._use(reply)
         if self.settings.refetch and sum(missing.values()) >= self.settings.refetch_weight:
-            ask, answer = self._refetch(needed(missing, self.past))
+            sources = needed(missing, self.past)
+            ask, answer = self._refetch(sources)
             await self._send(call, "refetch", ask, requests)
             self.context = [*self.context, ask, answer]
             reports += await self._run_pipeline(call, requests)
@@ -171,7 +172,8 @@ class _Run:
         self.bench.files.learn(new)
         clock = self.bench.clock
         for place in range(start, at + 1):
-            clock.now = max(clock.now, self.transcript.seconds.get(place, clock.now))
+            seconds = self.transcript.seconds.get(place, clock.now)
+            clock.now = max(clock.now, seconds)
 
     @property
     def _seconds(self) -> float | None:
@@ -197,7 +199,8 @@ class _Run:
         )
         self.context = result.messages
         if self.watch is not None:
-            self.watch(Moment(call, before, self.context, result.reports))
+            moment = Moment(call, before, self.context, result.reports)
+            self.watch(moment)
         changes = [report.detail for report in result.reports if report.outcome is Outcome.CHANGED]
         for change in changes:
             if isinstance(change, Compacted):
@@ -225,9 +228,11 @@ class _Run:
                 compacted.output_tokens,
                 self._seconds,
             )
-        found = self.cache.peek(before, await self._sums(before), self._seconds)
+        sums = await self._sums(before)
+        prefix = self.cache.peek(before, sums, self._seconds)
         # Nothing is written to the cache: nobody reads it twice.
-        use = CacheUse(found.read, 0, found.written + found.fresh + SUMMARY_PROMPT_TOKENS)
+        fresh = prefix.written + prefix.fresh + SUMMARY_PROMPT_TOKENS
+        use = CacheUse(prefix.read, 0, fresh)
         return Request(
             call,
             "summary",
@@ -245,13 +250,15 @@ class _Run:
             )
         factor = self.settings.tokens_per_raw
         overhead = self.overhead
-        return [factor * (tokens + overhead) for tokens in await self.ledger.prefix_sums(context)]
+        sums = await self.ledger.prefix_sums(context)
+        return [factor * (tokens + overhead) for tokens in sums]
 
     def _use(self, reply: Message) -> tuple[Use, dict[Atom, float]]:
         """What *reply* uses, and what of it the agent cannot see."""
         self.visible.update(self.context)
         self.store.learn(self.bench.storage.texts)
-        return use_of(self.past.used_by(reply), self.past, self.visible, self.store)
+        used = self.past.used_by(reply)
+        return use_of(used, self.past, self.visible, self.store)
 
     async def _send(
         self,
@@ -261,8 +268,10 @@ class _Run:
         requests: list[Request],
     ) -> None:
         """Call the model, which answers *output*, and let the session read the usage."""
-        use = self.cache.request(self.context, await self._sums(self.context), self._seconds)
-        tokens = self.settings.tokens_per_raw * await self.ledger.counter.count([output])
+        sums = await self._sums(self.context)
+        use = self.cache.request(self.context, sums, self._seconds)
+        raw_tokens = await self.ledger.counter.count([output])
+        tokens = self.settings.tokens_per_raw * raw_tokens
         requests.append(
             Request(
                 call,
@@ -290,13 +299,13 @@ class _Run:
         for source in sources:
             self.fetched += 1
             call_id = f"refetch-{self.fetched}"
-            name, arguments = self._call(source, pointers.get(source.call_id))
+            pointer = pointers.get(source.call_id)
+            name, arguments = self._call(source, pointer)
             calls.append({"type": "tool_use", "id": call_id, "name": name, "input": arguments})
             results.append({"type": "tool_result", "tool_use_id": call_id, "content": source.text})
-        return (
-            cast("Message", {"role": "assistant", "content": calls}),
-            cast("Message", {"role": "user", "content": results}),
-        )
+        ask = {"role": "assistant", "content": calls}
+        answer = {"role": "user", "content": results}
+        return cast("Message", ask), cast("Message", answer)
 
     def _call(self, source: Source, pointer: str | None) -> tuple[str, Mapping[str, object]]:
         """The tool and the arguments that bring *source* back.
@@ -305,7 +314,8 @@ class _Run:
         """
         if pointer is not None:
             return "read_offloaded", {"path": pointer}
-        message = self.transcript.messages[max(0, source.message - 1)]
+        place = max(0, source.message - 1)
+        message = self.transcript.messages[place]
         if source.role == "user" and source.call_id:
             for call in tool_calls([message]):
                 if call.id == source.call_id:

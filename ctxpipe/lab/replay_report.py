@@ -167,8 +167,9 @@ def _facts(
 ) -> Iterator[Fact]:
     both = (ours, theirs)
     bills = [bill(one.requests, prices) for one in both]
-    largest = [max((step.prompt_tokens for step in one.steps), default=0.0) for one in both]
-    costs = [cost(one.total, dollars=unit == "dollars", places=4) for one in bills]
+    largest = [_largest_prompt(one) for one in both]
+    is_dollars = unit == "dollars"
+    costs = [cost(one.total, dollars=is_dollars, places=4) for one in bills]
     yield Fact("tokens sent in all", *(f"{one.prompt_tokens:,.0f}" for one in bills))
     yield Fact("largest context, tokens", *(f"{tokens:,.0f}" for tokens in largest))
     yield Fact(f"cost, {unit}", *costs)
@@ -179,6 +180,10 @@ def _facts(
         *(f"{one.use.one_hop:.1%}" for one in both),
     )
     yield Fact("requests to read something back", *(f"{one.refetches:,}" for one in bills))
+
+
+def _largest_prompt(replay: Replay) -> float:
+    return max((step.prompt_tokens for step in replay.steps), default=0.0)
 
 
 # Recall against budget ----------------------------------------------------------------------------
@@ -201,7 +206,8 @@ async def recall_points(
         return []
     points: list[RecallPoint] = []
     for share in SHARES:
-        tokens = sum(share * cut.tokens for cut in found) / len(found)
+        total = sum(share * cut.tokens for cut in found)
+        tokens = total / len(found)
         for way in WAYS:
             scored = [await _score(cut, way, share) for cut in found]
             points.append(_point(way, tokens, scored))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
@@ -79,7 +80,7 @@ def story(
     reader = _Reader(counter, system, tools, tokens_per_raw)
     for moment in moments:
         reader.read(moment)
-    actions = {call: tuple(of_call) for call, of_call in reader.actions.items()}
+    actions = {call: tuple(steps) for call, steps in reader.actions.items()}
     return Story(reader.tokens, actions, reader.biggest())
 
 
@@ -131,7 +132,8 @@ class _Reader:
         first: dict[str, BlockFate] = {}
         for key, block in self._fates.items():
             first.setdefault(self._texts[key], block)
-        return tuple(nlargest(BIGGEST, first.values(), key=lambda block: block.tokens))
+        biggest = nlargest(BIGGEST, first.values(), key=lambda block: block.tokens)
+        return tuple(biggest)
 
     def _add(self, message: Message, call: int) -> None:
         for made in tool_calls([message]):
@@ -145,14 +147,13 @@ class _Reader:
     # Tokens ---------------------------------------------------------------------------------------
 
     def _by_kind(self, messages: Sequence[Message]) -> Mapping[Kind, float]:
-        found: dict[Kind, int] = {
-            "system": self.counter.total([], system=self.system),
-            "tools": self.counter.total([], tools=self.tools),
-        }
+        system = self.counter.total([], system=self.system)
+        tools = self.counter.total([], tools=self.tools)
+        raw: Counter[Kind] = Counter({"system": system, "tools": tools})
         for message in messages:
             for piece in self._pieces_of(message):
-                found[piece.kind] = found.get(piece.kind, 0) + piece.tokens
-        return {name: tokens * self.tokens_per_raw for name, tokens in found.items() if tokens}
+                raw[piece.kind] += piece.tokens
+        return {of: tokens * self.tokens_per_raw for of, tokens in raw.items() if tokens}
 
     def _pieces_of(self, message: Message) -> list[_Piece]:
         """The pieces of *message*, read once."""
@@ -175,7 +176,8 @@ class _Reader:
         if role == "user" and text.startswith((SUMMARY, RESTORED)):
             of = "summary"
         name = f"{role}: {one_line(text, LABEL_CHARS)}"
-        return _Piece(("text", text), of, name, text, self.counter.text(text))
+        tokens = self.counter.text(text)
+        return _Piece(("text", text), of, name, text, tokens)
 
     def _block(self, role: str, block: Block) -> _Piece:
         name = kind(block)
@@ -221,7 +223,8 @@ class _Reader:
                 replaced[id(report)].append(change)
         for report in moment.reports:
             if report.outcome is not Outcome.SKIPPED:
-                yield self._action(report, replaced.get(id(report), ()))
+                own = replaced.get(id(report), ())
+                yield self._action(report, own)
 
     def _action(self, report: StageReport, replaced: Sequence[Replaced]) -> Action:
         saved = None
@@ -280,7 +283,8 @@ class _Reader:
         if where:
             fate = f"moved to {PurePath(where).name}"
         self._set_fate(old, moment, fate, report)
-        return report, self._replacement(old.name, [old], [new], where)
+        replacement = self._replacement(old.name, [old], [new], where)
+        return report, replacement
 
     def _remove(
         self,
@@ -368,7 +372,8 @@ def _text_of(pieces: Sequence[_Piece]) -> str:
     """The text of one piece; of several the beginning of each, under its name."""
     if len(pieces) == 1:
         return pieces[0].text
-    return "\n\n".join(f"— {_speaker(piece)}\n{_excerpt(piece)}" for piece in pieces)
+    parts = [f"— {_speaker(piece)}\n{_excerpt(piece)}" for piece in pieces]
+    return "\n\n".join(parts)
 
 
 def _speaker(piece: _Piece) -> str:

@@ -72,7 +72,8 @@ def summed(files: Iterable[FileReplay], prices: Prices, baseline: str) -> list[F
     by_policy = {name: [replays[name] for replays in read] for name in read[0]}
     bills = {}
     for name, replays in by_policy.items():
-        bills[name] = sum((bill(replay.requests, prices) for replay in replays), Bill())
+        own = [bill(replay.requests, prices) for replay in replays]
+        bills[name] = sum(own, Bill())
     total = bills[baseline].total
     return [_row(name, replays, bills[name], total) for name, replays in by_policy.items()]
 
@@ -235,7 +236,8 @@ def largest_blocks(messages: Sequence[Message], counter: TokenCounter, most: int
         content = message["content"]
         if isinstance(content, str):
             what = f"{message['role']} text"
-            found.append(Block(index, what, counter.message(message), content))
+            tokens = counter.message(message)
+            found.append(Block(index, what, tokens, content))
         for place, block in enumerate(blocks(message)):
             tool = tools.get((index, place))
             if kind(block) == "tool_use":
@@ -243,11 +245,16 @@ def largest_blocks(messages: Sequence[Message], counter: TokenCounter, most: int
             what = _what(message, block)
             if tool:
                 what = f"{what} of {tool}"
-            found.append(Block(index, what, counter.block(block), _beginning(block)))
+            tokens = counter.block(block)
+            found.append(Block(index, what, tokens, _beginning(block)))
     return sorted(found, key=lambda block: -block.tokens)[:most]
 
 
 def _beginning(block: object) -> str:
     if kind(block) == "tool_result":
         return result_text(block)
-    return str(field(block, "text") or field(block, "thinking") or field(block, "input") or "")
+    for name in ("text", "thinking", "input"):
+        value = field(block, name)
+        if value:
+            return str(value)
+    return ""

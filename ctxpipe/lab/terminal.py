@@ -89,7 +89,9 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table.pad_edge = False
     table.padding = (0, GAP, 0, 0)
     for column, name in enumerate(headings):
-        is_number = name in NUMBERS or (column > 0 and _are_numbers(rows, column))
+        is_number = name in NUMBERS
+        if column > 0 and not is_number:
+            is_number = _are_numbers(rows, column)
         if is_number:
             table.add_column(
                 name,
@@ -109,7 +111,8 @@ def _are_numbers(rows: Sequence[Sequence[str]], column: int) -> bool:
 
 
 def _is_number(cell: str) -> bool:
-    digits = cell.lstrip("$").replace(",", "").rstrip("%").replace(".", "")
+    digits = cell.lstrip("$").replace(",", "")
+    digits = digits.rstrip("%").replace(".", "")
     return digits.isdigit()
 
 
@@ -222,9 +225,11 @@ def tuned_text(tuned: Tuned, model: str, recall: float) -> str:
         f"after {tuned.replays} replays; * is the cheapest with a recall of {recall} or more."
     )
     headings = ("", "cost", "ratio", "seen", "found", *SETTINGS)
-    console.print(_table(headings, _front_rows(tuned, bool(model))))
+    rows = _front_rows(tuned, bool(model))
+    console.print(_table(headings, rows))
     console.print(_test_text(tuned))
-    comments = "\n".join(f"# {line}".rstrip() for line in text.getvalue().splitlines())
+    lines = text.getvalue().splitlines()
+    comments = "\n".join(f"# {line}".rstrip() for line in lines)
     chosen = tuned.chosen.candidate
     toml = chosen.toml() if chosen else ""
     return f"{comments}\n\n{toml}"
@@ -323,4 +328,5 @@ def discard_output() -> None:
     Otherwise the interpreter would try again when it ends, and report another error.
     """
     if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())

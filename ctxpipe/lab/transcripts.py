@@ -153,7 +153,9 @@ def _tools(request: Mapping[str, object], name: str) -> list[object] | None:
 
 
 def _are_objects(values: object) -> bool:
-    return isinstance(values, list) and all(isinstance(value, Mapping) for value in values)
+    if not isinstance(values, list):
+        return False
+    return all(isinstance(value, Mapping) for value in values)
 
 
 # From bytes to records ----------------------------------------------------------------------------
@@ -180,10 +182,15 @@ def _records(text: str, name: str) -> list[Record]:
     """
     if not text.strip():
         raise TranscriptError(f"{name} is empty")
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    numbered = enumerate(text.split("\n"), 1)
+    lines = [(number, line) for number, line in numbered if line.strip()]
     first_number, first_line = lines[0]
     if len(lines) > 1 and _is_whole(first_line):
-        return [Record(f"line {number}", _parse(line, name, number)) for number, line in lines]
+        records = []
+        for number, line in lines:
+            value = _parse(line, name, number)
+            records.append(Record(f"line {number}", value))
+        return records
     value = _parse(text, name, 1)
     if isinstance(value, list):
         return _message_records(value)
@@ -207,7 +214,8 @@ def _parse(text: str, name: str, line: int) -> object:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        where = f"line {line + error.lineno - 1}, column {error.colno}"
+        error_line = line + error.lineno - 1
+        where = f"line {error_line}, column {error.colno}"
         raise TranscriptError(f"{name}, {where}: this is not JSON ({error.msg})") from error
     except RecursionError as error:
         raise TranscriptError(f"{name}, line {line}: the JSON is nested too deeply") from error
@@ -265,4 +273,5 @@ def _is_header(value: Mapping[str, Any]) -> bool:
 
 def _entry(record: Record) -> Entry:
     fields = record.fields
-    return entry(as_message(fields, record.place), fields, fields.get("timestamp"))
+    message = as_message(fields, record.place)
+    return entry(message, fields, fields.get("timestamp"))

@@ -247,7 +247,8 @@ def tune(
     if budget < least:
         raise SettingsError(f"{budget} replays are too few; {least} are the least")
     search = _Search(evaluate, prices, recall)
-    search.try_all(files, [Candidate(window=window)], {NONE: Policy(NONE, prices)})
+    preset = Candidate(window=window)
+    search.try_all(files, [preset], {NONE: Policy(NONE, prices)})
     files = [path for path in files if path not in search.errors]
     if not files:
         raise SettingsError(f"nothing to tune by: {next(iter(search.errors.values()))}")
@@ -261,7 +262,8 @@ def least_budget(files: int, folds: int) -> int:
 
     They try no management, the preset and two other candidates on every file.
     """
-    runs = _runs([str(number) for number in range(files)], folds)
+    names = [str(number) for number in range(files)]
+    runs = _runs(names, folds)
     return 2 * files + _max_replays(3, runs)
 
 
@@ -287,7 +289,10 @@ def _first_share(run: Sequence[str], share: float) -> Sequence[str]:
 
 def _union(runs: Sequence[Sequence[str]], share: float) -> list[str]:
     """The first *share* of every run, each file once."""
-    return list(dict.fromkeys(path for run in runs for path in _first_share(run, share)))
+    paths: dict[str, None] = {}
+    for run in runs:
+        paths.update(dict.fromkeys(_first_share(run, share)))
+    return list(paths)
 
 
 def _survivor_count(count: int) -> int:
@@ -296,8 +301,11 @@ def _survivor_count(count: int) -> int:
 
 def _affordable_count(budget: int, runs: Sequence[Sequence[str]]) -> int:
     """The most candidates that *budget* replays suffice for, at least 1."""
-    counts = range(1, MAX_CANDIDATES)
-    return max((count for count in counts if _max_replays(count, runs) <= budget), default=1)
+    affordable = 1
+    for count in range(1, MAX_CANDIDATES):
+        if _max_replays(count, runs) <= budget:
+            affordable = count
+    return affordable
 
 
 def _max_replays(count: int, runs: Sequence[Sequence[str]]) -> int:
@@ -310,7 +318,8 @@ def _max_replays(count: int, runs: Sequence[Sequence[str]]) -> int:
     each = count
     for share in SHARES:
         files = len(_union(runs, share))
-        replays += min(count, each * len(runs)) * (files - known)
+        tried = min(count, each * len(runs))
+        replays += tried * (files - known)
         known = files
         each = _survivor_count(each)
     return replays
@@ -334,7 +343,8 @@ class _Search:
         """Score what is *tried* on each of *files* it has not been tried on."""
         makers: dict[str, PipelineMaker] = dict(more or {})
         for candidate in tried:
-            makers[candidate.name] = ConfiguredPolicy(candidate.name, candidate.toml(), self.prices)
+            name = candidate.name
+            makers[name] = ConfiguredPolicy(name, candidate.toml(), self.prices)
         # Files that lack the same scores are replayed together.
         groups: dict[tuple[str, ...], list[str]] = {}
         for path in files:
@@ -342,7 +352,8 @@ class _Search:
             if names:
                 groups.setdefault(names, []).append(path)
         for names, group in groups.items():
-            self._replay(group, {name: makers[name] for name in names})
+            missing = {name: makers[name] for name in names}
+            self._replay(group, missing)
 
     def _replay(self, files: Sequence[str], makers: Mapping[str, PipelineMaker]) -> None:
         self.replays += len(files) * len(makers)
@@ -365,8 +376,11 @@ class _Search:
 
     def total(self, name: str, files: Iterable[str]) -> Score:
         """The score over those of *files* that every pipeline could be tried on."""
-        valid = (path for path in files if path not in self.errors)
-        return sum((self.scores[name, path] for path in valid), Score())
+        total = Score()
+        for path in files:
+            if path not in self.errors:
+                total += self.scores[name, path]
+        return total
 
     def ranking(self, tried: Iterable[Candidate], files: Sequence[str]) -> list[Candidate]:
         """The best first: those that show enough by cost, the others by what they show."""
@@ -400,7 +414,8 @@ class _Search:
             self.ranking({preset, *remaining}, run)[0]
             for remaining, run in zip(alive, runs, strict=True)
         ]
-        return self._result(runs, chosen, _distinct([[preset], *alive]))
+        finalists = _distinct([[preset], *alive])
+        return self._result(runs, chosen, finalists)
 
     def _result(
         self,
@@ -433,8 +448,13 @@ class _Search:
     def _test(self, run: Sequence[str], everything: Sequence[str], chosen: Candidate) -> HeldOut:
         """The test of *chosen* on the files outside of *run*."""
         files = [path for path in everything if path not in run]
-        return HeldOut(chosen, self.total(chosen.name, files), self.total(NONE, files))
+        score = self.total(chosen.name, files)
+        without = self.total(NONE, files)
+        return HeldOut(chosen, score, without)
 
 
 def _distinct(groups: Iterable[Iterable[Candidate]]) -> list[Candidate]:
-    return list(dict.fromkeys(candidate for group in groups for candidate in group))
+    found: dict[Candidate, None] = {}
+    for group in groups:
+        found.update(dict.fromkeys(group))
+    return list(found)

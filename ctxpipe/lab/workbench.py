@@ -29,7 +29,11 @@ class MemoryStorage:
         return f"{ROOT}/{key}"
 
     async def write(self, texts: Sequence[tuple[str, str]], /) -> Sequence[str]:
-        return [self._write(self.location(key), text) for key, text in texts]
+        paths = []
+        for key, text in texts:
+            path = self.location(key)
+            paths.append(self._write(path, text))
+        return paths
 
     def _write(self, path: str, text: str) -> str:
         if self.texts.setdefault(path, text) != text:
@@ -49,14 +53,17 @@ class MemoryStorage:
 
     async def save(self, session_id: str, stem: str, record: Record, /) -> str:
         folder = self.location(session_folder(session_id))
-        number = 1 + sum(path.startswith(f"{folder}/{stem}-") for path in self.texts)
-        path = f"{folder}/{stem}-{number}.json"
+        prefix = f"{folder}/{stem}-"
+        count = sum(path.startswith(prefix) for path in self.texts)
+        path = f"{prefix}{count + 1}.json"
         self.texts[path] = "".join(encode_record(record))
         return path
 
     async def append(self, session_id: str, name: str, entry: Mapping[str, object], /) -> str:
-        path = self.location(f"{session_folder(session_id)}/{safe_name(name)}")
-        self.texts[path] = self.texts.get(path, "") + encode_line(entry)
+        folder = session_folder(session_id)
+        path = self.location(f"{folder}/{safe_name(name)}")
+        before = self.texts.get(path, "")
+        self.texts[path] = before + encode_line(entry)
         return path
 
     async def records(self, session_id: str, /) -> Sequence[str]:
@@ -82,8 +89,9 @@ class SeenFiles:
             if viewed is not None:
                 self._views[call.id] = viewed
                 continue
-            path = call.input.get("file_path") or call.input.get("path")
-            text = call.input.get("content")
+            arguments = call.input
+            path = arguments.get("file_path") or arguments.get("path")
+            text = arguments.get("content")
             if isinstance(path, str) and isinstance(text, str):
                 self._texts[path] = text
         for result in tool_results(messages):
