@@ -40,7 +40,7 @@ from .lab.terminal import (
     print_line,
     print_notice,
     print_table,
-    tuned_text,
+    tuning_text,
     unit,
 )
 from .lab.transcripts import STDIN, Transcript, read_transcript
@@ -187,7 +187,8 @@ def _makers(
         names = [NONE]
     elif not names:
         names = [NONE, preset]
-    makers: dict[str, PipelineMaker] = {**policies(dict.fromkeys(names), prices)}
+    distinct = dict.fromkeys(names)
+    makers: dict[str, PipelineMaker] = {**policies(distinct, prices)}
     for make in makers.values():
         make(Workbench())
     if config is not None:
@@ -203,7 +204,11 @@ def _maker(preset: str, config: Path | None, prices: Prices) -> PipelineMaker:
     return policies([preset], prices)[preset]
 
 
-def _executor(scheduler: str, processes: int | None, files: int) -> AbstractContextManager[Workers]:
+def _executor(
+    scheduler: str,
+    processes: int | None,
+    files: int,
+) -> AbstractContextManager[Workers]:
     if scheduler:
         return cluster(scheduler)
     return workers(min(processes or os.cpu_count() or 1, files))
@@ -298,7 +303,12 @@ def _print_replays(
     else:
         dollars = bool(model)
         for path, file in read.items():
-            print_figures(_title(file, model), rows[path], file.calibration, dollars=dollars)
+            print_figures(
+                _title(file, model),
+                rows[path],
+                file.calibration,
+                dollars=dollars,
+            )
         if len(read) > 1:
             title = f"all {len(read)} conversations ({unit(model)})"
             calibration = tables.total_calibration(read.values())
@@ -384,7 +394,13 @@ def _evaluator(
         def advance(_file: FileReplay) -> None:
             progress.advance(task, len(makers))
 
-        return replay_files(paths, makers, settings, hands=executor, progress=advance)
+        return replay_files(
+            paths,
+            makers,
+            settings,
+            hands=executor,
+            progress=advance,
+        )
 
     return evaluate
 
@@ -397,9 +413,9 @@ def _print_tuned(
     as_json: bool,
 ) -> None:
     if as_json:
-        print_json(tables.tuned_json(tuned))
+        print_json(tables.tuning_json(tuned))
     else:
-        print_line(tuned_text(tuned, model, recall))
+        print_line(tuning_text(tuned, model, recall))
     for error in tuned.errors:
         print_error(error)
     if not tuned.reached:
@@ -431,11 +447,13 @@ def inspect(
     _print_shares(_heading(transcript, total), kinds.most_common())
     if tools:
         tool_rows = [(name, f"{calls:,}", f"{tokens:,}") for name, calls, tokens in tools]
-        print_table("by tool", ("tool", "calls", "tokens"), tool_rows)
-    block_rows = [
-        (f"{block.message}", block.what, f"{block.tokens:,}", one_line(block.begins))
-        for block in largest
-    ]
+        headings = ("tool", "calls", "tokens")
+        print_table("by tool", headings, tool_rows)
+    block_rows = []
+    for block in largest:
+        tokens_text = f"{block.tokens:,}"
+        row = (f"{block.message}", block.what, tokens_text, one_line(block.begins))
+        block_rows.append(row)
     print_table("largest blocks", ("message", "what", "tokens", "begins"), block_rows)
 
 
@@ -481,7 +499,8 @@ def plan(
     for report in result.reports:
         is_planned = report.outcome is Outcome.PLANNED
         outcome = "would act" if is_planned else report.outcome.value
-        rows.append((report.stage, outcome, report.reason or str(report.detail or "")))
+        why = report.reason or str(report.detail or "")
+        rows.append((report.stage, outcome, why))
     if as_json:
         stages = [{"stage": stage, "outcome": outcome, "why": why} for stage, outcome, why in rows]
         print_json({"stages": stages, "saved": saved})
@@ -570,14 +589,20 @@ def _clean_limits(
     max_age = _limit("--max-days", max_days, 86_400)
     kept: set[str] = set()
     for path in live:
-        for message in read_transcript(path).messages:
+        transcript = read_transcript(path)
+        for message in transcript.messages:
             for text in strings(message):
                 kept.update(named_files(text))
     whole_bytes = None if max_bytes is None else round(max_bytes)
     return Limits(whole_bytes, max_age, records, kept)
 
 
-def _adopt_unmarked(folder: StorageRoot, *, adopt: bool, dry_run: bool) -> Mapping[str, Mark]:
+def _adopt_unmarked(
+    folder: StorageRoot,
+    *,
+    adopt: bool,
+    dry_run: bool,
+) -> Mapping[str, Mark]:
     """Files of ctxpipe that carry no mark; they get one, unless this is a dry run."""
     unmarked: Mapping[str, Mark] = {}
     if adopt:
@@ -680,5 +705,6 @@ def main() -> None:
         app(prog_name="ctxpipe")
     except OSError as error:  # errors of transcripts and storages have been handled before
         discard_output()
-        print_error(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        name = error.filename or "standard output"
+        print_error(f"{name}: {error.strerror or error}")
         raise SystemExit(FAILED) from error

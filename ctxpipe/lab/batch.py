@@ -73,7 +73,14 @@ def replay_file(
 
     try:
         transcript = read_transcript(path, raw)
-        return anyio.run(_replay_all, path, transcript, makers, settings, pages)
+        return anyio.run(
+            _replay_all,
+            path,
+            transcript,
+            makers,
+            settings,
+            pages,
+        )
     except Exception as error:  # noqa: BLE001  one file must not end the run of the others
         return FileReplay(path, error=_error_text(path, error))
 
@@ -232,7 +239,11 @@ class _Job:
         return replay_file(path, self.makers, self.settings, raw, self.pages)
 
 
-def _run(paths: Sequence[str], job: _Job, executor: Workers) -> Iterator[FileReplay]:
+def _run(
+    paths: Sequence[str],
+    job: _Job,
+    executor: Workers,
+) -> Iterator[FileReplay]:
     if executor.pool is None:
         yield from map(job, paths)
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from itertools import cycle, islice
 from typing import TypeAlias
 
 from .report import KINDS, Report
@@ -88,7 +89,11 @@ def _encodable(spec: Spec) -> str:
     return json.dumps(spec, ensure_ascii=False).encode("utf-8", "replace").decode()
 
 
-def _chart(height: int, layers: Sequence[Spec], params: Sequence[str] = ()) -> Spec:
+def _chart(
+    height: int,
+    layers: Sequence[Spec],
+    params: Sequence[str] = (),
+) -> Spec:
     return {
         "width": "container",
         "height": height,
@@ -205,7 +210,7 @@ def _marks(report: Report) -> Spec:
 
 
 def _shapes(count: int) -> list[str]:
-    return [SHAPES[index % len(SHAPES)] for index in range(count)]
+    return list(islice(cycle(SHAPES), count))
 
 
 def _cost(report: Report) -> Spec:

@@ -77,7 +77,12 @@ class ConfiguredPolicy:
                 table[setting] = _names(table[setting], where)
         if "restore" in table:
             own = {"files": bench.files}
-            table["restore"] = _build(Restore, table["restore"], place.of("restore"), own)
+            table["restore"] = _build(
+                Restore,
+                table["restore"],
+                place.of("restore"),
+                own,
+            )
         kind, own = factory(bench)
         stage: Stage = _build(kind, table, place, own)
         return stage

@@ -136,7 +136,12 @@ class PromptCache:
             marks.add(_change_end(self._context, context, shared))
         return marks
 
-    def _hit(self, context: Sequence[Message], mark: int, shared: int) -> int | None:
+    def _hit(
+        self,
+        context: Sequence[Message],
+        mark: int,
+        shared: int,
+    ) -> int | None:
         """The longest entry that a mark after *mark* messages finds."""
         place = bisect_right(self._entries, min(mark, shared)) - 1
         if place < 0:
@@ -158,7 +163,11 @@ def _common_length(before: Sequence[Message], after: Sequence[Message]) -> int:
     return min(len(before), len(after))
 
 
-def _change_end(before: Sequence[Message], after: Sequence[Message], shared: int) -> int:
+def _change_end(
+    before: Sequence[Message],
+    after: Sequence[Message],
+    shared: int,
+) -> int:
     """Where what was rewritten ends in *after*.
 
     What follows was there before, and then comes what is new.

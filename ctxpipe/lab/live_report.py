@@ -58,13 +58,30 @@ class LiveReport:
         cost = self._cost(call, self._cache, list(after), sums, output)
         cost_without = 0.0
         if not extra:
-            cost_without = self._cost(call, self._cache_without, list(full), full_sums, output)
+            cost_without = self._cost(
+                call,
+                self._cache_without,
+                list(full),
+                full_sums,
+                output,
+            )
         turn = _Turn(full_sums[-1], cost, cost_without, label(reply))
         self._turns.append(turn)
 
-    def report(self, title: str, *, subtitle: str = "", facts: Sequence[Fact] = ()) -> Report:
+    def report(
+        self,
+        title: str,
+        *,
+        subtitle: str = "",
+        facts: Sequence[Fact] = (),
+    ) -> Report:
         """What was added so far."""
-        found = story(self._moments, self.counter, system=self.system, tools=self.tools)
+        found = story(
+            self._moments,
+            self.counter,
+            system=self.system,
+            tools=self.tools,
+        )
         turns = [
             PageTurn(
                 tokens=found.tokens[call],

@@ -54,13 +54,21 @@ def entries(records: Iterable[Record]) -> list[Entry]:
 _Converted = tuple[str, str | list[Any]]
 
 
-def _text_message(fields: Mapping[str, Any], place: str, _: list[Entry]) -> _Converted:
+def _text_message(
+    fields: Mapping[str, Any],
+    place: str,
+    _: list[Entry],
+) -> _Converted:
     is_system = fields["role"] in ("system", "developer")
     role = "system" if is_system else "user"
     return role, _content(fields.get("content"), place)
 
 
-def _reply(fields: Mapping[str, Any], place: str, found: list[Entry]) -> _Converted:
+def _reply(
+    fields: Mapping[str, Any],
+    place: str,
+    found: list[Entry],
+) -> _Converted:
     content = _content(fields.get("content"), place)
     if isinstance(content, str):
         text = content
@@ -106,7 +114,11 @@ def _arguments(given: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {"arguments": value}
 
 
-def _tool_result(fields: Mapping[str, Any], place: str, found: list[Entry]) -> _Converted:
+def _tool_result(
+    fields: Mapping[str, Any],
+    place: str,
+    found: list[Entry],
+) -> _Converted:
     call_id = fields.get("tool_call_id")
     if fields["role"] == "function":
         call_id = _function_id(found[:-1])

@@ -141,7 +141,11 @@ def _data(report: Report) -> dict[str, object]:
     }
 
 
-def _action_data(number: int, action: Action, shorten: Callable[[str], str]) -> dict[str, object]:
+def _action_data(
+    number: int,
+    action: Action,
+    shorten: Callable[[str], str],
+) -> dict[str, object]:
     replaced = [
         {
             "name": change.name,
@@ -164,7 +168,11 @@ def _action_data(number: int, action: Action, shorten: Callable[[str], str]) -> 
     }
 
 
-def _turn_data(number: int, turn: PageTurn, actions: range) -> dict[str, object]:
+def _turn_data(
+    number: int,
+    turn: PageTurn,
+    actions: range,
+) -> dict[str, object]:
     return {
         "turn": number,
         "label": turn.label,
@@ -180,7 +188,7 @@ def _turn_data(number: int, turn: PageTurn, actions: range) -> dict[str, object]
 def _shortener(report: Report) -> Callable[[str], str]:
     """A function that cuts the middle out of long texts, so that all together fit TEXT_BYTES."""
     sizes = []
-    for _, action in _numbered_actions(report):
+    for _, action in _actions_by_turn(report):
         for change in action.replaced:
             for text in (change.placeholder, change.original):
                 size = len(text.encode("utf-8", "replace"))
@@ -311,7 +319,7 @@ def _kinds(report: Report) -> Iterator[str]:
     yield "</ul>\n"
 
 
-def _numbered_actions(report: Report) -> list[tuple[int, Action]]:
+def _actions_by_turn(report: Report) -> list[tuple[int, Action]]:
     """Every action with its turn, in the order in which the page's script counts them."""
     found = []
     for number, turn in enumerate(report.turns, 1):
@@ -320,7 +328,7 @@ def _numbered_actions(report: Report) -> list[tuple[int, Action]]:
 
 
 def _actions(report: Report) -> Iterator[str]:
-    actions = _numbered_actions(report)
+    actions = _actions_by_turn(report)
     if not actions:
         return
     yield f"<section>\n<h2>Actions</h2>\n<p>{escape(_by_stage(actions))}</p>\n"
@@ -415,7 +423,7 @@ def _blocks(report: Report) -> Iterator[str]:
     yield "<section>\n<h2>The biggest blocks, and where they went</h2>\n"
     # The first action of a stage in a turn, by both.
     places: dict[tuple[int, str], int] = {}
-    for index, (number, action) in enumerate(_numbered_actions(report)):
+    for index, (number, action) in enumerate(_actions_by_turn(report)):
         places.setdefault((number, action.stage), index)
     rows = []
     for block in report.blocks:

@@ -77,7 +77,12 @@ def _compact(bench: Workbench) -> Compact:
 def _fixed_ratio(bench: Workbench, _: Prices) -> list[Stage]:
     """The gate of the requirements: everything old leaves when it is a fifth of the context."""
     gate = RatioGate(0.2)
-    offload = BatchOffload(bench.storage, gate, keep_recent=5, reference="absolute")
+    offload = BatchOffload(
+        bench.storage,
+        gate,
+        keep_recent=5,
+        reference="absolute",
+    )
     return [offload, _compact(bench)]
 
 
@@ -173,9 +178,18 @@ def _estimate(raw_tokens: int) -> int:
     return Ledger().estimate(raw_tokens, ())
 
 
-def _offload(bench: Workbench, max_tokens: int, preview: Preview | None = None) -> list[Stage]:
+def _offload(
+    bench: Workbench,
+    max_tokens: int,
+    preview: Preview | None = None,
+) -> list[Stage]:
     gate = OldestUntil(max_tokens)
-    offload = BatchOffload(bench.storage, gate, reference="absolute", preview=preview)
+    offload = BatchOffload(
+        bench.storage,
+        gate,
+        reference="absolute",
+        preview=preview,
+    )
     return [offload, KeepLast(max_tokens)]
 
 

@@ -117,7 +117,11 @@ class Cut:
         return Use(visible=seen, pointer=hop, lost=lost)
 
 
-def _future_uses(future: Sequence[Message], index: AtomIndex, past: Past) -> set[Atom]:
+def _future_uses(
+    future: Sequence[Message],
+    index: AtomIndex,
+    past: Past,
+) -> set[Atom]:
     """What the replies in *future* use of the past, as long as nothing newer has said it."""
     used: set[Atom] = set()
     repeated: set[Atom] = set()
@@ -216,8 +220,11 @@ def oracle_pointers(cut: Cut, budget: int) -> Scored:
 
     What one reading call leads to counts as well.
     """
-    sources = [source for source in cut.past.sources if source.role == "user" and source.call_id]
-    results = [source.text for source in sources if len(source.text) >= MIN_POINTED_CHARS]
+    results = []
+    for source in cut.past.sources:
+        is_result = source.role == "user" and source.call_id
+        if is_result and len(source.text) >= MIN_POINTED_CHARS:
+            results.append(source.text)
     pointers = POINTER_TOKENS * len(results)
     visible, tokens = _cover(_blocks(cut), budget - pointers)
     pointed: set[Atom] = set().union(*map(cut.index.text, results))
@@ -234,9 +241,12 @@ def oracle_lines(cut: Cut, budget: int) -> Scored:
         for line in source.text.splitlines():
             lines.setdefault(future & atoms(line), line[:MAX_LINE_CHARS])
     lines.pop(frozenset(), None)
-    pieces = [_Piece(cut.counter.text(line), used) for used, line in lines.items()]
-    visible, tokens = _cover(pieces, budget)
-    return Scored(tokens, cut.use(visible))
+    pieces = []
+    for used, line in lines.items():
+        tokens = cut.counter.text(line)
+        pieces.append(_Piece(tokens, used))
+    visible, total = _cover(pieces, budget)
+    return Scored(total, cut.use(visible))
 
 
 def oracle_atoms(cut: Cut, budget: int) -> Scored:

@@ -185,7 +185,12 @@ class Context:
 class Store:
     """The atoms of the files that the pipeline has written."""
 
-    def __init__(self, index: AtomIndex, counter: TokenCounter, root: str) -> None:
+    def __init__(
+        self,
+        index: AtomIndex,
+        counter: TokenCounter,
+        root: str,
+    ) -> None:
         self._index = index
         self._counter = counter
         self._root = root

@@ -98,7 +98,13 @@ async def replay(
     transcript saves reading its texts again. What the pipeline writes stays in memory. *watch* is
     shown the context before and after each run of the pipeline. Raises what the pipeline raises.
     """
-    run = _Run(transcript, make, settings or Settings(), index or AtomIndex(), watch)
+    run = _Run(
+        transcript,
+        make,
+        settings or Settings(),
+        index or AtomIndex(),
+        watch,
+    )
     steps = [await run.step(call, at) for call, at in enumerate(transcript.replies)]
     return Replay(transcript.name, tuple(steps))
 
@@ -201,10 +207,10 @@ class _Run:
         if self.watch is not None:
             moment = Moment(call, before, self.context, result.reports)
             self.watch(moment)
-        changes = [report.detail for report in result.reports if report.outcome is Outcome.CHANGED]
-        for change in changes:
-            if isinstance(change, Compacted):
-                request = await self._summary_request(call, before, change)
+        for report in result.reports:
+            detail = report.detail
+            if report.outcome is Outcome.CHANGED and isinstance(detail, Compacted):
+                request = await self._summary_request(call, before, detail)
                 requests.append(request)
         return [report for report in result.reports if report.outcome is not Outcome.SKIPPED]
 

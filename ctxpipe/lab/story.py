@@ -210,7 +210,13 @@ class _Reader:
         if stored_at(result.content) is not None:
             of = "placeholders"
         name = f"result of {self._calls.get(call_id, 'a tool')}"
-        return _Piece(("result", call_id), of, name, result_text(result), tokens)
+        return _Piece(
+            ("result", call_id),
+            of,
+            name,
+            result_text(result),
+            tokens,
+        )
 
     # Actions --------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ __all__ = [
     "tokens_by_kind",
     "tokens_by_tool",
     "total_calibration",
-    "tuned_json",
+    "tuning_json",
 ]
 
 
@@ -56,15 +56,25 @@ class Figures:
         return asdict(self)
 
 
-def figures(replays: Mapping[str, Replay], prices: Prices, baseline: str) -> list[Figures]:
+def figures(
+    replays: Mapping[str, Replay],
+    prices: Prices,
+    baseline: str,
+) -> list[Figures]:
     """A row for each policy; *relative* is its cost divided by that of *baseline*."""
     bills = {name: bill(replay.requests, prices) for name, replay in replays.items()}
-    return [
-        _row(name, [replay], bills[name], bills[baseline].total) for name, replay in replays.items()
-    ]
+    rows = []
+    for name, replay in replays.items():
+        row = _row(name, [replay], bills[name], bills[baseline].total)
+        rows.append(row)
+    return rows
 
 
-def summed(files: Iterable[FileReplay], prices: Prices, baseline: str) -> list[Figures]:
+def summed(
+    files: Iterable[FileReplay],
+    prices: Prices,
+    baseline: str,
+) -> list[Figures]:
     """The same over all *files* that could be read."""
     read = [file.replays for file in files if file.replays]
     if not read:
@@ -74,8 +84,11 @@ def summed(files: Iterable[FileReplay], prices: Prices, baseline: str) -> list[F
     for name, replays in by_policy.items():
         own = [bill(replay.requests, prices) for replay in replays]
         bills[name] = sum(own, Bill())
-    total = bills[baseline].total
-    return [_row(name, replays, bills[name], total) for name, replays in by_policy.items()]
+    rows = []
+    for name, replays in by_policy.items():
+        row = _row(name, replays, bills[name], bills[baseline].total)
+        rows.append(row)
+    return rows
 
 
 def total_calibration(files: Iterable[FileReplay]) -> Calibration | None:
@@ -134,7 +147,7 @@ def _row(
 # Tuning -------------------------------------------------------------------------------------------
 
 
-def tuned_json(tuned: Tuned) -> dict[str, Any]:
+def tuning_json(tuned: Tuned) -> dict[str, Any]:
     """What tuning found, for JSON."""
     chosen = tuned.chosen.candidate
     return {
@@ -227,10 +240,16 @@ def _tool_names(messages: Sequence[Message]) -> dict[str, str]:
     return {call.id: call.name for call in tool_calls(messages)}
 
 
-def largest_blocks(messages: Sequence[Message], counter: TokenCounter, most: int) -> list[Block]:
+def largest_blocks(
+    messages: Sequence[Message],
+    counter: TokenCounter,
+    most: int,
+) -> list[Block]:
     """The *most* largest blocks, by raw tokens."""
     names = _tool_names(messages)
-    tools = {result.place: names.get(result.tool_use_id, "?") for result in tool_results(messages)}
+    tools = {}
+    for result in tool_results(messages):
+        tools[result.place] = names.get(result.tool_use_id, "?")
     found = []
     for index, message in enumerate(messages):
         content = message["content"]

@@ -30,7 +30,7 @@ __all__ = [
     "print_line",
     "print_notice",
     "print_table",
-    "tuned_text",
+    "tuning_text",
     "unit",
 ]
 
@@ -68,7 +68,11 @@ def calibration_text(found: Calibration) -> str:
 # Text in rows -------------------------------------------------------------------------------------
 
 
-def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(
+    title: str,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+) -> None:
     """Print *rows*; long words of a text wrap in a terminal, in a pipe each row is a line."""
     console = _console()
     console.print(Text(title, "bold"))
@@ -211,7 +215,7 @@ def _cells(row: Figures, dollars: bool) -> tuple[str, ...]:
 SETTINGS = ("direct", "alpha", "min_chars", "keep", "inputs", "trigger")
 
 
-def tuned_text(tuned: Tuned, model: str, recall: float) -> str:
+def tuning_text(tuned: Tuned, model: str, recall: float) -> str:
     """What tuning found as TOML: the front and the test in comments, then the chosen pipeline."""
     text = StringIO()
     console = Console(

@@ -111,7 +111,11 @@ _VALUES: Mapping[str, Sequence[object]] = {
 }
 
 
-def candidates(count: int, seed: int = 0, window: int = WINDOW) -> list[Candidate]:
+def candidates(
+    count: int,
+    seed: int = 0,
+    window: int = WINDOW,
+) -> list[Candidate]:
     """*count* different candidates, the preset first.
 
     The others are drawn so that each value of a setting is tried about equally often.
@@ -134,7 +138,11 @@ def _candidate(values: Mapping[str, Any], window: int) -> Candidate:
     return candidate
 
 
-def _shuffle(values: Sequence[object], count: int, draw: random.Random) -> list[object]:
+def _shuffle(
+    values: Sequence[object],
+    count: int,
+    draw: random.Random,
+) -> list[object]:
     """A column of *count* values, each as often as any other, in random order."""
     order = draw.sample(values, len(values))
     column = list(islice(cycle(order), count))
@@ -403,17 +411,16 @@ class _Search:
         previous_share = 0.0
         for share in SHARES:
             if previous_share:
-                alive = [
-                    self._survivors(remaining, _first_share(run, previous_share))
-                    for remaining, run in zip(alive, runs, strict=True)
-                ]
+                for index, run in enumerate(runs):
+                    seen = _first_share(run, previous_share)
+                    alive[index] = self._survivors(alive[index], seen)
             self.try_all(_union(runs, share), _distinct(alive))
             previous_share = share
         preset = tried[0]
-        chosen = [
-            self.ranking({preset, *remaining}, run)[0]
-            for remaining, run in zip(alive, runs, strict=True)
-        ]
+        chosen = []
+        for remaining, run in zip(alive, runs, strict=True):
+            ranking = self.ranking({preset, *remaining}, run)
+            chosen.append(ranking[0])
         finalists = _distinct([[preset], *alive])
         return self._result(runs, chosen, finalists)
 
@@ -427,10 +434,8 @@ class _Search:
         score = self.total(chosen[0].name, everything)
         unmanaged = Scored(None, self.total(NONE, everything))
         scored = [Scored(one, self.total(one.name, everything)) for one in finalists]
-        folds = [
-            self._test(run, everything, best)
-            for run, best in zip(runs[1:], chosen[1:], strict=True)
-        ]
+        pairs = zip(runs[1:], chosen[1:], strict=True)
+        folds = [self._test(run, everything, best) for run, best in pairs]
         return Tuned(
             chosen=Scored(chosen[0], score),
             tried=(unmanaged, *scored),
@@ -445,7 +450,12 @@ class _Search:
         count = _survivor_count(len(remaining))
         return self.ranking(remaining, files)[:count]
 
-    def _test(self, run: Sequence[str], everything: Sequence[str], chosen: Candidate) -> HeldOut:
+    def _test(
+        self,
+        run: Sequence[str],
+        everything: Sequence[str],
+        chosen: Candidate,
+    ) -> HeldOut:
         """The test of *chosen* on the files outside of *run*."""
         files = [path for path in everything if path not in run]
         score = self.total(chosen.name, files)

@@ -41,7 +41,13 @@ class MemoryStorage:
             self.texts[path] = text
         return path
 
-    async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
+    async def read(
+        self,
+        location: str,
+        /,
+        offset: int = 0,
+        limit: int | None = None,
+    ) -> Page:
         path = location
         if not location.startswith(f"{ROOT}/"):
             path = self.location(location.removeprefix("./"))
