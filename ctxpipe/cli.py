@@ -1,6 +1,4 @@
-"""The laboratory's commands: see what a context costs and forgets, on recorded conversations of
-your own.
-"""
+"""Commands of the laboratory: what a context costs and forgets, on recorded conversations."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ try:
     import typer
     from rich.console import Console
     from rich.progress import Progress
-except ImportError as missing:  # pragma: no cover  the extra is there when tests run
+except ImportError as missing:  # pragma: no cover  tests run with the extra installed
     raise SystemExit(f"the command needs {missing.name}: pip install 'ctxpipe[cli]'") from missing
 
 from .errors import CtxpipeError, SettingsError
@@ -34,15 +32,15 @@ from .lab.replay import LAPSES_EVERY, PipelineMaker, Settings
 from .lab.replay_report import Pages
 from .lab.terminal import (
     LEGEND,
-    accept_any_character,
-    complain,
-    drop_output,
+    discard_output,
+    escape_unencodable_output,
+    print_error,
     print_figures,
     print_json,
     print_line,
+    print_notice,
     print_table,
-    tell,
-    tuned_text,
+    tuning_text,
     unit,
 )
 from .lab.transcripts import STDIN, Transcript, read_transcript
@@ -72,7 +70,8 @@ from .words import counted, one_line
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    help="See what an agent's context costs and what it forgets, on recorded conversations of your own.\n\n"
+    help="See what an agent's context costs and what it forgets, "
+    "on recorded conversations of your own.\n\n"
     "Exit codes: 0 all is well, 1 a file failed, 2 the command was misused, 130 interrupted.",
     no_args_is_help=True,
     add_completion=False,
@@ -81,7 +80,7 @@ app = typer.Typer(
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
-# What a stage warns an agent's keeper of is no news about a recording.
+# Warnings of the stages are for whoever runs an agent, not for whoever replays a recording.
 logging.getLogger("ctxpipe").addHandler(logging.NullHandler())
 
 Files = Annotated[
@@ -105,15 +104,16 @@ ReadPrice = Annotated[
     float | None,
     typer.Option(
         "--read",
-        help="The price of a cached token, in that of an input token; default: the model's, without --model 0.1.",
+        help="The price of a cached token, relative to an input token; default: the model's, "
+        "without --model 0.1.",
     ),
 ]
 Refetch = Annotated[bool, typer.Option(help="Price what the agent has to read again.")]
 Rest = Annotated[
     int,
     typer.Option(
-        help="Where a transcript tells no times, the prompt cache lapses before each so-manieth call, as real sessions "
-        "pause; 0: never.",
+        help="Where a transcript has no times, the prompt cache expires before every Nth call, "
+        "as in the pauses of real sessions; 0: never.",
         min=0,
     ),
 ]
@@ -122,9 +122,7 @@ Processes = Annotated[
 ]
 Scheduler = Annotated[
     str,
-    typer.Option(
-        help="The address of a Dask cluster that is to do the work, such as tcp://host:8786."
-    ),
+    typer.Option(help="The address of a Dask cluster that does the work, such as tcp://host:8786."),
 ]
 
 
@@ -143,62 +141,84 @@ def replay(
     html: Annotated[
         Path | None,
         typer.Option(
-            help="Write a page: the last policy beside the first, turn by turn. Of several files each gets a page of "
-            "its own, named after both: report-FILE.html for report.html.",
+            help="Write a page: the last policy beside the first, turn by turn. "
+            "With several files, each gets its own page, named after both: "
+            "report-FILE.html for report.html.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replay conversations through a pipeline, turn by turn as in life: what they cost, what the
-    agent still sees.
+    """Replay conversations turn by turn: what they cost, and what the agent still sees.
 
-    The first policy (none, unless --compare begins otherwise) is what the others are measured by.
+    The first policy (none, unless --compare begins otherwise) is the baseline of the others.
     """
-    with _told():
+    with _exit_on_error():
         prices = _prices(model, read)
         makers = _makers(compare, preset, config, prices)
-        pages_go = _writable(html, files) if html else {}
-        first, *_, last = *makers, *makers
-        pages = Pages(last, first, prices if model else None) if html else None
-        with _hands(scheduler, processes, len(files)) as hands:
-            done = _replayed(
-                files, makers, Settings(refetch=refetch, rest_every=rest), hands, pages
-            )
-        _print_replays(done, prices, model, first, as_json=as_json)
-        _write_pages(pages_go, done)
-    raise typer.Exit(FAILED if any(file.error for file in done) else 0)
+        names = list(makers)
+        baseline = names[0]
+        paths: dict[str, Path] = {}
+        pages: Pages | None = None
+        if html:
+            paths = _writable_paths(html, files)
+            pages = Pages(names[-1], baseline, prices if model else None)
+        settings = Settings(refetch=refetch, rest_every=rest)
+        with _executor(scheduler, processes, len(files)) as executor:
+            replays = _replay_all(files, makers, settings, executor, pages)
+        _print_replays(replays, prices, model, baseline, as_json=as_json)
+        _write_pages(paths, replays)
+    if any(file.error for file in replays):
+        raise typer.Exit(FAILED)
+    raise typer.Exit(0)
 
 
 def _makers(
-    compare: str, preset: str, config: Path | None, prices: Prices
+    compare: str,
+    preset: str,
+    config: Path | None,
+    prices: Prices,
 ) -> dict[str, PipelineMaker]:
     """What to replay through, by name.
 
-    Each is tried once, so that nonsense is told before the work begins.
+    Each is tried once, so that an invalid one is reported before the work begins.
     """
-    names = [name.strip() for name in compare.split(",") if name.strip()] or [NONE, preset]
+    names = [name.strip() for name in compare.split(",") if name.strip()]
     if config is not None and not compare:
         names = [NONE]
-    makers: dict[str, PipelineMaker] = {**policies(dict.fromkeys(names), prices)}
+    elif not names:
+        names = [NONE, preset]
+    distinct = dict.fromkeys(names)
+    makers: dict[str, PipelineMaker] = {**policies(distinct, prices)}
     for make in makers.values():
         make(Workbench())
-    if config is None:
-        return makers
-    own = config.name if config.stem in POLICIES else config.stem
-    return {**makers, own: read_config(config, prices)}
+    if config is not None:
+        # A file such as coding.toml keeps its suffix: the stem is the name of a preset.
+        name = config.name if config.stem in POLICIES else config.stem
+        makers[name] = read_config(config, prices)
+    return makers
 
 
-def _hands(scheduler: str, processes: int | None, files: int) -> AbstractContextManager[Workers]:
+def _maker(preset: str, config: Path | None, prices: Prices) -> PipelineMaker:
+    if config:
+        return read_config(config, prices)
+    return policies([preset], prices)[preset]
+
+
+def _executor(
+    scheduler: str,
+    processes: int | None,
+    files: int,
+) -> AbstractContextManager[Workers]:
     if scheduler:
         return cluster(scheduler)
     return workers(min(processes or os.cpu_count() or 1, files))
 
 
-def _replayed(
+def _replay_all(
     files: Sequence[str],
     makers: Mapping[str, PipelineMaker],
     settings: Settings,
-    hands: Workers,
+    executor: Workers,
     pages: Pages | None,
 ) -> list[FileReplay]:
     with _progress() as progress:
@@ -207,13 +227,20 @@ def _replayed(
         def advance(_file: FileReplay) -> None:
             progress.advance(task)
 
-        return replay_files(files, makers, settings, hands=hands, pages=pages, progress=advance)
+        return replay_files(
+            files,
+            makers,
+            settings,
+            hands=executor,
+            pages=pages,
+            progress=advance,
+        )
 
 
-def _writable(html: Path, files: Sequence[str]) -> dict[str, Path]:
-    """Where each file's page goes.
+def _writable_paths(html: Path, files: Sequence[str]) -> dict[str, Path]:
+    """Where the page of each file goes.
 
-    Told now if it cannot be written there, since replaying may take minutes.
+    Raises SettingsError now if it cannot be written there: replaying may take minutes.
     """
     paths = page_paths(html, files)
     for path in paths.values():
@@ -223,63 +250,81 @@ def _writable(html: Path, files: Sequence[str]) -> dict[str, Path]:
             raise SettingsError(
                 f"--html: {path} cannot be written: there is no folder {path.parent}"
             )
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
+        target = path if path.exists() else path.parent
+        if not os.access(target, os.W_OK):
             raise SettingsError(f"--html: {path} cannot be written: permission is denied")
     return paths
 
 
-def _write_pages(paths: Mapping[str, Path], done: Sequence[FileReplay]) -> None:
-    reports = {file.path: file.report for file in done if file.report is not None}
+def _write_pages(paths: Mapping[str, Path], replays: Sequence[FileReplay]) -> None:
+    reports = {file.path: file.report for file in replays if file.report is not None}
     for file, report in reports.items():
         path = paths[file]
         try:
             write_page(path, report)
         except OSError as error:
-            raise SettingsError(
-                f"--html: {path} cannot be written: {error.strerror or error}"
-            ) from error
-        tell(f"page: {path}")
+            reason = error.strerror or error
+            raise SettingsError(f"--html: {path} cannot be written: {reason}") from error
+        print_notice(f"page: {path}")
 
 
 def _progress() -> Progress:
-    """A bar on standard error, where that is a terminal."""
+    """A progress bar on standard error, if that is a terminal."""
     console = Console(stderr=True)
-    return Progress(console=console, transient=True, disable=not console.is_terminal)
+    return Progress(
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
 
 
 def _print_replays(
-    done: Sequence[FileReplay], prices: Prices, model: str, baseline: str, *, as_json: bool
+    replays: Sequence[FileReplay],
+    prices: Prices,
+    model: str,
+    baseline: str,
+    *,
+    as_json: bool,
 ) -> None:
-    read = {file.path: file for file in done if file.replays}
+    read = {file.path: file for file in replays if file.replays}
     rows = {path: tables.figures(file.replays, prices, baseline) for path, file in read.items()}
-    everything = tables.summed(done, prices, baseline)
-    errors = {file.path: file.error for file in done if file.error}
+    totals = tables.summed(replays, prices, baseline)
+    errors = {file.path: file.error for file in replays if file.error}
     if as_json:
         print_json(
             {
                 "unit": "dollars" if model else "input tokens",
-                "files": {path: [row.as_json() for row in found] for path, found in rows.items()},
+                "files": {path: [row.as_json() for row in own] for path, own in rows.items()},
                 "read": {path: tables.file_json(file) for path, file in read.items()},
-                "all": [row.as_json() for row in everything],
+                "all": [row.as_json() for row in totals],
                 "errors": errors,
             }
         )
     else:
+        dollars = bool(model)
         for path, file in read.items():
-            print_figures(_title(file, model), rows[path], file.calibration, dollars=bool(model))
+            print_figures(
+                _title(file, model),
+                rows[path],
+                file.calibration,
+                dollars=dollars,
+            )
         if len(read) > 1:
             title = f"all {len(read)} conversations ({unit(model)})"
-            print_figures(title, everything, tables.calibrated(read.values()), dollars=bool(model))
+            calibration = tables.total_calibration(read.values())
+            print_figures(title, totals, calibration, dollars=dollars)
         if read:
             print_line(LEGEND)
     for error in errors.values():
-        complain(error)
+        print_error(error)
 
 
 def _title(file: FileReplay, model: str) -> str:
-    mended = f"; {counted(file.repaired, 'fault')} mended" if file.repaired else ""
     name = "standard input" if file.path == STDIN else Path(file.path).name
-    return f"{name} ({unit(model)}{mended})"
+    notes = unit(model)
+    if file.repaired:
+        notes = f"{notes}; {counted(file.repaired, 'fault')} repaired"
+    return f"{name} ({notes})"
 
 
 @app.command()
@@ -289,10 +334,10 @@ def tune(
         float, typer.Option(help="The share of what replies use that the context must show.")
     ] = 0.9,
     budget: Annotated[
-        int, typer.Option(help="At most so many replays: one file through one pipeline.", min=1)
+        int, typer.Option(help="The most replays; each is one file through one pipeline.", min=1)
     ] = 400,
     folds: Annotated[
-        int, typer.Option(help="How often to choose without some files, and test on those.", min=2)
+        int, typer.Option(help="How many times to hold out some files and test on those.", min=2)
     ] = 3,
     seed: Annotated[int, typer.Option(help="Another seed draws other candidates.")] = 0,
     window: Annotated[
@@ -306,18 +351,20 @@ def tune(
     scheduler: Scheduler = "",
     as_json: AsJson = False,
 ) -> None:
-    """Search the settings that cost least and still show the agent enough, by your own
-    conversations.
+    """Find the settings that cost least on your conversations and still show the agent enough.
 
-    Prints TOML that --config reads, the Pareto front and the test on conversations held out in its
-    comments: ctxpipe tune FILES > pipeline.toml. Where no settings show enough, those that show
+    Prints TOML that --config reads, with the Pareto front and the test on held-out conversations
+    in its comments: ctxpipe tune FILES > pipeline.toml. If no settings show enough, those that show
     most are printed, and the exit code is 1.
     """
-    with _told():
+    with _exit_on_error():
         prices = _prices(model, read)
         settings = Settings(refetch=refetch, rest_every=rest)
-        with _hands(scheduler, processes, len(files)) as hands, _progress() as progress:
-            evaluate = _evaluated(settings, hands, progress, budget)
+        with (
+            _executor(scheduler, processes, len(files)) as executor,
+            _progress() as progress,
+        ):
+            evaluate = _evaluator(settings, executor, progress, budget)
             tuned = tuning.tune(
                 files,
                 evaluate,
@@ -329,35 +376,51 @@ def tune(
                 window=window,
             )
     _print_tuned(tuned, model, recall, as_json=as_json)
-    raise typer.Exit(FAILED if tuned.errors or not tuned.reached else 0)
+    if tuned.errors or not tuned.reached:
+        raise typer.Exit(FAILED)
+    raise typer.Exit(0)
 
 
-def _evaluated(
-    settings: Settings, hands: Workers, progress: Progress, budget: int
+def _evaluator(
+    settings: Settings,
+    executor: Workers,
+    progress: Progress,
+    budget: int,
 ) -> tuning.Evaluate:
-    """What replays files through makers, and shows how much of the *budget* that took."""
+    """A function that replays files through makers, and shows how much of *budget* that took."""
     task = progress.add_task("replaying", total=budget)
 
     def evaluate(paths: Sequence[str], makers: Mapping[str, PipelineMaker]) -> list[FileReplay]:
         def advance(_file: FileReplay) -> None:
             progress.advance(task, len(makers))
 
-        return replay_files(paths, makers, settings, hands=hands, progress=advance)
+        return replay_files(
+            paths,
+            makers,
+            settings,
+            hands=executor,
+            progress=advance,
+        )
 
     return evaluate
 
 
-def _print_tuned(tuned: tuning.Tuned, model: str, recall: float, *, as_json: bool) -> None:
+def _print_tuned(
+    tuned: tuning.Tuned,
+    model: str,
+    recall: float,
+    *,
+    as_json: bool,
+) -> None:
     if as_json:
-        print_json(tables.tuned_json(tuned))
+        print_json(tables.tuning_json(tuned))
     else:
-        print_line(tuned_text(tuned, model, recall))
+        print_line(tuning_text(tuned, model, recall))
     for error in tuned.errors:
-        complain(error)
+        print_error(error)
     if not tuned.reached:
-        complain(
-            f"no settings that were tried reach a recall of {recall}; these reach {tuned.chosen.score.recall:.3f}"
-        )
+        best = f"{tuned.chosen.score.recall:.3f}"
+        print_error(f"no settings that were tried reach a recall of {recall}; these reach {best}")
 
 
 @app.command()
@@ -370,7 +433,7 @@ def inspect(
 
     Tokens are tiktoken's, exact.
     """
-    with _told():
+    with _exit_on_error():
         transcript = read_transcript(file)
         counter = TokenCounter()
         kinds = tables.tokens_by_kind(transcript.messages, counter)
@@ -383,37 +446,45 @@ def inspect(
     total = sum(kinds.values())
     _print_shares(_heading(transcript, total), kinds.most_common())
     if tools:
-        print_table(
-            "by tool",
-            ("tool", "calls", "tokens"),
-            [(name, f"{n:,}", f"{t:,}") for name, n, t in tools],
-        )
-    shown = [(f"{b.message}", b.what, f"{b.tokens:,}", one_line(b.begins)) for b in largest]
-    print_table("largest blocks", ("message", "what", "tokens", "begins"), shown)
+        tool_rows = [(name, f"{calls:,}", f"{tokens:,}") for name, calls, tokens in tools]
+        headings = ("tool", "calls", "tokens")
+        print_table("by tool", headings, tool_rows)
+    block_rows = []
+    for block in largest:
+        tokens_text = f"{block.tokens:,}"
+        row = (f"{block.message}", block.what, tokens_text, one_line(block.begins))
+        block_rows.append(row)
+    print_table("largest blocks", ("message", "what", "tokens", "begins"), block_rows)
 
 
 def _heading(transcript: Transcript, total: int) -> str:
-    mended = f", {counted(len(transcript.repaired), 'fault')} mended" if transcript.repaired else ""
-    messages = (
-        f"{counted(len(transcript.messages), 'message')}, {counted(transcript.calls, 'call')}"
-    )
-    return f"{Path(transcript.name).name}: {transcript.format}, {messages}, {counted(total, 'token')}{mended}"
+    parts = [
+        transcript.format,
+        counted(len(transcript.messages), "message"),
+        counted(transcript.calls, "call"),
+        counted(total, "token"),
+    ]
+    if transcript.repaired:
+        parts.append(f"{counted(len(transcript.repaired), 'fault')} repaired")
+    return f"{Path(transcript.name).name}: {', '.join(parts)}"
 
 
 @app.command()
 def plan(
-    file: File, preset: Preset = "coding", config: Config = None, as_json: AsJson = False
+    file: File,
+    preset: Preset = "coding",
+    config: Config = None,
+    as_json: AsJson = False,
 ) -> None:
-    """What a pipeline would change in the context as it stands at the end, without doing it."""
+    """What a pipeline would change in the context at the end of a transcript, without doing it."""
     import anyio
 
-    with _told():
+    with _exit_on_error():
         prices = Prices.relative()
         transcript = read_transcript(file)
-        maker = read_config(config, prices) if config else policies([preset], prices)[preset]
-        pipeline = maker(Workbench())
+        pipeline = _maker(preset, config, prices)(Workbench())
 
-        async def planned() -> Any:
+        async def run_plan() -> Any:
             return await pipeline.plan(
                 transcript.messages,
                 session_id="plan",
@@ -421,18 +492,15 @@ def plan(
                 tools=transcript.tools,
             )
 
-        result = anyio.run(planned)
-        saved = pipeline.counter.total(transcript.messages) - pipeline.counter.total(
-            result.messages
-        )
-    rows = [
-        (
-            report.stage,
-            "would act" if report.outcome is Outcome.PLANNED else report.outcome.value,
-            report.reason or str(report.detail or ""),
-        )
-        for report in result.reports
-    ]
+        result = anyio.run(run_plan)
+        before = pipeline.counter.total(transcript.messages)
+        saved = before - pipeline.counter.total(result.messages)
+    rows = []
+    for report in result.reports:
+        is_planned = report.outcome is Outcome.PLANNED
+        outcome = "would act" if is_planned else report.outcome.value
+        why = report.reason or str(report.detail or "")
+        rows.append((report.stage, outcome, why))
     if as_json:
         stages = [{"stage": stage, "outcome": outcome, "why": why} for stage, outcome, why in rows]
         print_json({"stages": stages, "saved": saved})
@@ -447,9 +515,9 @@ def clean(
         Path,
         typer.Argument(help="The folder of a LocalStorage, such as .ctxpipe.", show_default=False),
     ],
-    max_mb: Annotated[float | None, typer.Option(help="Keep at most so many megabytes.")] = None,
+    max_mb: Annotated[float | None, typer.Option(help="The most megabytes to keep.")] = None,
     max_days: Annotated[
-        float | None, typer.Option(help="Keep nothing older than so many days.")
+        float | None, typer.Option(help="Keep nothing older than this number of days.")
     ] = None,
     live: Annotated[
         list[str] | None, typer.Option(help="A transcript whose placeholders keep their files.")
@@ -464,7 +532,7 @@ def clean(
         bool,
         typer.Option(
             "--adopt",
-            help="Mark what version 0.1 has left in the folder, as far as it can be proven.",
+            help="Mark what version 0.1 has left in the folder, where that can be proven.",
         ),
     ] = False,
     dry_run: Annotated[
@@ -479,25 +547,25 @@ def clean(
     A session whose journal is younger than --max-days stays whole; without --max-days every session
     with a journal does.
     """
-    with _told():
+    with _exit_on_error():
         limits = _clean_limits(max_mb, max_days, live or (), records=records)
-        limited = max_mb is not None or max_days is not None
-        if session is not None and (limited or live or records):
+        has_limit = max_mb is not None or max_days is not None
+        if session is not None and (has_limit or live or records):
             raise SettingsError(
-                "--session deletes a whole session; leave out --max-mb, --max-days, --live, --records"
+                "--session deletes a whole session; "
+                "leave out --max-mb, --max-days, --live, --records"
             )
-        if not (limited or adopt or session is not None):
+        if not (has_limit or adopt or session is not None):
             raise SettingsError("nothing to do: give --max-mb, --max-days, --session or --adopt")
         if not root.is_dir():
             raise SettingsError(f"{root} is no folder")
         folder = StorageRoot(os.path.abspath(root))
-        adopted = _adopted(folder, adopt=adopt, dry_run=dry_run)
+        unmarked = _adopt_unmarked(folder, adopt=adopt, dry_run=dry_run)
+        files: Sequence[OwnFile] = []
         if session is not None:
-            files = session_files(folder, session_folder(session), adopted)
-        else:
-            files = (
-                choose_files(find_files(folder, adopted), limits, time.time()) if limited else []
-            )
+            files = session_files(folder, session_folder(session), unmarked)
+        elif has_limit:
+            files = choose_files(find_files(folder, unmarked), limits, time.time())
         if dry_run:
             _list_files(folder, files)
             return
@@ -511,45 +579,60 @@ def clean(
 
 
 def _clean_limits(
-    max_mb: float | None, max_days: float | None, live: Sequence[str], *, records: bool
+    max_mb: float | None,
+    max_days: float | None,
+    live: Sequence[str],
+    *,
+    records: bool,
 ) -> Limits:
     max_bytes = _limit("--max-mb", max_mb, 1_000_000)
     max_age = _limit("--max-days", max_days, 86_400)
-    messages = (message for path in live for message in read_transcript(path).messages)
-    kept = {name for message in messages for text in strings(message) for name in named_files(text)}
-    return Limits(None if max_bytes is None else round(max_bytes), max_age, records, kept)
+    kept: set[str] = set()
+    for path in live:
+        transcript = read_transcript(path)
+        for message in transcript.messages:
+            for text in strings(message):
+                kept.update(named_files(text))
+    whole_bytes = None if max_bytes is None else round(max_bytes)
+    return Limits(whole_bytes, max_age, records, kept)
 
 
-def _adopted(folder: StorageRoot, *, adopt: bool, dry_run: bool) -> Mapping[str, Mark]:
-    """What is found to be ctxpipe's without a mark, which is written unless this is a dry run."""
-    adopted = find_unmarked(folder) if adopt else {}
+def _adopt_unmarked(
+    folder: StorageRoot,
+    *,
+    adopt: bool,
+    dry_run: bool,
+) -> Mapping[str, Mark]:
+    """Files of ctxpipe that carry no mark; they get one, unless this is a dry run."""
+    unmarked: Mapping[str, Mark] = {}
+    if adopt:
+        unmarked = find_unmarked(folder)
     is_empty = not os.listdir(folder.path)
-    if not adopted and not is_empty and not is_owned(folder):
+    if not unmarked and not is_empty and not is_owned(folder):
         if adopt:
-            proof = "no folder in it holds a journal or an archive that ctxpipe wrote"
             raise SettingsError(
-                f"nothing in {folder.path} is known to be ctxpipe's: {proof}; nothing was changed"
+                f"nothing in {folder.path} is known to be ctxpipe's: no folder in it holds a "
+                "journal or an archive that ctxpipe wrote; nothing was changed"
             )
         raise SettingsError(
-            f"{folder.path} carries no mark of ctxpipe, so nothing in it is deleted; if version 0.1 wrote it, add "
-            "--adopt, and --dry-run to look first"
+            f"{folder.path} carries no mark of ctxpipe, so nothing in it is deleted; "
+            "if version 0.1 wrote it, add --adopt, and --dry-run to look first"
         )
     if adopt:
-        if adopted and not dry_run:
-            mark_adopted(folder, adopted)
-        files = sum(len(mark.files or ()) for mark in adopted.values())
-        told = "would be adopted" if dry_run else "adopted"
-        print_line(f"folders {told}: {len(adopted):,}, files in them: {files:,}")
-    return adopted
+        if unmarked and not dry_run:
+            mark_adopted(folder, unmarked)
+        files = sum(len(mark.files or ()) for mark in unmarked.values())
+        verb = "would be adopted" if dry_run else "adopted"
+        print_line(f"folders {verb}: {len(unmarked):,}, files in them: {files:,}")
+    return unmarked
 
 
 def _list_files(folder: StorageRoot, files: Sequence[OwnFile]) -> None:
     for file in files:
         path = os.path.join(folder.path, file.folder, file.name)
         print_line(path if path.isprintable() else ascii(path))
-    print_line(
-        f"files that would be deleted: {len(files):,}, bytes: {sum(file.size for file in files):,}"
-    )
+    size = sum(file.size for file in files)
+    print_line(f"files that would be deleted: {len(files):,}, bytes: {size:,}")
 
 
 def _ask_to_delete(root: Path, files: Sequence[OwnFile]) -> None:
@@ -558,41 +641,45 @@ def _ask_to_delete(root: Path, files: Sequence[OwnFile]) -> None:
             f"{len(files):,} files would be deleted, and nobody can be asked here: add --yes"
         )
     size = sum(file.size for file in files)
-    if not typer.confirm(f"Delete {len(files):,} files ({size:,} bytes) below {root}?", err=True):
-        complain("nothing was deleted")
+    question = f"Delete {len(files):,} files ({size:,} bytes) below {root}?"
+    if not typer.confirm(question, err=True):
+        print_error("nothing was deleted")
         raise typer.Exit(FAILED)
 
 
 def _limit(option: str, given: float | None, unit: int) -> float | None:
-    if given is not None and not (math.isfinite(given) and given >= 0):
+    if given is None:
+        return None
+    if not (math.isfinite(given) and given >= 0):
         raise SettingsError(f"{option} is {given}; give a number, 0 or more")
-    return None if given is None else given * unit
+    return given * unit
 
 
-# Telling ------------------------------------------------------------------------------------------
+# Output and errors --------------------------------------------------------------------------------
 
 
-def _print_shares(title: str, shares: Sequence[tuple[str, int]]) -> None:
-    total = sum(tokens for _, tokens in shares)
-    rows = [
-        (name, f"{tokens:,}", f"{tokens / total:.1%}" if total else "") for name, tokens in shares
-    ]
+def _print_shares(title: str, amounts: Sequence[tuple[str, int]]) -> None:
+    total = sum(tokens for _, tokens in amounts)
+    rows = []
+    for name, tokens in amounts:
+        share = f"{tokens / total:.1%}" if total else ""
+        rows.append((name, f"{tokens:,}", share))
     print_table(title, ("what", "tokens", "share"), rows)
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Turn what a user did wrong into one sentence and an exit code."""
+def _exit_on_error() -> Iterator[None]:
+    """Report a user's error in one sentence, and exit with its code."""
     try:
         yield
     except SettingsError as error:
-        complain(str(error))
+        print_error(str(error))
         raise typer.Exit(MISUSED) from error
     except CtxpipeError as error:
-        complain(str(error))
+        print_error(str(error))
         raise typer.Exit(FAILED) from error
     except KeyboardInterrupt as interrupt:
-        complain("interrupted")
+        print_error("interrupted")
         raise typer.Exit(INTERRUPTED) from interrupt
 
 
@@ -600,19 +687,24 @@ def _prices(model: str, read: float | None) -> Prices:
     if not model:
         return Prices.relative() if read is None else Prices.relative(read=read)
     try:
-        listed = prices_of(model)
+        prices = prices_of(model)
     except SettingsError as error:
-        told = f"no prices are known for the model {model!r}; without --model costs are in input tokens"
-        raise SettingsError(told) from error
-    return listed if read is None else replace(listed, read=read * listed.input)
+        raise SettingsError(
+            f"no prices are known for the model {model!r}; "
+            "without --model costs are in input tokens"
+        ) from error
+    if read is None:
+        return prices
+    return replace(prices, read=read * prices.input)
 
 
 def main() -> None:
     """The command ``ctxpipe``."""
-    accept_any_character()
+    escape_unencodable_output()
     try:
         app(prog_name="ctxpipe")
-    except OSError as error:  # what is read and written elsewhere has errors of its own
-        drop_output()
-        complain(f"{error.filename or 'standard output'}: {error.strerror or error}")
+    except OSError as error:  # errors of transcripts and storages have been handled before
+        discard_output()
+        name = error.filename or "standard output"
+        print_error(f"{name}: {error.strerror or error}")
         raise SystemExit(FAILED) from error

@@ -141,7 +141,7 @@ def test_bills_are_compared_with_no_management_or_not_at_all(billed: Path):
     assert "The bills of" not in run("replay", billed, "--compare", "coding").stdout
 
 
-def test_what_was_mended_in_a_file_is_counted(tmp_path: Path):
+def test_what_was_repaired_in_a_file_is_counted(tmp_path: Path):
     torn = tmp_path / "torn.jsonl"
     torn.write_text(
         lines(
@@ -151,7 +151,7 @@ def test_what_was_mended_in_a_file_is_counted(tmp_path: Path):
         )
     )
 
-    assert "torn.jsonl (cost in input tokens; 1 fault mended)" in run("replay", torn).stdout
+    assert "torn.jsonl (cost in input tokens; 1 fault repaired)" in run("replay", torn).stdout
     assert json.loads(run("replay", torn, "--json").stdout)["read"][str(torn)]["faults_mended"] == 1
 
 

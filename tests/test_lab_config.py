@@ -68,7 +68,7 @@ def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[[stage]\n", " is no TOML: "),
+        ("[[stage]\n", " is not valid TOML: "),
         ("", " names no [[stage]]"),
         (
             "\n[[stage]]\nuse = 'Nonsense'\n",
@@ -85,13 +85,13 @@ def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
         (
             "[[stage]]\nuse = 'DirectOffload'\nmin_char = 1\n",
             (
-                ", line 3: stage 1: min_char means nothing here; the settings are min_chars, "
+                ", line 3: stage 1: min_char is unknown here; the settings are min_chars, "
                 "preview, reference"
             ),
         ),
         (
             "[[stage]]\nuse = 'Compact'\n[[stage]]\nuse = 'DirectOffload'\nstorage = 1\n",
-            ", line 5: stage 2: storage means",
+            ", line 5: stage 2: storage is unknown",
         ),
         (
             "[[stage]]\nuse = 'DirectOffload'\npreview = 7\n",
@@ -99,7 +99,7 @@ def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
         ),
         (
             "[[stage]]\nuse = 'DirectOffload'\npreview = { heads = 7 }\n",
-            ": stage 1: preview: heads means nothing here",
+            ": stage 1: preview: heads is unknown here",
         ),
         (
             "[[stage]]\nuse = 'BatchOffload'\ngate = { use = 'Door' }\n",
@@ -129,10 +129,10 @@ def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
             "[[stage]]\nuse = 'Compact'\nrestore = { max_files = true }\n",
             ", line 3: stage 1: restore: max_files is True; give",
         ),
-        ("[[stage]]\nuse = 'Compact'\nretry = 5\n", ", line 3: stage 1: retry means nothing here"),
+        ("[[stage]]\nuse = 'Compact'\nretry = 5\n", ", line 3: stage 1: retry is unknown here"),
         (
             f"[[stage]]\nuse = 'Compact'\nevidence_tokens = {'9' * 5000}\n",
-            " is no TOML: Exceeds the limit",
+            " is not valid TOML: Exceeds the limit",
         ),
         ("stage = [3]\n", ", line 1: stage 1 is 3; give a table"),
         ("budget = 3\n[[stage]]\nuse = 'Compact'\n", ", line 1: [budget] is 3; give a table"),
@@ -142,7 +142,7 @@ def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
         ),
         (
             "[budgets]\n[[stage]]\nuse = 'Compact'\n",
-            ": budgets means nothing here; there are [budget] and [[stage]]",
+            ": budgets is unknown here; there are [budget] and [[stage]]",
         ),
     ],
 )

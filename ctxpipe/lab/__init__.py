@@ -1,3 +1,1 @@
-"""The laboratory: replay a recorded conversation through a pipeline, see what its context costs and
-what it forgets.
-"""
+"""The laboratory: what the context of a recorded conversation costs and forgets in a pipeline."""

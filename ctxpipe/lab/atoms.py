@@ -20,16 +20,28 @@ __all__ = ["WEIGHTS", "Atom", "AtomIndex", "atoms", "block_text", "path_atom", "
 
 Atom: TypeAlias = str
 
-WEIGHTS: Mapping[str, float] = {"L": 1.0, "H": 1.0, "P": 0.5, "F": 0.5, "I": 0.5, "N": 0.5}
+WEIGHTS: Mapping[str, float] = {
+    "L": 1.0,
+    "H": 1.0,
+    "P": 0.5,
+    "F": 0.5,
+    "I": 0.5,
+    "N": 0.5,
+}
 """A line or a hash is hardly used by chance; a name or a number may be."""
 
-MIN_LINE, MAX_LINE, MIN_WORDS, MIN_PATH = 24, 200, 3, 6
+MIN_LINE = 24
+MAX_LINE = 200
+MIN_WORDS = 3
+MIN_PATH = 6
 
-# From where a run of such characters begins: tried at each of them, a long run would take quadratic
-# time.
+# Only where a run of such characters begins: tried at each of them, a long run would take
+# quadratic time.
 _PATH = re.compile(r"(?<![\w.@+~/-])(?:https?://)?(?:[\w.@+~-]*/)+[\w.@+-]*\w")
 _FILE = re.compile(
-    r"\b[\w-]{1,100}\.(?:py|go|tsx?|jsx?|rs|java|md|json|ya?ml|toml|sh|txt|c|h|cpp|rb|sql|html|css|lock|mod|log)\b"
+    r"\b[\w-]{1,100}\."
+    r"(?:py|go|tsx?|jsx?|rs|java|md|json|ya?ml|toml|sh|txt"
+    r"|c|h|cpp|rb|sql|html|css|lock|mod|log)\b"
 )
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{5,63}")
 _INNER_CAPITAL = re.compile(r"[a-z0-9][A-Z]")
@@ -42,29 +54,41 @@ _WORD = re.compile(r"\w+")
 
 
 def weight(atom: Atom) -> float:
-    """How much a use of *atom* tells."""
+    """How much a use of *atom* counts."""
     return WEIGHTS[atom[0]]
 
 
 def atoms(text: str) -> frozenset[Atom]:
     """The atoms of *text*."""
-    found = {path for match in _PATH.finditer(text) if (path := path_atom(match[0]))}
-    found.update("F" + match[0] for match in _FILE.finditer(text))
-    found.update("I" + match[0] for match in _IDENTIFIER.finditer(text) if _is_code(match[0]))
-    found.update(
-        "N" + match[0] for match in _NUMBER.finditer(text) if not _ROUND_OR_YEAR.fullmatch(match[0])
-    )
-    found.update("H" + match[0] for match in _HEX.finditer(text))
-    found.update("L" + line for line in map(_line, text.splitlines()) if line)
+    found: set[Atom] = set()
+    for match in _PATH.finditer(text):
+        path = path_atom(match[0])
+        if path:
+            found.add(path)
+    for match in _FILE.finditer(text):
+        found.add("F" + match[0])
+    for match in _IDENTIFIER.finditer(text):
+        if _is_code(match[0]):
+            found.add("I" + match[0])
+    for match in _NUMBER.finditer(text):
+        if not _ROUND_OR_YEAR.fullmatch(match[0]):
+            found.add("N" + match[0])
+    for match in _HEX.finditer(text):
+        found.add("H" + match[0])
+    for raw_line in text.splitlines():
+        line = _line(raw_line)
+        if line:
+            found.add("L" + line)
     return frozenset(map(sys.intern, found))
 
 
 def path_atom(path: str) -> Atom | None:
     """*path* reduced to its last two segments; None when it is too short to mean one file."""
-    segments = [
-        part for part in path.rstrip(".,:;)").split("/") if part not in ("", ".", "..", "~")
-    ]
-    if not segments or (len(segments) == 1 and "." not in segments[0]):
+    parts = path.rstrip(".,:;)").split("/")
+    segments = [part for part in parts if part not in ("", ".", "..", "~")]
+    if not segments:
+        return None
+    if len(segments) == 1 and "." not in segments[0]:
         return None
     short = "/".join(segments[-2:])
     return "P" + short if len(short) >= MIN_PATH else None
@@ -75,10 +99,13 @@ def _is_code(word: str) -> bool:
 
 
 def _line(line: str) -> str:
-    """*line* without line number and indentation, "" when it is too short to be recognised again."""
-    line = _BLANKS.sub(" ", _LINE_NUMBER.sub("", line)).strip()
+    """*line* without line number and indentation, "" when it is too short to be recognized."""
+    line = _LINE_NUMBER.sub("", line)
+    line = _BLANKS.sub(" ", line).strip()
+    if len(line) < MIN_LINE:
+        return ""
     words = islice(_WORD.finditer(line), MIN_WORDS)
-    if len(line) < MIN_LINE or sum(1 for _ in words) < MIN_WORDS:
+    if sum(1 for _ in words) < MIN_WORDS:
         return ""
     return line[:MAX_LINE]
 
@@ -98,9 +125,9 @@ def block_text(block: Block) -> str:
             return "\n".join(_leaves(field(block, "input")))
         case "tool_result":
             content = field(block, "content")
-            return (
-                content if isinstance(content, str) else "\n".join(map(block_text, content or ()))
-            )
+            if isinstance(content, str):
+                return content
+            return "\n".join(map(block_text, content or ()))
     return ""
 
 
@@ -120,9 +147,9 @@ def _leaves(value: object) -> Iterator[str]:
 def message_texts(message: Message) -> list[str]:
     """What each block of *message* says; bare text is one block."""
     content = message["content"]
-    return (
-        [content] if isinstance(content, str) else [block_text(block) for block in blocks(message)]
-    )
+    if isinstance(content, str):
+        return [content]
+    return [block_text(block) for block in blocks(message)]
 
 
 class AtomIndex:
@@ -139,16 +166,19 @@ class AtomIndex:
         """The atoms of *text*."""
         found = self._texts.get(text)
         if found is None:
-            self._texts[text] = found = atoms(text)
+            found = atoms(text)
+            self._texts[text] = found
         return found
 
     def message(self, message: Message) -> frozenset[Atom]:
         """The atoms of all blocks of *message*, which must not change any more."""
         known = self._messages.get(id(message))
-        if known is None or known[0] is not message:
-            found = frozenset().union(*map(self.text, message_texts(message)))
-            self._messages[id(message)] = known = (message, found)
-        return known[1]
+        if known is not None and known[0] is message:
+            return known[1]
+        texts = message_texts(message)
+        found = frozenset().union(*map(self.text, texts))
+        self._messages[id(message)] = (message, found)
+        return found
 
     def messages(self, messages: Sequence[Message]) -> Iterable[frozenset[Atom]]:
         """The atoms of each of *messages*."""

@@ -1,8 +1,8 @@
-"""What others do with a long context, written plainly: something to compare with. Tokens are raw.
+"""What others do with a long context, written plainly, as something to compare with.
 
-Each is a stage like any other. They keep calls and results together and the first request in place,
-because the API would refuse the context otherwise; beyond that they take no care: nothing is
-stored, nothing points anywhere.
+Each is a stage like any other; tokens are raw. They keep calls and results together and the first
+request in place, because the API would refuse the context otherwise; beyond that they take no
+care: nothing is stored, and nothing points anywhere.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ CLEARED = "[Old tool result content cleared]"
 
 @dataclass(frozen=True, slots=True)
 class KeepLast:
-    """A sliding window: the first request, and as many of the last messages as *max_tokens* hold."""
+    """A sliding window: the first request, and as many of the last messages as fit *max_tokens*."""
 
     max_tokens: int
 
     async def __call__(self, turn: Turn) -> Change | Skip:
         sums = await turn.prefix_sums()
-        return _without_middle(turn, sums, self.max_tokens, opening=0)
+        return _drop_middle(turn, sums, self.max_tokens, opening=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +60,30 @@ class DropMiddle:
 
     async def __call__(self, turn: Turn) -> Change | Skip:
         sums = await turn.prefix_sums()
-        return _without_middle(
-            turn, sums, self.max_tokens, opening=int(self.max_tokens * self.head)
-        )
+        opening = int(self.max_tokens * self.head)
+        return _drop_middle(turn, sums, self.max_tokens, opening)
 
 
-def _without_middle(
-    turn: Turn, sums: Sequence[int], max_tokens: int, opening: int
+def _drop_middle(
+    turn: Turn,
+    sums: Sequence[int],
+    max_tokens: int,
+    opening: int,
 ) -> Change | Skip:
+    """Drop what does not fit between the first *opening* tokens and the end."""
     if sums[-1] <= max_tokens:
         return Skip(f"{sums[-1]} tokens, no more than {max_tokens}")
     messages = list(turn.messages)
-    cuts = [index for index in range(len(messages)) if not _has_results(messages[index])]
+    cuts = [index for index, message in enumerate(messages) if not _has_results(message)]
     least = len(split_system(messages)[0]) + 1  # the first request stays
     first = max((cut for cut in cuts if sums[cut] <= opening), default=0)
     first = max(first, least)
-    room = max_tokens - sums[first]
-    last = next((cut for cut in cuts if cut >= first and sums[-1] - sums[cut] <= room), cuts[-1])
+    budget = max_tokens - sums[first]
+    last = cuts[-1]
+    for cut in cuts:
+        if cut >= first and sums[-1] - sums[cut] <= budget:
+            last = cut
+            break
     if last <= first:
         return Skip("nothing can be left out")
     return Change(messages[:first] + messages[last:])
@@ -86,15 +93,15 @@ def _has_results(message: Message) -> bool:
     return any(kind(block) == "tool_result" for block in blocks(message))
 
 
-# Emptying results ---------------------------------------------------------------------------------
+# Clearing results ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ClearOldResults:
-    """Above *trigger* tokens empty every result but the last *keep*, if that frees *at_least*:
-    context editing.
+    """Context editing: above *trigger* tokens, clear every result but the last *keep*.
 
-    With *target* the oldest are emptied only until the context fits it.
+    Only if that frees *at_least* tokens. With *target* the oldest are cleared only until the
+    context fits it.
     """
 
     trigger: int
@@ -107,45 +114,54 @@ class ClearOldResults:
         if tokens <= self.trigger:
             return Skip(f"{tokens} tokens, no more than {self.trigger}")
         results = list(tool_results(turn.messages))
-        old = [
-            result for result in results[: len(results) - self.keep] if result.content != CLEARED
-        ]
-        chosen = _until(turn, old, None if self.target is None else tokens - self.target)
+        old = results[: max(0, len(results) - self.keep)]
+        old = [result for result in old if result.content != CLEARED]
+        excess = None
+        if self.target is not None:
+            excess = tokens - self.target
+        chosen = _oldest_until(turn, old, excess)
         freed = sum(freed for _, freed in chosen)
         if freed < self.at_least:
             return Skip(f"{freed} tokens could be freed, fewer than {self.at_least}")
-        return Change(rewrite(turn.messages, {result.place: CLEARED for result, _ in chosen}))
+        return _clear(turn, chosen)
 
 
 @dataclass(frozen=True, slots=True)
 class MaskOldResults:
-    """Each turn empty the results older than *keep_calls* calls: observation masking."""
+    """Observation masking: each turn clear the results older than *keep_calls* calls."""
 
     keep_calls: int = 10
     min_chars: int = 100
 
     async def __call__(self, turn: Turn) -> Change | Skip:
         end = protected_from(turn.messages, self.keep_calls)
-        old = [
-            result
-            for result in tool_results(turn.messages, 0, end)
-            if len(said(result.content)) >= self.min_chars
-        ]
-        chosen = _until(turn, old, None)
+        results = tool_results(turn.messages, 0, end)
+        old = [result for result in results if len(said(result.content)) >= self.min_chars]
+        chosen = _oldest_until(turn, old, None)
         if not chosen:
             return Skip("no old result is left to mask")
-        return Change(rewrite(turn.messages, {result.place: CLEARED for result, _ in chosen}))
+        return _clear(turn, chosen)
 
 
-def _until(
-    turn: Turn, results: Sequence[ToolResult], tokens: int | None
+def _clear(turn: Turn, chosen: Sequence[tuple[ToolResult, int]]) -> Change:
+    replacements = {result.place: CLEARED for result, _ in chosen}
+    return Change(rewrite(turn.messages, replacements))
+
+
+def _oldest_until(
+    turn: Turn,
+    results: Sequence[ToolResult],
+    tokens: int | None,
 ) -> list[tuple[ToolResult, int]]:
     """The oldest results with what each frees, until they free *tokens* (None: all of them)."""
-    chosen, freed, cleared = [], 0, turn.counter.text(CLEARED)
+    chosen = []
+    freed = 0
+    cleared = turn.counter.text(CLEARED)
     for result in results:
         if tokens is not None and freed >= tokens:
             break
-        saved = turn.counter.text(said(result.content)) - cleared
+        tokens_before = turn.counter.text(said(result.content))
+        saved = tokens_before - cleared
         if saved > 0:
             chosen.append((result, saved))
             freed += saved
@@ -171,17 +187,18 @@ class OldestUntil:
             if excess <= 0:
                 break
             chosen.append(candidate)
-            excess -= turn.counter.block(
-                blocks(turn.messages[candidate.item.message])[candidate.item.block]
-            )
+            message = turn.messages[candidate.item.message]
+            block = blocks(message)[candidate.item.block]
+            excess -= turn.counter.block(block)
             excess += self.placeholder_tokens
         return chosen or f"the context fits {self.max_tokens} tokens"
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadInputs:
-    """The inputs of the oldest calls, whatever their tool, go into files until the context fits
-    *max_tokens*.
+    """Move the inputs of the oldest calls into files until the context fits *max_tokens*.
+
+    Whatever their tool.
     """
 
     storage: TextWriter

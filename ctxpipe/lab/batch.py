@@ -1,5 +1,6 @@
-"""Many recorded conversations through several policies, in several processes, one conversation at a
-time in each.
+"""Many recorded conversations through several policies, in several processes.
+
+Each process replays one conversation at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from concurrent.futures import (
     ProcessPoolExecutor,
     wait,
 )
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -39,10 +40,9 @@ _Settings: TypeAlias = Mapping[str, Settings] | Settings | None
 
 @dataclass(frozen=True, slots=True)
 class FileReplay:
-    """What became of one file: a replay for each policy, by its name, or the *error* that its
-    reader must know.
+    """The result for one file: a replay for each policy, by its name, or the *error* to report.
 
-    *calibration* sets the policy ``none``, where it was replayed, beside the bills that the file tells.
+    *calibration* sets the policy ``none``, where it was replayed, beside the bills in the file.
     """
 
     path: str
@@ -64,30 +64,50 @@ def replay_file(
     raw: bytes | None = None,
     pages: Pages | None = None,
 ) -> FileReplay:
-    """Replay the conversation at *path* through each of *makers*; *settings* may differ by the
-    maker's name.
+    """Replay the conversation at *path* through each of *makers*.
 
-    *raw* is what the file holds, where that has been read; *pages* asks for the report of a page. Whatever goes wrong
-    is told in the result's error.
+    *settings* may differ by the maker's name. *raw* is the file's content, where that has been
+    read; *pages* asks for the report of a page. Whatever fails is in the result's error.
     """
     import anyio
 
     try:
-        return anyio.run(_replays, path, read_transcript(path, raw), makers, settings, pages)
+        transcript = read_transcript(path, raw)
+        return anyio.run(
+            _replay_all,
+            path,
+            transcript,
+            makers,
+            settings,
+            pages,
+        )
     except Exception as error:  # noqa: BLE001  one file must not end the run of the others
-        return FileReplay(path, error=_told(path, error))
+        return FileReplay(path, error=_error_text(path, error))
 
 
-async def _replays(
-    path: str, transcript: Transcript, makers: _Makers, settings: _Settings, pages: Pages | None
+async def _replay_all(
+    path: str,
+    transcript: Transcript,
+    makers: _Makers,
+    settings: _Settings,
+    pages: Pages | None,
 ) -> FileReplay:
-    index, moments, replays = AtomIndex(), list[Moment](), dict[str, Replay]()
-    chosen = {
-        name: settings.get(name) if isinstance(settings, Mapping) else settings for name in makers
-    }
+    index = AtomIndex()
+    moments: list[Moment] = []
+    replays: dict[str, Replay] = {}
     for name, make in makers.items():
-        watch = moments.append if pages and name == pages.ours else None
-        replays[name] = await replay(transcript, make, chosen[name], index, watch)
+        watch = None
+        if pages and name == pages.ours:
+            watch = moments.append
+        own = _settings_of(name, settings)
+        replays[name] = await replay(transcript, make, own, index, watch)
+    compared = None
+    if NONE in replays:
+        compared = calibration(transcript, replays[NONE])
+    report = None
+    if pages:
+        own = _settings_of(pages.ours, settings)
+        report = await pages.report(transcript, replays, moments, own, index)
     return FileReplay(
         path,
         replays,
@@ -96,11 +116,15 @@ async def _replays(
         calls=transcript.calls,
         repaired=len(transcript.repaired),
         dropped=transcript.dropped,
-        calibration=calibration(transcript, replays[NONE]) if NONE in replays else None,
-        report=await pages.report(transcript, replays, moments, chosen[pages.ours], index)
-        if pages
-        else None,
+        calibration=compared,
+        report=report,
     )
+
+
+def _settings_of(name: str, settings: _Settings) -> Settings | None:
+    if isinstance(settings, Mapping):
+        return settings.get(name)
+    return settings
 
 
 def replay_files(
@@ -113,43 +137,43 @@ def replay_files(
     pages: Pages | None = None,
     progress: Callable[[FileReplay], object] | None = None,
 ) -> list[FileReplay]:
-    """Replay each file through each maker, in the order of *paths*. A file that cannot be replayed
-    stops no other.
+    """Replay each file through each maker; the result has the order of *paths*.
 
-    With more than one of *processes* (default: one for each processor), or with *hands* that are
-    there already, the makers must be picklable, as `Policy` is. *pages* asks for the report of a
-    page for each file. *progress* is called with each file that is done, in whatever order.
+    A file that cannot be replayed stops no other. With more than one of *processes* (default: one
+    for each processor), or with workers that exist already (*hands*), the makers must be picklable,
+    as `Policy` is. *pages* asks for the report of a page for each file. *progress* is called with
+    each file that is finished, in any order.
     """
     distinct = sorted(set(paths), key=_size, reverse=True)
-    done: dict[str, FileReplay] = {}
-    with (
-        nullcontext(hands)
-        if hands
-        else workers(min(processes or os.cpu_count() or 1, len(distinct))) as chosen
-    ):
-        for found in _replayed(distinct, _Job(makers, settings, pages), chosen):
-            done[found.path] = found
+    job = _Job(makers, settings, pages)
+    results: dict[str, FileReplay] = {}
+    with ExitStack() as stack:
+        if not hands:
+            count = min(processes or os.cpu_count() or 1, len(distinct))
+            hands = stack.enter_context(workers(count))
+        for result in _run(distinct, job, hands):
+            results[result.path] = result
             if progress is not None:
-                progress(found)
-    return [done[path] for path in paths]
+                progress(result)
+    return [results[path] for path in paths]
 
 
 def _size(path: str) -> int:
-    """The largest files are begun first, so that no worker is left with one at the end."""
+    """The file's size: the largest begin first, so that no worker is left with one at the end."""
     try:
         return os.path.getsize(path)
     except OSError:
         return 0
 
 
-# Who does the work --------------------------------------------------------------------------------
+# Workers ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Where files are replayed: in *pool*, so many *at_once*, or without one right here.
+    """Where files are replayed: in *pool*, *at_once* of them, or without one in this process.
 
-    Workers that may not see the caller's disk are sent what a file holds (*far*).
+    Workers that may not see the caller's disk (*far*) are sent the files' contents.
     """
 
     pool: Executor | None = None
@@ -159,39 +183,39 @@ class Workers:
 
 @contextmanager
 def workers(processes: int) -> Iterator[Workers]:
-    """So many processes, for as long as the context lasts.
+    """This number of processes, for as long as the context lasts.
 
-    Left early, by an interruption say, they end at once.
+    Left early, for example by an interruption, they end at once.
     """
     if processes <= 1:
         yield Workers()
         return
     others = set(multiprocessing.active_children())
-    # Not forked: the caller may have threads, one that draws a progress bar say.
-    spawning = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, spawning, _begin)
-    finished = False
+    # Not forked: the caller may have threads, for example one that draws a progress bar.
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, spawn, _start_worker)
+    is_complete = False
     try:
         yield Workers(pool, processes + 1)
-        finished = True
+        is_complete = True
     finally:
-        for child in [] if finished else set(multiprocessing.active_children()) - others:
-            child.terminate()
+        if not is_complete:
+            for child in set(multiprocessing.active_children()) - others:
+                child.terminate()
         pool.shutdown(cancel_futures=True)
 
 
-def _begin() -> None:
-    """A worker leaves interruptions to its parent, and tells in its results what happened, not on
-    the terminal.
-    """
+def _start_worker() -> None:
+    """Leave interruptions to the parent, and report in results only, not on the terminal."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.getLogger("ctxpipe").addHandler(logging.NullHandler())
 
 
 @contextmanager
-def _interruptions_waiting() -> Iterator[None]:
-    """A process that is started here is deaf to them from its first moment on, before it could say
-    so itself.
+def _block_interruptions() -> Iterator[None]:
+    """Processes started here ignore interruptions from the first moment on.
+
+    They could do so themselves only later.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
@@ -215,43 +239,57 @@ class _Job:
         return replay_file(path, self.makers, self.settings, raw, self.pages)
 
 
-def _replayed(paths: Sequence[str], job: _Job, hands: Workers) -> Iterator[FileReplay]:
-    if hands.pool is None:
+def _run(
+    paths: Sequence[str],
+    job: _Job,
+    executor: Workers,
+) -> Iterator[FileReplay]:
+    if executor.pool is None:
         yield from map(job, paths)
         return
     waiting: dict[Future[FileReplay], str] = {}
     for path in paths:
-        if len(waiting) >= hands.at_once:
-            yield from _finished(waiting)
+        if len(waiting) >= executor.at_once:
+            yield from _next_results(waiting)
         try:
-            waiting[_submitted(hands.pool, job, path, hands.far)] = path
+            future = _submit(executor.pool, job, path, executor.far)
         except (CtxpipeError, BrokenExecutor) as error:
-            yield FileReplay(path, error=_told(path, error))
+            yield FileReplay(path, error=_error_text(path, error))
+        else:
+            waiting[future] = path
     while waiting:
-        yield from _finished(waiting)
+        yield from _next_results(waiting)
 
 
-def _finished(waiting: dict[Future[FileReplay], str]) -> Iterator[FileReplay]:
+def _next_results(waiting: dict[Future[FileReplay], str]) -> Iterator[FileReplay]:
+    """Wait for at least one of *waiting*, and remove what has finished from it."""
     for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-        yield _outcome(waiting.pop(future), future)
+        yield _result(waiting.pop(future), future)
 
 
-def _submitted(pool: Executor, job: _Job, path: str, far: bool) -> Future[FileReplay]:
-    raw = read_bytes(path) if far or path == STDIN else None  # a worker has another standard input
-    with _interruptions_waiting():  # a pool starts its processes when they are needed
+def _submit(
+    pool: Executor,
+    job: _Job,
+    path: str,
+    far: bool,
+) -> Future[FileReplay]:
+    raw = None
+    if far or path == STDIN:  # a worker has another standard input
+        raw = read_bytes(path)
+    with _block_interruptions():  # a pool starts its processes when they are needed
         return pool.submit(job, path, raw)
 
 
-def _outcome(path: str, future: Future[FileReplay]) -> FileReplay:
+def _result(path: str, future: Future[FileReplay]) -> FileReplay:
     try:
         return future.result()
-    except Exception as error:  # noqa: BLE001  a worker that was lost costs its file, not the others
-        return FileReplay(path, error=_told(path, error))
+    except Exception as error:  # noqa: BLE001  a lost worker costs its file, not the others
+        return FileReplay(path, error=_error_text(path, error))
 
 
-def _told(path: str, error: Exception) -> str:
+def _error_text(path: str, error: Exception) -> str:
     if isinstance(error, CtxpipeError):
         return str(error)
     if isinstance(error, BrokenExecutor):
-        return f"{path} could not be replayed: a worker process died, for want of memory perhaps"
+        return f"{path} could not be replayed: a worker process died, perhaps for lack of memory"
     return f"{path} could not be replayed: {type(error).__name__}: {error}"

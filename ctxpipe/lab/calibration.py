@@ -1,5 +1,6 @@
-"""A replay beside what the API billed, where the transcript tells it: how far the simulation can be
-trusted.
+"""A replay beside what the API billed, where the transcript has the bills.
+
+It shows how far the simulation can be trusted.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from .transcripts import Transcript
 
 __all__ = ["Calibration", "calibration"]
 
-FRESH, READ, WRITTEN = "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"
-NONSENSE = 10**12
-"""Tokens that no prompt has; what claims them is no bill."""
+FRESH = "input_tokens"
+READ = "cache_read_input_tokens"
+WRITTEN = "cache_creation_input_tokens"
+INVALID_TOKENS = 10**12
+"""More tokens than any prompt has; what reports them is no bill."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The prompts of *calls* whose bill is known, as billed and as simulated: all their tokens, and
-    the cached ones.
+    """The prompts of *calls* whose bill is known, as billed and as simulated.
+
+    All their tokens, and the cached ones.
     """
 
     calls: int
@@ -30,13 +34,14 @@ class Calibration:
     simulated_read: float
 
     def __add__(self, other: Calibration) -> Calibration:
-        return Calibration(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+        sums = [getattr(self, name) + getattr(other, name) for name in self.__slots__]
+        return Calibration(*sums)
 
     @property
     def factor(self) -> float:
         """Tokens billed for each that was simulated.
 
-        Above 1 also by what the transcript does not hold.
+        What the transcript does not hold is another reason for a factor above 1.
         """
         return self.billed_tokens / self.simulated_tokens
 
@@ -54,24 +59,27 @@ class Calibration:
 def calibration(transcript: Transcript, replay: Replay) -> Calibration | None:
     """*replay* of *transcript*, with no management, beside the bills in it.
 
-    None where it tells none.
+    None where it has none.
     """
-    simulated = {
-        request.call: request.use for request in replay.requests if request.purpose == "reply"
-    }
-    known = [
-        (transcript.usages[index], simulated[call])
-        for call, index in enumerate(transcript.replies)
-        if _prompt(transcript.usages.get(index, {})) and call in simulated
-    ]
-    if not known:
+    simulated = {}
+    for request in replay.requests:
+        if request.purpose == "reply":
+            simulated[request.call] = request.use
+    usages = []
+    uses = []
+    for call, index in enumerate(transcript.replies):
+        usage = transcript.usages.get(index, {})
+        if _prompt(usage) and call in simulated:
+            usages.append(usage)
+            uses.append(simulated[call])
+    if not usages:
         return None
     return Calibration(
-        len(known),
-        sum(_prompt(usage) for usage, _ in known),
-        sum(use.prompt for _, use in known),
-        sum(_tokens(usage, READ) for usage, _ in known),
-        sum(use.read for _, use in known),
+        len(usages),
+        billed_tokens=sum(_prompt(usage) for usage in usages),
+        simulated_tokens=sum(use.prompt for use in uses),
+        billed_read=sum(_tokens(usage, READ) for usage in usages),
+        simulated_read=sum(use.read for use in uses),
     )
 
 
@@ -81,4 +89,6 @@ def _prompt(usage: Mapping[str, object]) -> float:
 
 def _tokens(usage: Mapping[str, object], name: str) -> float:
     tokens = usage.get(name)
-    return tokens if isinstance(tokens, int | float) and 0 < tokens < NONSENSE else 0
+    if isinstance(tokens, int | float) and 0 < tokens < INVALID_TOKENS:
+        return tokens
+    return 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from itertools import cycle, islice
 from typing import TypeAlias
 
 from .report import KINDS, Report
@@ -29,7 +30,8 @@ SHAPES = (
 )
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
 STEPS = 6
-MANY = 40  # marks, from which on they are drawn smaller
+MANY = 40
+"""With more marks than this they are drawn smaller."""
 
 _CONFIG: Spec = {
     "aria": False,  # a chart is one image to a screen reader; the table below it has every figure
@@ -57,7 +59,7 @@ _CONFIG: Spec = {
 
 @functools.cache
 def library() -> str:
-    """The plotting library, whole, as a script that needs no network.
+    """The whole plotting library, as a script that needs no network.
 
     Takes a second or two, once in a process.
     """
@@ -70,21 +72,28 @@ def charts(report: Report) -> dict[str, object]:
     """The charts of *report* by name, compiled; the page's script gives them their data."""
     import vl_convert
 
-    found = {"tokens": _tokens(report), "cost": _cost(report)} if report.turns else {}
-    if report.recall and report.turns:
-        found["recall"] = _recall(report)
-    return {
-        name: vl_convert.vegalite_to_vega(_encodable(spec), vl_version=VEGA_LITE)
-        for name, spec in found.items()
-    }
+    specs: dict[str, Spec] = {}
+    if report.turns:
+        specs["tokens"] = _tokens(report)
+        specs["cost"] = _cost(report)
+        if report.recall:
+            specs["recall"] = _recall(report)
+    compiled: dict[str, object] = {}
+    for name, spec in specs.items():
+        compiled[name] = vl_convert.vegalite_to_vega(_encodable(spec), vl_version=VEGA_LITE)
+    return compiled
 
 
 def _encodable(spec: Spec) -> str:
-    """*spec* as JSON; names that cannot be encoded become what the page makes of them."""
+    """*spec* as JSON; what cannot be encoded becomes a question mark, as on the page."""
     return json.dumps(spec, ensure_ascii=False).encode("utf-8", "replace").decode()
 
 
-def _chart(height: int, layers: Sequence[Spec], params: Sequence[str] = ()) -> Spec:
+def _chart(
+    height: int,
+    layers: Sequence[Spec],
+    params: Sequence[str] = (),
+) -> Spec:
     return {
         "width": "container",
         "height": height,
@@ -97,13 +106,14 @@ def _chart(height: int, layers: Sequence[Spec], params: Sequence[str] = ()) -> S
 
 
 def _turns(report: Report) -> Spec:
-    """The axis of turns; a single one stands in the middle."""
+    """The axis of turns; a single one is in the middle."""
     last = len(report.turns)
+    domain = [1, last] if last > 1 else [0, 2]
     return {
         "field": "turn",
         "type": "quantitative",
         "title": "turn",
-        "scale": {"nice": False, "domain": [1, last] if last > 1 else [0, 2]},
+        "scale": {"nice": False, "domain": domain},
         "axis": {"tickMinStep": 1, "tickCount": 10, "grid": False},
     }
 
@@ -138,9 +148,8 @@ def _tokens(report: Report) -> Spec:
         },
         "encoding": {"x": _turns(report), "y": {**_AMOUNT, "field": "tokens"}},
     }
-    return _chart(
-        340, [_stack(report), without, _cursor(report), _marks(report)], ["turn", "chosen"]
-    )
+    layers = [_stack(report), without, _cursor(report), _marks(report)]
+    return _chart(340, layers, ["turn", "chosen"])
 
 
 def _stack(report: Report) -> Spec:
@@ -169,15 +178,15 @@ def _stack(report: Report) -> Spec:
 
 def _marks(report: Report) -> Spec:
     """The stages' actions, on the line of the whole prompt: each stage has a shape of its own."""
-    acted = [action.stage for turn in report.turns for action in turn.actions]
-    stages = list(dict.fromkeys(acted))
-    shapes = {"domain": stages, "range": [SHAPES[i % len(SHAPES)] for i in range(len(stages))]}
+    actions = [action.stage for turn in report.turns for action in turn.actions]
+    stages = list(dict.fromkeys(actions))
+    shapes = {"domain": stages, "range": _shapes(len(stages))}
     legend = {"orient": "top", "title": None, "symbolFillColor": "var(--paper)", "columns": 3}
     return {
         "data": {"name": "marks"},
         "mark": {
             "type": "point",
-            "size": 90 if len(acted) <= MANY else 45,
+            "size": 90 if len(actions) <= MANY else 45,
             "stroke": "var(--ink)",
             "strokeWidth": 1.5,
             "opacity": 1,
@@ -200,68 +209,77 @@ def _marks(report: Report) -> Spec:
     }
 
 
+def _shapes(count: int) -> list[str]:
+    return list(islice(cycle(SHAPES), count))
+
+
 def _cost(report: Report) -> Spec:
     series = [report.policy, report.baseline]
-    axis = {"format": "$,.2f", "tickCount": 5} if report.unit == "dollars" else _axis(5)
+    axis = _axis(5)
+    if report.unit == "dollars":
+        axis = {"format": "$,.2f", "tickCount": 5}
+    amount = {
+        "field": "cost",
+        "type": "quantitative",
+        "title": f"cost, {report.unit}",
+        "axis": axis,
+    }
+    color = {
+        "field": "series",
+        "scale": {"domain": series, "range": ["var(--accent)", "var(--ink)"]},
+        "legend": {"orient": "top", "title": None},
+    }
+    dash = {"field": "series", "scale": {"domain": series, "range": DASHES[:2]}}
     lines = {
         "data": {"name": "costs"},
         "mark": {"type": "line", "strokeWidth": 2},
-        "encoding": {
-            "x": _turns(report),
-            "y": {
-                "field": "cost",
-                "type": "quantitative",
-                "title": f"cost, {report.unit}",
-                "axis": axis,
-            },
-            "color": {
-                "field": "series",
-                "scale": {"domain": series, "range": ["var(--accent)", "var(--ink)"]},
-                "legend": {"orient": "top", "title": None},
-            },
-            "strokeDash": {"field": "series", "scale": {"domain": series, "range": DASHES[:2]}},
-        },
+        "encoding": {"x": _turns(report), "y": amount, "color": color, "strokeDash": dash},
     }
     return _chart(220, [lines, _cursor(report)], ["turn"])
 
 
 def _recall(report: Report) -> Spec:
-    policies = list(dict.fromkeys((point.policy, point.oracle) for point in report.recall))
-    names = [name for name, _ in policies]
-    colours = [
-        "var(--soft)" if oracle else f"var(--series-{i % STEPS})"
-        for i, (_, oracle) in enumerate(policies)
-    ]
-    dashes = [DASHES[1] if oracle else DASHES[0] for _, oracle in policies]
+    policies = dict.fromkeys((point.policy, point.oracle) for point in report.recall)
+    names = []
+    colours = []
+    dashes = []
+    for index, (name, is_oracle) in enumerate(policies):
+        names.append(name)
+        if is_oracle:
+            colours.append("var(--soft)")
+            dashes.append(DASHES[1])
+        else:
+            colours.append(f"var(--series-{index % STEPS})")
+            dashes.append(DASHES[0])
+    budget = {
+        "field": "budget",
+        "type": "quantitative",
+        "title": "tokens in the context",
+        "scale": {"zero": False},
+        "axis": {**_axis(6), "grid": False},
+    }
+    share = {
+        "field": "recall",
+        "type": "quantitative",
+        "title": "share still visible",
+        "scale": {"domain": [0, 1]},
+        "axis": {"format": ".0%", "tickCount": 5},
+    }
+    color = {
+        "field": "policy",
+        "scale": {"domain": names, "range": colours},
+        "legend": {"orient": "bottom", "title": None, "columns": 2, "labelLimit": 0},
+    }
     lines = {
         "data": {"name": "recall"},
         "mark": {"type": "line", "strokeWidth": 2, "point": {"size": 70}},
         "encoding": {
-            "x": {
-                "field": "budget",
-                "type": "quantitative",
-                "title": "tokens in the context",
-                "scale": {"zero": False},
-                "axis": {**_axis(6), "grid": False},
-            },
-            "y": {
-                "field": "recall",
-                "type": "quantitative",
-                "title": "share still visible",
-                "scale": {"domain": [0, 1]},
-                "axis": {"format": ".0%", "tickCount": 5},
-            },
-            "color": {
-                "field": "policy",
-                "scale": {"domain": names, "range": colours},
-                "legend": {"orient": "bottom", "title": None, "columns": 2, "labelLimit": 0},
-            },
+            "x": budget,
+            "y": share,
+            "color": color,
             "shape": {
                 "field": "policy",
-                "scale": {
-                    "domain": names,
-                    "range": [SHAPES[i % len(SHAPES)] for i in range(len(names))],
-                },
+                "scale": {"domain": names, "range": _shapes(len(names))},
             },
             "strokeDash": {"field": "policy", "scale": {"domain": names, "range": dashes}},
         },

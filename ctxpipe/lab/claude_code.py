@@ -1,5 +1,6 @@
-"""Session files of Claude Code: one line for each block of a reply, and much beside the
-conversation itself.
+"""Session files of Claude Code.
+
+They hold one line for each block of a reply, and much beside the conversation itself.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ def is_session_line(value: Mapping[str, Any]) -> bool:
 def entries(records: Iterable[Record]) -> tuple[list[Entry], Mapping[str, int]]:
     """The messages of the main conversation, and what was left out of it, by kind.
 
-    The lines of one reply become one message, its tools' results one message behind it. Left out
-    are the talks of subagents, summaries of earlier compactions (what they summarise stands above
-    them), what only the user saw, and records that are no messages.
+    The lines of one reply become one message, its tools' results one message after it. Left out are
+    the conversations of subagents, summaries of earlier compactions (the file has what they
+    summarize), what only the user saw, and records that are no messages.
     """
     found: list[Entry] = []
     dropped: Counter[str] = Counter()
@@ -40,15 +41,17 @@ def entries(records: Iterable[Record]) -> tuple[list[Entry], Mapping[str, int]]:
             dropped[reason] += 1
             continue
         seen.add(_uuid(line))
-        new = entry(
-            as_message(line["message"], record.place), line["message"], line.get("timestamp")
-        )
-        reply = str(line["message"].get("id") or "")
-        at = replies.get(reply) if reply else None
+        fields = line["message"]
+        message = as_message(fields, record.place)
+        new = entry(message, fields, line.get("timestamp"))
+        reply = str(fields.get("id") or "")
+        at = None
+        if reply:
+            at = replies.get(reply)
         if at is not None and all(_is_results(later.message) for later in found[at + 1 :]):
-            found[at] = _joined(found[at], new)
-        elif found and new.message["role"] == "user" == found[-1].message["role"]:
-            found[-1] = _joined(found[-1], new)
+            found[at] = _join(found[at], new)
+        elif found and new.message["role"] == found[-1].message["role"] == "user":
+            found[-1] = _join(found[-1], new)
         else:
             replies[reply] = len(found)
             found.append(new)
@@ -63,37 +66,40 @@ def _reason(line: Mapping[str, Any], seen: set[str]) -> str:
         return "of a subagent"
     if line.get("isCompactSummary"):
         return "summary of a compaction"
-    if (
-        line.get("isVisibleInTranscriptOnly")
-        or line.get("isApiErrorMessage")
-        or line["message"].get("model") == "<synthetic>"
-    ):
+    if line.get("isVisibleInTranscriptOnly") or line.get("isApiErrorMessage"):
         return "shown to the user only"
-    return "repeated" if _uuid(line) and _uuid(line) in seen else ""
+    if line["message"].get("model") == "<synthetic>":
+        return "shown to the user only"
+    uuid = _uuid(line)
+    return "repeated" if uuid and uuid in seen else ""
 
 
 def _uuid(line: Mapping[str, Any]) -> str:
     return str(line.get("uuid") or "")
 
 
-def _joined(first: Entry, second: Entry) -> Entry:
+def _join(first: Entry, second: Entry) -> Entry:
     """Both as one message, tool results in front; of a reply's bills the last one is complete."""
-    content = sorted(
-        [*_content(first.message), *_content(second.message)],
-        key=lambda b: kind(b) != "tool_result",
-    )
+    content = [*_content(first.message), *_content(second.message)]
+    content.sort(key=lambda block: kind(block) != "tool_result")
     message = cast("Message", {"role": first.message["role"], "content": content})
+    usage = second.usage or first.usage
+    model = first.model or second.model
     return replace(
-        first, message=message, usage=second.usage or first.usage, model=first.model or second.model
+        first,
+        message=message,
+        usage=usage,
+        model=model,
     )
 
 
 def _content(message: Message) -> list[Block]:
     content = message["content"]
-    return (
-        [{"type": "text", "text": content}] if isinstance(content, str) else list(blocks(message))
-    )
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return list(blocks(message))
 
 
 def _is_results(message: Message) -> bool:
-    return bool(blocks(message)) and all(kind(block) == "tool_result" for block in blocks(message))
+    content = blocks(message)
+    return bool(content) and all(kind(block) == "tool_result" for block in content)

@@ -1,4 +1,4 @@
-"""A Dask cluster that is there already, in the place of processes of our own."""
+"""An existing Dask cluster, in place of processes of our own."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ SECONDS_TO_ANSWER = 10
 
 @contextmanager
 def cluster(address: str) -> Iterator[Workers]:
-    """The workers of the Dask scheduler at *address*; they are sent the files and need ctxpipe, not
-    the caller's disk.
+    """The workers of the Dask scheduler at *address*.
 
-    Raises SettingsError when ``ctxpipe[dask]`` is not installed, nothing answers at *address*, or
-    nobody works there.
+    They are sent the files' contents and need ctxpipe, not the caller's disk. Raises SettingsError
+    when ``ctxpipe[dask]`` is not installed, nothing answers at *address*, or there are no workers.
     """
     try:
         distributed: Any = import_module("distributed")
@@ -30,13 +29,12 @@ def cluster(address: str) -> Iterator[Workers]:
             "--scheduler needs the package distributed: pip install 'ctxpipe[dask]'"
         ) from error
     try:
-        # First the address: a client with a wrong one waits long, and complains at its end.
+        # First the address: a client with a wrong one waits long, and reports it only then.
         distributed.comm.get_address_host_port(address)
         client = distributed.Client(address, timeout=SECONDS_TO_ANSWER, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
-        raise SettingsError(
-            f"no Dask scheduler answers at {address}: {str(error) or type(error).__name__}"
-        ) from error
+        reason = str(error) or type(error).__name__
+        raise SettingsError(f"no Dask scheduler answers at {address}: {reason}") from error
     with client:
         threads = sum(client.nthreads().values())
         if not threads:

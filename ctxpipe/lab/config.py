@@ -44,42 +44,47 @@ _GATES: Mapping[str, type[Any]] = {"RatioGate": RatioGate, "RentOrBuyGate": Rent
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredPolicy:
-    """Makes the pipeline that the TOML file *text*, named *source*, describes."""
+    """Makes the pipeline that *text* describes, the TOML of the file *source*."""
 
     source: str
     text: str
     prices: Prices
 
     def __call__(self, bench: Workbench) -> ContextPipeline:
-        config = _parsed(self.text, self.source)
-        stages = [
-            self._stage(bench, table, number) for number, table in enumerate(config["stage"], 1)
-        ]
-        budget = _built(
-            Budget, config.get("budget", {}), self._place("[budget]", r"\[\s*budget\s*\]|budget\b")
-        )
+        config = _parse(self.text, self.source)
+        tables = enumerate(config["stage"], 1)
+        stages = [self._stage(bench, table, number) for number, table in tables]
+        place = self._place("[budget]", r"\[\s*budget\s*\]|budget\b")
+        budget = _build(Budget, config.get("budget", {}), place)
         return ContextPipeline(stages, budget=budget)
 
     def _stage(self, bench: Workbench, given: object, number: int) -> Stage:
         place = self._place(f"stage {number}", r"\[\[\s*stage\s*\]\]|stage\b", number)
         table = _table(given, str(place))
         name = table.pop("use", None)
-        made = _STAGES.get(name) if isinstance(name, str) else None
-        if made is None:
+        factory = None
+        if isinstance(name, str):
+            factory = _STAGES.get(name)
+        if factory is None:
             raise SettingsError(f"{place.of('use')} is {name!r}; there are {', '.join(_STAGES)}")
         if "preview" in table:
-            table["preview"] = _built(Preview, table["preview"], place.of("preview"))
+            table["preview"] = _build(Preview, table["preview"], place.of("preview"))
         if "gate" in table:
             table["gate"] = self._gate(table["gate"], place.of("gate"))
         for setting in ("inputs", "exempt_tools"):
             if setting in table:
-                table[setting] = _names(table[setting], str(place.of(setting)))
+                where = str(place.of(setting))
+                table[setting] = _names(table[setting], where)
         if "restore" in table:
-            table["restore"] = _built(
-                Restore, table["restore"], place.of("restore"), {"files": bench.files}
+            own = {"files": bench.files}
+            table["restore"] = _build(
+                Restore,
+                table["restore"],
+                place.of("restore"),
+                own,
             )
-        kind, standard = made(bench)
-        stage: Stage = _built(kind, table, place, standard)
+        kind, own = factory(bench)
+        stage: Stage = _build(kind, table, place, own)
         return stage
 
     def _gate(self, given: object, place: _Place) -> object:
@@ -87,25 +92,26 @@ class ConfiguredPolicy:
         name = table.pop("use", "RatioGate")
         if not isinstance(name, str) or name not in _GATES:
             raise SettingsError(f"{place} is {name!r}; there are {', '.join(_GATES)}")
-        return _built(
-            _GATES[name], table, place, {"prices": self.prices} if name == "RentOrBuyGate" else {}
-        )
+        own: dict[str, object] = {}
+        if name == "RentOrBuyGate":
+            own["prices"] = self.prices
+        return _build(_GATES[name], table, place, own)
 
     def _place(self, what: str, header: str, number: int = 1) -> _Place:
         """Where the table *what* begins: the line of the *number*-th match of *header*."""
-        starts = [
-            n
-            for n, line in enumerate(self.text.splitlines(), 1)
-            if re.match(rf"\s*(?:{header})", line)
-        ]
-        return _Place(
-            self.source, self.text, starts[min(number, len(starts)) - 1] if starts else 1, what
-        )
+        starts = []
+        for line_number, line in enumerate(self.text.splitlines(), 1):
+            if re.match(rf"\s*(?:{header})", line):
+                starts.append(line_number)
+        start = 1
+        if starts:
+            start = starts[min(number, len(starts)) - 1]
+        return _Place(self.source, self.text, start, what)
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A table of the file, for an error's first words: the file, the *line* and *what* it is."""
+    """A table of the file, for the beginning of an error: the file, the *line* and *what* it is."""
 
     source: str
     text: str
@@ -116,14 +122,15 @@ class _Place:
         return f"{self.source}, line {self.line}: {self.what}"
 
     def of(self, setting: str) -> _Place:
-        """The place of a setting of the table, or, where it is not found, of the table."""
+        """The place of a setting of the table, or of the table where it is not found."""
+        what = f"{self.what}: {setting}"
         lines = self.text.splitlines()
         for number in range(self.line, len(lines)):
             if lines[number].lstrip().startswith("["):
                 break
             if re.match(rf"\s*[\"']?{re.escape(setting)}[\"']?\s*[=.]", lines[number]):
-                return replace(self, line=number + 1, what=f"{self.what}: {setting}")
-        return replace(self, what=f"{self.what}: {setting}")
+                return replace(self, line=number + 1, what=what)
+        return replace(self, what=what)
 
 
 def read_config(path: str | os.PathLike[str], prices: Prices) -> ConfiguredPolicy:
@@ -136,24 +143,21 @@ def read_config(path: str | os.PathLike[str], prices: Prices) -> ConfiguredPolic
         with open(source, encoding="utf-8") as file:
             policy = ConfiguredPolicy(source, file.read(), prices)
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(
-            f"{source} cannot be read: {getattr(error, 'strerror', None) or error}"
-        ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise SettingsError(f"{source} cannot be read: {reason}") from error
     policy(Workbench())
     return policy
 
 
-def _parsed(text: str, source: str) -> dict[str, Any]:
+def _parse(text: str, source: str) -> dict[str, Any]:
     try:
         config = tomllib.loads(text)
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # tomllib has one of its own for most, not all, that is wrong
-        raise SettingsError(f"{source} is no TOML: {error}") from error
-    if unknown := sorted(set(config) - {"budget", "stage"}):
+    except (ValueError, RecursionError) as error:  # not only tomllib's own error
+        raise SettingsError(f"{source} is not valid TOML: {error}") from error
+    unknown = sorted(set(config) - {"budget", "stage"})
+    if unknown:
         raise SettingsError(
-            f"{source}: {unknown[0]} means nothing here; there are [budget] and [[stage]]"
+            f"{source}: {unknown[0]} is unknown here; there are [budget] and [[stage]]"
         )
     if not isinstance(config.get("stage"), list):
         raise SettingsError(f"{source} names no [[stage]]")
@@ -172,49 +176,53 @@ def _names(given: object, where: str) -> frozenset[str]:
     return frozenset(given)
 
 
-def _built(
-    kind: type[Any], given: object, place: _Place, standard: Mapping[str, object] | None = None
+def _build(
+    kind: type[Any],
+    given: object,
+    place: _Place,
+    own: Mapping[str, object] | None = None,
 ) -> Any:
-    """*kind* made of the table *given*.
-
-    What the laboratory brings itself (*standard*) may be given too.
-    """
+    """*kind* made of the table *given*, which may override what the laboratory brings: *own*."""
     table = _table(given, str(place))
-    known = {
-        setting.name: setting
-        for setting in fields(kind)
-        if setting.init and setting.name not in _OURS
-    }
+    known = {}
+    for setting in fields(kind):
+        if setting.init and setting.name not in _OURS:
+            known[setting.name] = setting
     for name, value in table.items():
         if name not in known:
             raise SettingsError(
-                f"{place.of(name)} means nothing here; the settings are {', '.join(known)}"
+                f"{place.of(name)} is unknown here; the settings are {', '.join(known)}"
             )
-        if wanted := _wanted(value, _default(known[name])):
-            raise SettingsError(f"{place.of(name)} is {value!r}; give {wanted}")
+        expectation = _expectation(value, _default(known[name]))
+        if expectation:
+            raise SettingsError(f"{place.of(name)} is {value!r}; give {expectation}")
     try:
-        return kind(**{**(standard or {}), **table})
+        return kind(**{**(own or {}), **table})
     except (SettingsError, TypeError) as error:
-        named = next((name for name in table if name in str(error)), None)
-        raise SettingsError(f"{place.of(named) if named else place}: {error}") from error
+        for name in table:
+            if name in str(error):
+                place = place.of(name)
+                break
+        raise SettingsError(f"{place}: {error}") from error
 
 
-def _wanted(given: object, default: object) -> str:
-    """What must stand in the place of *given*, "" when it may stay: of most settings the stage
-    itself decides that.
+def _expectation(given: object, default: object) -> str:
+    """What must be given in place of *given*, "" when it is valid.
+
+    For most settings the stage itself decides that.
     """
     if isinstance(default, bool):
         return "" if isinstance(given, bool) else "true or false"
     is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    return "a number" if isinstance(default, int | float) and not is_number else ""
+    if isinstance(default, int | float) and not is_number:
+        return "a number"
+    return ""
 
 
 def _default(setting: Field[Any]) -> object:
-    return (
-        setting.default_factory()
-        if isinstance(setting.default_factory, Setting)
-        else setting.default
-    )
+    if isinstance(setting.default_factory, Setting):
+        return setting.default_factory()
+    return setting.default
 
 
 _OURS = frozenset(
@@ -223,26 +231,26 @@ _OURS = frozenset(
         *("files", "work_dir", "reading_tools", "deny"),
     }
 )
-"""Settings that no file can tell: they are objects, in the laboratory its own."""
+"""Settings that no file can give: they are objects, and the laboratory brings its own."""
+
+
+def _offload_storage(bench: Workbench) -> dict[str, Any]:
+    return {"storage": bench.storage, "reference": "absolute"}
+
+
+def _compact_settings(bench: Workbench) -> dict[str, Any]:
+    return {
+        "summarize": ExtractiveSummarizer(),
+        "archive": bench.storage,
+        "restore": Restore(files=bench.files),
+        "clock": bench.clock,
+    }
+
 
 _STAGES: Mapping[str, Callable[[Workbench], tuple[type[Any], dict[str, Any]]]] = {
-    "DirectOffload": lambda bench: (
-        DirectOffload,
-        {"storage": bench.storage, "reference": "absolute"},
-    ),
-    "BatchOffload": lambda bench: (
-        BatchOffload,
-        {"storage": bench.storage, "reference": "absolute"},
-    ),
-    "Compact": lambda bench: (
-        Compact,
-        {
-            "summarize": ExtractiveSummarizer(),
-            "archive": bench.storage,
-            "restore": Restore(files=bench.files),
-            "clock": bench.clock,
-        },
-    ),
+    "DirectOffload": lambda bench: (DirectOffload, _offload_storage(bench)),
+    "BatchOffload": lambda bench: (BatchOffload, _offload_storage(bench)),
+    "Compact": lambda bench: (Compact, _compact_settings(bench)),
     "SmartTruncate": lambda bench: (SmartTruncate, {"archive": bench.storage}),
 }
-"""What a stage is made of in the laboratory, where disk, files and clock are held in memory."""
+"""Each stage with its settings in the laboratory, whose disk, files and clock are in memory."""

@@ -13,8 +13,9 @@ from ..prices import Prices
 __all__ = ["Bill", "CacheRules", "CacheUse", "PromptCache", "Purpose", "Request", "bill"]
 
 Purpose: TypeAlias = Literal["reply", "refetch", "summary"]
-"""Why a request was made: for the recorded reply, to read something back first, or to have a
-summary written.
+"""Why a request was made.
+
+For the recorded reply, to read something back before it, or to have a summary written.
 """
 
 
@@ -22,12 +23,12 @@ summary written.
 class CacheRules:
     """How a provider caches prompts. Source: economics, 1.1.
 
-    An entry lives *ttl_seconds* after its last use, is written where a request has a mark, and
-    nowhere else, and is found from marks at most *look_back* blocks behind it. Requests are marked
-    behind the system prompt and at their end; with *mark_changes* one that was rewritten also in
-    front of what changed (`Result.first_changed_index`), where the old entries end, and with
-    *mark_behind* behind it as well, where the next change will begin: then all four marks are used
-    that a request may have. Prompts below *min_tokens* are not cached.
+    An entry lives *ttl_seconds* after its last use, is written only where a request has a mark, and
+    is found from marks at most *look_back* blocks after it. Requests are marked after the system
+    prompt and at their end. With *mark_changes* one that was rewritten is also marked before what
+    changed (`Result.first_changed_index`), where the old entries end, and with *mark_behind* after
+    it as well, where the next change will begin: then all four marks are used that a request may
+    have. Prompts below *min_tokens* are not cached.
     """
 
     ttl_seconds: float = 300.0
@@ -39,7 +40,7 @@ class CacheRules:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """A prompt's tokens as billed: *read* from the cache, *written* to it, *fresh*: neither."""
+    """A prompt's tokens as billed: *read* from the cache, *written* to it, or *fresh*, neither."""
 
     read: float
     written: float
@@ -53,8 +54,9 @@ class CacheUse:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request of a replay, before the recorded *call*; *output* are the reply's tokens, as
-    billed.
+    """One request of a replay, before the recorded *call*.
+
+    *output* are the reply's tokens, as billed.
     """
 
     call: int
@@ -77,81 +79,106 @@ class PromptCache:
         self._seconds: float | None = None
 
     def request(
-        self, context: Sequence[Message], sums: Sequence[float], seconds: float | None = None
+        self,
+        context: Sequence[Message],
+        sums: Sequence[float],
+        seconds: float | None = None,
     ) -> CacheUse:
-        """Send *context*, of which the first 0, 1, 2 … messages have *sums* tokens, what goes
-        before them included.
+        """Send *context*, of which the first 0, 1, 2 … messages have *sums* tokens.
+
+        These include what is before the messages.
         """
-        shared = _shared(self._context, context)
+        shared = _common_length(self._context, context)
         use = self.peek(context, sums, seconds)
-        alive = (
-            []
-            if self._lapsed(seconds)
-            else [length for length in self._entries if length <= shared]
-        )
-        cached = use.read + use.written >= self.rules.min_tokens
-        marks = self._marks(shared, context) if cached else set()
-        self._entries = sorted({*alive, *marks})
-        self._context, self._seconds = context, seconds
+        entries: set[int] = set()
+        if not self._is_expired(seconds):
+            entries.update(length for length in self._entries if length <= shared)
+        if use.read + use.written >= self.rules.min_tokens:
+            entries |= self._marks(shared, context)
+        self._entries = sorted(entries)
+        self._context = context
+        self._seconds = seconds
         return use
 
     def peek(
-        self, context: Sequence[Message], sums: Sequence[float], seconds: float | None = None
+        self,
+        context: Sequence[Message],
+        sums: Sequence[float],
+        seconds: float | None = None,
     ) -> CacheUse:
         """What *context* would use, without sending it."""
         total = sums[len(context)]
         if total < self.rules.min_tokens:
             return CacheUse(0.0, 0.0, total)
-        if self._lapsed(seconds):
+        if self._is_expired(seconds):
             return CacheUse(0.0, total)
-        shared = _shared(self._context, context)
-        hits = [self._hit(context, mark, shared) for mark in self._marks(shared, context)]
-        longest = max((hit for hit in hits if hit is not None), default=None)
-        read = 0.0 if longest is None else sums[longest]
+        shared = _common_length(self._context, context)
+        marks = self._marks(shared, context)
+        hits = [self._hit(context, mark, shared) for mark in marks]
+        lengths = [hit for hit in hits if hit is not None]
+        if not lengths:
+            return CacheUse(0.0, total)
+        read = sums[max(lengths)]
         return CacheUse(read, total - read)
 
-    def _lapsed(self, seconds: float | None) -> bool:
+    def _is_expired(self, seconds: float | None) -> bool:
         if seconds is None or self._seconds is None:
             return False
         return seconds - self._seconds > self.rules.ttl_seconds
 
     def _marks(self, shared: int, context: Sequence[Message]) -> set[int]:
         marks = {0, len(context)}
-        if shared < len(self._context):
-            marks |= {shared} if self.rules.mark_changes else set()
-            marks |= (
-                {_behind_change(self._context, context, shared)}
-                if self.rules.mark_behind
-                else set()
-            )
+        if shared == len(self._context):
+            return marks
+        if self.rules.mark_changes:
+            marks.add(shared)
+        if self.rules.mark_behind:
+            marks.add(_change_end(self._context, context, shared))
         return marks
 
-    def _hit(self, context: Sequence[Message], mark: int, shared: int) -> int | None:
-        """The longest entry that a mark behind *mark* messages finds."""
+    def _hit(
+        self,
+        context: Sequence[Message],
+        mark: int,
+        shared: int,
+    ) -> int | None:
+        """The longest entry that a mark after *mark* messages finds."""
         place = bisect_right(self._entries, min(mark, shared)) - 1
         if place < 0:
             return None
-        between = sum(
-            max(1, len(blocks(message))) for message in context[self._entries[place] : mark]
-        )
-        return self._entries[place] if between <= self.rules.look_back else None
+        entry = self._entries[place]
+        between = 0
+        for message in context[entry:mark]:
+            between += max(1, len(blocks(message)))
+        if between > self.rules.look_back:
+            return None
+        return entry
 
 
-def _shared(before: Sequence[Message], after: Sequence[Message]) -> int:
-    pairs = enumerate(zip(before, after, strict=False))
-    return next(
-        (i for i, (old, new) in pairs if old is not new and old != new),
-        min(len(before), len(after)),
-    )
+def _common_length(before: Sequence[Message], after: Sequence[Message]) -> int:
+    """How many messages both begin with."""
+    for index, (old, new) in enumerate(zip(before, after, strict=False)):
+        if old is not new and old != new:
+            return index
+    return min(len(before), len(after))
 
 
-def _behind_change(before: Sequence[Message], after: Sequence[Message], shared: int) -> int:
-    """Where what was rewritten ends in *after*: what follows stood there before, and then what is
-    new.
+def _change_end(
+    before: Sequence[Message],
+    after: Sequence[Message],
+    shared: int,
+) -> int:
+    """Where what was rewritten ends in *after*.
+
+    What follows was there before, and then comes what is new.
     """
     kept = {id(message) for message in before[shared:]}
-    old = next((i for i in range(len(after), shared, -1) if id(after[i - 1]) in kept), shared)
-    return next((i for i in range(old, shared, -1) if id(after[i - 1]) not in kept), shared)
+    end = len(after)
+    while end > shared and id(after[end - 1]) not in kept:
+        end -= 1
+    while end > shared and id(after[end - 1]) in kept:
+        end -= 1
+    return end
 
 
 # The bill -----------------------------------------------------------------------------------------
@@ -159,10 +186,7 @@ def _behind_change(before: Sequence[Message], after: Sequence[Message], shared: 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What requests cost, in the unit of the prices, by what was billed.
-
-    And how much of it there was, in tokens.
-    """
+    """What requests cost, in the unit of the prices, and how many tokens and requests that was."""
 
     read: float = 0.0
     written: float = 0.0
@@ -175,7 +199,8 @@ class Bill:
     read_tokens: float = 0.0
 
     def __add__(self, other: Bill) -> Bill:
-        return Bill(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+        sums = [getattr(self, name) + getattr(other, name) for name in self.__slots__]
+        return Bill(*sums)
 
     @property
     def total(self) -> float:
@@ -189,20 +214,21 @@ class Bill:
 
 
 def bill(requests: Iterable[Request], prices: Prices) -> Bill:
-    """What *requests* cost. They were cached for as long as the rules of their replay say."""
-    return sum((_billed(request, prices) for request in requests), Bill())
+    """What *requests* cost. They are cached for as long as the rules of their replay say."""
+    return sum((_request_bill(request, prices) for request in requests), Bill())
 
 
-def _billed(request: Request, prices: Prices) -> Bill:
-    use, cliff = request.use, prices.cliff(request.use.prompt)
+def _request_bill(request: Request, prices: Prices) -> Bill:
+    use = request.use
+    cliff = prices.cliff(use.prompt)
     return Bill(
-        use.read * prices.read * cliff.prompt,
-        use.written * prices.cache_write * cliff.prompt,
-        use.fresh * prices.input * cliff.prompt,
-        request.output * prices.output * cliff.output,
-        1,
-        request.purpose == "refetch",
-        request.purpose == "summary",
-        use.prompt,
-        use.read,
+        read=use.read * prices.read * cliff.prompt,
+        written=use.written * prices.cache_write * cliff.prompt,
+        fresh=use.fresh * prices.input * cliff.prompt,
+        output=request.output * prices.output * cliff.output,
+        requests=1,
+        refetches=request.purpose == "refetch",
+        summaries=request.purpose == "summary",
+        prompt_tokens=use.prompt,
+        read_tokens=use.read,
     )

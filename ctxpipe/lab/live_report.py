@@ -1,4 +1,4 @@
-"""The page's numbers of a session as it goes on: for an agent that runs, not a recording."""
+"""The page's numbers of a session that goes on: for a running agent, not for a recording."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ class LiveReport:
     tools: Sequence[object] | None = None
     prices: Prices = field(default_factory=Prices.relative)
     _moments: list[Moment] = field(default_factory=list)
-    _turns: list[tuple[float, float, float, str]] = field(
-        default_factory=list
-    )  # without; cost with, without; label
+    _turns: list[_Turn] = field(default_factory=list)
     _cache: PromptCache = field(default_factory=PromptCache)
     _cache_without: PromptCache = field(default_factory=PromptCache)
 
@@ -46,31 +44,67 @@ class LiveReport:
         *,
         extra: bool = False,
     ) -> None:
-        """One turn: the context *before* and *after* the pipeline, the *reply*, and the *full*
-        history instead.
+        """One turn: the context *before* and *after* the pipeline, and the *reply*.
 
-        *extra*: a turn that would not have been without the pipeline, such as reading an offloaded result back.
+        *full* is the history without the pipeline. *extra* is a turn that only the pipeline made
+        necessary, such as reading an offloaded result back.
         """
         call = len(self._moments)
-        self._moments.append(Moment(call, tuple(before), tuple(after), reports))
+        moment = Moment(call, tuple(before), tuple(after), reports)
+        self._moments.append(moment)
         output = float(self.counter.message(reply))
-        sums = self._sums(full)
-        cost = self._cost(call, self._cache, list(after), self._sums(after), output)
-        without = 0.0 if extra else self._cost(call, self._cache_without, list(full), sums, output)
-        self._turns.append((sums[-1], cost, without, label(reply)))
+        sums = self._sums(after)
+        full_sums = self._sums(full)
+        cost = self._cost(call, self._cache, list(after), sums, output)
+        cost_without = 0.0
+        if not extra:
+            cost_without = self._cost(
+                call,
+                self._cache_without,
+                list(full),
+                full_sums,
+                output,
+            )
+        turn = _Turn(full_sums[-1], cost, cost_without, label(reply))
+        self._turns.append(turn)
 
-    def report(self, title: str, *, subtitle: str = "", facts: Sequence[Fact] = ()) -> Report:
+    def report(
+        self,
+        title: str,
+        *,
+        subtitle: str = "",
+        facts: Sequence[Fact] = (),
+    ) -> Report:
         """What was added so far."""
-        told = story(self._moments, self.counter, system=self.system, tools=self.tools)
-        turns = tuple(
-            PageTurn(told.tokens[call], tokens, cost, without, did, told.actions[call])
-            for call, (tokens, cost, without, did) in enumerate(self._turns)
+        found = story(
+            self._moments,
+            self.counter,
+            system=self.system,
+            tools=self.tools,
         )
-        return Report(title, turns, subtitle, facts=tuple(facts), blocks=told.blocks)
+        turns = [
+            PageTurn(
+                tokens=found.tokens[call],
+                tokens_without=turn.tokens_without,
+                cost=turn.cost,
+                cost_without=turn.cost_without,
+                label=turn.label,
+                actions=found.actions[call],
+            )
+            for call, turn in enumerate(self._turns)
+        ]
+        return Report(
+            title,
+            tuple(turns),
+            subtitle,
+            facts=tuple(facts),
+            blocks=found.blocks,
+        )
 
     def _sums(self, messages: Sequence[Message]) -> list[float]:
         overhead = self.counter.total([], system=self.system, tools=self.tools)
-        return list(accumulate(map(self.counter.message, messages), initial=float(overhead)))
+        tokens = map(self.counter.message, messages)
+        return list(accumulate(tokens, initial=float(overhead)))
 
     def _cost(
         self,
@@ -80,6 +114,13 @@ class LiveReport:
         sums: Sequence[float],
         output: float,
     ) -> float:
-        return bill(
-            [Request(call, "reply", cache.request(context, sums), output)], self.prices
-        ).total
+        request = Request(call, "reply", cache.request(context, sums), output)
+        return bill([request], self.prices).total
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    tokens_without: float
+    cost: float
+    cost_without: float
+    label: str

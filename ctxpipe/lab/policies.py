@@ -33,16 +33,14 @@ __all__ = ["BUDGETED", "NONE", "POLICIES", "BudgetedPolicy", "Policy", "policies
 NONE = "none"
 """The policy that leaves every context as it is."""
 
-WINDOW, TRIGGER = 200_000, 167_000
-"""A window of 200,000 tokens, and what the most widespread coding agent leaves of it before it
-compacts.
-"""
+WINDOW = 200_000
+TRIGGER = 167_000
+"""Tokens at which the most widespread coding agent compacts, in a window of 200,000."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Makes the pipeline of one replay: the stages that go by *name*, with the *budget* and the
-    model's *prices*.
+    """Makes the pipeline of one replay: the stages of *name*, with *budget* and *prices*.
 
     Raises SettingsError for a name that does not exist.
     """
@@ -58,7 +56,8 @@ class Policy:
             )
 
     def __call__(self, bench: Workbench) -> ContextPipeline:
-        return ContextPipeline(POLICIES[self.name](bench, self.prices), budget=self.budget)
+        stages = POLICIES[self.name](bench, self.prices)
+        return ContextPipeline(stages, budget=self.budget)
 
 
 def policies(names: Iterable[str], prices: Prices | None = None) -> dict[str, Policy]:
@@ -67,25 +66,37 @@ def policies(names: Iterable[str], prices: Prices | None = None) -> dict[str, Po
 
 
 def _compact(bench: Workbench) -> Compact:
-    restore = Restore(files=bench.files, shell=True)  # noqa: S604  our field
     return Compact(
-        ExtractiveSummarizer(), archive=bench.storage, restore=restore, clock=bench.clock
+        ExtractiveSummarizer(),
+        archive=bench.storage,
+        restore=Restore(files=bench.files, shell=True),  # noqa: S604  our field
+        clock=bench.clock,
     )
 
 
 def _fixed_ratio(bench: Workbench, _: Prices) -> list[Stage]:
-    """The requirements' gate: everything old leaves when it is a fifth of the context."""
-    return [
-        BatchOffload(bench.storage, RatioGate(0.2), keep_recent=5, reference="absolute"),
-        _compact(bench),
-    ]
+    """The gate of the requirements: everything old leaves when it is a fifth of the context."""
+    gate = RatioGate(0.2)
+    offload = BatchOffload(
+        bench.storage,
+        gate,
+        keep_recent=5,
+        reference="absolute",
+    )
+    return [offload, _compact(bench)]
 
 
 def _rent_or_buy(bench: Workbench, prices: Prices) -> list[Stage]:
-    """Fixed ratio with another gate and nothing else."""
+    """As `_fixed_ratio`, except for the gate."""
     gate = RentOrBuyGate(prices)
     return [
-        BatchOffload(bench.storage, gate, min_chars=400, keep_recent=5, reference="absolute"),
+        BatchOffload(
+            bench.storage,
+            gate,
+            min_chars=400,
+            keep_recent=5,
+            reference="absolute",
+        ),
         _compact(bench),
     ]
 
@@ -103,14 +114,16 @@ def _coding(bench: Workbench, prices: Prices) -> list[Stage]:
 
 def _chat(bench: Workbench, prices: Prices) -> list[Stage]:
     return presets.chat(
-        bench.storage, prices=prices, summarize=ExtractiveSummarizer(), clock=bench.clock
+        bench.storage,
+        prices=prices,
+        summarize=ExtractiveSummarizer(),
+        clock=bench.clock,
     )
 
 
 _Stages: TypeAlias = Callable[[Workbench, Prices], list[Stage]]
 
-# Raw tokens: 80,000 are what is billed as 100,000, where the context editing of the API begins by
-# default.
+# In raw tokens: 80,000 are billed as 100,000, where the API's context editing begins by default.
 POLICIES: Mapping[str, _Stages] = {
     NONE: lambda _bench, _prices: [],
     "keep-last": lambda _bench, _prices: [KeepLast(80_000)],
@@ -134,8 +147,7 @@ POLICIES: Mapping[str, _Stages] = {
 
 @dataclass(frozen=True, slots=True)
 class BudgetedPolicy:
-    """Makes pipelines that bring a context down to *max_tokens* raw tokens, in the way that goes by
-    *name*.
+    """Makes pipelines that bring a context down to *max_tokens* raw tokens, as *name* says.
 
     Raises SettingsError for a name that does not exist.
     """
@@ -145,27 +157,40 @@ class BudgetedPolicy:
 
     def __post_init__(self) -> None:
         if self.name not in BUDGETED:
+            names = ", ".join(BUDGETED)
             raise SettingsError(
-                f"there is no way {self.name!r} to keep to a budget; there are {', '.join(BUDGETED)}"
+                f"there is no way {self.name!r} to keep to a budget; there are {names}"
             )
 
     def __call__(self, bench: Workbench) -> ContextPipeline:
         estimated = _estimate(self.max_tokens)
-        budget = Budget(window=100 * estimated, trigger=estimated + 1, target=estimated)
-        return ContextPipeline(BUDGETED[self.name](bench, self.max_tokens), budget=budget)
+        budget = Budget(
+            window=100 * estimated,
+            trigger=estimated + 1,
+            target=estimated,
+        )
+        stages = BUDGETED[self.name](bench, self.max_tokens)
+        return ContextPipeline(stages, budget=budget)
 
 
 def _estimate(raw_tokens: int) -> int:
-    """What the stages take *raw_tokens* for as long as no bill was seen."""
+    """How the stages count *raw_tokens* before they have seen a bill."""
     return Ledger().estimate(raw_tokens, ())
 
 
-def _offload(bench: Workbench, max_tokens: int, preview: Preview | None = None) -> list[Stage]:
+def _offload(
+    bench: Workbench,
+    max_tokens: int,
+    preview: Preview | None = None,
+) -> list[Stage]:
     gate = OldestUntil(max_tokens)
-    return [
-        BatchOffload(bench.storage, gate, reference="absolute", preview=preview),
-        KeepLast(max_tokens),
-    ]
+    offload = BatchOffload(
+        bench.storage,
+        gate,
+        reference="absolute",
+        preview=preview,
+    )
+    return [offload, KeepLast(max_tokens)]
 
 
 def _offload_inputs(bench: Workbench, max_tokens: int) -> list[Stage]:
@@ -186,7 +211,9 @@ BUDGETED: Mapping[str, Callable[[Workbench, int], list[Stage]]] = {
     "offload oldest": _offload,
     "offload, then inputs": _offload_inputs,
     "offload, 450 characters shown": lambda bench, tokens: _offload(
-        bench, tokens, Preview(300, 150)
+        bench,
+        tokens,
+        Preview(300, 150),
     ),
 }
-"""Ways to bring a context down to a budget, for `recall`: from the oldest on, until it fits."""
+"""Ways to bring a context down to a budget, for `recall`: the oldest leaves first."""

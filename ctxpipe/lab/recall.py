@@ -1,11 +1,10 @@
-"""Future-reference recall: how much of what the agent went on to use a shortened context still
-shows.
+"""Future-reference recall: how much of what is used later a shortened context still shows.
 
-A recorded conversation is cut before one of its calls and the context of that call is shaped. A
-later reply that says something from before the cut, which nothing since has said again, used it;
-whatever it used is either visible in the shaped context, in a file whose path is visible, in a file
-view that could be repeated, or lost. Source: economics, 5. What a replay reports as `Use` is the
-same question asked at every call: the online variant.
+A recorded conversation is cut before one of its calls and the pipeline is run on the context of
+that call. A later reply that says something from before the cut, which nothing since has said
+again, used it; whatever it used is either visible in the resulting context, in a file whose path is
+visible, in a file view that could be repeated, or lost. Source: economics, 5. What a replay reports
+as `Use` is the same question asked at every call: the online variant.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ __all__ = [
 ]
 
 BudgetedMaker: TypeAlias = Callable[[int], PipelineMaker]
-"""Makes, for a budget in raw tokens, what makes a pipeline that keeps to it."""
+"""For a budget in raw tokens, the maker of a pipeline that keeps to it."""
 
 POINTER_TOKENS = 30
 MIN_POINTED_CHARS = 100
@@ -50,7 +49,7 @@ MAX_LINE_CHARS = 3000
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A shaped context: its raw tokens, and where in it stood what was used later."""
+    """A resulting context: its raw tokens, and where in it what was used later is."""
 
     tokens: int
     use: Use
@@ -60,7 +59,7 @@ class Scored:
 class Recall:
     """Means over *cuts*: shares visible, one reading call away, and with views repeated.
 
-    Tokens kept and fetched.
+    And the tokens kept and fetched.
     """
 
     cuts: int
@@ -72,12 +71,17 @@ class Recall:
 
 
 class Cut:
-    """A conversation cut before its reply number *call*: the messages until then, and what is used
-    of them later.
+    """A conversation cut before its reply number *call*.
+
+    The messages until then, and what is used of them later.
     """
 
     def __init__(
-        self, transcript: Transcript, call: int, index: AtomIndex, counter: TokenCounter
+        self,
+        transcript: Transcript,
+        call: int,
+        index: AtomIndex,
+        counter: TokenCounter,
     ) -> None:
         self.name = transcript.name
         self.call = call
@@ -88,7 +92,8 @@ class Cut:
         self.past = Past(index)
         for message in self.history:
             self.past.learn(message)
-        self.future: list[Atom] = sorted(_used(transcript.messages[end:], index, self.past))
+        later = transcript.messages[end:]
+        self.future: list[Atom] = sorted(_future_uses(later, index, self.past))
 
     @cached_property
     def tokens(self) -> int:
@@ -101,24 +106,31 @@ class Cut:
         return sum(map(weight, self.future))
 
     def use(self, visible: AbstractSet[Atom], pointed: AbstractSet[Atom] = frozenset()) -> Use:
-        """Where what is used stands when *visible* is all that can be seen, and *pointed* what can
-        be read.
-        """
-        seen = sum(weight(atom) for atom in self.future if atom in visible)
-        hop = sum(weight(atom) for atom in self.future if atom in pointed and atom not in visible)
-        return Use(visible=seen, pointer=hop, lost=self.weight - seen - hop)
+        """What is used, by where it is: *visible*, or in files that can be read (*pointed*)."""
+        seen = hop = 0.0
+        for atom in self.future:
+            if atom in visible:
+                seen += weight(atom)
+            elif atom in pointed:
+                hop += weight(atom)
+        lost = self.weight - seen - hop
+        return Use(visible=seen, pointer=hop, lost=lost)
 
 
-def _used(future: Sequence[Message], index: AtomIndex, past: Past) -> set[Atom]:
+def _future_uses(
+    future: Sequence[Message],
+    index: AtomIndex,
+    past: Past,
+) -> set[Atom]:
     """What the replies in *future* use of the past, as long as nothing newer has said it."""
-    found: set[Atom] = set()
-    since: set[Atom] = set()
+    used: set[Atom] = set()
+    repeated: set[Atom] = set()
     for message in future:
-        said = index.message(message)
+        atoms_said = index.message(message)
         if message["role"] == "assistant":
-            found.update(atom for atom in said if atom not in since and atom in past)
-        since |= said
-    return found
+            used.update(atom for atom in atoms_said if atom not in repeated and atom in past)
+        repeated |= atoms_said
+    return used
 
 
 def cuts(
@@ -131,12 +143,16 @@ def cuts(
     index: AtomIndex | None = None,
     counter: TokenCounter | None = None,
 ) -> Iterator[Cut]:
-    """*transcript* cut at these *shares* of its calls, where enough lies before the cut and enough
-    of it is used.
+    """*transcript* cut at these *shares* of its calls.
+
+    Where enough is before the cut, and enough of that is used.
     """
-    index, counter = index or AtomIndex(), as_counter(counter)
-    for call in (int(transcript.calls * share) for share in shares):
-        if call < 4 or transcript.calls - call < min_calls:
+    index = index or AtomIndex()
+    counter = as_counter(counter)
+    calls = transcript.calls
+    for share in shares:
+        call = int(calls * share)
+        if call < 4 or calls - call < min_calls:
             continue
         cut = Cut(transcript, call, index, counter)
         if cut.tokens >= min_tokens and cut.weight >= min_weight:
@@ -144,10 +160,11 @@ def cuts(
 
 
 async def shaped(cut: Cut, make: PipelineMaker) -> Scored:
-    """The history of *cut* in the hands of a pipeline that sees it for the first time."""
+    """The history of *cut* after a pipeline that sees it for the first time."""
     bench = Workbench()
     bench.files.learn(cut.history)
-    result = await make(bench).run(list(cut.history), session_id=cut.name)
+    pipeline = make(bench)
+    result = await pipeline.run(list(cut.history), session_id=cut.name)
     context = Context(cut.index, cut.name)
     context.update(result.messages)
     store = Store(cut.index, cut.counter, f"{ROOT}/")
@@ -157,19 +174,19 @@ async def shaped(cut: Cut, make: PipelineMaker) -> Scored:
 
 
 def mean_recall(scored: Iterable[Scored]) -> Recall:
-    """The means over *scored*, each context with the same say.
+    """The means over *scored*, each context with the same weight.
 
-    What is fetched over those with pointers.
+    Of the tokens fetched the mean is over the contexts with pointers.
     """
-    found = list(scored)
-    fetched = [one.use.fetch_tokens for one in found if one.use.pointer]
+    contexts = list(scored)
+    uses = [one.use for one in contexts]
     return Recall(
-        len(found),
-        _mean(one.use.recall for one in found),
-        _mean(one.use.one_hop for one in found),
-        _mean(one.use.with_reread for one in found),
-        _mean(one.tokens for one in found),
-        _mean(fetched),
+        len(contexts),
+        visible=_mean(use.recall for use in uses),
+        one_hop=_mean(use.one_hop for use in uses),
+        with_reread=_mean(use.with_reread for use in uses),
+        tokens=_mean(one.tokens for one in contexts),
+        fetch_tokens=_mean(use.fetch_tokens for use in uses if use.pointer),
     )
 
 
@@ -190,25 +207,27 @@ class _Piece:
 
 
 def oracle_blocks(cut: Cut, budget: int) -> Scored:
-    """Whole blocks, chosen by one who knows the future: greedy weighted coverage, within 1 - 1/e of
-    the best.
+    """Whole blocks, chosen with knowledge of the future.
+
+    Greedy weighted coverage, within 1 - 1/e of the best.
     """
-    visible, tokens = _covering(_blocks(cut), budget)
+    visible, tokens = _cover(_blocks(cut), budget)
     return Scored(tokens, cut.use(visible))
 
 
 def oracle_pointers(cut: Cut, budget: int) -> Scored:
-    """As `oracle_blocks`, with a pointer in place of each result: what one reading call leads to
-    counts as well.
+    """As `oracle_blocks`, with a pointer in place of each result.
+
+    What one reading call leads to counts as well.
     """
-    results = [
-        s
-        for s in cut.past.sources
-        if s.role == "user" and s.call_id and len(s.text) >= MIN_POINTED_CHARS
-    ]
+    results = []
+    for source in cut.past.sources:
+        is_result = source.role == "user" and source.call_id
+        if is_result and len(source.text) >= MIN_POINTED_CHARS:
+            results.append(source.text)
     pointers = POINTER_TOKENS * len(results)
-    visible, tokens = _covering(_blocks(cut), budget - pointers)
-    pointed: set[Atom] = set().union(*(cut.index.text(source.text) for source in results))
+    visible, tokens = _cover(_blocks(cut), budget - pointers)
+    pointed: set[Atom] = set().union(*map(cut.index.text, results))
     return Scored(tokens + pointers, cut.use(visible, pointed))
 
 
@@ -217,19 +236,27 @@ def oracle_lines(cut: Cut, budget: int) -> Scored:
     future = frozenset(cut.future)
     lines: dict[frozenset[Atom], str] = {}
     for source in reversed(cut.past.sources):
-        if not future.isdisjoint(cut.index.text(source.text)):
-            for line in source.text.splitlines():
-                lines.setdefault(future & atoms(line), line[:MAX_LINE_CHARS])
-    pieces = [_Piece(cut.counter.text(line), used) for used, line in lines.items() if used]
-    visible, tokens = _covering(pieces, budget)
-    return Scored(tokens, cut.use(visible))
+        if future.isdisjoint(cut.index.text(source.text)):
+            continue
+        for line in source.text.splitlines():
+            lines.setdefault(future & atoms(line), line[:MAX_LINE_CHARS])
+    lines.pop(frozenset(), None)
+    pieces = []
+    for used, line in lines.items():
+        tokens = cut.counter.text(line)
+        pieces.append(_Piece(tokens, used))
+    visible, total = _cover(pieces, budget)
+    return Scored(total, cut.use(visible))
 
 
 def oracle_atoms(cut: Cut, budget: int) -> Scored:
     """The very strings that are used, one to a line: the bound for whatever may rewrite."""
-    pieces = [_Piece(cut.counter.text(f"{atom[1:]}\n"), frozenset({atom})) for atom in cut.future]
-    visible, tokens = _covering(pieces, budget)
-    return Scored(tokens, cut.use(visible))
+    pieces = []
+    for atom in cut.future:
+        tokens = cut.counter.text(f"{atom[1:]}\n")
+        pieces.append(_Piece(tokens, frozenset({atom})))
+    visible, total = _cover(pieces, budget)
+    return Scored(total, cut.use(visible))
 
 
 ORACLES: Mapping[str, Callable[[Cut, int], Scored]] = {
@@ -238,18 +265,24 @@ ORACLES: Mapping[str, Callable[[Cut, int], Scored]] = {
     "oracle lines": oracle_lines,
     "oracle atoms": oracle_atoms,
 }
-"""What nobody can do better than, by the unit that is kept."""
+"""Upper bounds of recall, by the unit that is kept."""
 
 
 def _blocks(cut: Cut) -> list[_Piece]:
     future = frozenset(cut.future)
-    pieces = ((source.text, future & cut.index.text(source.text)) for source in cut.past.sources)
-    return [_Piece(cut.counter.text(text), used) for text, used in pieces if used]
+    pieces = []
+    for source in cut.past.sources:
+        used = future & cut.index.text(source.text)
+        if used:
+            tokens = cut.counter.text(source.text)
+            pieces.append(_Piece(tokens, used))
+    return pieces
 
 
-def _covering(pieces: Sequence[_Piece], budget: int) -> tuple[set[Atom], int]:
-    """What the pieces cover that gain most per token, one after the other as they fit, and their
-    tokens.
+def _cover(pieces: Sequence[_Piece], budget: int) -> tuple[set[Atom], int]:
+    """Greedily take the pieces that gain most per token and fit.
+
+    Returns what they cover, and their tokens.
     """
     covered: set[Atom] = set()
     tokens = 0
@@ -262,9 +295,8 @@ def _covering(pieces: Sequence[_Piece], budget: int) -> tuple[set[Atom], int]:
         if gain <= 0 or tokens + piece.tokens > budget:
             continue
         if waiting and gain < -waiting[0][0]:
-            heappush(
-                waiting, (-gain, index)
-            )  # it gains less than it did: another may be better now
+            # It gains less than before: another piece may be better now.
+            heappush(waiting, (-gain, index))
             continue
         tokens += piece.tokens
         covered |= piece.used
@@ -272,4 +304,5 @@ def _covering(pieces: Sequence[_Piece], budget: int) -> tuple[set[Atom], int]:
 
 
 def _gain(piece: _Piece, covered: AbstractSet[Atom]) -> float:
-    return sum(weight(atom) for atom in piece.used if atom not in covered) / max(1, piece.tokens)
+    total = sum(weight(atom) for atom in piece.used if atom not in covered)
+    return total / max(1, piece.tokens)

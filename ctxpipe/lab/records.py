@@ -1,4 +1,4 @@
-"""What stands between the lines of a file and the messages of a transcript."""
+"""The form between the lines of a file and the messages of a transcript."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Entry", "Record", "as_message", "counts", "entry", "seconds"]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One JSON value of a file, and the *place* at which it stands there: "line 3"."""
+    """One JSON value of a file, and its *place* there: "line 3"."""
 
     place: str
     value: object
@@ -31,7 +31,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A message, and what the file tells about it: its time, the reply's bill and model."""
+    """A message, and what the file says about it: its time, the reply's bill and model."""
 
     message: Message
     seconds: float | None = None
@@ -40,12 +40,10 @@ class Entry:
 
 
 def entry(message: Message, fields: Mapping[str, Any], time: object) -> Entry:
-    """*message* with its *time*, and with what *fields*, those of the reply, tell beside its
-    content.
-    """
-    return Entry(
-        message, seconds(time), counts(fields.get("usage")), str(fields.get("model") or "")
-    )
+    """*message* with its *time*, and with what *fields*, those of the reply, say about it."""
+    usage = counts(fields.get("usage"))
+    model = str(fields.get("model") or "")
+    return Entry(message, seconds(time), usage, model)
 
 
 def as_message(fields: Mapping[str, Any], place: str) -> Message:
@@ -66,11 +64,12 @@ def seconds(time: object) -> float | None:
     try:
         if isinstance(time, str):
             return datetime.fromisoformat(time).timestamp()
-        if isinstance(time, int | float) and math.isfinite(time):
-            return time / 1000 if time > 1e11 else float(time)  # JavaScript counts milliseconds
-    except (ValueError, OverflowError):  # no date, or none that a number of seconds can tell
+        if not isinstance(time, int | float) or not math.isfinite(time):
+            return None
+        is_milliseconds = time > 1e11  # as JavaScript counts
+        return time / 1000 if is_milliseconds else float(time)
+    except (ValueError, OverflowError):  # no date, or none that fits a number of seconds
         return None
-    return None
 
 
 def counts(fields: object) -> Mapping[str, object] | None:

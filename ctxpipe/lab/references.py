@@ -1,5 +1,6 @@
-"""What a reply uses of the conversation before it, and where that stands now: in the context, in a
-file, or nowhere.
+"""What a reply uses of the conversation before it, and where that is now.
+
+In the context, in a file, or nowhere.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ __all__ = ["Context", "Past", "Source", "Store", "Use", "needed", "stored_at", "
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A block of the recorded conversation: where it stands, what it says, of which call it is
-    part, if of any.
+    """A block of the recorded conversation.
 
-    *view* is the path atom of the file that it shows, where it is a file view.
+    Where it is, what it says, and the call that it is part of, if any. *view* is the path atom of
+    the file that it shows, where it is a file view.
     """
 
     message: int
@@ -38,11 +39,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Weights of what was used, by where it stood: *visible* in the context; in a file whose path
-    is visible (*pointer*); in a file view that can be repeated, since its path is visible
-    (*reread*); or *lost*.
+    """Weights of what was used, by where it was.
 
-    *fetch* is the pointers' weight times the tokens of the smallest file that holds each.
+    *visible* in the context; in a file whose path is visible (*pointer*); in a file view that can
+    be repeated, since its path is visible (*reread*); or *lost*. *fetch* is the pointers' weight
+    times the tokens of the smallest file that holds each.
     """
 
     visible: float = 0.0
@@ -67,24 +68,29 @@ class Use:
 
     @property
     def recall(self) -> float:
-        """The share that stood in the context; 1 when nothing was used."""
-        return self.visible / self.total if self.total else 1.0
+        """The share that was in the context; 1 when nothing was used."""
+        return self._share(self.visible)
 
     @property
     def one_hop(self) -> float:
         """The share in the context or one reading call away."""
-        return (self.visible + self.pointer) / self.total if self.total else 1.0
+        return self._share(self.visible + self.pointer)
 
     @property
     def with_reread(self) -> float:
-        """As `one_hop`, and what looking at the same file again would show, if the file is still
-        the same.
+        """As `one_hop`, and what a second look at the same file would show.
+
+        If the file is still the same.
         """
-        return (self.total - self.lost) / self.total if self.total else 1.0
+        return self._share(self.total - self.lost)
+
+    def _share(self, amount: float) -> float:
+        total = self.total
+        return amount / total if total else 1.0
 
     @property
     def fetch_tokens(self) -> float:
-        """Mean tokens to be read for what only a pointer leads to."""
+        """The mean number of tokens to read for what only a pointer leads to."""
         return self.fetch / self.pointer if self.pointer else 0.0
 
 
@@ -100,16 +106,26 @@ class Past:
 
     def learn(self, message: Message) -> None:
         """Take in the next message."""
-        self._views.update(
-            (call.id, _view(viewed_path(call, COMMON_READING_TOOLS, True)))
-            for call in tool_calls([message])
-        )
-        for text, block in zip(message_texts(message), blocks(message) or [message], strict=True):
+        for call in tool_calls([message]):
+            path = viewed_path(call, COMMON_READING_TOOLS, True)
+            self._views[call.id] = path_atom(path) if path else None
+        parts = blocks(message) or [message]
+        for text, block in zip(message_texts(message), parts, strict=True):
             call_id = str(field(block, "tool_use_id") or field(block, "id") or "")
-            view = self._views.get(call_id) if kind(block) == "tool_result" else None
+            view = None
+            if kind(block) == "tool_result":
+                view = self._views.get(call_id)
             for atom in self._index.text(text):
                 self._holders.setdefault(atom, []).append(len(self.sources))
-            self.sources.append(Source(self._length, message["role"], text, call_id, view))
+            self.sources.append(
+                Source(
+                    self._length,
+                    message["role"],
+                    text,
+                    call_id,
+                    view,
+                )
+            )
         self._length += 1
 
     def __contains__(self, atom: Atom) -> bool:
@@ -117,57 +133,64 @@ class Past:
 
     def used_by(self, reply: Message) -> list[Atom]:
         """What *reply* says that was said before, in a fixed order."""
-        return sorted(atom for atom in self._index.message(reply) if atom in self._holders)
+        said = self._index.message(reply)
+        return sorted(atom for atom in said if atom in self._holders)
 
     def holders(self, atom: Atom) -> list[Source]:
         """The blocks that hold *atom*, oldest first."""
-        return [self.sources[index] for index in self._holders.get(atom, ())]
-
-
-def _view(path: str | None) -> Atom | None:
-    return path_atom(path) if path else None
+        indices = self._holders.get(atom, ())
+        return [self.sources[index] for index in indices]
 
 
 class Context:
-    """The atoms and the stored files' keys that stand in the context, kept up from turn to turn."""
+    """The atoms and the stored files' keys in the context, updated from turn to turn."""
 
     def __init__(self, index: AtomIndex, session_id: str) -> None:
         self._index = index
-        self._key = re.compile(re.escape(session_folder(session_id)) + r"/[^\s\"'`<>|;&)\]]+")
+        folder = re.escape(session_folder(session_id))
+        self._key = re.compile(folder + r"/[^\s\"'`<>|;&)\]]+")
         self._messages: list[Message] = []
         self._counts: Counter[Atom] = Counter()
         self._keys: Counter[str] = Counter()
 
     @property
     def keys(self) -> AbstractSet[str]:
-        """Keys of stored files whose path stands in the context."""
+        """Keys of stored files whose path is in the context."""
         return {key for key, count in self._keys.items() if count > 0}
 
     def __contains__(self, atom: Atom) -> bool:
         return self._counts.get(atom, 0) > 0
 
     def update(self, messages: list[Message]) -> None:
-        """The context is *messages* now; only what differs from before is looked at."""
-        kept = {id(message) for message in messages}
-        known = {id(message) for message in self._messages}
+        """The context is *messages* now; only what differs from before is read."""
+        now = {id(message) for message in messages}
+        before = {id(message) for message in self._messages}
         for message in self._messages:
-            if id(message) not in kept:
+            if id(message) not in now:
                 self._counts.subtract(self._index.message(message))
-                self._keys.subtract(self._found(message))
+                self._keys.subtract(self._keys_in(message))
         for message in messages:
-            if id(message) not in known:
+            if id(message) not in before:
                 self._counts.update(self._index.message(message))
-                self._keys.update(self._found(message))
+                self._keys.update(self._keys_in(message))
         self._messages = messages
 
-    def _found(self, message: Message) -> set[str]:
-        return {match for text in message_texts(message) for match in self._key.findall(text)}
+    def _keys_in(self, message: Message) -> set[str]:
+        keys: set[str] = set()
+        for text in message_texts(message):
+            keys.update(self._key.findall(text))
+        return keys
 
 
 class Store:
     """The atoms of the files that the pipeline has written."""
 
-    def __init__(self, index: AtomIndex, counter: TokenCounter, root: str) -> None:
+    def __init__(
+        self,
+        index: AtomIndex,
+        counter: TokenCounter,
+        root: str,
+    ) -> None:
         self._index = index
         self._counter = counter
         self._root = root
@@ -180,38 +203,43 @@ class Store:
             return
         for path, text in texts.items():
             key = path.removeprefix(self._root)
-            if key not in self._texts:
-                self._texts[key] = text
-                for atom in self._atoms(text, key):
-                    self._holders.setdefault(atom, []).append(key)
+            if key in self._texts:
+                continue
+            self._texts[key] = text
+            for atom in self._atoms(text, key):
+                self._holders.setdefault(atom, []).append(key)
 
     def _atoms(self, text: str, key: str) -> AbstractSet[Atom]:
         if not key.endswith(".json"):
             return self._index.text(text)
-        return frozenset().union(*map(self._index.message, parse_archive(text, key)))
+        messages = parse_archive(text, key)
+        return frozenset().union(*map(self._index.message, messages))
 
     def smallest(self, atom: Atom, visible: AbstractSet[str]) -> int | None:
-        """The tokens of the smallest of the *visible* files that hold *atom*, None when none does."""
-        sizes = [
-            self._counter.text(self._texts[key])
-            for key in self._holders.get(atom, ())
-            if key in visible
-        ]
+        """The tokens of the smallest *visible* file that holds *atom*, None when none does."""
+        sizes = []
+        for key in self._holders.get(atom, ()):
+            if key in visible:
+                tokens = self._counter.text(self._texts[key])
+                sizes.append(tokens)
         return min(sizes, default=None)
 
 
 def stored_at(content: object) -> str | None:
     """The file that *content*, of a result or a call, names in its place.
 
-    None where it stands here whole.
+    None where the content itself is here.
     """
     return reference(content) or previewed_reference(content)
 
 
 def use_of(
-    used: Iterable[Atom], past: Past, context: Context, store: Store
+    used: Iterable[Atom],
+    past: Past,
+    context: Context,
+    store: Store,
 ) -> tuple[Use, dict[Atom, float]]:
-    """Where what is *used* stands; and what of it is not visible, with its weight."""
+    """Where what is *used* is now; and what of it is not visible, with its weight."""
     visible = pointer = reread = lost = fetch = 0.0
     missing: dict[Atom, float] = {}
     keys: AbstractSet[str] | None = None
@@ -221,28 +249,39 @@ def use_of(
             visible += worth
             continue
         missing[atom] = worth
-        keys = context.keys if keys is None else keys
+        if keys is None:
+            keys = context.keys
         tokens = store.smallest(atom, keys)
         if tokens is not None:
             pointer += worth
             fetch += worth * tokens
-        elif any(
-            source.view is not None and source.view in context for source in past.holders(atom)
-        ):
+        elif _can_reread(atom, past, context):
             reread += worth
         else:
             lost += worth
-    return Use(visible, pointer, reread, lost, fetch), missing
+    return Use(
+        visible,
+        pointer,
+        reread,
+        lost,
+        fetch,
+    ), missing
+
+
+def _can_reread(atom: Atom, past: Past, context: Context) -> bool:
+    views = (source.view for source in past.holders(atom))
+    return any(view is not None and view in context for view in views)
 
 
 def needed(missing: Iterable[Atom], past: Past) -> list[Source]:
-    """The blocks to fetch for what is missing, oldest first: for each atom the newest one that no
-    model wrote.
+    """The blocks to fetch for what is missing, oldest first.
+
+    For each atom the newest one that no model wrote.
     """
     found = {}
     for atom in missing:
         holders = past.holders(atom)
         given = [source for source in holders if source.role == "user"]
-        source = (given or holders)[-1]
-        found[id(source)] = source
+        newest = (given or holders)[-1]
+        found[id(newest)] = newest
     return sorted(found.values(), key=lambda source: source.message)

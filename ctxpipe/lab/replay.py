@@ -1,4 +1,4 @@
-"""A recorded conversation, turn by turn through a pipeline, as in life: append, run, call."""
+"""A recorded conversation, turn by turn through a pipeline, as in an agent: append, run, call."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ from .workbench import ROOT, Workbench
 __all__ = ["LAPSES_EVERY", "PipelineMaker", "Replay", "Settings", "Step", "replay"]
 
 PipelineMaker: TypeAlias = Callable[[Workbench], ContextPipeline]
-"""Makes the pipeline of one replay on the workbench that stands in for the agent's disk and clock."""
+"""Makes the pipeline of one replay, on a workbench in place of the agent's disk and clock."""
 
 LAPSES_EVERY = 33
-"""Of the pauses in real coding sessions 3.0 % outlast the five minutes of the cache.
+"""In real coding sessions 3.0 % of the pauses are longer than the five minutes of the cache.
 
 Source: economics, 3.1.
 """
 
-SUMMARY_PROMPT_TOKENS, SUMMARY_TOKENS = 400, 2000
-"""What asking for a summary and writing it takes, where the summariser was no model and tells no
-bill.
-"""
+SUMMARY_PROMPT_TOKENS = 400
+SUMMARY_TOKENS = 2000
+"""The tokens of a summary's request and reply, where the summarizer reports no usage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Settings:
     With *refetch* the agent reads back what a reply uses and the context no longer shows: one more
     request, and the whole block again in the context, as soon as what is missing weighs
     *refetch_weight*. *tokens_per_raw* is what the API bills for a token of the pipeline's counter.
-    Where a transcript tells no times, the cache never lapses, or before each *rest_every*-th call:
+    Where a transcript has no times, the cache never expires, or before every *rest_every*-th call:
     `LAPSES_EVERY` is what real sessions show.
     """
 
@@ -55,8 +54,9 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call of a replay: what was sent, what the pipeline did before it, and what the reply
-    used.
+    """One call of a replay.
+
+    What was sent, what the pipeline did before it, and what the reply used.
     """
 
     call: int
@@ -81,7 +81,7 @@ class Replay:
 
     @property
     def use(self) -> Use:
-        """What all replies used, and where it stood when they did: the online recall."""
+        """What all replies used, and where it was when they did: the online recall."""
         return sum((step.use for step in self.steps), Use())
 
 
@@ -92,18 +92,21 @@ async def replay(
     index: AtomIndex | None = None,
     watch: Callable[[Moment], object] | None = None,
 ) -> Replay:
-    """Replay *transcript* through the pipeline that *make* makes. Deterministic: the same input,
-    the same replay.
+    """Replay *transcript* through the pipeline that *make* makes.
 
-    Sharing *index* between replays of one transcript saves reading its texts again. What the
-    pipeline writes stays in memory. *watch* is shown the context before and after each run of the
-    pipeline. Raises what the pipeline raises.
+    Deterministic: the same input, the same replay. Sharing *index* between replays of one
+    transcript saves reading its texts again. What the pipeline writes stays in memory. *watch* is
+    shown the context before and after each run of the pipeline. Raises what the pipeline raises.
     """
-    run = _Run(transcript, make, settings or Settings(), index or AtomIndex(), watch)
-    return Replay(
-        transcript.name,
-        tuple([await run.step(call, at) for call, at in enumerate(transcript.replies)]),
+    run = _Run(
+        transcript,
+        make,
+        settings or Settings(),
+        index or AtomIndex(),
+        watch,
     )
+    steps = [await run.step(call, at) for call, at in enumerate(transcript.replies)]
+    return Replay(transcript.name, tuple(steps))
 
 
 class _Run:
@@ -123,7 +126,9 @@ class _Run:
         self.bench = Workbench()
         pipeline = make(self.bench)
         self.session: Session = pipeline.session(
-            transcript.name, cache_seconds=settings.cache.ttl_seconds, clock=self.bench.clock
+            transcript.name,
+            cache_seconds=settings.cache.ttl_seconds,
+            clock=self.bench.clock,
         )
         self.ledger = Ledger(pipeline.counter)
         self.cache = PromptCache(settings.cache)
@@ -138,104 +143,150 @@ class _Run:
     async def step(self, call: int, at: int) -> Step:
         """The call whose reply is message *at* of the transcript."""
         reply = self.transcript.messages[at]
-        self._hear(at)
-        self._rest(call)
+        self._append_until(at)
+        self._expire_cache(call)
         requests: list[Request] = []
-        reports = await self._shape(call, requests)
-        use, missing = self._look(reply)
+        reports = await self._run_pipeline(call, requests)
+        use, missing = self._use(reply)
         if self.settings.refetch and sum(missing.values()) >= self.settings.refetch_weight:
-            ask, answer = self._fetch(needed(missing, self.past))
+            sources = needed(missing, self.past)
+            ask, answer = self._refetch(sources)
             await self._send(call, "refetch", ask, requests)
             self.context = [*self.context, ask, answer]
-            reports += await self._shape(call, requests)
+            reports += await self._run_pipeline(call, requests)
         await self._send(call, "reply", reply, requests)
         self.context = [*self.context, reply]
         self.past.learn(reply)
         self.bench.files.learn([reply])
         return Step(
-            call,
-            requests[-1].use.prompt,
-            len(self.context) - 1,
-            tuple(requests),
-            tuple(reports),
-            use,
+            call=call,
+            prompt_tokens=requests[-1].use.prompt,
+            messages=len(self.context) - 1,
+            requests=tuple(requests),
+            reports=tuple(reports),
+            use=use,
         )
 
-    def _hear(self, at: int) -> None:
-        """What was said since the last reply reaches the agent."""
-        new = self.transcript.messages[self.position : at]
+    def _append_until(self, at: int) -> None:
+        """Add what was said since the last reply to the context, and advance the clock."""
+        start = self.position
+        new = self.transcript.messages[start:at]
         self.position = at + 1
         self.context = [*self.context, *new]
         for message in new:
             self.past.learn(message)
         self.bench.files.learn(new)
-        times = [
-            self.transcript.seconds[i]
-            for i in range(at - len(new), at + 1)
-            if i in self.transcript.seconds
-        ]
-        self.bench.clock.now = max([self.bench.clock.now, *times])
+        clock = self.bench.clock
+        for place in range(start, at + 1):
+            seconds = self.transcript.seconds.get(place, clock.now)
+            clock.now = max(clock.now, seconds)
 
     @property
     def _seconds(self) -> float | None:
-        return self.bench.clock.now if self.transcript.seconds or self.settings.rest_every else None
+        if self.transcript.seconds or self.settings.rest_every:
+            return self.bench.clock.now
+        return None
 
-    def _rest(self, call: int) -> None:
+    def _expire_cache(self, call: int) -> None:
+        """Before every *rest_every*-th call, pause longer than the cache lives."""
         every = self.settings.rest_every
-        if every and call and call % every == 0 and not self.transcript.seconds:
+        if not every or not call or self.transcript.seconds:
+            return
+        if call % every == 0:
             self.bench.clock.now += self.settings.cache.ttl_seconds + 1
 
-    async def _shape(self, call: int, requests: list[Request]) -> list[StageReport]:
+    async def _run_pipeline(self, call: int, requests: list[Request]) -> list[StageReport]:
         """Run the pipeline; a summary that it had written is a request too."""
         before = self.context
         result = await self.session.run(
-            before, system=self.transcript.system, tools=self.transcript.tools
+            before,
+            system=self.transcript.system,
+            tools=self.transcript.tools,
         )
         self.context = result.messages
         if self.watch is not None:
-            self.watch(Moment(call, before, self.context, result.reports))
-        details = [report.detail for report in result.reports if report.outcome is Outcome.CHANGED]
-        requests += [
-            await self._summary(call, before, told)
-            for told in details
-            if isinstance(told, Compacted)
-        ]
+            moment = Moment(call, before, self.context, result.reports)
+            self.watch(moment)
+        for report in result.reports:
+            detail = report.detail
+            if report.outcome is Outcome.CHANGED and isinstance(detail, Compacted):
+                request = await self._summary_request(call, before, detail)
+                requests.append(request)
         return [report for report in result.reports if report.outcome is not Outcome.SKIPPED]
 
-    async def _summary(self, call: int, before: Sequence[Message], told: Compacted) -> Request:
-        """The request for a summary: as the summariser tells it, else with the conversation's
-        prefix in the cache.
+    async def _summary_request(
+        self,
+        call: int,
+        before: Sequence[Message],
+        compacted: Compacted,
+    ) -> Request:
+        """The request for a summary.
+
+        As the summarizer reports it, else with the conversation's prefix in the cache.
         """
-        if told.input_tokens:
-            use = CacheUse(told.cached_tokens, 0, told.input_tokens - told.cached_tokens)
-            return Request(call, "summary", use, told.output_tokens, self._seconds)
-        use = self.cache.peek(before, await self._sums(before), self._seconds)
-        use = CacheUse(
-            use.read, 0, use.written + use.fresh + SUMMARY_PROMPT_TOKENS
-        )  # nobody reads it twice
-        return Request(call, "summary", use, SUMMARY_TOKENS, self._seconds)
+        if compacted.input_tokens:
+            cached = compacted.cached_tokens
+            use = CacheUse(cached, 0, compacted.input_tokens - cached)
+            return Request(
+                call,
+                "summary",
+                use,
+                compacted.output_tokens,
+                self._seconds,
+            )
+        sums = await self._sums(before)
+        prefix = self.cache.peek(before, sums, self._seconds)
+        # Nothing is written to the cache: nobody reads it twice.
+        fresh = prefix.written + prefix.fresh + SUMMARY_PROMPT_TOKENS
+        use = CacheUse(prefix.read, 0, fresh)
+        return Request(
+            call,
+            "summary",
+            use,
+            SUMMARY_TOKENS,
+            self._seconds,
+        )
 
     async def _sums(self, context: Sequence[Message]) -> list[float]:
         if self.overhead is None:
             self.overhead = await self.ledger.counter.count(
-                [], system=self.transcript.system, tools=self.transcript.tools
+                [],
+                system=self.transcript.system,
+                tools=self.transcript.tools,
             )
-        factor, overhead = self.settings.tokens_per_raw, self.overhead
-        return [factor * (tokens + overhead) for tokens in await self.ledger.prefix_sums(context)]
+        factor = self.settings.tokens_per_raw
+        overhead = self.overhead
+        sums = await self.ledger.prefix_sums(context)
+        return [factor * (tokens + overhead) for tokens in sums]
 
-    def _look(self, reply: Message) -> tuple[Use, dict[Atom, float]]:
+    def _use(self, reply: Message) -> tuple[Use, dict[Atom, float]]:
         """What *reply* uses, and what of it the agent cannot see."""
         self.visible.update(self.context)
         self.store.learn(self.bench.storage.texts)
-        return use_of(self.past.used_by(reply), self.past, self.visible, self.store)
+        used = self.past.used_by(reply)
+        return use_of(used, self.past, self.visible, self.store)
 
     async def _send(
-        self, call: int, purpose: Purpose, output: Message, requests: list[Request]
+        self,
+        call: int,
+        purpose: Purpose,
+        output: Message,
+        requests: list[Request],
     ) -> None:
-        """Call the model, which answers *output*, and let the session read the bill."""
-        use = self.cache.request(self.context, await self._sums(self.context), self._seconds)
-        tokens = self.settings.tokens_per_raw * await self.ledger.counter.count([output])
-        requests.append(Request(call, purpose, use, tokens, self._seconds))
+        """Call the model, which answers *output*, and let the session read the usage."""
+        sums = await self._sums(self.context)
+        use = self.cache.request(self.context, sums, self._seconds)
+        raw_tokens = await self.ledger.counter.count([output])
+        tokens = self.settings.tokens_per_raw * raw_tokens
+        requests.append(
+            Request(
+                call,
+                purpose,
+                use,
+                tokens,
+                self._seconds,
+            )
+        )
         self.session.observe(
             {
                 "input_tokens": round(use.fresh),
@@ -246,37 +297,40 @@ class _Run:
 
     # Reading back ---------------------------------------------------------------------------------
 
-    def _fetch(self, sources: Sequence[Source]) -> tuple[Message, Message]:
-        """A call for each of *sources*, and the results: what the agent does that misses something."""
+    def _refetch(self, sources: Sequence[Source]) -> tuple[Message, Message]:
+        """A call for each of *sources*, and the results, as an agent would read them back."""
         pointers = dict(_pointers(self.context))
-        asked, answered = [], []
+        calls = []
+        results = []
         for source in sources:
             self.fetched += 1
             call_id = f"refetch-{self.fetched}"
-            name, given = self._call(source, pointers.get(source.call_id))
-            asked.append({"type": "tool_use", "id": call_id, "name": name, "input": given})
-            answered.append({"type": "tool_result", "tool_use_id": call_id, "content": source.text})
-        return (
-            cast("Message", {"role": "assistant", "content": asked}),
-            cast("Message", {"role": "user", "content": answered}),
-        )
+            pointer = pointers.get(source.call_id)
+            name, arguments = self._call(source, pointer)
+            calls.append({"type": "tool_use", "id": call_id, "name": name, "input": arguments})
+            results.append({"type": "tool_result", "tool_use_id": call_id, "content": source.text})
+        ask = {"role": "assistant", "content": calls}
+        answer = {"role": "user", "content": results}
+        return cast("Message", ask), cast("Message", answer)
 
     def _call(self, source: Source, pointer: str | None) -> tuple[str, Mapping[str, object]]:
-        """Read the file that the placeholder names, else make the same call again, else ask for the
-        message.
+        """The tool and the arguments that bring *source* back.
+
+        Read the file that the placeholder names, else repeat the call, else ask for the message.
         """
         if pointer is not None:
             return "read_offloaded", {"path": pointer}
-        message = self.transcript.messages[max(0, source.message - 1)]
+        place = max(0, source.message - 1)
+        message = self.transcript.messages[place]
         if source.role == "user" and source.call_id:
-            made = next((call for call in tool_calls([message]) if call.id == source.call_id), None)
-            if made is not None:
-                return made.name, made.input
+            for call in tool_calls([message]):
+                if call.id == source.call_id:
+                    return call.name, call.input
         return "read_history", {"message": source.message}
 
 
 def _pointers(context: Sequence[Message]) -> Iterator[tuple[str, str]]:
-    """For each call whose result or input was offloaded: its id, and where that lies."""
+    """The id of each call whose result or input was offloaded, and the location of that."""
     for call in tool_calls(context):
         for text in strings(call.input):
             where = stored_at(text)

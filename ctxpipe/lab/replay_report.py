@@ -1,7 +1,8 @@
-"""From a conversation's replays to the report of its page."""
+"""The report of a page, from the replays of a conversation."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,11 +24,10 @@ __all__ = ["Pages", "label", "recall_points", "replayed_report", "report_of"]
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Which reports are wanted of each file that is replayed: of the policy *ours* beside
-    *baseline*.
+    """The reports wanted of each file that is replayed: of the policy *ours* beside *baseline*.
 
-    Costs are in dollars where *prices* are given. Made where the file is replayed: only that
-    process has its contexts.
+    Costs are in dollars where *prices* are given. Reports are made where the file is replayed: only
+    that process has its contexts.
     """
 
     ours: str
@@ -51,11 +51,11 @@ class Pages:
             settings=settings,
             prices=self.prices,
             recall=await recall_points(transcript, index),
-            names=(_shown(self.ours), _shown(self.baseline)),
+            names=(_display_name(self.ours), _display_name(self.baseline)),
         )
 
 
-def _shown(policy: str) -> str:
+def _display_name(policy: str) -> str:
     return "no management" if policy == NONE else policy
 
 
@@ -69,13 +69,13 @@ async def replayed_report(
     recall: Sequence[RecallPoint] = (),
     names: tuple[str, str] = ("with ctxpipe", "without ctxpipe"),
 ) -> Report:
-    """Replay *transcript* through the pipelines that *make* and *baseline* make, and tell both ways
-    on one page.
+    """Replay *transcript* through the pipelines of *make* and *baseline*, and report both.
 
     Without *prices*, costs are in input tokens, with them in dollars; *names* are those of the two
-    ways. Raises what the pipelines raise.
+    policies. Raises what the pipelines raise.
     """
-    index, moments = AtomIndex(), list[Moment]()
+    index = AtomIndex()
+    moments: list[Moment] = []
     ours = await replay(transcript, make, settings, index, moments.append)
     theirs = await replay(transcript, baseline, settings, index)
     return report_of(
@@ -102,65 +102,77 @@ def report_of(
     names: tuple[str, str] = ("with ctxpipe", "without ctxpipe"),
     counter: TokenCounter | None = None,
 ) -> Report:
-    """The report of one replay beside another of the same transcript; *moments* are those of the
-    first.
+    """The report of one replay beside another of the same transcript.
+
+    *moments* are those of the first.
     """
-    settings, money = settings or Settings(), prices or Prices.relative()
-    told = story(
+    settings = settings or Settings()
+    effective_prices = prices or Prices.relative()
+    unit = "dollars" if prices else "input tokens"
+    found = story(
         moments,
         as_counter(counter),
         system=transcript.system,
         tools=transcript.tools,
         tokens_per_raw=settings.tokens_per_raw,
     )
-    replies = [transcript.messages[index] for index in transcript.replies]
-    turns = tuple(
-        PageTurn(
-            told.tokens[step.call],
-            other.prompt_tokens,
-            _cost(step, money),
-            _cost(other, money),
-            label(replies[step.call]),
-            told.actions[step.call],
+    turns = []
+    for step, other in zip(ours.steps, theirs.steps, strict=True):
+        reply = transcript.messages[transcript.replies[step.call]]
+        turn = PageTurn(
+            tokens=found.tokens[step.call],
+            tokens_without=other.prompt_tokens,
+            cost=_cost(step, effective_prices),
+            cost_without=_cost(other, effective_prices),
+            label=label(reply),
+            actions=found.actions[step.call],
         )
-        for step, other in zip(ours.steps, theirs.steps, strict=True)
-    )
-    unit = "input tokens" if prices is None else "dollars"
+        turns.append(turn)
     return Report(
         title=transcript.name.rpartition("/")[2],
         subtitle=f"{len(turns):,} turns replayed: {names[0]}, compared with {names[1]}",
-        turns=turns,
+        turns=tuple(turns),
         unit=unit,
         policy=names[0],
         baseline=names[1],
-        facts=tuple(_facts(ours, theirs, money, unit)),
+        facts=tuple(_facts(ours, theirs, effective_prices, unit)),
         recall=tuple(recall),
-        blocks=told.blocks,
+        blocks=found.blocks,
     )
 
 
 def label(reply: Message) -> str:
-    """What a reply does, in a few words: the tools it calls, or that it says something."""
-    names = [call.name for call in tool_calls([reply])]
-    if not names:
+    """What a reply does, in a few words: the tools it calls, or that it is an answer."""
+    times = Counter(call.name for call in tool_calls([reply]))
+    if not times:
         return "an answer" if any(texts(reply)) else ""
-    times = {name: names.count(name) for name in names}
-    return ", ".join(name if count == 1 else f"{name} ×{count}" for name, count in times.items())
+    parts = []
+    for name, count in times.items():
+        part = name
+        if count > 1:
+            part = f"{name} ×{count}"
+        parts.append(part)
+    return ", ".join(parts)
 
 
 def _cost(step: Step, prices: Prices) -> float:
     return bill(step.requests, prices).total
 
 
-def _facts(ours: Replay, theirs: Replay, prices: Prices, unit: str) -> Iterator[Fact]:
+def _facts(
+    ours: Replay,
+    theirs: Replay,
+    prices: Prices,
+    unit: str,
+) -> Iterator[Fact]:
     both = (ours, theirs)
     bills = [bill(one.requests, prices) for one in both]
-    largest = [max((step.prompt_tokens for step in one.steps), default=0.0) for one in both]
+    largest = [_largest_prompt(one) for one in both]
+    is_dollars = unit == "dollars"
+    costs = [cost(one.total, dollars=is_dollars, places=4) for one in bills]
     yield Fact("tokens sent in all", *(f"{one.prompt_tokens:,.0f}" for one in bills))
     yield Fact("largest context, tokens", *(f"{tokens:,.0f}" for tokens in largest))
-    yield Fact(
-        f"cost, {unit}", *(cost(one.total, dollars=unit == "dollars", places=4) for one in bills)
-    )
+    yield Fact(f"cost, {unit}", *costs)
     yield Fact("read from the prompt cache", *(f"{one.hit_rate:.1%}" for one in bills))
     yield Fact("of what replies used, in the context", *(f"{one.use.recall:.1%}" for one in both))
     yield Fact(
@@ -168,6 +180,10 @@ def _facts(ours: Replay, theirs: Replay, prices: Prices, unit: str) -> Iterator[
         *(f"{one.use.one_hop:.1%}" for one in both),
     )
     yield Fact("requests to read something back", *(f"{one.refetches:,}" for one in bills))
+
+
+def _largest_prompt(replay: Replay) -> float:
+    return max((step.prompt_tokens for step in replay.steps), default=0.0)
 
 
 # Recall against budget ----------------------------------------------------------------------------
@@ -178,32 +194,38 @@ ORACLE = "oracle blocks"
 
 
 async def recall_points(
-    transcript: Transcript, index: AtomIndex | None = None
+    transcript: Transcript,
+    index: AtomIndex | None = None,
 ) -> list[RecallPoint]:
-    """What simple ways to keep to a budget still show of what is used later, and what could be
-    shown at best.
+    """What policies that keep to a budget still show of what is used later, and the best possible.
 
     Empty where the conversation is too short to be cut anywhere.
     """
     found = list(cuts(transcript, index=index or AtomIndex()))
     if not found:
         return []
-    points = list[RecallPoint]()
+    points: list[RecallPoint] = []
     for share in SHARES:
-        tokens = sum(share * cut.tokens for cut in found) / len(found)
-        points += [
-            _point(way, tokens, [await _kept(cut, way, share) for cut in found]) for way in WAYS
-        ]
+        total = sum(share * cut.tokens for cut in found)
+        tokens = total / len(found)
+        for way in WAYS:
+            scored = [await _score(cut, way, share) for cut in found]
+            points.append(_point(way, tokens, scored))
         best = [ORACLES[ORACLE](cut, int(share * cut.tokens)) for cut in found]
         points.append(_point(ORACLE, tokens, best, oracle=True))
     return points
 
 
-async def _kept(cut: Cut, way: str, share: float) -> Scored:
-    return await shaped(cut, BudgetedPolicy(way, int(share * cut.tokens)))
+async def _score(cut: Cut, way: str, share: float) -> Scored:
+    budget = int(share * cut.tokens)
+    return await shaped(cut, BudgetedPolicy(way, budget))
 
 
 def _point(
-    way: str, tokens: float, scored: Iterable[Scored], *, oracle: bool = False
+    way: str,
+    tokens: float,
+    scored: Iterable[Scored],
+    *,
+    oracle: bool = False,
 ) -> RecallPoint:
     return RecallPoint(way, tokens, mean_recall(scored).visible, oracle)

@@ -1,4 +1,4 @@
-"""What the page shows, as plain numbers and texts: filled from a replay, or while an agent works."""
+"""What the page shows, as plain numbers and texts, from a replay or a running agent."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ KINDS: Mapping[Kind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """What stood in the context (*original*) and what stands there now (*placeholder*, "" for
-    nothing), in tokens.
+    """What was in the context (*original*) and what is there now (*placeholder*), in tokens.
+
+    *placeholder* is "" where nothing is.
     """
 
     name: str
@@ -72,8 +73,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class PageTurn:
-    """One model call: tokens of its prompt by kind, and of the prompt without ctxpipe; the cost of
-    either.
+    """One model call: the tokens of its prompt by kind, and its cost, with and without ctxpipe.
 
     *label* says in a few words what the model did.
     """
@@ -95,7 +95,7 @@ class PageTurn:
 class BlockFate:
     """One of the biggest blocks, seen from *turn* on, counted from 1, and what became of it.
 
-    *until* is the turn in which *stage* took it out, None as long as it stands in the context.
+    *until* is the turn in which *stage* removed it, None as long as it is in the context.
     """
 
     name: str
@@ -109,8 +109,9 @@ class BlockFate:
 
 @dataclass(frozen=True, slots=True)
 class RecallPoint:
-    """How much of what is used later a policy still shows, from 0 to 1, in contexts of so many
-    tokens.
+    """The share of what is used later that a policy still shows, in contexts of *budget_tokens*.
+
+    *recall* is from 0 to 1.
     """
 
     policy: str

@@ -17,12 +17,11 @@ from .calibration import Calibration
 from .costs import Bill, bill
 from .references import Use
 from .replay import Replay
-from .tune import Score, Scored, Tuned, front
+from .tune import HeldOut, Score, Scored, Tuned, front
 
 __all__ = [
     "Block",
     "Figures",
-    "calibrated",
     "calibration_json",
     "figures",
     "file_json",
@@ -30,7 +29,8 @@ __all__ = [
     "summed",
     "tokens_by_kind",
     "tokens_by_tool",
-    "tuned_json",
+    "total_calibration",
+    "tuning_json",
 ]
 
 
@@ -38,7 +38,7 @@ __all__ = [
 class Figures:
     """One policy on one conversation, or on all.
 
-    Tokens as billed; recall is that of what the replies used.
+    Tokens are as billed; recall is that of what the replies used.
     """
 
     policy: str
@@ -56,30 +56,47 @@ class Figures:
         return asdict(self)
 
 
-def figures(replays: Mapping[str, Replay], prices: Prices, baseline: str) -> list[Figures]:
-    """A row for each policy; *relative* is its cost in that of *baseline*."""
+def figures(
+    replays: Mapping[str, Replay],
+    prices: Prices,
+    baseline: str,
+) -> list[Figures]:
+    """A row for each policy; *relative* is its cost divided by that of *baseline*."""
     bills = {name: bill(replay.requests, prices) for name, replay in replays.items()}
-    return [_row(name, [replays[name]], bills[name], bills[baseline].total) for name in replays]
+    rows = []
+    for name, replay in replays.items():
+        row = _row(name, [replay], bills[name], bills[baseline].total)
+        rows.append(row)
+    return rows
 
 
-def summed(files: Iterable[FileReplay], prices: Prices, baseline: str) -> list[Figures]:
+def summed(
+    files: Iterable[FileReplay],
+    prices: Prices,
+    baseline: str,
+) -> list[Figures]:
     """The same over all *files* that could be read."""
     read = [file.replays for file in files if file.replays]
-    names = list(read[0]) if read else []
-    bills = {
-        name: sum((bill(replays[name].requests, prices) for replays in read), Bill())
-        for name in names
-    }
-    return [
-        _row(name, [replays[name] for replays in read], bills[name], bills[baseline].total)
-        for name in names
-    ]
+    if not read:
+        return []
+    by_policy = {name: [replays[name] for replays in read] for name in read[0]}
+    bills = {}
+    for name, replays in by_policy.items():
+        own = [bill(replay.requests, prices) for replay in replays]
+        bills[name] = sum(own, Bill())
+    rows = []
+    for name, replays in by_policy.items():
+        row = _row(name, replays, bills[name], bills[baseline].total)
+        rows.append(row)
+    return rows
 
 
-def calibrated(files: Iterable[FileReplay]) -> Calibration | None:
-    """The bills of all *files* that tell some, beside what was simulated; None where none does."""
+def total_calibration(files: Iterable[FileReplay]) -> Calibration | None:
+    """The bills in all *files*, beside what was simulated; None where there is no bill."""
     known = [file.calibration for file in files if file.calibration]
-    return sum(known[1:], known[0]) if known else None
+    if not known:
+        return None
+    return sum(known[1:], known[0])
 
 
 def calibration_json(one: Calibration) -> dict[str, float]:
@@ -93,27 +110,34 @@ def calibration_json(one: Calibration) -> dict[str, float]:
 
 def file_json(file: FileReplay) -> dict[str, Any]:
     """What was read of a file, for JSON."""
+    calibration = None
+    if file.calibration:
+        calibration = calibration_json(file.calibration)
     return {
         "format": file.format,
         "model": file.model,
         "calls": file.calls,
         "faults_mended": file.repaired,
         "left_out": dict(file.dropped),
-        "calibration": calibration_json(file.calibration) if file.calibration else None,
+        "calibration": calibration,
     }
 
 
-def _row(name: str, replays: Sequence[Replay], total: Bill, baseline: float) -> Figures:
+def _row(
+    name: str,
+    replays: Sequence[Replay],
+    total: Bill,
+    baseline: float,
+) -> Figures:
     use = sum((replay.use for replay in replays), Use())
+    prompts = [step.prompt_tokens for replay in replays for step in replay.steps]
     return Figures(
         policy=name,
-        calls=sum(len(replay.steps) for replay in replays),
+        calls=len(prompts),
         cost=total.total,
         relative=total.total / baseline if baseline else 1.0,
         hit_rate=total.hit_rate,
-        largest=max(
-            (step.prompt_tokens for replay in replays for step in replay.steps), default=0.0
-        ),
+        largest=max(prompts, default=0.0),
         refetches=total.refetches,
         visible=use.recall,
         reachable=use.with_reread,
@@ -123,30 +147,34 @@ def _row(name: str, replays: Sequence[Replay], total: Bill, baseline: float) -> 
 # Tuning -------------------------------------------------------------------------------------------
 
 
-def tuned_json(tuned: Tuned) -> dict[str, Any]:
+def tuning_json(tuned: Tuned) -> dict[str, Any]:
     """What tuning found, for JSON."""
     chosen = tuned.chosen.candidate
     return {
-        "chosen": _scored_json(tuned.chosen),
+        "chosen": _candidate_json(tuned.chosen),
         "toml": chosen.toml() if chosen else "",
         "reached": tuned.reached,
-        "front": [_scored_json(one) for one in front(tuned.tried)],
-        "tried": [_scored_json(one) for one in tuned.tried],
-        "held_out": [
-            {
-                "settings": asdict(fold.chosen),
-                **_score_json(fold.score),
-                "cost_without": fold.without.cost,
-            }
-            for fold in tuned.folds
-        ],
+        "front": [_candidate_json(one) for one in front(tuned.tried)],
+        "tried": [_candidate_json(one) for one in tuned.tried],
+        "held_out": [_fold_json(fold) for fold in tuned.folds],
         "replays": tuned.replays,
         "errors": list(tuned.errors),
     }
 
 
-def _scored_json(one: Scored) -> dict[str, Any]:
-    return {"settings": asdict(one.candidate) if one.candidate else None, **_score_json(one.score)}
+def _fold_json(fold: HeldOut) -> dict[str, Any]:
+    return {
+        "settings": asdict(fold.chosen),
+        **_score_json(fold.score),
+        "cost_without": fold.without.cost,
+    }
+
+
+def _candidate_json(one: Scored) -> dict[str, Any]:
+    settings = None
+    if one.candidate:
+        settings = asdict(one.candidate)
+    return {"settings": settings, **_score_json(one.score)}
 
 
 def _score_json(score: Score) -> dict[str, float]:
@@ -158,7 +186,7 @@ def _score_json(score: Score) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of a context: where it stands, what it is, its tokens and how it begins."""
+    """A block of a context: where it is, what it is, its tokens and how it begins."""
 
     message: int
     what: str
@@ -167,66 +195,85 @@ class Block:
 
 
 def tokens_by_kind(messages: Sequence[Message], counter: TokenCounter) -> Counter[str]:
-    """Raw tokens by what holds them."""
-    found: Counter[str] = Counter()
+    """Raw tokens by the kind of block that holds them."""
+    tokens: Counter[str] = Counter()
     for message in messages:
         if isinstance(message["content"], str):
-            found[f"{message['role']} text"] += counter.message(message)
+            tokens[f"{message['role']} text"] += counter.message(message)
         for block in blocks(message):
-            found[_what(message, block)] += counter.block(block)
-    return found
+            tokens[_what(message, block)] += counter.block(block)
+    return tokens
 
 
 def _what(message: Message, block: object) -> str:
     name = kind(block)
     if name == "tool_result" and is_placeholder(field(block, "content")):
         return "placeholder"
-    return f"{message['role']} text" if name == "text" else name.replace("_", " ")
+    if name == "text":
+        return f"{message['role']} text"
+    return name.replace("_", " ")
 
 
 def tokens_by_tool(
-    messages: Sequence[Message], counter: TokenCounter
+    messages: Sequence[Message],
+    counter: TokenCounter,
 ) -> list[tuple[str, int, int]]:
     """For each tool its name, its calls, and the raw tokens of their inputs and results.
 
     The largest first.
     """
-    names = {call.id: call.name for call in tool_calls(messages)}
+    names = _tool_names(messages)
     calls: Counter[str] = Counter(names.values())
     tokens: Counter[str] = Counter()
     for message in messages:
         for block in blocks(message):
             if kind(block) == "tool_use":
-                tokens[str(field(block, "name"))] += counter.block(block)
+                name = str(field(block, "name"))
+                tokens[name] += counter.block(block)
             elif kind(block) == "tool_result":
-                tokens[names.get(str(field(block, "tool_use_id")), "?")] += counter.block(block)
+                name = names.get(str(field(block, "tool_use_id")), "?")
+                tokens[name] += counter.block(block)
     return [(name, calls[name], amount) for name, amount in tokens.most_common()]
 
 
-def largest_blocks(messages: Sequence[Message], counter: TokenCounter, most: int) -> list[Block]:
+def _tool_names(messages: Sequence[Message]) -> dict[str, str]:
+    return {call.id: call.name for call in tool_calls(messages)}
+
+
+def largest_blocks(
+    messages: Sequence[Message],
+    counter: TokenCounter,
+    most: int,
+) -> list[Block]:
     """The *most* largest blocks, by raw tokens."""
-    names = {call.id: call.name for call in tool_calls(messages)}
-    results = {
-        result.place: names.get(result.tool_use_id, "?") for result in tool_results(messages)
-    }
+    names = _tool_names(messages)
+    tools = {}
+    for result in tool_results(messages):
+        tools[result.place] = names.get(result.tool_use_id, "?")
     found = []
     for index, message in enumerate(messages):
-        if isinstance(message["content"], str):
-            found.append(
-                Block(
-                    index, f"{message['role']} text", counter.message(message), message["content"]
-                )
-            )
+        content = message["content"]
+        if isinstance(content, str):
+            what = f"{message['role']} text"
+            tokens = counter.message(message)
+            found.append(Block(index, what, tokens, content))
         for place, block in enumerate(blocks(message)):
-            tool = results.get((index, place)) or (
-                field(block, "name") if kind(block) == "tool_use" else None
-            )
-            what = f"{_what(message, block)}{f' of {tool}' if tool else ''}"
-            found.append(Block(index, what, counter.block(block), _beginning(block)))
+            tool = tools.get((index, place))
+            if kind(block) == "tool_use":
+                tool = field(block, "name")
+            what = _what(message, block)
+            if tool:
+                what = f"{what} of {tool}"
+            tokens = counter.block(block)
+            found.append(Block(index, what, tokens, _beginning(block)))
     return sorted(found, key=lambda block: -block.tokens)[:most]
 
 
 def _beginning(block: object) -> str:
     if kind(block) == "tool_result":
         return result_text(block)
-    return str(field(block, "text") or field(block, "thinking") or field(block, "input") or "")
+    for name in ("text", "thinking", "input"):
+        value = field(block, name)
+        if value:
+            return str(value)
+    return ""

@@ -1,4 +1,4 @@
-"""Tables for a terminal and for a pipe: no figure is ever cut, colours only where they are wanted."""
+"""Tables for a terminal and for a pipe; no figure is ever cut."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .tune import Candidate, Score, Tuned, front
 from .words import cost
 
 __all__ = [
-    "accept_any_character",
     "calibration_text",
-    "complain",
-    "drop_output",
+    "discard_output",
+    "escape_unencodable_output",
     "figures_text",
+    "print_error",
     "print_figures",
     "print_json",
     "print_line",
+    "print_notice",
     "print_table",
-    "tell",
-    "tuned_text",
+    "tuning_text",
     "unit",
 ]
 
@@ -48,23 +48,31 @@ GAP = 2
 
 
 def unit(model: str) -> str:
-    """What costs are in, for a title."""
-    return f"cost in dollars, {model}" if model else "cost in input tokens"
+    """The unit of costs, for a title."""
+    if model:
+        return f"cost in dollars, {model}"
+    return "cost in input tokens"
 
 
 def calibration_text(found: Calibration) -> str:
     """How far the simulation is from the bills, in a sentence."""
     calls = counted(found.calls, "call")
     return (
-        f"The bills of {calls} hold {found.factor:.2f} times the prompt tokens that are simulated without management; "
-        f"from the cache came {found.billed_hit_rate:.1%}, simulated {found.simulated_hit_rate:.1%}."
+        f"The bills of {calls} hold {found.factor:.2f} times the prompt tokens "
+        "that are simulated without management; "
+        f"from the cache came {found.billed_hit_rate:.1%}, "
+        f"simulated {found.simulated_hit_rate:.1%}."
     )
 
 
 # Text in rows -------------------------------------------------------------------------------------
 
 
-def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(
+    title: str,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+) -> None:
     """Print *rows*; long words of a text wrap in a terminal, in a pipe each row is a line."""
     console = _console()
     console.print(Text(title, "bold"))
@@ -75,73 +83,107 @@ def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
 def _console() -> Console:
     """Standard output: as wide as the terminal, or, in a pipe, as the text needs."""
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=ENDLESS)
+    if console.is_terminal:
+        return console
+    return Console(highlight=False, width=ENDLESS)
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    table.pad_edge, table.padding = False, (0, GAP, 0, 0)
-    for place, name in enumerate(headings):
-        number = name in NUMBERS or (bool(place) and _are_numbers(rows, place))
-        table.add_column(
-            name, justify="right" if number else "left", no_wrap=number, overflow="fold"
-        )
+    table.pad_edge = False
+    table.padding = (0, GAP, 0, 0)
+    for column, name in enumerate(headings):
+        is_number = name in NUMBERS
+        if column > 0 and not is_number:
+            is_number = _are_numbers(rows, column)
+        if is_number:
+            table.add_column(
+                name,
+                justify="right",
+                no_wrap=True,
+                overflow="fold",
+            )
+        else:
+            table.add_column(name, justify="left", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))  # brackets in a transcript are no markup
     return table
 
 
-def _are_numbers(rows: Sequence[Sequence[str]], place: int) -> bool:
-    return all(
-        row[place].lstrip("$").replace(",", "").rstrip("%").replace(".", "").isdigit()
-        for row in rows
-    )
+def _are_numbers(rows: Sequence[Sequence[str]], column: int) -> bool:
+    return all(_is_number(row[column]) for row in rows)
+
+
+def _is_number(cell: str) -> bool:
+    digits = cell.lstrip("$").replace(",", "")
+    digits = digits.rstrip("%").replace(".", "")
+    return digits.isdigit()
 
 
 # Figures ------------------------------------------------------------------------------------------
 
 
 def print_figures(
-    title: str, rows: Sequence[Figures], found: Calibration | None, *, dollars: bool
+    title: str,
+    rows: Sequence[Figures],
+    found: Calibration | None,
+    *,
+    dollars: bool,
 ) -> None:
-    """Print a row for each policy, or a column where the terminal is too narrow for that; *found*
-    stands below.
+    """Print a row for each policy, or a column where the terminal is too narrow for that.
+
+    *found* is printed below.
     """
     _print_figures(_console(), title, rows, dollars)
     if found is not None:
         print_line(f"{calibration_text(found)}\n")
 
 
-def figures_text(title: str, rows: Sequence[Figures], width: int, *, dollars: bool) -> str:
+def figures_text(
+    title: str,
+    rows: Sequence[Figures],
+    width: int,
+    *,
+    dollars: bool,
+) -> str:
     """The same as plain text, *width* columns wide where that is enough."""
     text = StringIO()
-    _print_figures(
-        Console(file=text, width=width, color_system=None, highlight=False), title, rows, dollars
+    console = Console(
+        file=text,
+        width=width,
+        color_system=None,
+        highlight=False,
     )
+    _print_figures(console, title, rows, dollars)
     return text.getvalue()
 
 
-def _print_figures(console: Console, title: str, rows: Sequence[Figures], dollars: bool) -> None:
+def _print_figures(
+    console: Console,
+    title: str,
+    rows: Sequence[Figures],
+    dollars: bool,
+) -> None:
     cells = [_cells(row, dollars) for row in rows]
-    fits = _width(HEADINGS, cells) <= console.width
     console.print(Text(title, "bold"))
-    for headings, lines in (
-        [(HEADINGS, cells)] if fits else map(_transposed, _groups(cells, console.width))
-    ):
-        console.print(_table(headings, lines))
+    if _width(HEADINGS, cells) <= console.width:
+        console.print(_table(HEADINGS, cells))
+    else:
+        for group in _groups(cells, console.width):
+            console.print(_table(*_transpose(group)))
     console.print()
 
 
-def _transposed(cells: Sequence[Sequence[str]]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
+def _transpose(cells: Sequence[Sequence[str]]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
     first, *rest = zip(HEADINGS, *cells, strict=True)
     return first, list(rest)
 
 
 def _groups(cells: Sequence[tuple[str, ...]], width: int) -> list[list[tuple[str, ...]]]:
-    """The policies that fit beside each other, at least one at a time."""
+    """The policies that fit beside each other, at least one in each group."""
     groups: list[list[tuple[str, ...]]] = []
     for row in cells:
-        if groups and _width(*_transposed([*groups[-1], row])) <= width:
+        if groups and _width(*_transpose([*groups[-1], row])) <= width:
             groups[-1].append(row)
         else:
             groups.append([row])
@@ -150,7 +192,8 @@ def _groups(cells: Sequence[tuple[str, ...]], width: int) -> list[list[tuple[str
 
 def _width(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
     columns = zip(headings, *rows, strict=True)
-    return sum(max(map(len, column)) + GAP for column in columns) - GAP
+    widths = [max(map(len, column)) for column in columns]
+    return sum(width + GAP for width in widths) - GAP
 
 
 def _cells(row: Figures, dollars: bool) -> tuple[str, ...]:
@@ -172,32 +215,37 @@ def _cells(row: Figures, dollars: bool) -> tuple[str, ...]:
 SETTINGS = ("direct", "alpha", "min_chars", "keep", "inputs", "trigger")
 
 
-def tuned_text(tuned: Tuned, model: str, recall: float) -> str:
-    """What tuning found as TOML: the front and the test in its comments, then the chosen pipeline."""
+def tuning_text(tuned: Tuned, model: str, recall: float) -> str:
+    """What tuning found as TOML: the front and the test in comments, then the chosen pipeline."""
     text = StringIO()
-    console = Console(file=text, width=ENDLESS, color_system=None, highlight=False)
-    without = tuned.tried[0].score.cost
+    console = Console(
+        file=text,
+        width=ENDLESS,
+        color_system=None,
+        highlight=False,
+    )
     console.print(f"The Pareto front over {tuned.conversations} conversations ({unit(model)})")
     console.print(
         f"after {tuned.replays} replays; * is the cheapest with a recall of {recall} or more."
     )
-    console.print(
-        _table(
-            ("", "cost", "ratio", "seen", "found", *SETTINGS),
-            _front_rows(tuned, without, bool(model)),
-        )
-    )
+    headings = ("", "cost", "ratio", "seen", "found", *SETTINGS)
+    rows = _front_rows(tuned, bool(model))
+    console.print(_table(headings, rows))
     console.print(_test_text(tuned))
-    comments = "\n".join(f"# {line}".rstrip() for line in text.getvalue().splitlines())
-    return f"{comments}\n\n{tuned.chosen.candidate.toml() if tuned.chosen.candidate else ''}"
+    lines = text.getvalue().splitlines()
+    comments = "\n".join(f"# {line}".rstrip() for line in lines)
+    chosen = tuned.chosen.candidate
+    toml = chosen.toml() if chosen else ""
+    return f"{comments}\n\n{toml}"
 
 
-def _front_rows(tuned: Tuned, without: float, dollars: bool) -> list[tuple[str, ...]]:
-    shown = sorted(
-        {*front(tuned.tried), tuned.chosen, tuned.tried[0]}, key=lambda one: one.score.cost
-    )
-    return [
-        (
+def _front_rows(tuned: Tuned, dollars: bool) -> list[tuple[str, ...]]:
+    baseline = tuned.tried[0]
+    without = baseline.score.cost
+    points = {*front(tuned.tried), tuned.chosen, baseline}
+    rows = []
+    for one in sorted(points, key=lambda one: one.score.cost):
+        row = (
             "*" if one == tuned.chosen else "",
             cost(one.score.cost, dollars=dollars),
             f"{one.score.cost / without:.3f}" if without else "",
@@ -205,18 +253,19 @@ def _front_rows(tuned: Tuned, without: float, dollars: bool) -> list[tuple[str, 
             f"{one.score.reachable:.3f}",
             *_settings(one.candidate),
         )
-        for one in shown
-    ]
+        rows.append(row)
+    return rows
 
 
 def _settings(candidate: Candidate | None) -> tuple[str, ...]:
     if candidate is None:
         return ("no management", "", "", "", "", "")
-    head, tail = candidate.preview
+    direct = "-"
+    if candidate.direct_min_chars is not None:
+        head, tail = candidate.preview
+        direct = f"{candidate.direct_min_chars} show {head}+{tail}"
     return (
-        "-"
-        if candidate.direct_min_chars is None
-        else f"{candidate.direct_min_chars} show {head}+{tail}",
+        direct,
         f"{candidate.alpha:g}",
         f"{candidate.min_chars}",
         f"{candidate.keep_recent}",
@@ -230,48 +279,58 @@ def _test_text(tuned: Tuned) -> str:
         return "A single conversation: the choice could not be tested on others."
     score = sum((fold.score for fold in tuned.folds), Score())
     without = sum(fold.without.cost for fold in tuned.folds)
-    ratio = f"{score.cost / without:.3f}" if without else "as much as"
-    return f"Chosen in {len(tuned.folds)} folds and tested on the others: ratio {ratio}, seen {score.recall:.3f}."
+    ratio = "as much as"
+    if without:
+        ratio = f"{score.cost / without:.3f}"
+    return (
+        f"Chosen in {len(tuned.folds)} folds and tested on the others: "
+        f"ratio {ratio}, seen {score.recall:.3f}."
+    )
 
 
 # Lines --------------------------------------------------------------------------------------------
 
 
 def print_line(text: str) -> None:
-    """Print *text* as it stands."""
+    """Print *text* as it is."""
     _console().print(Text(text), soft_wrap=True)
 
 
-def tell(text: str) -> None:
-    """Say on standard error what was done beside what is printed."""
+def print_notice(text: str) -> None:
+    """Print on standard error what was done apart from the output."""
     Console(stderr=True).print(Text(text), soft_wrap=True)
 
 
 def print_json(value: object) -> None:
     """Print *value* as JSON, in the characters that standard output has."""
     encoding = getattr(sys.stdout, "encoding", None) or ""
+    is_unicode = encoding.lower().startswith("utf")
     text = json.dumps(
-        value, ensure_ascii=not encoding.lower().startswith("utf"), indent=2, default=str
+        value,
+        ensure_ascii=not is_unicode,
+        indent=2,
+        default=str,
     )
-    print(text, flush=True)  # now: at the interpreter's end it could tell of a full disk no more
+    # Flushed now: when the interpreter ends, a full disk could no longer be reported.
+    print(text, flush=True)
 
 
-def complain(text: str) -> None:
-    """Say on standard error what went wrong."""
-    tell(f"ctxpipe: {text}")
+def print_error(text: str) -> None:
+    """Print an error on standard error."""
+    print_notice(f"ctxpipe: {text}")
 
 
-def accept_any_character() -> None:
-    """From now on what the encoding of standard output does not know is printed as an escape, and
-    is no error.
-    """
+def escape_unencodable_output() -> None:
+    """From now on print what the encoding of standard output lacks as an escape, not an error."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def drop_output() -> None:
-    """Forget what standard output did not take: the interpreter would try once more at its end, and
-    complain.
+def discard_output() -> None:
+    """Discard what could not be written to standard output.
+
+    Otherwise the interpreter would try again when it ends, and report another error.
     """
     if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())

@@ -26,12 +26,12 @@ STDIN = "-"
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A recorded conversation: *messages* that the Messages API would accept, and what is known
-    about their calls.
+    """A recorded conversation: *messages* that the Messages API would accept, and their details.
 
-    *system*, *tools* and *model* are the request's, where the file tells them. *seconds* is the time of a message and
-    *usages* what was billed for a reply, both by message index, where known. *repaired* lists what was broken in the
-    file and is mended in *messages*, *dropped* how many records of which kind were left out.
+    *system*, *tools* and *model* are the request's, where the file has them. *seconds* is the time
+    of a message and *usages* what was billed for a reply, both by message index, where known.
+    *repaired* lists what was broken in the file and is repaired in *messages*, *dropped* how many
+    records of which kind were left out.
     """
 
     name: str
@@ -48,9 +48,8 @@ class Transcript:
     @property
     def replies(self) -> list[int]:
         """The indices of the model's replies."""
-        return [
-            index for index, message in enumerate(self.messages) if message["role"] == "assistant"
-        ]
+        roles = [message["role"] for message in self.messages]
+        return [index for index, role in enumerate(roles) if role == "assistant"]
 
     @property
     def calls(self) -> int:
@@ -59,19 +58,20 @@ class Transcript:
 
 
 def read_transcript(path: str | os.PathLike[str], raw: bytes | None = None) -> Transcript:
-    """The conversation in the file at *path*, "-" for standard input. What kind of file it is, its
-    content tells.
+    """The conversation in the file at *path*, "-" for standard input.
 
-    *raw* is what the file holds, where that has been read. Raises TranscriptError, naming the file and the line, when
-    it cannot be read or holds no conversation.
+    The kind of the file follows from its content. *raw* is that content, where it has been read.
+    Raises TranscriptError, naming the file and the line, when it cannot be read or holds no
+    conversation.
     """
-    raw = read_bytes(path) if raw is None else raw
+    if raw is None:
+        raw = read_bytes(path)
     name = _name(path)
-    return parse_transcript(_decoded(raw, name), name)
+    return parse_transcript(_decode(raw, name), name)
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """What the file at *path* holds, "-" for standard input.
+    """The content of the file at *path*, "-" for standard input.
 
     Raises TranscriptError when it cannot be read.
     """
@@ -91,36 +91,48 @@ def _standard_input() -> bytes:
 
 
 def _name(path: str | os.PathLike[str]) -> str:
-    return "standard input" if path == STDIN else os.fspath(path)
+    if path == STDIN:
+        return "standard input"
+    return os.fspath(path)
 
 
 def parse_transcript(text: str, name: str = "transcript") -> Transcript:
-    """The conversation in *text*; *name* is told in errors. Raises TranscriptError."""
+    """The conversation in *text*; errors begin with *name*. Raises TranscriptError."""
     records, request = _request(_records(text, name), name)
     kind, entries, dropped = _entries(records, name)
     messages = [entry.message for entry in entries]
     problems = tuple(check(messages))
-    unsendable = next((problem for problem in problems if problem.rule == "value"), None)
-    if unsendable is not None:
-        raise TranscriptError(f"{name}, {unsendable}")
-    sound = repair(messages) if problems else messages
-    if not any(message["role"] == "assistant" for message in sound):
+    for problem in problems:
+        if problem.rule == "value":
+            raise TranscriptError(f"{name}, {problem}")
+    if problems:
+        messages = repair(messages)
+    if not any(message["role"] == "assistant" for message in messages):
         raise TranscriptError(f"{name} holds no reply of a model, so there is nothing to replay")
+    # Repair keeps the messages that it does not change: these still have their details.
     known = {id(entry.message): entry for entry in entries}
-    found = [
-        (index, known[id(message)]) for index, message in enumerate(sound) if id(message) in known
-    ]
+    seconds = {}
+    usages = {}
+    for index, message in enumerate(messages):
+        details = known.get(id(message))
+        if details is None:
+            continue
+        if details.seconds is not None:
+            seconds[index] = details.seconds
+        if details.usage:
+            usages[index] = details.usage
+    models = (entry.model for entry in entries if entry.model)
     return Transcript(
         name,
-        sound,
-        kind,
-        str(request.get("model") or next((entry.model for entry in entries if entry.model), "")),
-        _system(request, name),
-        _tools(request, name),
-        {index: entry.seconds for index, entry in found if entry.seconds is not None},
-        {index: entry.usage for index, entry in found if entry.usage},
-        problems,
-        dropped,
+        messages,
+        format=kind,
+        model=str(request.get("model") or next(models, "")),
+        system=_system(request, name),
+        tools=_tools(request, name),
+        seconds=seconds,
+        usages=usages,
+        repaired=problems,
+        dropped=dropped,
     )
 
 
@@ -134,51 +146,63 @@ def _system(request: Mapping[str, object], name: str) -> object:
 def _tools(request: Mapping[str, object], name: str) -> list[object] | None:
     tools = request.get("tools")
     if not isinstance(tools, list):
-        return None  # the normal form counts them there
+        return None  # in the normal form this is their number
     if not _are_objects(tools):
         raise TranscriptError(f"{name}: the tools are not a list of objects")
     return tools
 
 
 def _are_objects(values: object) -> bool:
-    return isinstance(values, list) and all(isinstance(value, Mapping) for value in values)
+    if not isinstance(values, list):
+        return False
+    return all(isinstance(value, Mapping) for value in values)
 
 
 # From bytes to records ----------------------------------------------------------------------------
 
 
-def _decoded(raw: bytes, name: str) -> str:
-    encoding, told = (
-        ("utf-16", "UTF-16") if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else ("utf-8-sig", "UTF-8")
-    )
+def _decode(raw: bytes, name: str) -> str:
+    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        encoding, label = "utf-16", "UTF-16"
+    else:
+        encoding, label = "utf-8-sig", "UTF-8"
     try:
         return raw.decode(encoding)
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise TranscriptError(
-            f"{name}, line {line}: this is not {told} text ({error.reason})"
+            f"{name}, line {line}: this is not {label} text ({error.reason})"
         ) from error
 
 
 def _records(text: str, name: str) -> list[Record]:
-    """The file's JSON objects, each with its place: the lines of a JSONL file, or the one value of
-    a JSON file.
+    """The file's JSON objects, each with its place.
+
+    They are the lines of a JSONL file, or the one value of a JSON file.
     """
     if not text.strip():
         raise TranscriptError(f"{name} is empty")
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if len(lines) > 1 and _is_whole(lines[0][1]):
-        return [Record(f"line {number}", _parsed(line, name, number)) for number, line in lines]
-    value = _parsed(text, name, 1)
+    numbered = enumerate(text.split("\n"), 1)
+    lines = [(number, line) for number, line in numbered if line.strip()]
+    first_number, first_line = lines[0]
+    if len(lines) > 1 and _is_whole(first_line):
+        records = []
+        for number, line in lines:
+            value = _parse(line, name, number)
+            records.append(Record(f"line {number}", value))
+        return records
+    value = _parse(text, name, 1)
     if isinstance(value, list):
-        return [Record(f"message {index}", item) for index, item in enumerate(value)]
-    return [Record(f"line {lines[0][0]}", value)]
+        return _message_records(value)
+    return [Record(f"line {first_number}", value)]
+
+
+def _message_records(values: Sequence[object]) -> list[Record]:
+    return [Record(f"message {index}", value) for index, value in enumerate(values)]
 
 
 def _is_whole(line: str) -> bool:
-    """Whether the first line is a JSON value of its own, or at least meant to be: then the file is
-    JSONL.
-    """
+    """Whether the first line is a JSON value of its own, or looks like one: the file is JSONL."""
     try:
         json.loads(line)
     except (ValueError, RecursionError):
@@ -186,41 +210,44 @@ def _is_whole(line: str) -> bool:
     return True
 
 
-def _parsed(text: str, name: str, line: int) -> object:
+def _parse(text: str, name: str, line: int) -> object:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        where = f"line {line + error.lineno - 1}, column {error.colno}"
+        error_line = line + error.lineno - 1
+        where = f"line {error_line}, column {error.colno}"
         raise TranscriptError(f"{name}, {where}: this is not JSON ({error.msg})") from error
     except RecursionError as error:
         raise TranscriptError(f"{name}, line {line}: the JSON is nested too deeply") from error
-    except ValueError as error:  # Python's guard against numbers that take for ever
+    except ValueError as error:  # Python refuses numbers that would take too long to read
         raise TranscriptError(
             f"{name}, line {line}: a number has more digits than can be read"
         ) from error
 
 
 def _request(records: list[Record], name: str) -> tuple[list[Record], Mapping[str, object]]:
-    """The records that are messages, and what stands beside them: a request's model, system prompt
-    and tools.
+    """The records that are messages, and the request they belong to.
+
+    A request has a model, a system prompt and tools.
     """
     if not records:
         raise TranscriptError(f"{name} holds no message")
     for record in records:
         if not isinstance(record.value, Mapping):
-            raise TranscriptError(
-                f"{name}, {record.place}: {type(record.value).__name__} instead of an object"
-            )
+            kind = type(record.value).__name__
+            raise TranscriptError(f"{name}, {record.place}: {kind} instead of an object")
     first = cast("Mapping[str, Any]", records[0].value)
     if _is_header(first):
         return records, first
-    if not isinstance(first.get("messages"), list):
+    messages = first.get("messages")
+    if not isinstance(messages, list):
         return records, {}
     if len(records) > 1:
+        place = records[1].place
         raise TranscriptError(
-            f"{name}, {records[1].place}: a second conversation; give each a file of its own"
+            f"{name}, {place}: a second conversation; give each a file of its own"
         )
-    return [Record(f"message {index}", item) for index, item in enumerate(first["messages"])], first
+    return _message_records(messages), first
 
 
 # From records to messages -------------------------------------------------------------------------
@@ -233,9 +260,9 @@ def _entries(records: Sequence[Record], name: str) -> tuple[Format, list[Entry],
             return "Claude Code session", *claude_code.entries(records)
         if any(map(openai_chat.is_chat_message, values)):
             return "OpenAI chat", openai_chat.entries(records), {}
-        with_header = _is_header(values[0]) if values else False
-        kind: Format = "normal form" if with_header else "Anthropic messages"
-        return kind, [_entry(record) for record in records[with_header:]], {}
+        if values and _is_header(values[0]):
+            return "normal form", [_entry(record) for record in records[1:]], {}
+        return "Anthropic messages", [_entry(record) for record in records], {}
     except InvalidHistory as error:
         raise TranscriptError(f"{name}, {error}") from error
 
@@ -246,4 +273,5 @@ def _is_header(value: Mapping[str, Any]) -> bool:
 
 def _entry(record: Record) -> Entry:
     fields = record.fields
-    return entry(as_message(fields, record.place), fields, fields.get("timestamp"))
+    message = as_message(fields, record.place)
+    return entry(message, fields, fields.get("timestamp"))

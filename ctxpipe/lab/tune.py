@@ -1,10 +1,9 @@
-"""The settings that cost least on recorded conversations, without showing the agent less than is
-wanted.
+"""The settings that cost least on recorded conversations and still show the agent enough.
 
-Candidates are drawn before any conversation is seen, and lose their places by successive halving:
-all of them on a few conversations, the best third on more, the best third of those on all. The same
-is done once more for each fold with its conversations held out, so that what the choice costs can
-be told from conversations it was not made on.
+Candidates are drawn before any conversation is seen, and eliminated by successive halving: all of
+them are tried on a few conversations, the best third on more, the best third of those on all. The
+same is done once more for each fold with its conversations held out, so that the choice can be
+tested on conversations it was not made on.
 """
 
 from __future__ import annotations
@@ -42,17 +41,16 @@ Evaluate: TypeAlias = Callable[[Sequence[str], Mapping[str, PipelineMaker]], Ite
 """Replays files through makers, as `replay_files` does."""
 
 SHARES = (1 / 9, 1 / 3, 1.0)
-KEPT = 1 / 3
-MOST = 1000
+SURVIVING_SHARE = 1 / 3
+MAX_CANDIDATES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A pipeline by the settings that matter; the default ones are those of the preset for coding
-    agents.
+    """A pipeline by the settings that matter; the defaults are those of the coding preset.
 
-    *direct_min_chars* None leaves direct offloading out. *preview* are the characters of head and tail that stay.
-    *trigger* is the share of the *window* at which compaction begins.
+    *direct_min_chars* None leaves direct offloading out. *preview* are the characters of head and
+    tail that stay. *trigger* is the share of the *window* at which compaction begins.
     """
 
     direct_min_chars: int | None = 8000
@@ -67,34 +65,38 @@ class Candidate:
     @property
     def name(self) -> str:
         """The settings in a few words."""
-        head, tail = self.preview
-        direct = "-" if self.direct_min_chars is None else f"{self.direct_min_chars}/{head}+{tail}"
+        direct = "-"
+        if self.direct_min_chars is not None:
+            head, tail = self.preview
+            direct = f"{self.direct_min_chars}/{head}+{tail}"
         inputs = "inputs" if self.inputs else "-"
-        return f"{direct} α{self.alpha:g} {self.min_chars} k{self.keep_recent} {inputs} {self.trigger:g}"
+        batch = f"α{self.alpha:g} {self.min_chars} k{self.keep_recent}"
+        return f"{direct} {batch} {inputs} {self.trigger:g}"
 
     def toml(self) -> str:
         """The pipeline as a file that ``--config`` reads."""
-        return "\n".join(
-            [f"[budget]\nwindow = {self.window}\ntrigger = {self.trigger}\n", *self._stages()]
-        )
+        budget = f"[budget]\nwindow = {self.window}\ntrigger = {self.trigger}\n"
+        return "\n".join([budget, *self._stages()])
 
     def _stages(self) -> list[str]:
-        head, tail = self.preview
-        direct = (
-            f"min_chars = {self.direct_min_chars}\npreview = {{ head = {head}, tail = {tail} }}\n"
-        )
-        inputs = ", ".join(f'"{tool}"' for tool in sorted(WRITING_TOOLS)) if self.inputs else ""
-        batch = (
-            f'gate = {{ use = "RentOrBuyGate", alpha = {self.alpha} }}\nmin_chars = {self.min_chars}\n'
-            f"keep_recent = {self.keep_recent}\ninputs = [{inputs}]\nkeep_read_backs = false\n"
-        )
-        stages = {
-            "BatchOffload": batch,
-            "Compact": "restore = { shell = true }\n",
-            "SmartTruncate": "shell = true\n",
-        }
+        stages = {}
         if self.direct_min_chars is not None:
-            stages = {"DirectOffload": direct, **stages}
+            head, tail = self.preview
+            stages["DirectOffload"] = (
+                f"min_chars = {self.direct_min_chars}\n"
+                f"preview = {{ head = {head}, tail = {tail} }}\n"
+            )
+        tools = sorted(WRITING_TOOLS) if self.inputs else []
+        inputs = ", ".join(f'"{tool}"' for tool in tools)
+        stages["BatchOffload"] = (
+            f'gate = {{ use = "RentOrBuyGate", alpha = {self.alpha} }}\n'
+            f"min_chars = {self.min_chars}\n"
+            f"keep_recent = {self.keep_recent}\n"
+            f"inputs = [{inputs}]\n"
+            "keep_read_backs = false\n"
+        )
+        stages["Compact"] = "restore = { shell = true }\n"
+        stages["SmartTruncate"] = "shell = true\n"
         return [f'[[stage]]\nuse = "{name}"\n{settings}' for name, settings in stages.items()]
 
 
@@ -109,28 +111,41 @@ _VALUES: Mapping[str, Sequence[object]] = {
 }
 
 
-def candidates(count: int, seed: int = 0, window: int = WINDOW) -> list[Candidate]:
-    """So many different candidates, the preset first, the others drawn so that each value is tried
-    about as often.
+def candidates(
+    count: int,
+    seed: int = 0,
+    window: int = WINDOW,
+) -> list[Candidate]:
+    """*count* different candidates, the preset first.
+
+    The others are drawn so that each value of a setting is tried about equally often.
     """
     draw = random.Random(seed)  # noqa: S311  no secret
     found = dict.fromkeys([Candidate(window=window)])
     while len(found) < count:
-        columns = {name: _shuffled(values, count, draw) for name, values in _VALUES.items()}
-        for row in zip(*columns.values(), strict=True):
-            found[_drawn(dict(zip(columns, row, strict=True)), window)] = None
+        columns = [_shuffle(values, count, draw) for values in _VALUES.values()]
+        for row in zip(*columns, strict=True):
+            values = dict(zip(_VALUES, row, strict=True))
+            found[_candidate(values, window)] = None
     return list(found)[:count]
 
 
-def _drawn(values: Mapping[str, Any], window: int) -> Candidate:
+def _candidate(values: Mapping[str, Any], window: int) -> Candidate:
     candidate = Candidate(**values, window=window)
-    return (
-        candidate if candidate.direct_min_chars else replace(candidate, preview=Candidate().preview)
-    )
+    if candidate.direct_min_chars is None:
+        # Without direct offloading there is no preview: candidates must not differ by it.
+        return replace(candidate, preview=Candidate().preview)
+    return candidate
 
 
-def _shuffled(values: Sequence[object], count: int, draw: random.Random) -> list[object]:
-    column = list(islice(cycle(draw.sample(values, len(values))), count))
+def _shuffle(
+    values: Sequence[object],
+    count: int,
+    draw: random.Random,
+) -> list[object]:
+    """A column of *count* values, each as often as any other, in random order."""
+    order = draw.sample(values, len(values))
+    column = list(islice(cycle(order), count))
     draw.shuffle(column)
     return column
 
@@ -140,8 +155,9 @@ def _shuffled(values: Sequence[object], count: int, draw: random.Random) -> list
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a policy cost on some conversations, and where stood what the replies used: `Use`, in
-    short.
+    """What a policy cost on some conversations, and where the replies found what they used.
+
+    A short form of `Use`.
     """
 
     cost: float = 0.0
@@ -164,7 +180,7 @@ class Score:
 
     @property
     def reachable(self) -> float:
-        """The same with what the context named the place of."""
+        """The same, including what the context named the place of."""
         return self.found / self.used if self.used else 1.0
 
 
@@ -178,7 +194,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """What was chosen without some conversations cost on those, beside what no management does."""
+    """The test of a choice on conversations it was made without, beside no management."""
 
     chosen: Candidate
     score: Score
@@ -187,10 +203,10 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The *chosen* settings; everything that was tried on all conversations; and each fold's test
-    of its choice.
+    """The *chosen* settings, all that was tried on all conversations, and each fold's test.
 
-    *reached* tells whether the choice shows as much as was asked for. *errors* are those of files that were left out.
+    *reached* tells whether the choice shows as much as was asked for. *errors* are those of files
+    that were left out.
     """
 
     chosen: Scored
@@ -203,7 +219,7 @@ class Tuned:
 
 
 def front(scored: Iterable[Scored]) -> list[Scored]:
-    """Those that no other beats in cost and in recall at once, the cheapest first."""
+    """Those that no other beats in both cost and recall, the cheapest first."""
     best: list[Scored] = []
     for one in sorted(scored, key=lambda one: (one.score.cost, -one.score.recall)):
         if not best or one.score.recall > best[-1].score.recall:
@@ -225,8 +241,7 @@ def tune(
     seed: int = 0,
     window: int = WINDOW,
 ) -> Tuned:
-    """The settings that cost least on the conversations at *paths* and show *recall* of what the
-    replies use.
+    """The cheapest settings on the conversations at *paths* that show *recall* of what is used.
 
     At most *budget* conversations are replayed through some pipeline, by *evaluate*. Deterministic
     for a *seed*. Where no candidate shows enough, the one that shows most is chosen. Raises
@@ -236,61 +251,85 @@ def tune(
         raise SettingsError(f"recall is {recall!r}; give a share from 0 to 1")
     files = sorted(set(paths))
     random.Random(seed).shuffle(files)  # noqa: S311  no secret
-    if budget < least_budget(len(files), folds):
-        raise SettingsError(
-            f"{budget} replays are too few; {least_budget(len(files), folds)} are the least"
-        )
+    least = least_budget(len(files), folds)
+    if budget < least:
+        raise SettingsError(f"{budget} replays are too few; {least} are the least")
     search = _Search(evaluate, prices, recall)
-    search.try_all(files, [Candidate(window=window)], {NONE: Policy(NONE, prices)})
+    preset = Candidate(window=window)
+    search.try_all(files, [preset], {NONE: Policy(NONE, prices)})
     files = [path for path in files if path not in search.errors]
     if not files:
         raise SettingsError(f"nothing to tune by: {next(iter(search.errors.values()))}")
     runs = _runs(files, folds)
-    left = budget - search.replays
-    count = max((count for count in range(1, MOST) if _planned(count, runs) <= left), default=1)
-    return search.tuned(runs, candidates(count, seed, window))
+    count = _affordable_count(budget - search.replays, runs)
+    return search.run(runs, candidates(count, seed, window))
 
 
 def least_budget(files: int, folds: int) -> int:
-    """The fewest replays by which anything can be learned: nothing, the preset and two others on
-    every file.
+    """The fewest replays that can tell anything.
+
+    They try no management, the preset and two other candidates on every file.
     """
-    return 2 * files + _planned(3, _runs([str(n) for n in range(files)], folds))
+    names = [str(number) for number in range(files)]
+    runs = _runs(names, folds)
+    return 2 * files + _max_replays(3, runs)
 
 
 def _runs(files: Sequence[str], folds: int) -> list[list[str]]:
-    """The files to choose by: all, then those outside each fold.
+    """The files to choose by: all of them, then for each fold those outside it.
 
     A single file cannot be held out.
     """
-    folds = min(folds, len(files)) if len(files) > 1 else 0
-    return [
-        list(files),
-        *([path for i, path in enumerate(files) if i % folds != fold] for fold in range(folds)),
-    ]
+    runs = [list(files)]
+    if len(files) > 1:
+        folds = min(folds, len(files))
+        runs += [_outside_fold(files, fold, folds) for fold in range(folds)]
+    return runs
 
 
-def _shown(run: Sequence[str], share: float) -> Sequence[str]:
+def _outside_fold(files: Sequence[str], fold: int, folds: int) -> list[str]:
+    return [path for index, path in enumerate(files) if index % folds != fold]
+
+
+def _first_share(run: Sequence[str], share: float) -> Sequence[str]:
     return run[: math.ceil(share * len(run))]
 
 
-def _united(runs: Sequence[Sequence[str]], share: float) -> list[str]:
-    return list(dict.fromkeys(path for run in runs for path in _shown(run, share)))
+def _union(runs: Sequence[Sequence[str]], share: float) -> list[str]:
+    """The first *share* of every run, each file once."""
+    paths: dict[str, None] = {}
+    for run in runs:
+        paths.update(dict.fromkeys(_first_share(run, share)))
+    return list(paths)
 
 
-def _kept(count: int) -> int:
-    return max(1, math.ceil(count * KEPT))
+def _survivor_count(count: int) -> int:
+    return max(1, math.ceil(count * SURVIVING_SHARE))
 
 
-def _planned(count: int, runs: Sequence[Sequence[str]]) -> int:
-    """The most replays that so many candidates can take, the preset's not counted: no two runs may
-    agree.
+def _affordable_count(budget: int, runs: Sequence[Sequence[str]]) -> int:
+    """The most candidates that *budget* replays suffice for, at least 1."""
+    affordable = 1
+    for count in range(1, MAX_CANDIDATES):
+        if _max_replays(count, runs) <= budget:
+            affordable = count
+    return affordable
+
+
+def _max_replays(count: int, runs: Sequence[Sequence[str]]) -> int:
+    """The most replays that *count* candidates can take, the preset's not counted.
+
+    That is when no two runs agree on any candidate.
     """
-    replays, known, each = 0, 0, count
+    replays = 0
+    known = 0
+    each = count
     for share in SHARES:
-        files = len(_united(runs, share))
-        replays += min(count, each * len(runs)) * (files - known)
-        known, each = files, _kept(each)
+        files = len(_union(runs, share))
+        tried = min(count, each * len(runs))
+        replays += tried * (files - known)
+        known = files
+        each = _survivor_count(each)
     return replays
 
 
@@ -312,16 +351,17 @@ class _Search:
         """Score what is *tried* on each of *files* it has not been tried on."""
         makers: dict[str, PipelineMaker] = dict(more or {})
         for candidate in tried:
-            makers[candidate.name] = ConfiguredPolicy(candidate.name, candidate.toml(), self.prices)
-        fresh = {
-            path: {n: m for n, m in makers.items() if (n, path) not in self.scores}
-            for path in files
-        }
-        for chosen in dict.fromkeys(tuple(names) for names in fresh.values() if names):
-            self._replay(
-                [path for path in files if tuple(fresh[path]) == chosen],
-                {n: makers[n] for n in chosen},
-            )
+            name = candidate.name
+            makers[name] = ConfiguredPolicy(name, candidate.toml(), self.prices)
+        # Files that lack the same scores are replayed together.
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for path in files:
+            names = tuple(name for name in makers if (name, path) not in self.scores)
+            if names:
+                groups.setdefault(names, []).append(path)
+        for names, group in groups.items():
+            missing = {name: makers[name] for name in names}
+            self._replay(group, missing)
 
     def _replay(self, files: Sequence[str], makers: Mapping[str, PipelineMaker]) -> None:
         self.replays += len(files) * len(makers)
@@ -329,72 +369,102 @@ class _Search:
             if file.error:
                 self.errors[file.path] = file.error
             for name in makers:
-                self.scores[name, file.path] = (
-                    self._score(file.replays[name]) if not file.error else Score()
-                )
+                score = Score() if file.error else self._score(file.replays[name])
+                self.scores[name, file.path] = score
 
     def _score(self, replay: Replay) -> Score:
         use = replay.use
+        cost = bill(replay.requests, self.prices).total
         return Score(
-            bill(replay.requests, self.prices).total, use.total, use.visible, use.total - use.lost
+            cost,
+            used=use.total,
+            seen=use.visible,
+            found=use.total - use.lost,
         )
 
     def total(self, name: str, files: Iterable[str]) -> Score:
         """The score over those of *files* that every pipeline could be tried on."""
-        return sum((self.scores[name, path] for path in files if path not in self.errors), Score())
+        total = Score()
+        for path in files:
+            if path not in self.errors:
+                total += self.scores[name, path]
+        return total
 
-    def ranked(self, tried: Iterable[Candidate], files: Sequence[str]) -> list[Candidate]:
-        """The best first: those that show enough by what they cost, the others by what they show."""
-        # By name last: sets have no order, and the same call is to have the same answer.
-        return sorted(
-            tried,
-            key=lambda candidate: (self._rank(self.total(candidate.name, files)), candidate.name),
-        )
+    def ranking(self, tried: Iterable[Candidate], files: Sequence[str]) -> list[Candidate]:
+        """The best first: those that show enough by cost, the others by what they show."""
 
-    def _rank(self, score: Score) -> tuple[bool, float]:
-        enough = score.recall >= self.floor
-        return not enough, score.cost if enough else -score.recall
+        def key(candidate: Candidate) -> tuple[bool, float, str]:
+            score = self.total(candidate.name, files)
+            # By name last: sets have no order, and the same call must have the same answer.
+            if score.recall >= self.floor:
+                return False, score.cost, candidate.name
+            return True, -score.recall, candidate.name
 
-    def tuned(self, runs: Sequence[Sequence[str]], tried: Sequence[Candidate]) -> Tuned:
+        return sorted(tried, key=key)
+
+    def run(self, runs: Sequence[Sequence[str]], tried: Sequence[Candidate]) -> Tuned:
         """Halve the candidates, for each of *runs* by its own files.
 
-        The preset keeps its place to the end.
+        The preset stays to the end.
         """
         alive = [list(tried) for _ in runs]
-        for place, share in enumerate(SHARES):
-            if place:
-                alive = [
-                    self._better(left, _shown(run, SHARES[place - 1]))
-                    for left, run in zip(alive, runs, strict=True)
-                ]
-            self.try_all(_united(runs, share), dict.fromkeys(c for left in alive for c in left))
-        preset, everything = tried[0], runs[0]
-        chosen = [
-            self.ranked({preset, *left}, run)[0] for left, run in zip(alive, runs, strict=True)
-        ]
-        finalists = dict.fromkeys([preset, *(candidate for left in alive for candidate in left)])
+        previous_share = 0.0
+        for share in SHARES:
+            if previous_share:
+                for index, run in enumerate(runs):
+                    seen = _first_share(run, previous_share)
+                    alive[index] = self._survivors(alive[index], seen)
+            self.try_all(_union(runs, share), _distinct(alive))
+            previous_share = share
+        preset = tried[0]
+        chosen = []
+        for remaining, run in zip(alive, runs, strict=True):
+            ranking = self.ranking({preset, *remaining}, run)
+            chosen.append(ranking[0])
+        finalists = _distinct([[preset], *alive])
+        return self._result(runs, chosen, finalists)
+
+    def _result(
+        self,
+        runs: Sequence[Sequence[str]],
+        chosen: Sequence[Candidate],
+        finalists: Iterable[Candidate],
+    ) -> Tuned:
+        everything = runs[0]
         score = self.total(chosen[0].name, everything)
+        unmanaged = Scored(None, self.total(NONE, everything))
+        scored = [Scored(one, self.total(one.name, everything)) for one in finalists]
+        pairs = zip(runs[1:], chosen[1:], strict=True)
+        folds = [self._test(run, everything, best) for run, best in pairs]
         return Tuned(
-            Scored(chosen[0], score),
-            (
-                Scored(None, self.total(NONE, everything)),
-                *(Scored(c, self.total(c.name, everything)) for c in finalists),
-            ),
-            tuple(
-                self._held_out(run, everything, best)
-                for run, best in zip(runs[1:], chosen[1:], strict=True)
-            ),
-            score.recall >= self.floor,
-            self.replays,
-            sum(path not in self.errors for path in everything),
-            tuple(self.errors.values()),
+            chosen=Scored(chosen[0], score),
+            tried=(unmanaged, *scored),
+            folds=tuple(folds),
+            reached=score.recall >= self.floor,
+            replays=self.replays,
+            conversations=sum(path not in self.errors for path in everything),
+            errors=tuple(self.errors.values()),
         )
 
-    def _better(self, left: Sequence[Candidate], files: Sequence[str]) -> list[Candidate]:
-        return self.ranked(left, files)[: _kept(len(left))]
+    def _survivors(self, remaining: Sequence[Candidate], files: Sequence[str]) -> list[Candidate]:
+        count = _survivor_count(len(remaining))
+        return self.ranking(remaining, files)[:count]
 
-    def _held_out(
-        self, run: Sequence[str], everything: Sequence[str], chosen: Candidate
+    def _test(
+        self,
+        run: Sequence[str],
+        everything: Sequence[str],
+        chosen: Candidate,
     ) -> HeldOut:
+        """The test of *chosen* on the files outside of *run*."""
         files = [path for path in everything if path not in run]
-        return HeldOut(chosen, self.total(chosen.name, files), self.total(NONE, files))
+        score = self.total(chosen.name, files)
+        without = self.total(NONE, files)
+        return HeldOut(chosen, score, without)
+
+
+def _distinct(groups: Iterable[Iterable[Candidate]]) -> list[Candidate]:
+    found: dict[Candidate, None] = {}
+    for group in groups:
+        found.update(dict.fromkeys(group))
+    return list(found)

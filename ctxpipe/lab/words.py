@@ -1,4 +1,4 @@
-"""What something costs, as a reader is shown it, on a terminal and on the page."""
+"""Costs as a reader is shown them, on a terminal and on the page."""
 
 from __future__ import annotations
 
@@ -6,5 +6,7 @@ __all__ = ["cost"]
 
 
 def cost(amount: float, *, dollars: bool, places: int = 2) -> str:
-    """What something costs: in dollars with so many decimal *places*, else in whole tokens."""
-    return f"${amount:,.{places}f}" if dollars else f"{amount:,.0f}"
+    """A cost in dollars with *places* decimals, else in whole tokens."""
+    if dollars:
+        return f"${amount:,.{places}f}"
+    return f"{amount:,.0f}"

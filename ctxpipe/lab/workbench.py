@@ -20,9 +20,7 @@ ROOT = "/ctxpipe"
 
 
 class MemoryStorage:
-    """Keeps texts and records in memory, under the names that `LocalStorage` would give them, times
-    left out.
-    """
+    """Keeps texts and records in memory, under the names of `LocalStorage` without the times."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
@@ -31,7 +29,11 @@ class MemoryStorage:
         return f"{ROOT}/{key}"
 
     async def write(self, texts: Sequence[tuple[str, str]], /) -> Sequence[str]:
-        return [self._write(self.location(key), text) for key, text in texts]
+        paths = []
+        for key, text in texts:
+            path = self.location(key)
+            paths.append(self._write(path, text))
+        return paths
 
     def _write(self, path: str, text: str) -> str:
         if self.texts.setdefault(path, text) != text:
@@ -39,41 +41,47 @@ class MemoryStorage:
             self.texts[path] = text
         return path
 
-    async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
-        path = (
-            location
-            if location.startswith(f"{ROOT}/")
-            else self.location(location.removeprefix("./"))
-        )
+    async def read(
+        self,
+        location: str,
+        /,
+        offset: int = 0,
+        limit: int | None = None,
+    ) -> Page:
+        path = location
+        if not location.startswith(f"{ROOT}/"):
+            path = self.location(location.removeprefix("./"))
         text = self.texts.get(path)
         if text is None:
             raise StorageError(f"there is no text at {location}")
-        return Page(text[offset : None if limit is None else offset + limit], offset, len(text))
+        end = None if limit is None else offset + limit
+        return Page(text[offset:end], offset, len(text))
 
     async def save(self, session_id: str, stem: str, record: Record, /) -> str:
         folder = self.location(session_folder(session_id))
-        number = 1 + sum(path.startswith(f"{folder}/{stem}-") for path in self.texts)
-        path = f"{folder}/{stem}-{number}.json"
+        prefix = f"{folder}/{stem}-"
+        count = sum(path.startswith(prefix) for path in self.texts)
+        path = f"{prefix}{count + 1}.json"
         self.texts[path] = "".join(encode_record(record))
         return path
 
     async def append(self, session_id: str, name: str, entry: Mapping[str, object], /) -> str:
-        path = self.location(f"{session_folder(session_id)}/{safe_name(name)}")
-        self.texts[path] = self.texts.get(path, "") + encode_line(entry)
+        folder = session_folder(session_id)
+        path = self.location(f"{folder}/{safe_name(name)}")
+        before = self.texts.get(path, "")
+        self.texts[path] = before + encode_line(entry)
         return path
 
     async def records(self, session_id: str, /) -> Sequence[str]:
-        folder = self.location(session_folder(session_id))
-        return [
-            path
-            for path in self.texts
-            if path.startswith(f"{folder}/") and path.endswith((".json", ".jsonl"))
-        ]
+        prefix = f"{self.location(session_folder(session_id))}/"
+        own = [path for path in self.texts if path.startswith(prefix)]
+        return [path for path in own if path.endswith((".json", ".jsonl"))]
 
 
 class SeenFiles:
-    """The agent's files as far as its conversation has shown them: what a view printed or a call
-    wrote last.
+    """The agent's files as far as its conversation has shown them.
+
+    Each as a view printed it or a call wrote it last.
     """
 
     def __init__(self) -> None:
@@ -87,12 +95,11 @@ class SeenFiles:
             if viewed is not None:
                 self._views[call.id] = viewed
                 continue
-            written, text = (
-                call.input.get("file_path") or call.input.get("path"),
-                call.input.get("content"),
-            )
-            if isinstance(written, str) and isinstance(text, str):
-                self._texts[written] = text
+            arguments = call.input
+            path = arguments.get("file_path") or arguments.get("path")
+            text = arguments.get("content")
+            if isinstance(path, str) and isinstance(text, str):
+                self._texts[path] = text
         for result in tool_results(messages):
             path = self._views.get(result.tool_use_id)
             if path is not None and not result.is_error:
@@ -119,7 +126,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Workbench:
-    """What a pipeline may need beside the messages; a new one for each replay."""
+    """What a pipeline may need besides the messages; a new one for each replay."""
 
     storage: MemoryStorage = field(default_factory=MemoryStorage)
     files: SeenFiles = field(default_factory=SeenFiles)

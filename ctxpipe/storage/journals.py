@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -145,7 +146,10 @@ class JournalFile:
 
 
 class SessionLock:
-    """A lock on a session, which ends at the latest with the process that holds it."""
+    """A lock on a session, which ends at the latest with the process that holds it.
+
+    Once it is released it cannot be acquired again, not even by a thread that is still trying.
+    """
 
     NAME = "lease.lock"
 
@@ -153,6 +157,8 @@ class SessionLock:
         self._root = root
         self._folder = folder
         self._file: int | None = None
+        self._is_released = False
+        self._guard = threading.Lock()
 
     def acquire(self) -> bool:
         """Take the lock; False when somebody else has it. Raises StorageError."""
@@ -170,14 +176,20 @@ class SessionLock:
             except BlockingIOError:
                 os.close(file)
                 return False
-            self._file = file
+            with self._guard:
+                if self._is_released:
+                    os.close(file)
+                    return False
+                self._file = file
             return True
 
     def release(self) -> None:
         """Release the lock, if it is held."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        with self._guard:
+            self._is_released = True
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
 
 
 def _wait_for_lock(file: int) -> None:

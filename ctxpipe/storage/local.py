@@ -47,7 +47,6 @@ from .cleanup import (
     file_kind,
     find_files,
 )
-from .finishing import finished
 from .folders import (
     RootError,
     is_file,
@@ -393,11 +392,11 @@ class LocalStorage:
         """
         lock = SessionLock(self._folders, session_folder(session_id))
         deadline = time.monotonic() + seconds
-        is_acquired = await _run_in_thread(lock.acquire)
-        while not is_acquired and time.monotonic() < deadline:
-            await sleep(_LEASE_POLL)
-            is_acquired = await _run_in_thread(lock.acquire)
         try:
+            is_acquired = await _run_in_thread(lock.acquire)
+            while not is_acquired and time.monotonic() < deadline:
+                await sleep(_LEASE_POLL)
+                is_acquired = await _run_in_thread(lock.acquire)
             yield is_acquired
         finally:
             lock.release()
