@@ -548,11 +548,9 @@ async def test_behind_a_deleted_journal_a_new_one_of_any_length_is_read_whole(
         await storage.delete("s")
 
 
-async def test_a_lock_that_was_released_before_it_was_acquired_is_held_by_nobody(
-    storage: LocalStorage,
-):
+def test_a_lock_that_was_released_before_it_was_acquired_is_held_by_nobody(tmp_path: Path):
     # As when a turn is cancelled while a thread acquires its lock.
-    root = StorageRoot(storage.root)
+    root = StorageRoot(str(tmp_path))
     cancelled, other = SessionLock(root, "s"), SessionLock(root, "s")
     cancelled.release()
 
