@@ -194,7 +194,11 @@ def last_part(path: str) -> str:
     return path.replace("\\", "/").rsplit("/", 1)[-1]
 
 
-def _verify(text: str, digest: str, path: str) -> Archived | None:
+def _verify(
+    text: str,
+    digest: str,
+    path: str,
+) -> Archived | None:
     if _digest(text) != digest:
         return None
     return _parse(text, path)

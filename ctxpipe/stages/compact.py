@@ -255,7 +255,13 @@ async def _largest_smaller_result(
     return CompactResult(original.messages, original_messages_path=original.path, reason=reason)
 
 
-async def _save(archive: Archive, session_id: str, record: Record, *, required: bool) -> str | None:
+async def _save(
+    archive: Archive,
+    session_id: str,
+    record: Record,
+    *,
+    required: bool,
+) -> str | None:
     try:
         return await archive.save(session_id, "compact", record)
     except StorageError as error:
@@ -397,7 +403,17 @@ class Compact:
         if not reason:
             return None
         raw = await turn.raw_tokens() - turn.overhead
-        return Skip(reason, Compacted(raw, raw, 0, attempts=0, over_budget=is_over, holds=reason))
+        return Skip(
+            reason,
+            Compacted(
+                raw,
+                raw,
+                0,
+                attempts=0,
+                over_budget=is_over,
+                holds=reason,
+            ),
+        )
 
     def _cooldown_end(self) -> float:
         return self.clock() + self.cooldown_seconds
@@ -456,8 +472,20 @@ class Compact:
         )
         drafts = await in_thread(make_drafts)
         fold = self._fold_for(turn)
-        draft, layout = await choose_layout(turn, drafts, restored, self.evidence_tokens, fold)
-        layout, not_listed = await list_paths(turn, draft, layout, self.archive, shown)
+        draft, layout = await choose_layout(
+            turn,
+            drafts,
+            restored,
+            self.evidence_tokens,
+            fold,
+        )
+        layout, not_listed = await list_paths(
+            turn,
+            draft,
+            layout,
+            self.archive,
+            shown,
+        )
         warnings = [*draft.cuts, *restored.warnings]
         warnings += [warning for warning in (no_model, not_listed) if warning]
         detail = Compacted(
@@ -477,13 +505,26 @@ class Compact:
         )
         return await self._judge(turn, attempts, draft, layout, detail)
 
-    async def _archive(self, session_id: str, rest: Sequence[Message]) -> str | None:
+    async def _archive(
+        self,
+        session_id: str,
+        rest: Sequence[Message],
+    ) -> str | None:
         if self.archive is None:
             return None
         record = archive_record(rest)
-        return await _save(self.archive, session_id, record, required=self.require_archive)
+        return await _save(
+            self.archive,
+            session_id,
+            record,
+            required=self.require_archive,
+        )
 
-    async def _restore(self, messages: Sequence[Message], counter: TokenCounter) -> RestoredFiles:
+    async def _restore(
+        self,
+        messages: Sequence[Message],
+        counter: TokenCounter,
+    ) -> RestoredFiles:
         if self.restore is None:
             return RestoredFiles(warnings=("no files are restored: Compact has no restore=",))
         return await self.restore.read_again(messages, counter)
@@ -508,7 +549,12 @@ class Compact:
         is_over = budget.reached(estimate)
         if estimate > budget.target:
             holds = await token_breakdown(turn, draft, layout)
-            detail = replace(detail, over_target=True, over_budget=is_over, holds=holds)
+            detail = replace(
+                detail,
+                over_target=True,
+                over_budget=is_over,
+                holds=holds,
+            )
         if after >= before:
             tokens = await turn.tokens()
             attempts.record_no_progress(self._cooldown_end(), tokens)

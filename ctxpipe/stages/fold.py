@@ -93,7 +93,12 @@ class Folder:
             counter=COUNTING.optional,
         )
 
-    async def fold(self, files: Files, /, count: Counting | None = None) -> list[str | None]:
+    async def fold(
+        self,
+        files: Files,
+        /,
+        count: Counting | None = None,
+    ) -> list[str | None]:
         """The folded text of each file, a pair of path and text.
 
         None where that would be no shorter, or cannot be. The budget of tokens is for all of them
@@ -105,7 +110,10 @@ class Folder:
             return list(whole.folded)
         (tokens,) = await as_counter(count or self.counter).texts([whole.content])
         fold_to_budget = partial(
-            fold.fold_outlines, outlines, max_tokens=self.max_tokens, count=lambda _: tokens
+            fold.fold_outlines,
+            outlines,
+            max_tokens=self.max_tokens,
+            count=lambda _: tokens,
         )
         within_budget = await in_thread(fold_to_budget)
         return list(within_budget.folded)

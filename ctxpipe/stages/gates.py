@@ -23,7 +23,11 @@ class Gate(Protocol):
     """Chooses which of the candidates leave the context now."""
 
     async def __call__(
-        self, turn: Turn, scan: Scan, candidates: Callable[[], Sequence[Candidate]], /
+        self,
+        turn: Turn,
+        scan: Scan,
+        candidates: Callable[[], Sequence[Candidate]],
+        /,
     ) -> Sequence[Candidate] | str:
         """The candidates to offload at this turn, or one sentence why none."""
         ...
@@ -43,7 +47,11 @@ class RatioGate:
         Wanted(is_number, "a number such as 0.2").check("ratio", self.ratio)
 
     async def __call__(
-        self, _turn: Turn, scan: Scan, candidates: Callable[[], Sequence[Candidate]], /
+        self,
+        _turn: Turn,
+        scan: Scan,
+        candidates: Callable[[], Sequence[Candidate]],
+        /,
     ) -> Sequence[Candidate] | str:
         if passes(scan, self.ratio):
             return candidates()
@@ -92,7 +100,11 @@ class RentOrBuyGate:
         )
 
     async def __call__(
-        self, turn: Turn, _scan: Scan, candidates: Callable[[], Sequence[Candidate]], /
+        self,
+        turn: Turn,
+        _scan: Scan,
+        candidates: Callable[[], Sequence[Candidate]],
+        /,
     ) -> Sequence[Candidate] | str:
         old = candidates()
         holdings = turn.recall(Holdings)
@@ -103,7 +115,13 @@ class RentOrBuyGate:
         if not turn.cold and holdings.calls < self.min_calls:
             return f"only {holdings.calls} calls so far, fewer than {self.min_calls}"
         cached = 0 if turn.cold else sums[holdings.sent]
-        stock = holdings.stock(old, sums, cached, self.free_calls, self.placeholder_tokens)
+        stock = holdings.stock(
+            old,
+            sums,
+            cached,
+            self.free_calls,
+            self.placeholder_tokens,
+        )
         if not turn.cold:
             rates = Rates(self.prices.read_ratio, self.prices.write_ratio, self.alpha)
             best = best_flush(stock, rates, self._overpayment(turn, holdings, sums))

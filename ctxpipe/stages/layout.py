@@ -149,7 +149,12 @@ async def _from_rich_to_lean(
 async def _lay_out(turn: Turn, draft: Draft, layout: Layout) -> Layout:
     """*layout* with its messages."""
     budget = Room.of(layout.evidence_tokens)
-    block, left_out = await in_thread(evidence_block, draft.evidence, budget, turn.counter.text)
+    block, left_out = await in_thread(
+        evidence_block,
+        draft.evidence,
+        budget,
+        turn.counter.text,
+    )
     files = [file.message for file in layout.files]
     messages = draft.messages(block, files, list(layout.folded.values()))
     return replace(layout, messages=messages, left_out=left_out)

@@ -210,7 +210,12 @@ async def offload_tool_results(
     pointers: dict[Place, str] = {}
     for result, file in zip(results, files, strict=True):
         pointers[result.place] = BATCH.format(f"./{os.path.basename(file)}")
-    return OffloadResult(rewrite(messages, pointers), len(results), freed, files)
+    return OffloadResult(
+        rewrite(messages, pointers),
+        len(results),
+        freed,
+        files,
+    )
 
 
 # What both stages share ---------------------------------------------------------------------------
@@ -269,8 +274,18 @@ class _Pointers:
         folder = key.rsplit("/", 1)[0]
         return visible_path(self.reference, folder, location)
 
-    def replacement(self, key: str, location: str, text: str) -> str:
-        return placeholder(self.form, self.visible_path(key, location), text, self.preview)
+    def replacement(
+        self,
+        key: str,
+        location: str,
+        text: str,
+    ) -> str:
+        return placeholder(
+            self.form,
+            self.visible_path(key, location),
+            text,
+            self.preview,
+        )
 
     def own_paths(self, session_id: str) -> re.Pattern[str]:
         """Finds the path of a file of ours in a text, in any form that we print."""
@@ -299,7 +314,9 @@ class _SelectionMemory:
 
 
 def _recall_selection(
-    turn: Turn, reference: str, make: Callable[[str], offload.Selection]
+    turn: Turn,
+    reference: str,
+    make: Callable[[str], offload.Selection],
 ) -> offload.Selection:
     """What *make* returns for the session, called once.
 
@@ -363,7 +380,11 @@ def _all_moves(
     return moves
 
 
-def _cheaper_moves(turn: Turn, moves: Iterable[_Move], sizes: Iterable[int]) -> list[_Move]:
+def _cheaper_moves(
+    turn: Turn,
+    moves: Iterable[_Move],
+    sizes: Iterable[int],
+) -> list[_Move]:
     pairs = zip(moves, sizes, strict=True)
     return [move for move, size in pairs if turn.counter.over(move.text, size)]
 
@@ -380,7 +401,11 @@ def _find_candidates(
     return pairs, [candidate for candidate in candidates if candidate]
 
 
-def _texts(candidate: Candidate, selection: Selection, indent: int | None) -> list[tuple[str, str]]:
+def _texts(
+    candidate: Candidate,
+    selection: Selection,
+    indent: int | None,
+) -> list[tuple[str, str]]:
     """The texts to store for *candidate*, each with what its file name adds to the id."""
     if isinstance(candidate.item, ToolResult):
         return [("", offload.stored_text(candidate.item.content, indent=indent))]
@@ -389,7 +414,10 @@ def _texts(candidate: Candidate, selection: Selection, indent: int | None) -> li
 
 
 def _change(
-    turn: Turn, moves: Sequence[_Move], replacements: Sequence[str], files: Sequence[str]
+    turn: Turn,
+    moves: Sequence[_Move],
+    replacements: Sequence[str],
+    files: Sequence[str],
 ) -> Change:
     results: dict[Place, object] = {}
     texts_of_inputs: dict[Place, dict[str, str]] = {}  # by place: text and replacement
@@ -409,7 +437,16 @@ def _change(
         call = blocks(messages[message])[block]
         inputs[message, block] = _substitute(read(call, "input"), texts)
     messages = rewrite(messages, inputs, key="input")
-    return Change(messages, Offloaded(tuple(files), chars, saved, len(results), len(inputs)))
+    return Change(
+        messages,
+        Offloaded(
+            tuple(files),
+            chars,
+            saved,
+            len(results),
+            len(inputs),
+        ),
+    )
 
 
 def _substitute(value: Any, texts: Mapping[str, str]) -> Any:
@@ -417,7 +454,11 @@ def _substitute(value: Any, texts: Mapping[str, str]) -> Any:
     return rebuilt(value, lambda item: texts.get(item, item) if isinstance(item, str) else item)
 
 
-async def _move_to_files(storage: TextWriter, turn: Turn, moves: Sequence[_Move]) -> Change:
+async def _move_to_files(
+    storage: TextWriter,
+    turn: Turn,
+    moves: Sequence[_Move],
+) -> Change:
     """Write first, then replace; what cannot be written stays inline.
 
     Raises StorageError when nothing can be written.
@@ -432,7 +473,11 @@ async def _move_to_files(storage: TextWriter, turn: Turn, moves: Sequence[_Move]
     return await in_thread_if(is_long, _point_to_files, turn, moves, files)
 
 
-async def _move_one_by_one(storage: TextWriter, turn: Turn, moves: Sequence[_Move]) -> Change:
+async def _move_one_by_one(
+    storage: TextWriter,
+    turn: Turn,
+    moves: Sequence[_Move],
+) -> Change:
     """One text that cannot be written must not keep the others in the context for ever."""
     written: list[_Move] = []
     files: list[str] = []
@@ -451,7 +496,11 @@ async def _move_one_by_one(storage: TextWriter, turn: Turn, moves: Sequence[_Mov
     return _add_failures(change, *errors)
 
 
-def _point_to_files(turn: Turn, moves: Sequence[_Move], files: Sequence[str]) -> Change:
+def _point_to_files(
+    turn: Turn,
+    moves: Sequence[_Move],
+    files: Sequence[str],
+) -> Change:
     replacements: list[str] = []
     locations: dict[str, str] = {}
     for move, file in zip(moves, files, strict=True):
@@ -588,7 +637,12 @@ class DirectOffload:
         limit = self.read_back_chars or 0
         return Preview(head=limit * 3 // 4, tail=limit // 4)
 
-    async def _shorten(self, turn: Turn, result: ToolResult, path: str) -> str | None:
+    async def _shorten(
+        self,
+        turn: Turn,
+        result: ToolResult,
+        path: str,
+    ) -> str | None:
         """Head and tail after the pointer to the file that was read.
 
         None when the text is not in that file.
@@ -603,11 +657,21 @@ class DirectOffload:
         for location in (path, in_session):
             with suppress(StorageError):
                 page = await self.storage.read(location, 0, limit + 1)
-                if await in_thread(offload.lies_in, page.text, text, preview.head, end):
+                if await in_thread(
+                    offload.lies_in,
+                    page.text,
+                    text,
+                    preview.head,
+                    end,
+                ):
                     return placeholder(DIRECT, path, text, preview)
         return None
 
-    def _cut_only(self, turn: Turn, cuts: Mapping[Place, str]) -> Change | Skip:
+    def _cut_only(
+        self,
+        turn: Turn,
+        cuts: Mapping[Place, str],
+    ) -> Change | Skip:
         if cuts:
             return _apply_cuts(Change(list(turn.messages)), cuts)
         return Skip(f"no new result of {self.min_chars} characters or more")
@@ -677,7 +741,12 @@ class BatchOffload:
     @property
     def _pointers(self) -> _Pointers:
         return _Pointers(
-            self.storage, BATCH, self.reference, self.preview, prefix="tool-result-", indent=2
+            self.storage,
+            BATCH,
+            self.reference,
+            self.preview,
+            prefix="tool-result-",
+            indent=2,
         )
 
     def _selection(self, session_id: str) -> offload.Selection:
@@ -688,7 +757,12 @@ class BatchOffload:
         else:
             exempt = frozenset(self.exempt_tools) - READ_BACK_TOOLS
         return offload.Selection(
-            self.min_chars, self.per_tool, exempt, own_paths, self.inputs, self.min_input_chars
+            self.min_chars,
+            self.per_tool,
+            exempt,
+            own_paths,
+            self.inputs,
+            self.min_input_chars,
         )
 
     async def _decide(self, turn: Turn) -> list[_Move] | Skip:

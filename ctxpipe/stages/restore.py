@@ -126,7 +126,11 @@ async def restore_files(
         files = await to_thread.run_sync(LocalFiles, work_dir or ".")
     root = files.root if isinstance(files, LocalFiles) else work_dir or ""
     working_files = files_in_work(
-        messages, tools=tools, shell=shell, writing_tools=writing_tools, work_dir=os.fspath(root)
+        messages,
+        tools=tools,
+        shell=shell,
+        writing_tools=writing_tools,
+        work_dir=os.fspath(root),
     )
     search = _Search(
         files,
@@ -194,7 +198,11 @@ class Restore:
         reader = self.files or LocalFiles(self.work_dir or "", deny=self.deny)
         object.__setattr__(self, "reader", reader)
 
-    async def read_again(self, messages: Sequence[Message], counter: TokenCounter) -> RestoredFiles:
+    async def read_again(
+        self,
+        messages: Sequence[Message],
+        counter: TokenCounter,
+    ) -> RestoredFiles:
         """The files that calls in *messages* used last, as they are now, the most recent first."""
         root = os.fspath(self.reader.root) if isinstance(self.reader, LocalFiles) else ""
         working_files = await in_thread(self._working_set, messages, root)
@@ -214,7 +222,11 @@ class Restore:
             logger.debug("%s", warning)  # it names a path; the report has it
         return restored
 
-    def _working_set(self, messages: Sequence[Message], root: str) -> list[FileInWork]:
+    def _working_set(
+        self,
+        messages: Sequence[Message],
+        root: str,
+    ) -> list[FileInWork]:
         return working_set(
             messages,
             tools=self.reading_tools,
@@ -297,7 +309,12 @@ class _Search:
         warnings = reading.warnings
         budget = self.max_tokens_total
         for (file, now), tokens in zip(reading.found, counts, strict=True):
-            restored = RestoredFile(file.path, now.text, tokens, was_changed(file, now.text))
+            restored = RestoredFile(
+                file.path,
+                now.text,
+                tokens,
+                was_changed(file, now.text),
+            )
             if tokens > self.max_tokens_per_file:
                 limit = self.max_tokens_per_file
                 warnings.append(
@@ -311,7 +328,12 @@ class _Search:
                 fit.append(restored)
             # Below 0 from the first file that is too much: what comes after it stays out (A-40).
             budget -= tokens
-        return RestoredFiles(tuple(fit), tuple(unfit), tuple(warnings), tuple(reading.deleted))
+        return RestoredFiles(
+            tuple(fit),
+            tuple(unfit),
+            tuple(warnings),
+            tuple(reading.deleted),
+        )
 
     async def _read(self, working_files: Sequence[FileInWork]) -> _Reading:
         """The texts of the files that take the first places.

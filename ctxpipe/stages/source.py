@@ -29,7 +29,11 @@ NAMED = 3
 """How many earlier archives are named where the raw history is at hand."""
 
 
-async def source_of(turn: Turn, archive: Archive | None, shown: Callable[[str], str]) -> Source:
+async def source_of(
+    turn: Turn,
+    archive: Archive | None,
+    shown: Callable[[str], str],
+) -> Source:
     """The raw messages behind the context of *turn*, and the archives of its compactions.
 
     The archives are named by the paths that the model sees. In a session the messages are the
@@ -43,9 +47,21 @@ async def source_of(turn: Turn, archive: Archive | None, shown: Callable[[str], 
         _, history = partition(turn.history)
         # Otherwise it is a context that a caller has kept, and given to a session as its history.
         if not placed(history):
-            _, archives = await _expand(rest, turn.session_id, archive, shown, NAMED)
+            _, archives = await _expand(
+                rest,
+                turn.session_id,
+                archive,
+                shown,
+                NAMED,
+            )
             return Source(history, archives, is_raw=True, redact=redact)
-    messages, archives = await _expand(rest, turn.session_id, archive, shown, MOST_ARCHIVES)
+    messages, archives = await _expand(
+        rest,
+        turn.session_id,
+        archive,
+        shown,
+        MOST_ARCHIVES,
+    )
     return Source(messages, archives, redact=redact)
 
 
@@ -70,7 +86,14 @@ async def _expand(
         name, found = await _first_verified(candidates, session_id, archive)
         if found is None or name in names:
             break
-        later.append(await in_thread(after_summary, messages, found.messages, redact))
+        later.append(
+            await in_thread(
+                after_summary,
+                messages,
+                found.messages,
+                redact,
+            )
+        )
         names.append(name)
         messages = found.messages
         candidates = found.before
@@ -81,7 +104,9 @@ async def _expand(
 
 
 async def _first_verified(
-    candidates: Sequence[tuple[str, str]], session_id: str, archive: Archive | None
+    candidates: Sequence[tuple[str, str]],
+    session_id: str,
+    archive: Archive | None,
 ) -> tuple[str, Archived | None]:
     """The first of the archives *candidates*, by path and digest, that is verified.
 

@@ -188,7 +188,15 @@ class SmartTruncate:
         sizes = _Sizes(messages, await turn.prefix_sums(), turn.counter)
         raw_limit = _raw_limit(turn, limit)
         result = await _shorten(
-            self, _Input(messages, sizes, turn.overhead, raw_limit, turn.protected, strict=True)
+            self,
+            _Input(
+                messages,
+                sizes,
+                turn.overhead,
+                raw_limit,
+                turn.protected,
+                strict=True,
+            ),
         )
         if result.messages is messages:
             return Skip(f"nothing of the middle can go: {result.detail.holds}", result.detail)
@@ -257,9 +265,22 @@ async def _shorten(settings: SmartTruncate, given: _Input) -> Truncation:
     tokens = await sizes.of(parts)
     before = given.overhead + sizes.sums[len(messages)]
     after = given.overhead + sum(tokens)
-    detail = Truncated(before, after, filtered.calls, len(folds), deleted)
+    detail = Truncated(
+        before,
+        after,
+        filtered.calls,
+        len(folds),
+        deleted,
+    )
     if after > given.limit:
-        holds = await in_thread(truncate.held, messages, parts, tokens, ground, given.overhead)
+        holds = await in_thread(
+            truncate.held,
+            messages,
+            parts,
+            tokens,
+            ground,
+            given.overhead,
+        )
         detail = replace(detail, still_over=True, holds=holds)
     if filtered.calls or deleted:
         return Truncation(await in_thread(truncate.joined, parts), detail)
@@ -271,7 +292,12 @@ def _survey(
 ) -> tuple[truncate.Ground, list[FileView], list[FileView]]:
     """Where something may go, all views of files, and those of them that may be folded."""
     messages = given.messages
-    middle = truncate.middle(messages, given.sizes.sums, settings.middle_start, settings.middle_end)
+    middle = truncate.middle(
+        messages,
+        given.sizes.sums,
+        settings.middle_start,
+        settings.middle_end,
+    )
     stays = {index for index, message in enumerate(messages) if has_compaction(message)}
     if settings.pin:
         stays |= pinned(messages, settings.pin)
@@ -317,7 +343,12 @@ async def _fold_views(
         texts += [view.text, text]
     tokens = await counter.texts(texts)
     folds: dict[tuple[int, int], str] = {}
-    for (view, text), old, new in zip(pairs, tokens[::2], tokens[1::2], strict=True):
+    for (view, text), old, new in zip(
+        pairs,
+        tokens[::2],
+        tokens[1::2],
+        strict=True,
+    ):
         if new < old:
             folds[view.place] = text
     return folds
