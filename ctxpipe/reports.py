@@ -168,9 +168,13 @@ class StageReport:
 
     def __str__(self) -> str:
         took = f" ({self.seconds * 1000:.1f} ms)"
-        name = f"{one_line(self.stage, 40)} [{one_line(self.session_id, 40)}] {self.outcome}"
-        facts = [fact for fact in (str(self.reason), *self._changes()) if fact]
-        text = f"{name}: {'; '.join(facts)}" if facts else name
+        stage, session = one_line(self.stage, 40), one_line(self.session_id, 40)
+        name = f"{stage} [{session}] {self.outcome}"
+        text = name
+        facts = [str(self.reason), *self._changes()]
+        facts = [fact for fact in facts if fact]
+        if facts:
+            text = f"{name}: {'; '.join(facts)}"
         return one_line(text, MAX_LINE - len(took)) + took
 
     def _changes(self) -> Iterator[str]:

@@ -146,7 +146,8 @@ class Record:
         if not isinstance(untyped, list):
             ensure_messages(untyped)  # raises
         # Agents add results to the last message in place.
-        same = max(0, min(common_prefix(self.given, messages), len(self.given) - 1))
+        common = common_prefix(self.given, messages)
+        same = max(0, min(common, len(self.given) - 1))
         ensure_messages(messages, same)
         plain = parse_from(messages, same)
         was_plain = all(map(is_, self.context[:same], self.given))
@@ -206,11 +207,7 @@ class Runner:
         """An empty memory for one conversation."""
         return Record(Ledger(self.counter))
 
-    def budget_for(
-        self,
-        record: Record,
-        options: Mapping[str, object],
-    ) -> Budget:
+    def budget_for(self, record: Record, options: Mapping[str, object]) -> Budget:
         """The budget of a request with *options*.
 
         It is lower where the model has named a smaller window.
@@ -237,23 +234,9 @@ class Runner:
         """
         tracer = _tracer()
         if tracer is None:
-            return await self._shape(
-                step,
-                session_id,
-                record,
-                request,
-                stages,
-                None,
-            )
+            return await self._shape(step, session_id, record, request, stages, None)
         with _span(tracer, "run", session_id) as span:
-            result = await self._shape(
-                step,
-                session_id,
-                record,
-                request,
-                stages,
-                tracer,
-            )
+            result = await self._shape(step, session_id, record, request, stages, tracer)
             _set_token_attributes(span, result)
             span.set_attribute("ctxpipe.messages", len(result.messages))
             span.set_attribute("ctxpipe.repaired", len(result.repaired))
@@ -274,61 +257,39 @@ class Runner:
         is_bulk = step.is_bulk
         if is_bulk is None or step.same < step.kept:
             is_bulk = is_bulky(step.context, start)
-        messages, problems = await in_thread_if(
-            is_bulk,
-            self._repair,
-            step,
-            record,
-            request,
-        )
+        messages, problems = await in_thread_if(is_bulk, self._repair, step, record, request)
         repaired = step.forget_changes()  # the model has seen it repaired, or not at all
         weighed = start, is_bulk
-        turn = await self._make_turn(
-            messages,
-            session_id,
-            record,
-            request,
-            step.raw,
-            weighed,
-        )
+        turn = await self._make_turn(messages, session_id, record, request, step.raw, weighed)
         before = await self._count_tokens(turn)
         if not stages:
             stages = dict(enumerate(self.stages))
-        turn, reports, after = await self._run_stages(
-            turn,
-            before,
-            step,
-            record,
-            stages,
-            tracer,
-        )
+        turn, reports, after = await self._run_stages(turn, before, step, record, stages, tracer)
         is_bulk = is_bulk or (step.changed is not None and is_bulky(turn.messages))
         messages = _as_list(turn.messages)
         options, context = await in_thread_if(
-            is_bulk,
-            self._finish,
-            messages,
-            step,
-            record,
-            request,
-            bool(problems),
+            is_bulk, self._finish, messages, step, record, request, bool(problems)
         )
         if context is not turn.messages:
             after = await self._count_tokens(replace(turn, messages=context))
         step.changed = _first_place(repaired, step.changed)
+        first, end = _range_of_changes(step.changed, step, context)
         return Result(
             _messages_to_send(step, context),
             tuple(reports),
             problems,
             options,
-            first_changed_index=step.changed[0] if step.changed else None,
-            changed_end=len(context) - step.tail if step.changed else None,
+            first_changed_index=first,
+            changed_end=end,
             tokens_before=before,
             tokens_after=after,
         )
 
     def _repair(
-        self, step: Step, record: Record, request: Request
+        self,
+        step: Step,
+        record: Record,
+        request: Request,
     ) -> tuple[list[Message], tuple[Problem, ...]]:
         """The context of *step* repaired, and what was broken.
 
@@ -354,8 +315,10 @@ class Runner:
             if problem.rule == "value":
                 raise InvalidHistory(str(problem))  # it cannot be repaired
         # Lone surrogates stay for now: the stages store them as they are.
-        repaired = repair(context, encoding=False, beside=beside) if problems else context
-        _note_edits(step, record, context, repaired)
+        repaired = context
+        if problems:
+            repaired = repair(context, encoding=False, beside=beside)
+            _note_edits(step, record, context, repaired)
         return repaired, tuple(dict.fromkeys(problems))
 
     async def _run_stages(
@@ -443,7 +406,10 @@ class Runner:
         return drop_block(request.options), context
 
     def _strip_stale_thinking(
-        self, context: list[Message], step: Step, record: Record
+        self,
+        context: list[Message],
+        step: Step,
+        record: Record,
     ) -> list[Message]:
         if strip(context, step.stale) is context:
             return context
@@ -455,7 +421,11 @@ class Runner:
         return stripped
 
     async def _trace_stage(
-        self, tracer: Tracer, stage: Stage, turn: Turn, tokens: int
+        self,
+        tracer: Tracer,
+        stage: Stage,
+        turn: Turn,
+        tokens: int,
     ) -> tuple[Change | None, StageReport]:
         with _span(tracer, stage_name(stage), turn.session_id) as span:
             change, report = await self._run_stage(stage, turn, tokens)
@@ -466,7 +436,10 @@ class Runner:
             return change, report
 
     async def _run_stage(
-        self, stage: Stage, turn: Turn, tokens: int
+        self,
+        stage: Stage,
+        turn: Turn,
+        tokens: int,
     ) -> tuple[Change | None, StageReport]:
         """Ask one stage about a turn of *tokens*, and report on it.
 
@@ -476,14 +449,9 @@ class Runner:
         change: Change | None = None
         try:
             proposal = await _ask(stage, turn)
-            change, report = await self._judge(
-                stage,
-                turn,
-                tokens,
-                proposal,
-                started,
-            )
-        except Exception as error:  # noqa: BLE001  the turn goes on without this stage; cancellation is no Exception
+            change, report = await self._judge(stage, turn, tokens, proposal, started)
+        # The turn goes on without this stage; cancellation is no Exception.
+        except Exception as error:  # noqa: BLE001
             report = _failure_report(stage, turn, tokens, error, started)
         self._emit(report)
         if report.error is not None and self.on_error == "raise":
@@ -505,20 +473,19 @@ class Runner:
             raise SettingsError(
                 f"a stage answers with a Change, a Skip or None, not with {type(proposal).__name__}"
             )
-        reason, detail = (proposal.reason, proposal.detail) if proposal else ("", None)
+        if proposal is None:
+            proposal = Skip("")
         seconds = perf_counter() - started
         return None, _report(
-            stage,
-            turn,
-            tokens,
-            Outcome.SKIPPED,
-            seconds,
-            reason,
-            detail,
+            stage, turn, tokens, Outcome.SKIPPED, seconds, proposal.reason, proposal.detail
         )
 
     async def _judge_change(
-        self, stage: Stage, turn: Turn, tokens: int, proposal: Change
+        self,
+        stage: Stage,
+        turn: Turn,
+        tokens: int,
+        proposal: Change,
     ) -> tuple[Change | None, StageReport]:
         report = _report(
             stage,
@@ -580,7 +547,9 @@ class Runner:
         try:
             self.on_report(report)
         except Exception as error:
-            logger.error("on_report failed, and the turn goes on: %s", safe_text(error))  # noqa: TRY400  its text may quote anything
+            reason = safe_text(error)
+            # No traceback: its text may quote anything.
+            logger.error("on_report failed, and the turn goes on: %s", reason)  # noqa: TRY400
             logger.debug("on_report failed with", exc_info=error)
 
     def _log(self, report: StageReport) -> None:
@@ -596,30 +565,14 @@ class Runner:
         if report.error is not None:
             logger.debug("%s failed with", report.stage, exc_info=report.error)
         elif writing is not None and (writing.files or writing.failed):
-            logger.debug(
-                "%s wrote %s; failed: %s",
-                report.stage,
-                writing.files,
-                writing.failed,
-            )
+            logger.debug("%s wrote %s; failed: %s", report.stage, writing.files, writing.failed)
 
-    async def plan(
-        self,
-        messages: list[Message],
-        session_id: str,
-        request: Request,
-    ) -> Result:
+    async def plan(self, messages: list[Message], session_id: str, request: Request) -> Result:
         """What `run` would do, with no write and no model call."""
         record = self.new_record()
         step = await in_thread_if(is_long(messages), record.begin, messages)
         is_bulk = is_bulky(messages)
-        valid, problems = await in_thread_if(
-            is_bulk,
-            self._repair,
-            step,
-            record,
-            request,
-        )
+        valid, problems = await in_thread_if(is_bulk, self._repair, step, record, request)
         repaired = step.forget_changes()
         turn = await self._make_turn(valid, session_id, record, request)
         before = tokens = await self._count_tokens(turn)
@@ -633,57 +586,44 @@ class Runner:
                 step.edit(turn.messages, change.messages)
                 turn = replace(turn, messages=change.messages)
         shaped = _as_list(turn.messages)
-        options, context = self._finish(
-            shaped,
-            step,
-            record,
-            request,
-            bool(problems),
-        )
+        options, context = self._finish(shaped, step, record, request, bool(problems))
         if context is not turn.messages:
             tokens = await self._count_tokens(replace(turn, messages=context, tracked=False))
-        first = _first_place(repaired, step.changed)
+        place = _first_place(repaired, step.changed)
+        first, end = _range_of_changes(place, step, context)
         return Result(
             _messages_to_send(step, context),
             tuple(reports),
             problems,
             options,
-            first_changed_index=first[0] if first else None,
-            changed_end=len(context) - step.tail if first else None,
+            first_changed_index=first,
+            changed_end=end,
             tokens_before=before,
             tokens_after=tokens,
         )
 
     async def _plan_stage(
-        self, stage: Stage, turn: Turn, tokens: int
+        self,
+        stage: Stage,
+        turn: Turn,
+        tokens: int,
     ) -> tuple[Change | None, StageReport]:
         started = perf_counter()
         change: Change | None = None
         try:
             plan = await _ask_for_plan(stage, turn)
             if isinstance(plan, Intent):
-                report = _report(
-                    stage,
-                    turn,
-                    tokens,
-                    Outcome.PLANNED,
-                    0.0,
-                    plan.reason,
-                )
+                report = _report(stage, turn, tokens, Outcome.PLANNED, 0.0, plan.reason)
             else:
-                change, report = await self._judge(
-                    stage,
-                    turn,
-                    tokens,
-                    plan,
-                    started,
-                )
+                change, report = await self._judge(stage, turn, tokens, plan, started)
         except Exception as error:
             if self.on_error == "raise":
                 raise
             report = _failure_report(stage, turn, tokens, error, started)
-        outcome = report.outcome if change is None else Outcome.PLANNED
-        return change, replace(report, outcome=outcome, seconds=perf_counter() - started)
+        report = replace(report, seconds=perf_counter() - started)
+        if change is None:
+            return None, report
+        return change, replace(report, outcome=Outcome.PLANNED)
 
     async def _make_turn(
         self,
@@ -694,6 +634,9 @@ class Runner:
         raw: Sequence[Message] | None = None,
         weighed: tuple[int, bool] | None = None,
     ) -> Turn:
+        protected = 0
+        if self.thinking == "protect":
+            protected = _index_after_thinking(messages)
         return Turn(
             messages,
             session_id,
@@ -702,7 +645,7 @@ class Runner:
             record.ledger,
             await self._overhead(record, request.system, request.tools),
             tracked=True,
-            protected=_index_after_thinking(messages) if self.thinking == "protect" else 0,
+            protected=protected,
             cold=request.cold,
             client=request.client,
             history=raw,
@@ -710,7 +653,10 @@ class Runner:
         )
 
     async def _overhead(
-        self, record: Record, system: object, tools: Iterable[object] | None
+        self,
+        record: Record,
+        system: object,
+        tools: Iterable[object] | None,
     ) -> int:
         """Raw tokens of the system prompt and the tools.
 
@@ -770,11 +716,7 @@ def is_long(messages: object, known: int = 0) -> bool:
     return len(messages) > _MANY_COMPARED or is_bulky(messages, max(0, known - 1))
 
 
-def _new_problem(
-    turn: Turn,
-    change: Change,
-    first: int,
-) -> Problem | None:
+def _new_problem(turn: Turn, change: Change, first: int) -> Problem | None:
     """The first rule of the API that *change*, whose first new message is *first*, would break."""
     start = max(0, first - 1)
     # What could not be encoded before is stored as it is; the end of the run repairs it.
@@ -796,12 +738,24 @@ def _first_difference(before: Sequence[Message], after: Sequence[Message]) -> in
 
 
 def _first_place(
-    repaired: tuple[int, int] | None, changed: tuple[int, int] | None
+    repaired: tuple[int, int] | None,
+    changed: tuple[int, int] | None,
 ) -> tuple[int, int] | None:
     """The first place that repair or a stage has changed, None when neither has."""
     if repaired is None or changed is None:
         return repaired or changed
     return min(repaired, changed)
+
+
+def _range_of_changes(
+    first_place: tuple[int, int] | None,
+    step: Step,
+    context: list[Message],
+) -> tuple[int | None, int | None]:
+    """The messages of *context* that have changed, half-open; (None, None) when none has."""
+    if first_place is None:
+        return None, None
+    return first_place[0], len(context) - step.tail
 
 
 def _as_list(messages: Sequence[Message]) -> list[Message]:
@@ -857,9 +811,13 @@ async def _tokens_saved(turn: Turn, change: Change, first: int) -> int:
     old, new = turn.messages, change.messages
     if len(old) != len(new):
         return sums[-1] - sums[first] - await turn.counter.count(new[first:])
-    places = [place for place in range(first, len(new)) if new[place] is not old[place]]
-    before = sum(sums[place + 1] - sums[place] for place in places)
-    return before - await turn.counter.count([new[place] for place in places])
+    before = 0
+    changed: list[Message] = []
+    for index in range(first, len(new)):
+        if new[index] is not old[index]:
+            before += sums[index + 1] - sums[index]
+            changed.append(new[index])
+    return before - await turn.counter.count(changed)
 
 
 async def _cost(
@@ -935,17 +893,14 @@ def _report(
 
 
 def _failure_report(
-    stage: Stage, turn: Turn, tokens: int, error: Exception, started: float
+    stage: Stage,
+    turn: Turn,
+    tokens: int,
+    error: Exception,
+    started: float,
 ) -> StageReport:
     seconds = perf_counter() - started
-    report = _report(
-        stage,
-        turn,
-        tokens,
-        Outcome.FAILED,
-        seconds,
-        safe_text(error),
-    )
+    report = _report(stage, turn, tokens, Outcome.FAILED, seconds, safe_text(error))
     return replace(report, error=error)
 
 
@@ -975,11 +930,7 @@ def _tracer() -> Tracer | None:
     return trace.get_tracer("ctxpipe")
 
 
-def _span(
-    tracer: Tracer,
-    name: str,
-    session_id: str,
-) -> AbstractContextManager[Span]:
+def _span(tracer: Tracer, name: str, session_id: str) -> AbstractContextManager[Span]:
     # The text of an error may quote the conversation: the caller gets it with the error, a trace
     # must not.
     return tracer.start_as_current_span(

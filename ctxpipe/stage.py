@@ -92,22 +92,23 @@ class Turn:
 
     async def raw_tokens(self) -> int:
         """Exact tiktoken tokens of the messages, the system prompt and the tools."""
-        return await self.ledger.total(self.messages, known=self._known) + self.overhead
+        tokens = await self.ledger.total(self.messages, known=self._ledger_length)
+        return tokens + self.overhead
 
     async def tokens(self) -> int:
         """What the API will bill for this context, as far as is known: the calibrated estimate."""
-        raw = await self.ledger.total(self.messages, known=self._known) + self.overhead
-        return self.ledger.estimate(raw, self.messages)
+        raw = await self.ledger.total(self.messages, known=self._ledger_length)
+        return self.ledger.estimate(raw + self.overhead, self.messages)
 
     async def prefix_sums(self) -> Sequence[int]:
         """Raw tokens of the first 0, 1, 2 … messages, without the overhead.
 
         Read it before the next turn.
         """
-        return await self.ledger.prefix_sums(self.messages, known=self._known)
+        return await self.ledger.prefix_sums(self.messages, known=self._ledger_length)
 
     @property
-    def _known(self) -> int | None:
+    def _ledger_length(self) -> int | None:
         return self.ledger.counted if self.tracked else None
 
     def recall(self, kind: Callable[[], T]) -> T:

@@ -123,12 +123,14 @@ def _parse(text: str, path: str | os.PathLike[str]) -> Archived:
             record = record.get("messages")
         messages: list[Message] = record
         ensure_messages(messages)
-        before = [(str(name), str(digest)) for name, digest in names]
+        before: list[tuple[str, str]] = []
+        for name, digest in names:
+            before.append((str(name), str(digest)))
     except (TypeError, ValueError, RecursionError) as error:  # InvalidHistory is a ValueError
         reason = textwrap.shorten(str(error), 200)
         raise InvalidHistory(f"{path} is no archive of messages: {reason}") from error
-    if not before:
-        before = named_archives(text_of(messages[0]) if messages else "")
+    if messages and not before:
+        before = named_archives(text_of(messages[0]))
     return Archived(messages, before)
 
 
@@ -162,7 +164,10 @@ async def archive_digest(archive: Archive, path: str) -> str | None:
 
 
 async def verified_archive(
-    archive: Archive | None, session_id: str, path: object, digest: object
+    archive: Archive | None,
+    session_id: str,
+    path: object,
+    digest: object,
 ) -> Archived | None:
     """The archive that a context names by *path* and *digest*; None unless it is the session's own.
 
@@ -177,9 +182,10 @@ async def verified_archive(
     wanted = last_part(path)
     try:
         records = await archive.records(session_id)
-        record = next((record for record in records if PurePath(record).name == wanted), None)
-        if record is None:
+        found = [record for record in records if PurePath(record).name == wanted]
+        if not found:
             return None
+        record = found[0]
         page = await archive.read(record, 0, MAX_CHARACTERS)
         if page.next_offset is not None:
             return None
@@ -194,11 +200,7 @@ def last_part(path: str) -> str:
     return path.replace("\\", "/").rsplit("/", 1)[-1]
 
 
-def _verify(
-    text: str,
-    digest: str,
-    path: str,
-) -> Archived | None:
+def _verify(text: str, digest: str, path: str) -> Archived | None:
     if _digest(text) != digest:
         return None
     return _parse(text, path)
@@ -206,6 +208,8 @@ def _verify(
 
 def _digest(text: str) -> str:
     """A digest in short groups: who redacts long runs of hex leaves it alone."""
-    hexadecimal = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    content = text.encode("utf-8", "surrogatepass")
+    hexadecimal = hashlib.sha256(content).hexdigest()
     starts = range(0, 4 * _GROUP, _GROUP)
-    return "-".join(hexadecimal[start : start + _GROUP] for start in starts)
+    groups = [hexadecimal[start : start + _GROUP] for start in starts]
+    return "-".join(groups)

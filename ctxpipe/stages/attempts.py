@@ -82,12 +82,7 @@ class Attempts:
         """
         self._pause(until, f"compaction cannot bring the context below {tokens} tokens", tokens)
 
-    def _pause(
-        self,
-        until: float,
-        why: str,
-        tokens: int | None = None,
-    ) -> None:
+    def _pause(self, until: float, why: str, tokens: int | None = None) -> None:
         self.closed_until = until
         self.why = why
         self.closed_at_tokens = tokens

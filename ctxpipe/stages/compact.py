@@ -200,7 +200,8 @@ async def compact_messages(
         path = await _save(archive, session_id, rest, required=require_archive)
         summary = await summarised(summarize, rest, retry)
     except (SummaryFailed, StorageError) as error:
-        logger.error("the history is not compacted: %s", safe_text(error))  # noqa: TRY400  a traceback may quote anything
+        # No traceback: it may quote anything.
+        logger.error("the history is not compacted: %s", safe_text(error))  # noqa: TRY400
         return CompactResult(messages, original_messages_path=path, reason=str(error))
     restored = await restore_files(
         messages,
@@ -211,9 +212,12 @@ async def compact_messages(
         files=files,
         counter=counter,
     )
-    folded = await fold_texts(restored.unfit, counter) if fold_unrestored else {}
-    text = safe_summary(summary.text) + compact.reminder(compact.extract_commands(rest))
-    text += "".join(f"\n\n{names}" for names in folded.values())
+    folded: dict[str, str] = {}
+    if fold_unrestored:
+        folded = await fold_texts(restored.unfit, counter)
+    commands = compact.extract_commands(rest)
+    parts = [safe_summary(summary.text) + compact.reminder(commands), *folded.values()]
+    text = "\n\n".join(parts)
     return await _largest_smaller_result(
         _Original(messages, head, rest, path), text, restored, counter
     )
@@ -228,7 +232,10 @@ class _Original:
 
 
 async def _largest_smaller_result(
-    original: _Original, text: str, restored: RestoredFiles, counter: TokenCounter
+    original: _Original,
+    text: str,
+    restored: RestoredFiles,
+    counter: TokenCounter,
 ) -> CompactResult:
     """The result with as many of the restored files as leave it smaller than the original.
 
@@ -237,7 +244,8 @@ async def _largest_smaller_result(
     before = await counter.count(original.messages)
     for number in range(len(restored.files), -1, -1):
         files = restored.files[:number]
-        messages = compact.assemble(original.head, text, [file.message for file in files])
+        file_messages = [file.message for file in files]
+        messages = compact.assemble(original.head, text, file_messages)
         after = await counter.count(messages)
         if after < before:
             stats = CompactStats(
@@ -267,7 +275,8 @@ async def _save(
     except StorageError as error:
         if required:
             raise
-        logger.error("the raw messages are not archived: %s", safe_text(error))  # noqa: TRY400  a traceback may quote anything
+        # No traceback: it may quote anything.
+        logger.error("the raw messages are not archived: %s", safe_text(error))  # noqa: TRY400
         return None
 
 
@@ -472,20 +481,8 @@ class Compact:
         )
         drafts = await in_thread(make_drafts)
         fold = self._fold_for(turn)
-        draft, layout = await choose_layout(
-            turn,
-            drafts,
-            restored,
-            self.evidence_tokens,
-            fold,
-        )
-        layout, not_listed = await list_paths(
-            turn,
-            draft,
-            layout,
-            self.archive,
-            shown,
-        )
+        draft, layout = await choose_layout(turn, drafts, restored, self.evidence_tokens, fold)
+        layout, not_listed = await list_paths(turn, draft, layout, self.archive, shown)
         warnings = [*draft.cuts, *restored.warnings]
         warnings += [warning for warning in (no_model, not_listed) if warning]
         detail = Compacted(
@@ -505,11 +502,7 @@ class Compact:
         )
         return await self._judge(turn, attempts, draft, layout, detail)
 
-    async def _archive(
-        self,
-        session_id: str,
-        rest: Sequence[Message],
-    ) -> str | None:
+    async def _archive(self, session_id: str, rest: Sequence[Message]) -> str | None:
         if self.archive is None:
             return None
         record = archive_record(rest)
@@ -520,11 +513,7 @@ class Compact:
             required=self.require_archive,
         )
 
-    async def _restore(
-        self,
-        messages: Sequence[Message],
-        counter: TokenCounter,
-    ) -> RestoredFiles:
+    async def _restore(self, messages: Sequence[Message], counter: TokenCounter) -> RestoredFiles:
         if self.restore is None:
             return RestoredFiles(warnings=("no files are restored: Compact has no restore=",))
         return await self.restore.read_again(messages, counter)
@@ -569,7 +558,8 @@ class Compact:
 
 
 def _notes(restored: RestoredFiles) -> list[str]:
-    changed = [file.path for file in (*restored.files, *restored.unfit) if file.changed]
+    files = (*restored.files, *restored.unfit)
+    changed = [file.path for file in files if file.changed]
     notes = [f"{path} is not as it was shown before" for path in changed]
     notes += [f"{path} was deleted since it was shown" for path in restored.deleted]
     return notes

@@ -93,12 +93,7 @@ class Folder:
             counter=COUNTING.optional,
         )
 
-    async def fold(
-        self,
-        files: Files,
-        /,
-        count: Counting | None = None,
-    ) -> list[str | None]:
+    async def fold(self, files: Files, /, count: Counting | None = None) -> list[str | None]:
         """The folded text of each file, a pair of path and text.
 
         None where that would be no shorter, or cannot be. The budget of tokens is for all of them
@@ -108,7 +103,8 @@ class Folder:
         outlines, whole = await in_thread(self._outlines, files, definitions)
         if self.max_tokens is None or not whole.content:
             return list(whole.folded)
-        (tokens,) = await as_counter(count or self.counter).texts([whole.content])
+        counter = as_counter(count or self.counter)
+        (tokens,) = await counter.texts([whole.content])
         fold_to_budget = partial(
             fold.fold_outlines,
             outlines,
@@ -119,7 +115,9 @@ class Folder:
         return list(within_budget.folded)
 
     def _outlines(
-        self, files: Files, found: Sequence[Definitions]
+        self,
+        files: Files,
+        found: Sequence[Definitions],
     ) -> tuple[list[tuple[str, Outline]], Folded]:
         """The outline of each file, and all of them folded.
 
@@ -138,15 +136,20 @@ class Folder:
     async def _definitions(self, files: Files) -> list[Definitions]:
         memo = _memo()
         keys = await in_thread(_keys, files)
-        known = {key: memo.get(key) for key in keys if key is not None}
-        pairs = zip(keys, files, strict=True)
-        new = {key: file for key, file in pairs if key is not None and known[key] is None}
-        found = await _parse(list(new.values())) if new else []
+        known: dict[Key | None, Definitions | None] = {}
+        for key in keys:
+            if key is not None:
+                known[key] = memo.get(key)
+        files_by_key = dict(zip(keys, files, strict=True))
+        new = [key for key in known if key is not None and known[key] is None]
+        found: list[Definitions] = []
+        if new:
+            found = await _parse([files_by_key[key] for key in new])
         # A worker that fails leaves the last ones for another time.
         for key, definitions in zip(new, found, strict=False):
             known[key] = definitions
             memo.put(key, definitions, _DEFINITION_BYTES * (1 + len(definitions)))
-        return [(known[key] or ()) if key is not None else () for key in keys]
+        return [known.get(key) or () for key in keys]
 
 
 @cache
@@ -163,7 +166,10 @@ def _keys(files: Files) -> list[Key | None]:
     keys: list[Key | None] = []
     for path, text in files:
         language = language_of(path)
-        keys.append((language.name, _digest(text)) if language else None)
+        if language is None:
+            keys.append(None)
+        else:
+            keys.append((language.name, _digest(text)))
     return keys
 
 

@@ -115,13 +115,7 @@ class RentOrBuyGate:
         if not turn.cold and holdings.calls < self.min_calls:
             return f"only {holdings.calls} calls so far, fewer than {self.min_calls}"
         cached = 0 if turn.cold else sums[holdings.sent]
-        stock = holdings.stock(
-            old,
-            sums,
-            cached,
-            self.free_calls,
-            self.placeholder_tokens,
-        )
+        stock = holdings.stock(old, sums, cached, self.free_calls, self.placeholder_tokens)
         if not turn.cold:
             rates = Rates(self.prices.read_ratio, self.prices.write_ratio, self.alpha)
             best = best_flush(stock, rates, self._overpayment(turn, holdings, sums))
@@ -134,7 +128,10 @@ class RentOrBuyGate:
         return old[best.start :]
 
     def _overpayment(
-        self, turn: Turn, holdings: Holdings, sums: Sequence[int]
+        self,
+        turn: Turn,
+        holdings: Holdings,
+        sums: Sequence[int],
     ) -> Callable[[int], float] | None:
         """What was overpaid above a price threshold, by the number of freed tokens.
 

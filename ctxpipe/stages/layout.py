@@ -69,14 +69,20 @@ def folder_or_default(folder: FileFolder | None, counter: TokenCounter) -> FileF
 
 
 async def fold_texts(
-    files: Sequence[RestoredFile], counter: TokenCounter, folder: FileFolder | None = None
+    files: Sequence[RestoredFile],
+    counter: TokenCounter,
+    folder: FileFolder | None = None,
 ) -> dict[str, str]:
     """What the files that exceed the budget are reduced to, by path."""
     if not files:
         return {}
     sources = [(file.path, file.text) for file in files]
     texts = await folder_or_default(folder, counter).fold(sources)
-    return {file.path: text for file, text in zip(files, texts, strict=True) if text}
+    folded: dict[str, str] = {}
+    for file, text in zip(files, texts, strict=True):
+        if text:
+            folded[file.path] = text
+    return folded
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +133,19 @@ async def _fits(turn: Turn, layout: Layout, before: int) -> bool:
     raw = await turn.counter.count(layout.messages)
     if raw >= before:
         return False
-    return turn.ledger.estimate(raw + turn.overhead, layout.messages) <= turn.budget.target
+    estimate = turn.ledger.estimate(raw + turn.overhead, layout.messages)
+    return estimate <= turn.budget.target
 
 
 async def _from_rich_to_lean(
-    restored: RestoredFiles, evidence_tokens: int, fold: Fold | None
+    restored: RestoredFiles,
+    evidence_tokens: int,
+    fold: Fold | None,
 ) -> AsyncIterator[Layout]:
     """Restored files give way first, the one read longest ago first of all, then the evidence."""
-    folded = await fold(restored.unfit) if fold else {}
+    folded: Mapping[str, str] = {}
+    if fold:
+        folded = await fold(restored.unfit)
     for number in range(len(restored.files), -1, -1):
         files = restored.files[:number]
         if fold and number == len(restored.files) - 1:
@@ -149,14 +160,10 @@ async def _from_rich_to_lean(
 async def _lay_out(turn: Turn, draft: Draft, layout: Layout) -> Layout:
     """*layout* with its messages."""
     budget = Room.of(layout.evidence_tokens)
-    block, left_out = await in_thread(
-        evidence_block,
-        draft.evidence,
-        budget,
-        turn.counter.text,
-    )
+    block, left_out = await in_thread(evidence_block, draft.evidence, budget, turn.counter.text)
     files = [file.message for file in layout.files]
-    messages = draft.messages(block, files, list(layout.folded.values()))
+    folded = list(layout.folded.values())
+    messages = draft.messages(block, files, folded)
     return replace(layout, messages=messages, left_out=left_out)
 
 
@@ -178,7 +185,8 @@ async def list_paths(
         return layout, f"{number} paths are not listed: the archive stores no texts"
     key = f"{session_folder(turn.session_id)}/{PATHS_INDEX}"
     # One path a line: a name with a line break would add one of its own choosing.
-    text = "".join(f"{path}\n" for path in layout.left_out if path.isprintable())
+    listed = [path for path in layout.left_out if path.isprintable()]
+    text = "".join(f"{path}\n" for path in listed)
     try:
         [index] = await archive.write([(key, text)])
     except StorageError as error:

@@ -9,6 +9,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -209,7 +210,8 @@ async def offload_tool_results(
     files = tuple(await writer.write(texts))
     pointers: dict[Place, str] = {}
     for result, file in zip(results, files, strict=True):
-        pointers[result.place] = BATCH.format(f"./{os.path.basename(file)}")
+        name = os.path.basename(file)
+        pointers[result.place] = BATCH.format(f"./{name}")
     return OffloadResult(
         rewrite(messages, pointers),
         len(results),
@@ -274,12 +276,7 @@ class _Pointers:
         folder = key.rsplit("/", 1)[0]
         return visible_path(self.reference, folder, location)
 
-    def replacement(
-        self,
-        key: str,
-        location: str,
-        text: str,
-    ) -> str:
+    def replacement(self, key: str, location: str, text: str) -> str:
         return placeholder(
             self.form,
             self.visible_path(key, location),
@@ -341,7 +338,7 @@ class _Move:
     pointers: _Pointers
 
     @property
-    def expected(self) -> str:
+    def likely_location(self) -> str:
         """Where the text will be, as long as the key is free."""
         return self.pointers.storage.location(self.key)
 
@@ -351,7 +348,10 @@ class _Move:
 
 
 async def _worthwhile_moves(
-    pointers: _Pointers, turn: Turn, chosen: Sequence[Candidate], selection: Selection
+    pointers: _Pointers,
+    turn: Turn,
+    chosen: Sequence[Candidate],
+    selection: Selection,
 ) -> list[_Move]:
     """The moves of *chosen* for which the placeholder is cheaper than what it replaces (R3f)."""
     if not chosen:
@@ -364,11 +364,16 @@ async def _worthwhile_moves(
 
 def _are_long(candidates: Sequence[Candidate]) -> bool:
     """Whether replacing *candidates* would hold up the event loop."""
-    return len(candidates) > 50 or sum(candidate.chars for candidate in candidates) > 200_000
+    if len(candidates) > 50:
+        return True
+    return sum(candidate.chars for candidate in candidates) > 200_000
 
 
 def _all_moves(
-    pointers: _Pointers, turn: Turn, chosen: Iterable[Candidate], selection: Selection
+    pointers: _Pointers,
+    turn: Turn,
+    chosen: Iterable[Candidate],
+    selection: Selection,
 ) -> list[_Move]:
     moves: list[_Move] = []
     for candidate in chosen:
@@ -380,17 +385,16 @@ def _all_moves(
     return moves
 
 
-def _cheaper_moves(
-    turn: Turn,
-    moves: Iterable[_Move],
-    sizes: Iterable[int],
-) -> list[_Move]:
+def _cheaper_moves(turn: Turn, moves: Iterable[_Move], sizes: Iterable[int]) -> list[_Move]:
     pairs = zip(moves, sizes, strict=True)
     return [move for move, size in pairs if turn.counter.over(move.text, size)]
 
 
 def _find_candidates(
-    messages: Sequence[Message], start: int, min_chars: int, selection: Selection
+    messages: Sequence[Message],
+    start: int,
+    min_chars: int,
+    selection: Selection,
 ) -> tuple[list[Answered], list[Candidate]]:
     """The results of *min_chars* or more with their calls, and those of them that may leave.
 
@@ -401,11 +405,7 @@ def _find_candidates(
     return pairs, [candidate for candidate in candidates if candidate]
 
 
-def _texts(
-    candidate: Candidate,
-    selection: Selection,
-    indent: int | None,
-) -> list[tuple[str, str]]:
+def _texts(candidate: Candidate, selection: Selection, indent: int | None) -> list[tuple[str, str]]:
     """The texts to store for *candidate*, each with what its file name adds to the id."""
     if isinstance(candidate.item, ToolResult):
         return [("", offload.stored_text(candidate.item.content, indent=indent))]
@@ -439,32 +439,27 @@ def _change(
     messages = rewrite(messages, inputs, key="input")
     return Change(
         messages,
-        Offloaded(
-            tuple(files),
-            chars,
-            saved,
-            len(results),
-            len(inputs),
-        ),
+        Offloaded(tuple(files), chars, saved, len(results), len(inputs)),
     )
 
 
 def _substitute(value: Any, texts: Mapping[str, str]) -> Any:
     """*value* with the same keys, where each of *texts* is replaced."""
-    return rebuilt(value, lambda item: texts.get(item, item) if isinstance(item, str) else item)
+
+    def substitute(item: Any) -> Any:
+        return texts.get(item, item) if isinstance(item, str) else item
+
+    return rebuilt(value, substitute)
 
 
-async def _move_to_files(
-    storage: TextWriter,
-    turn: Turn,
-    moves: Sequence[_Move],
-) -> Change:
+async def _move_to_files(storage: TextWriter, turn: Turn, moves: Sequence[_Move]) -> Change:
     """Write first, then replace; what cannot be written stays inline.
 
     Raises StorageError when nothing can be written.
     """
     try:
-        files = await storage.write([(move.key, move.text) for move in moves])
+        texts = [(move.key, move.text) for move in moves]
+        files = await storage.write(texts)
     except StorageError:
         if len(moves) == 1:
             raise
@@ -473,11 +468,7 @@ async def _move_to_files(
     return await in_thread_if(is_long, _point_to_files, turn, moves, files)
 
 
-async def _move_one_by_one(
-    storage: TextWriter,
-    turn: Turn,
-    moves: Sequence[_Move],
-) -> Change:
+async def _move_one_by_one(storage: TextWriter, turn: Turn, moves: Sequence[_Move]) -> Change:
     """One text that cannot be written must not keep the others in the context for ever."""
     written: list[_Move] = []
     files: list[str] = []
@@ -496,11 +487,7 @@ async def _move_one_by_one(
     return _add_failures(change, *errors)
 
 
-def _point_to_files(
-    turn: Turn,
-    moves: Sequence[_Move],
-    files: Sequence[str],
-) -> Change:
+def _point_to_files(turn: Turn, moves: Sequence[_Move], files: Sequence[str]) -> Change:
     replacements: list[str] = []
     locations: dict[str, str] = {}
     for move, file in zip(moves, files, strict=True):
@@ -512,7 +499,7 @@ def _point_to_files(
 
 def _predict_change(turn: Turn, moves: Sequence[_Move]) -> Change:
     replacements = [move.predicted for move in moves]
-    files = [move.expected for move in moves]
+    files = [move.likely_location for move in moves]
     return _change(turn, moves, replacements, files)
 
 
@@ -603,7 +590,8 @@ class DirectOffload:
         for result, call, path in too_long:
             cut = await self._shorten(turn, result, path)
             # Counted in a worker thread now: to ask later whether it saves tokens is a look-up.
-            await turn.counter.texts([offload.said(result.content), cut or ""])
+            text = offload.said(result.content)
+            await turn.counter.texts([text, cut or ""])
             if cut is not None:
                 cuts[result.place] = cut
             elif call.name not in selection.exempt_tools:
@@ -614,7 +602,9 @@ class DirectOffload:
         return moves, cuts
 
     def _long_read_backs(
-        self, pairs: Iterable[Answered], selection: Selection
+        self,
+        pairs: Iterable[Answered],
+        selection: Selection,
     ) -> list[tuple[ToolResult, ToolCall, str]]:
         """The results too long to stay that were read from our files, each with the file's path."""
         limit = self.read_back_chars
@@ -637,12 +627,7 @@ class DirectOffload:
         limit = self.read_back_chars or 0
         return Preview(head=limit * 3 // 4, tail=limit // 4)
 
-    async def _shorten(
-        self,
-        turn: Turn,
-        result: ToolResult,
-        path: str,
-    ) -> str | None:
+    async def _shorten(self, turn: Turn, result: ToolResult, path: str) -> str | None:
         """Head and tail after the pointer to the file that was read.
 
         None when the text is not in that file.
@@ -657,21 +642,11 @@ class DirectOffload:
         for location in (path, in_session):
             with suppress(StorageError):
                 page = await self.storage.read(location, 0, limit + 1)
-                if await in_thread(
-                    offload.lies_in,
-                    page.text,
-                    text,
-                    preview.head,
-                    end,
-                ):
+                if await in_thread(offload.lies_in, page.text, text, preview.head, end):
                     return placeholder(DIRECT, path, text, preview)
         return None
 
-    def _cut_only(
-        self,
-        turn: Turn,
-        cuts: Mapping[Place, str],
-    ) -> Change | Skip:
+    def _cut_only(self, turn: Turn, cuts: Mapping[Place, str]) -> Change | Skip:
         if cuts:
             return _apply_cuts(Change(list(turn.messages)), cuts)
         return Skip(f"no new result of {self.min_chars} characters or more")
@@ -757,12 +732,7 @@ class BatchOffload:
         else:
             exempt = frozenset(self.exempt_tools) - READ_BACK_TOOLS
         return offload.Selection(
-            self.min_chars,
-            self.per_tool,
-            exempt,
-            own_paths,
-            self.inputs,
-            self.min_input_chars,
+            self.min_chars, self.per_tool, exempt, own_paths, self.inputs, self.min_input_chars
         )
 
     async def _decide(self, turn: Turn) -> list[_Move] | Skip:
@@ -785,13 +755,17 @@ class BatchOffload:
         return await turn.tokens() < self.min_context_tokens
 
     async def _choose(
-        self, turn: Turn, running: offload.Running, end: int
+        self,
+        turn: Turn,
+        running: offload.Running,
+        end: int,
     ) -> Sequence[Candidate] | str:
         if turn.force:
-            candidates = running.candidates(turn.protected, end)
-            return candidates or "no old result is long enough to offload"
+            chosen = running.candidates(turn.protected, end)
+            return chosen or "no old result is long enough to offload"
         scan = running.scan(turn.protected, end)
-        return await self.gate(turn, scan, lambda: running.candidates(turn.protected, end))
+        candidates = partial(running.candidates, turn.protected, end)
+        return await self.gate(turn, scan, candidates)
 
 
 def _apply_cuts(change: Change, cuts: Mapping[Place, str]) -> Change:
@@ -839,7 +813,8 @@ def _check_tools(per_tool: Mapping[str, int | None], **tool_sets: object) -> Non
         raise SettingsError(
             f"per_tool is {excerpt(per_tool)}; give a mapping from the name of a tool to its limit"
         )
-    _check_limits(**{f"per_tool[{tool!r}]": limit for tool, limit in per_tool.items()})
+    limits = {f"per_tool[{tool!r}]": limit for tool, limit in per_tool.items()}
+    _check_limits(**limits)
     for name, tools in tool_sets.items():
         if not _are_names(tools):
             raise SettingsError(f"{name} is {excerpt(tools)}; give a set of names of tools")

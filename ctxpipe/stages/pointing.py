@@ -45,8 +45,10 @@ def visible_path(reference: str, folder: str, location: str) -> str:
         return location
     if reference == "storage":
         return f"./{folder}/{name}"
+    if reference == "relative" and os.path.isabs(location):
+        return os.path.relpath(location)
     if reference == "relative":
-        return os.path.relpath(location) if os.path.isabs(location) else location
+        return location
     return reference.format(path=location, key=f"{folder}/{name}")
 
 
@@ -57,7 +59,7 @@ def _leads_back(reference: object) -> bool:
         parts = list(string.Formatter().parse(reference))
     except ValueError:
         return False
-    fields = [(name, spec, conversion) for _, name, spec, conversion in parts if name is not None]
+    fields = [part[1:] for part in parts if part[1] is not None]
     has_text_after_field = parts and parts[-1][1] is None
     if fields not in ([("key", "", None)], [("path", "", None)]) or has_text_after_field:
         return False

@@ -124,13 +124,15 @@ async def restore_files(
     ensure_messages(list(messages))
     if files is None:
         files = await to_thread.run_sync(LocalFiles, work_dir or ".")
-    root = files.root if isinstance(files, LocalFiles) else work_dir or ""
+    root = os.fspath(work_dir or "")
+    if isinstance(files, LocalFiles):
+        root = os.fspath(files.root)
     working_files = files_in_work(
         messages,
         tools=tools,
         shell=shell,
         writing_tools=writing_tools,
-        work_dir=os.fspath(root),
+        work_dir=root,
     )
     search = _Search(
         files,
@@ -198,15 +200,13 @@ class Restore:
         reader = self.files or LocalFiles(self.work_dir or "", deny=self.deny)
         object.__setattr__(self, "reader", reader)
 
-    async def read_again(
-        self,
-        messages: Sequence[Message],
-        counter: TokenCounter,
-    ) -> RestoredFiles:
+    async def read_again(self, messages: Sequence[Message], counter: TokenCounter) -> RestoredFiles:
         """The files that calls in *messages* used last, as they are now, the most recent first."""
         root = os.fspath(self.reader.root) if isinstance(self.reader, LocalFiles) else ""
         working_files = await in_thread(self._working_set, messages, root)
-        identities = await in_thread(_identities, root, working_files) if root else {}
+        identities: dict[str, Hashable] = {}
+        if root:
+            identities = await in_thread(_identities, root, working_files)
         search = _Search(
             self.reader,
             self.max_files,
@@ -222,11 +222,7 @@ class Restore:
             logger.debug("%s", warning)  # it names a path; the report has it
         return restored
 
-    def _working_set(
-        self,
-        messages: Sequence[Message],
-        root: str,
-    ) -> list[FileInWork]:
+    def _working_set(self, messages: Sequence[Message], root: str) -> list[FileInWork]:
         return working_set(
             messages,
             tools=self.reading_tools,
@@ -328,12 +324,7 @@ class _Search:
                 fit.append(restored)
             # Below 0 from the first file that is too much: what comes after it stays out (A-40).
             budget -= tokens
-        return RestoredFiles(
-            tuple(fit),
-            tuple(unfit),
-            tuple(warnings),
-            tuple(reading.deleted),
-        )
+        return RestoredFiles(tuple(fit), tuple(unfit), tuple(warnings), tuple(reading.deleted))
 
     async def _read(self, working_files: Sequence[FileInWork]) -> _Reading:
         """The texts of the files that take the first places.

@@ -29,11 +29,7 @@ NAMED = 3
 """How many earlier archives are named where the raw history is at hand."""
 
 
-async def source_of(
-    turn: Turn,
-    archive: Archive | None,
-    shown: Callable[[str], str],
-) -> Source:
+async def source_of(turn: Turn, archive: Archive | None, shown: Callable[[str], str]) -> Source:
     """The raw messages behind the context of *turn*, and the archives of its compactions.
 
     The archives are named by the paths that the model sees. In a session the messages are the
@@ -47,21 +43,9 @@ async def source_of(
         _, history = partition(turn.history)
         # Otherwise it is a context that a caller has kept, and given to a session as its history.
         if not placed(history):
-            _, archives = await _expand(
-                rest,
-                turn.session_id,
-                archive,
-                shown,
-                NAMED,
-            )
+            _, archives = await _expand(rest, turn.session_id, archive, shown, NAMED)
             return Source(history, archives, is_raw=True, redact=redact)
-    messages, archives = await _expand(
-        rest,
-        turn.session_id,
-        archive,
-        shown,
-        MOST_ARCHIVES,
-    )
+    messages, archives = await _expand(rest, turn.session_id, archive, shown, MOST_ARCHIVES)
     return Source(messages, archives, redact=redact)
 
 
@@ -86,14 +70,7 @@ async def _expand(
         name, found = await _first_verified(candidates, session_id, archive)
         if found is None or name in names:
             break
-        later.append(
-            await in_thread(
-                after_summary,
-                messages,
-                found.messages,
-                redact,
-            )
-        )
+        later.append(await in_thread(after_summary, messages, found.messages, redact))
         names.append(name)
         messages = found.messages
         candidates = found.before
@@ -115,11 +92,12 @@ async def _first_verified(
     if archive is None:
         return "", None
     try:
-        records = {PurePath(record).name: record for record in await archive.records(session_id)}
+        records = await archive.records(session_id)
     except StorageError:
         return "", None
+    by_name = {PurePath(record).name: record for record in records}
     for path, digest in candidates:
-        record = records.get(last_part(path))
+        record = by_name.get(last_part(path))
         if record is None:
             continue
         found = await verified_archive(archive, session_id, path, digest)

@@ -99,7 +99,8 @@ async def smart_truncate(
         marker=marker,
     )
     counter = as_counter(counter)
-    sizes = _Sizes(messages, [0, *accumulate(await counter.counts(messages))], counter)
+    counts = await counter.counts(messages)
+    sizes = _Sizes(messages, [0, *accumulate(counts)], counter)
     overhead = await counter.count([], system=system, tools=tools)
     return await _shorten(settings, _Input(messages, sizes, overhead, max_tokens))
 
@@ -184,7 +185,9 @@ class SmartTruncate:
             return Skip(f"{tokens} tokens, below the trigger of {turn.budget.trigger}")
         if tokens <= limit:
             return Skip(f"{tokens} tokens are within the {limit} that truncation leaves")
-        messages = turn.messages if isinstance(turn.messages, list) else list(turn.messages)
+        messages = turn.messages
+        if not isinstance(messages, list):
+            messages = list(messages)
         sizes = _Sizes(messages, await turn.prefix_sums(), turn.counter)
         raw_limit = _raw_limit(turn, limit)
         result = await _shorten(
@@ -219,7 +222,10 @@ class _Sizes:
     """The tokens of messages: known for those of the history, counted once for others."""
 
     def __init__(
-        self, messages: Sequence[Message], sums: Sequence[int], counter: TokenCounter
+        self,
+        messages: Sequence[Message],
+        sums: Sequence[int],
+        counter: TokenCounter,
     ) -> None:
         self.sums = sums
         self.counter = counter
@@ -265,22 +271,9 @@ async def _shorten(settings: SmartTruncate, given: _Input) -> Truncation:
     tokens = await sizes.of(parts)
     before = given.overhead + sizes.sums[len(messages)]
     after = given.overhead + sum(tokens)
-    detail = Truncated(
-        before,
-        after,
-        filtered.calls,
-        len(folds),
-        deleted,
-    )
+    detail = Truncated(before, after, filtered.calls, len(folds), deleted)
     if after > given.limit:
-        holds = await in_thread(
-            truncate.held,
-            messages,
-            parts,
-            tokens,
-            ground,
-            given.overhead,
-        )
+        holds = await in_thread(truncate.held, messages, parts, tokens, ground, given.overhead)
         detail = replace(detail, still_over=True, holds=holds)
     if filtered.calls or deleted:
         return Truncation(await in_thread(truncate.joined, parts), detail)
@@ -288,16 +281,12 @@ async def _shorten(settings: SmartTruncate, given: _Input) -> Truncation:
 
 
 def _survey(
-    settings: SmartTruncate, given: _Input
+    settings: SmartTruncate,
+    given: _Input,
 ) -> tuple[truncate.Ground, list[FileView], list[FileView]]:
     """Where something may go, all views of files, and those of them that may be folded."""
     messages = given.messages
-    middle = truncate.middle(
-        messages,
-        given.sizes.sums,
-        settings.middle_start,
-        settings.middle_end,
-    )
+    middle = truncate.middle(messages, given.sizes.sums, settings.middle_start, settings.middle_end)
     stays = {index for index, message in enumerate(messages) if has_compaction(message)}
     if settings.pin:
         stays |= pinned(messages, settings.pin)
@@ -307,7 +296,9 @@ def _survey(
         messages, middle, protected=protected, strict=given.strict, pinned=stays
     )
     views = list(truncate.file_views(messages, settings.reading_tools, settings.shell))
-    end = truncate.last_turn(messages) if given.strict else len(messages)
+    end = len(messages)
+    if given.strict:
+        end = truncate.last_turn(messages)
     foldable: list[FileView] = []
     for view in views:
         index = view.place[0]
@@ -329,26 +320,27 @@ def _drop_calls(
 
 
 async def _fold_views(
-    views: Sequence[FileView], folder: FileFolder | None, counter: TokenCounter
+    views: Sequence[FileView],
+    folder: FileFolder | None,
+    counter: TokenCounter,
 ) -> dict[tuple[int, int], str]:
     """The folded text for the place of each view that it makes smaller."""
     views = [view for view in views if view.foldable]
     if not views:
         return {}
     folder = folder_or_default(folder, counter)
-    folded = await folder.fold([(view.path, view.text) for view in views])
-    pairs = [(view, text) for view, text in zip(views, folded, strict=True) if text]
+    sources = [(view.path, view.text) for view in views]
+    folded = await folder.fold(sources)
+    pairs: list[tuple[FileView, str]] = []
     texts: list[str] = []
-    for view, text in pairs:
-        texts += [view.text, text]
-    tokens = await counter.texts(texts)
+    for view, text in zip(views, folded, strict=True):
+        if text:
+            pairs.append((view, text))
+            texts += [view.text, text]
+    tokens = iter(await counter.texts(texts))
     folds: dict[tuple[int, int], str] = {}
-    for (view, text), old, new in zip(
-        pairs,
-        tokens[::2],
-        tokens[1::2],
-        strict=True,
-    ):
-        if new < old:
+    for view, text in pairs:
+        before, after = next(tokens), next(tokens)
+        if after < before:
             folds[view.place] = text
     return folds
