@@ -204,8 +204,8 @@ class Result:
     broken in the history and is repaired in *messages*. *request_options* are further arguments
     that the request needs; pass them on as keywords. From a session, *covered* says how many
     messages of the history are in it, and *notices* what a user should know about the history or
-    the journal. *first_changed_index* is the first message that differs from what was handed in,
-    None when none does; from *changed_end* on the messages are as they came.
+    the journal. *first_changed_index* is the first message that differs from the input, None
+    when none does; from *changed_end* on the messages are as they came.
     """
 
     messages: list[Message]
@@ -221,7 +221,7 @@ class Result:
 
     @property
     def changed(self) -> bool:
-        """Whether *messages* differ from what was handed in."""
+        """Whether *messages* differ from the input."""
         return self.first_changed_index is not None
 
     @property

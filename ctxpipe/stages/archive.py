@@ -98,7 +98,7 @@ async def _read(path: str | os.PathLike[str]) -> str:
 class Archived(NamedTuple):
     """What an archive holds: its *messages*, and the archives *before* it.
 
-    These are those that the beginning of the messages stands for, by name and digest.
+    The latter are named, with their digests, by the summary that the messages begin with.
     """
 
     messages: list[Message]

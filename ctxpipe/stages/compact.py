@@ -412,17 +412,8 @@ class Compact:
         if not reason:
             return None
         raw = await turn.raw_tokens() - turn.overhead
-        return Skip(
-            reason,
-            Compacted(
-                raw,
-                raw,
-                0,
-                attempts=0,
-                over_budget=is_over,
-                holds=reason,
-            ),
-        )
+        detail = Compacted(raw, raw, 0, attempts=0, over_budget=is_over, holds=reason)
+        return Skip(reason, detail)
 
     def _cooldown_end(self) -> float:
         return self.clock() + self.cooldown_seconds

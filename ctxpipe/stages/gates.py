@@ -135,7 +135,7 @@ class RentOrBuyGate:
     ) -> Callable[[int], float] | None:
         """What was overpaid above a price threshold, by the number of freed tokens.
 
-        It counts only when so many lead back below the threshold. None where there is none.
+        It is 0 for a number that does not lead back below the threshold. None where there is none.
         """
         if not self.prices.cliffs:
             return None

@@ -437,10 +437,14 @@ def _change(
         call = blocks(messages[message])[block]
         inputs[message, block] = _substitute(read(call, "input"), texts)
     messages = rewrite(messages, inputs, key="input")
-    return Change(
-        messages,
-        Offloaded(tuple(files), chars, saved, len(results), len(inputs)),
+    detail = Offloaded(
+        tuple(files),
+        chars=chars,
+        saved_chars=saved,
+        results=len(results),
+        inputs=len(inputs),
     )
+    return Change(messages, detail)
 
 
 def _substitute(value: Any, texts: Mapping[str, str]) -> Any:

@@ -26,7 +26,7 @@ MOST_ARCHIVES = 100
 What is further back is not in the evidence.
 """
 NAMED = 3
-"""How many earlier archives are named where the raw history is at hand."""
+"""How many earlier archives are named where the raw history is available."""
 
 
 async def source_of(turn: Turn, archive: Archive | None, shown: Callable[[str], str]) -> Source:

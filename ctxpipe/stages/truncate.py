@@ -189,18 +189,15 @@ class SmartTruncate:
         if not isinstance(messages, list):
             messages = list(messages)
         sizes = _Sizes(messages, await turn.prefix_sums(), turn.counter)
-        raw_limit = _raw_limit(turn, limit)
-        result = await _shorten(
-            self,
-            _Input(
-                messages,
-                sizes,
-                turn.overhead,
-                raw_limit,
-                turn.protected,
-                strict=True,
-            ),
+        given = _Input(
+            messages,
+            sizes,
+            overhead=turn.overhead,
+            limit=_raw_limit(turn, limit),
+            protected=turn.protected,
+            strict=True,
         )
+        result = await _shorten(self, given)
         if result.messages is messages:
             return Skip(f"nothing of the middle can go: {result.detail.holds}", result.detail)
         return Change(result.messages, result.detail)
