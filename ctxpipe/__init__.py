@@ -134,7 +134,8 @@ __all__ = [
 _NAMES = {
     ".edits.repair": "repair",
     ".edits.truncate": "truncate_conversation",
-    ".errors": "CtxpipeError InvalidHistory SettingsError StorageError SummaryFailed VocabularyError",
+    ".errors": "CtxpipeError InvalidHistory SettingsError StorageError SummaryFailed "
+    "VocabularyError",
     ".messages": "Message Problem ToolCall ToolResult check pending_calls split_system",
     ".pipeline": "ContextPipeline",
     ".placeholders": "Preview",

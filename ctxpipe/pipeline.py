@@ -30,33 +30,36 @@ if TYPE_CHECKING:
 __all__ = ["ContextPipeline"]
 
 _BUDGET = instance_of(Budget, "a Budget such as Budget(window=200_000)").optional
+
+
+def _is_list_of_stages(value: object) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | type)
+
+
 _STAGES = Wanted(
-    lambda value: (
-        isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | type)
-    ),
-    "a list of stages such as [DirectOffload(LocalStorage('.ctxpipe'))]",
+    _is_list_of_stages, "a list of stages such as [DirectOffload(LocalStorage('.ctxpipe'))]"
 )
 
 
 class ContextPipeline:
-    """Stages that shape an agent's context, run once per turn in the order in which they were
-    added. Source: PL-1.
+    """Stages that shape an agent's context, run once per turn in the order they were added.
 
-    *budget* says when the context is too long and what to bring it down to; *counter* counts, each distinct text once.
-    *on_report* is called with each stage's report; an error in it is logged and ends there. *veto* may refuse a
-    proposal before it counts. With ``on_error="raise"`` an error of a stage is raised instead of
-    reported. At most
-    *max_sessions* sessions are remembered, the longest unused goes first; forgetting one costs time, nothing else.
+    *budget* says when the context is too long and what to bring it down to; *counter* counts, each
+    distinct text once. *on_report* is called with each stage's report; an error in it is logged and
+    ends there. *veto* may refuse a proposal before it counts. With ``on_error="raise"`` an error of
+    a stage is raised instead of reported. At most *max_sessions* sessions are remembered, the
+    longest unused is forgotten first; forgetting one costs time, nothing else. Source: PL-1.
 
-    Newer models bind thinking to the text before it. Where a stage has rewritten that text,
-    *thinking* says what follows: with "keep" the blocks stay and ``Result.request_options`` asks
-    the API to ignore those that lost their bond; with "strip" exactly these go (never inside an
-    open tool loop); with "protect" nothing before them is rewritten.
+    Newer models bind thinking to the text before it by a signature. Where a stage has rewritten
+    that text, *thinking* says what follows: with "keep" the blocks stay and
+    ``Result.request_options`` asks the API to ignore those with a stale signature; with "strip"
+    exactly these go (never inside an open tool loop); with "protect" nothing before them is
+    rewritten.
 
     With *prices* (``prices_of("claude-opus-5")``) each report says what a change burns and saves in
     dollars.
 
-    Raises SettingsError for a setting that makes no sense.
+    Raises SettingsError for an invalid setting.
     """
 
     def __init__(
@@ -82,7 +85,7 @@ class ContextPipeline:
         PRICES.optional.check("prices", prices)
         COUNT.check("max_sessions", max_sessions)
         self._runner = Runner(
-            budget if budget is not None else Budget(),
+            Budget() if budget is None else budget,
             as_counter(counter),
             on_report,
             veto,
@@ -97,9 +100,8 @@ class ContextPipeline:
             self.use(stage)
 
     def __repr__(self) -> str:
-        return (
-            f"<ContextPipeline: {', '.join(map(stage_name, self._runner.stages)) or 'no stages'}>"
-        )
+        names = ", ".join(map(stage_name, self._runner.stages))
+        return f"<ContextPipeline: {names or 'no stages'}>"
 
     @property
     def budget(self) -> Budget:
@@ -143,19 +145,21 @@ class ContextPipeline:
     ) -> Result:
         """Shape *messages* for the next model call; go on with ``result.messages``.
 
-        *messages* is never modified. When nothing is broken and no stage has anything to do, the result holds the
-        very same list. *system* and *tools* of the request are counted into the context. With
-        *force* the stages act even below their thresholds: the model has said that the context is
-        too long. *request* are the call's own arguments where they touch thinking (thinking, betas,
-        extra_headers, extra_body), which ``request_options`` of the result must carry on.
+        *messages* is never modified. When nothing is broken and no stage has anything to do, the
+        result holds the very same list. *system* and *tools* of the request are counted into the
+        context. With *force* the stages act even below their thresholds: the model has said that
+        the context is too long. *request* are the call's own arguments where they concern thinking
+        (thinking, betas, extra_headers, extra_body), which ``request_options`` of the result must
+        carry on.
 
-        Raises InvalidHistory when *messages* has not the shape of messages, before anything is
+        Raises InvalidHistory when *messages* is not a valid message list, before anything is
         written.
         """
-        with self._claimed(session_id) as record:
-            asked = Request(system, tools, request or {}, force)
-            step = await in_thread_if(is_long(messages, len(record.given)), record.begin, messages)
-            result = await self._runner.run(step, session_id, record, asked)
+        with self._claim(session_id) as record:
+            given = Request(system, tools, request or {}, force)
+            has_many = is_long(messages, len(record.given))
+            step = await in_thread_if(has_many, record.begin, messages)
+            result = await self._runner.run(step, session_id, record, given)
             record.end(step, result.messages)
             return result
 
@@ -171,11 +175,20 @@ class ContextPipeline:
         """What `run` would do, with no write and no model call.
 
         The reports say which stage would act on what; one that cannot know its outcome beforehand
-        says so, and the stages behind it are judged on the context without it. ``result.messages``
+        says so, and the stages after it are judged on the context without it. ``result.messages``
         is the context as far as known.
         """
         SESSION_ID.check("session_id", session_id)
-        return await self._runner.plan(messages, session_id, Request(system, tools, {}, force))
+        return await self._runner.plan(
+            messages,
+            session_id,
+            Request(
+                system,
+                tools,
+                {},
+                force,
+            ),
+        )
 
     def observe(
         self,
@@ -185,15 +198,21 @@ class ContextPipeline:
         session_id: str,
         model: str | None = None,
     ) -> None:
-        """Calibrate the session's estimates with the *usage* (an SDK object or a mapping) reported
-        for *messages*.
+        """Calibrate the session's estimates with the *usage* reported for *messages*.
 
-        A whole reply will do as well. Raises SettingsError for what holds no usage.
+        *usage* is an SDK object or a mapping; a whole reply will do as well. Raises SettingsError
+        for what holds no usage.
         """
         check_usage(usage)
-        model = field(usage, "model") if model is None else model
-        with self._claimed(session_id) as record:
-            record.ledger.observe(usage, messages, overhead=record.overhead.tokens, model=model)
+        if model is None:
+            model = field(usage, "model")
+        with self._claim(session_id) as record:
+            record.ledger.observe(
+                usage,
+                messages,
+                overhead=record.overhead.tokens,
+                model=model,
+            )
 
     def session(
         self,
@@ -207,16 +226,15 @@ class ContextPipeline:
         signing_key: bytes | Sequence[bytes] | None = None,
         lease_seconds: float | None = None,
     ) -> Session:
-        """The conversation *session_id*: it remembers which context a history has become. See
-        `Session`.
+        """The conversation *session_id*, which remembers what context a history has become.
 
-        The same object each time, as long as it is one of the *max_sessions* used last. With
-        *journal* the history and all that the session knows survive the process: entries hold the
-        texts unless *history* is False, and are signed with *signing_key* (16 bytes or more; of a
-        list the first signs, all verify). With *lease_seconds* a turn waits so long for another
-        process to end its own, which saves a second summary where the journal's storage can do
-        that. With *verify* edits inside messages handed in before are noticed too. *cache_seconds*
-        is how long the provider's prompt cache keeps.
+        See `Session`. It is the same object each time, as long as it is one of the *max_sessions*
+        used last. With *journal* the history and all that the session knows survive the process:
+        entries hold the texts unless *history* is False, and are signed with *signing_key* (16
+        bytes or more; of a list the first signs, all verify). With *lease_seconds* a turn waits up
+        to that long for another process to end its own, which saves a second summary where the
+        journal's storage can do that. With *verify* edits inside messages of earlier turns are
+        noticed too. *cache_seconds* is how long the provider's prompt cache keeps.
 
         Raises SettingsError for settings of the wrong type, and when the session is in use with
         another journal, or none.
@@ -251,15 +269,20 @@ class ContextPipeline:
         return Session(self._runner, session_id, **settings)
 
     def _forget_sessions(self) -> None:
-        """Let go of the longest unused sessions above the limit, but of none with a turn running."""
+        """Forget the longest unused sessions above the limit, but none with a turn running."""
         surplus = len(self._sessions) - self._max_sessions
-        for session_id in list(self._sessions)[:-1] if surplus > 0 else ():
-            if surplus > 0 and not self._sessions[session_id].is_running:
-                del self._sessions[session_id]
-                surplus -= 1
+        if surplus <= 0:
+            return
+        for session_id in list(self._sessions)[:-1]:
+            if self._sessions[session_id].is_running:
+                continue
+            del self._sessions[session_id]
+            surplus -= 1
+            if surplus == 0:
+                return
 
     @contextmanager
-    def _claimed(self, session_id: str) -> Iterator[Record]:
+    def _claim(self, session_id: str) -> Iterator[Record]:
         """What is remembered about the session.
 
         A second run at the same time starts without memory.
@@ -281,17 +304,19 @@ class ContextPipeline:
 
 def _check_stage(stage: object) -> None:
     """Raise SettingsError unless *stage* can be one."""
-    wanted = "a stage is an async function of one argument, the turn, or an object that can be called like one"
+    rule = (
+        "a stage is an async function of one argument, the turn, "
+        "or an object that can be called like one"
+    )
     if isinstance(stage, type):
-        raise SettingsError(
-            f"a stage is the class {stage.__name__}; give an object of it: {stage.__name__}(…)"
-        )
+        name = stage.__name__
+        raise SettingsError(f"a stage is the class {name}; give an object of it: {name}(…)")
     if not callable(stage):
-        hint = (
-            "; add its stages one by one" if isinstance(stage, Iterable | ContextPipeline) else ""
-        )
-        raise SettingsError(f"{wanted}, and {excerpt(stage)} is not callable{hint}")
+        hint = ""
+        if isinstance(stage, Iterable | ContextPipeline):
+            hint = "; add its stages one by one"
+        raise SettingsError(f"{rule}, and {excerpt(stage)} is not callable{hint}")
     if not takes_one(stage):
-        raise SettingsError(f"{wanted}, and {stage_name(stage)} cannot be called with one argument")
+        raise SettingsError(f"{rule}, and {stage_name(stage)} cannot be called with one argument")
     if answers_at_once(stage, "Change", "Intent", "Skip"):
         raise SettingsError(f"the stage {stage_name(stage)} is not async; write `async def`")

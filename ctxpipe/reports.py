@@ -36,11 +36,11 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Offloaded:
-    """Tool results moved into files. *chars* are the characters that left, gross; *saved_chars* net
-    of placeholders.
+    """Tool results moved into files.
 
-    *results* and *inputs* count the blocks that were rewritten. *failed* says why others stayed inline: their file
-    could not be written.
+    *chars* are the characters that left, gross; *saved_chars* net of placeholders. *results* and
+    *inputs* count the blocks that were rewritten. *failed* says why others stayed inline: their
+    file could not be written.
     """
 
     files: tuple[str, ...] = field(default=(), repr=False)
@@ -51,19 +51,22 @@ class Offloaded:
     failed: tuple[str, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
-        moved = f"{counted(self.results + self.inputs, 'block')} moved to files, {self.chars:,} characters"
-        return f"{moved}; {len(self.failed)} could not be written" if self.failed else moved
+        blocks = counted(self.results + self.inputs, "block")
+        moved = f"{blocks} moved to files, {self.chars:,} characters"
+        if not self.failed:
+            return moved
+        return f"{moved}; {len(self.failed)} could not be written"
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """A history replaced by its summary. Token counts are raw (exact tiktoken) and of the messages
-    alone.
+    """A history replaced by its summary.
 
-    *restored* are the paths of files that stand in the context again, *folded* of those reduced to their names.
-    *attempts* and *input_tokens* (the *cached_tokens* among them), *output_tokens* are those of the summary, as billed.
-    *over_target* and *over_budget* say that the result is still above the budget's target, or trigger; *holds* what
-    keeps it there.
+    Token counts are raw (exact tiktoken) and of the messages alone. *restored* are the paths of
+    files that are in the context again, *folded* of those reduced to their names. *attempts* and
+    *input_tokens* (the *cached_tokens* among them), *output_tokens* are those of the summary, as
+    billed. *over_target* and *over_budget* say that the result is still above the budget's target,
+    or trigger; *holds* what keeps it there.
     """
 
     tokens_before: int
@@ -84,11 +87,15 @@ class Compacted:
     holds: str = ""
 
     def __str__(self) -> str:
-        brought = f", {counted(len(self.restored), 'file')} brought back" if self.restored else ""
-        warned = f", {counted(len(self.warnings), 'warning')}" if self.warnings else ""
-        over = ", still over its target" if self.over_target else ""
-        by = self.summarizer or "summarizer"
-        return f"{counted(self.messages_summarised, 'message')} summarized ({by}){brought}{over}{warned}"
+        writer = self.summarizer or "summarizer"
+        parts = [f"{counted(self.messages_summarised, 'message')} summarized ({writer})"]
+        if self.restored:
+            parts.append(f"{counted(len(self.restored), 'file')} brought back")
+        if self.over_target:
+            parts.append("still over its target")
+        if self.warnings:
+            parts.append(counted(len(self.warnings), "warning"))
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +117,16 @@ class Truncated:
     holds: str = ""
 
     def __str__(self) -> str:
-        removed = (
-            (self.filtered, "call", "removed"),
-            (self.folded, "file view", "folded"),
-            (self.deleted, "message", "deleted"),
-        )
-        told = ", ".join(
-            f"{counted(number, name)} {verb}" for number, name, verb in removed if number
-        )
-        return f"{told or 'nothing removed'}, still over its limit" if self.still_over else told
+        parts = []
+        if self.filtered:
+            parts.append(f"{counted(self.filtered, 'call')} removed")
+        if self.folded:
+            parts.append(f"{counted(self.folded, 'file view')} folded")
+        if self.deleted:
+            parts.append(f"{counted(self.deleted, 'message')} deleted")
+        if not self.still_over:
+            return ", ".join(parts)
+        return ", ".join([*(parts or ["nothing removed"]), "still over its limit"])
 
 
 Detail: TypeAlias = Offloaded | Compacted | Truncated
@@ -160,11 +168,16 @@ class StageReport:
 
     def __str__(self) -> str:
         took = f" ({self.seconds * 1000:.1f} ms)"
-        name = f"{one_line(self.stage, 40)} [{one_line(self.session_id, 40)}] {self.outcome}"
-        told = "; ".join(filter(None, [str(self.reason), *self._change()]))
-        return one_line(f"{name}: {told}" if told else name, MAX_LINE - len(took)) + took
+        stage, session = one_line(self.stage, 40), one_line(self.session_id, 40)
+        name = f"{stage} [{session}] {self.outcome}"
+        text = name
+        facts = [str(self.reason), *self._changes()]
+        facts = [fact for fact in facts if fact]
+        if facts:
+            text = f"{name}: {'; '.join(facts)}"
+        return one_line(text, MAX_LINE - len(took)) + took
 
-    def _change(self) -> Iterator[str]:
+    def _changes(self) -> Iterator[str]:
         """What changed, in a few words each."""
         if self.outcome is not Outcome.CHANGED:
             return
@@ -175,7 +188,8 @@ class StageReport:
         if self.detail is not None:
             yield str(self.detail)
         if self.cost is not None:
-            yield f"${self.cost.burnt:.4f} burnt, ${self.cost.saved_per_call:.4f} saved per later call"
+            burnt, saved = self.cost.burnt, self.cost.saved_per_call
+            yield f"${burnt:.4f} burnt, ${saved:.4f} saved per later call"
 
     def __repr__(self) -> str:
         return f"<StageReport {self}>"
@@ -190,9 +204,8 @@ class Result:
     broken in the history and is repaired in *messages*. *request_options* are further arguments
     that the request needs; pass them on as keywords. From a session, *covered* says how many
     messages of the history are in it, and *notices* what a user should know about the history or
-    the journal.
-    *first_changed_index* is the first message that differs from what was handed in, None when none
-    does; from *changed_end* on the messages are as they came.
+    the journal. *first_changed_index* is the first message that differs from the input, None
+    when none does; from *changed_end* on the messages are as they came.
     """
 
     messages: list[Message]
@@ -208,7 +221,7 @@ class Result:
 
     @property
     def changed(self) -> bool:
-        """Whether *messages* differ from what was handed in."""
+        """Whether *messages* differ from the input."""
         return self.first_changed_index is not None
 
     @property
@@ -220,6 +233,11 @@ class Result:
         return "\n".join(map(str, self.reports))
 
     def __repr__(self) -> str:
-        numbers = f"{counted(len(self.messages), 'message')}, {self.tokens_before:,} to {self.tokens_after:,} tokens"
-        noted = f", {len(self.repaired)} repaired" if self.repaired else ""
-        return f"<Result: {numbers}, {counted(len(self.reports), 'report')}{noted}>"
+        parts = [
+            counted(len(self.messages), "message"),
+            f"{self.tokens_before:,} to {self.tokens_after:,} tokens",
+            counted(len(self.reports), "report"),
+        ]
+        if self.repaired:
+            parts.append(f"{len(self.repaired)} repaired")
+        return f"<Result: {', '.join(parts)}>"

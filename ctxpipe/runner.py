@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from inspect import isawaitable
-from itertools import accumulate, chain
+from itertools import accumulate
 from operator import is_
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
@@ -60,7 +60,7 @@ Veto: TypeAlias = Callable[[Turn, Change], bool | str]
 """Looks at a proposal before it counts; True, or a sentence that says why, refuses it."""
 
 Thinking: TypeAlias = Literal["keep", "strip", "protect"]
-"""What becomes of thinking blocks behind a rewritten message, which newer models refuse."""
+"""What becomes of thinking blocks after a rewritten message, which newer models refuse."""
 
 
 _LEVELS = {
@@ -72,7 +72,7 @@ _LEVELS = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What of a model request matters here, beside the messages."""
+    """What matters here of a model request, beside the messages."""
 
     system: object = field(default=None, repr=False)
     tools: Iterable[object] | None = field(default=None, repr=False)
@@ -84,14 +84,15 @@ class Request:
     def __post_init__(self) -> None:
         if isinstance(self.tools, str | bytes | Mapping):
             raise SettingsError(
-                f"tools is {excerpt(self.tools)}; give the list of tools that the request is sent with"
+                f"tools is {excerpt(self.tools)}; "
+                "give the list of tools that the request is sent with"
             )
         MAPPING.check("request", self.options)
         FLAG.check("force", self.force)
 
 
 class Overhead(NamedTuple):
-    """What of the last request stood beside the messages, and its raw *tokens*."""
+    """What was beside the messages in the last request, and its raw *tokens*."""
 
     system: object = None
     tools: Iterable[object] | None = None
@@ -103,39 +104,35 @@ class Overhead(NamedTuple):
 
 @dataclass(slots=True)
 class Record:
-    """What is remembered about one conversation, for speed and for breakers: never what decides an
-    outcome.
+    """What is remembered about one conversation, for speed and for circuit breakers.
 
-    The sums agree with the first *agreed* messages of what was kept last. *given* and *context* are
-    what the last run returned, as it was sent and in plain form, and *stale* its thinking with
-    stale signatures. A session knows these three better, and leaves them empty.
+    It never decides an outcome. The sums agree with the first *agreed* messages of what was kept
+    last. *given* and *context* are what the last run returned, as it was sent and in plain form,
+    and *stale* its thinking with stale signatures. A session knows these three better, and leaves
+    them empty. *memories* are by the stage's place, *windows* by model: the size above which it has
+    refused a request.
     """
 
     ledger: Ledger
     agreed: int = 0
-    memories: dict[int, dict[object, object]] = field(
-        default_factory=dict, repr=False
-    )  # by the stage's place
+    memories: dict[int, dict[object, object]] = field(default_factory=dict, repr=False)
     given: list[Message] = field(default_factory=list, repr=False)
     context: list[Message] = field(default_factory=list, repr=False)
     stale: Stale = field(default_factory=dict)
     marks: CacheMarks = field(default_factory=CacheMarks)
     overhead: Overhead = Overhead()
-    windows: dict[str | None, int] = field(
-        default_factory=dict
-    )  # by model: what it has refused more than
+    windows: dict[str | None, int] = field(default_factory=dict)
     busy: bool = False
 
     def cut(self, length: int) -> None:
-        """Tell every sum that the context has changed behind its first *length* messages."""
+        """Tell every sum that the context has changed after its first *length* messages."""
         self.agreed = min(self.agreed, length)
         self.ledger.rewind(length)
         self.marks.rewind(length)
         for memory in self.memories.values():
             for record in memory.values():
-                rewind = getattr(
-                    record, "rewind", None
-                )  # to ask whether it is Rewindable takes forty times as long
+                # To ask whether it is Rewindable takes forty times as long.
+                rewind = getattr(record, "rewind", None)
                 if rewind is not None:
                     rewind(length)
 
@@ -144,35 +141,47 @@ class Record:
         self.agreed = length
 
     def begin(self, messages: list[Message]) -> Step:
-        """The step of a caller who goes on with what was returned to him. Raises InvalidHistory."""
-        handed_in: object = messages  # whatever its type says
-        if not isinstance(handed_in, list):
-            ensure_messages(handed_in)  # raises
+        """The step of a caller who goes on with the list returned last. Raises InvalidHistory."""
+        untyped: object = messages  # whatever its type says
+        if not isinstance(untyped, list):
+            ensure_messages(untyped)  # raises
         # Agents add results to the last message in place.
-        same = max(0, min(common_prefix(self.given, messages), len(self.given) - 1))
+        common = common_prefix(self.given, messages)
+        same = max(0, min(common, len(self.given) - 1))
         ensure_messages(messages, same)
         plain = parse_from(messages, same)
-        is_plain = all(map(is_, self.context[:same], self.given)) and all(
-            map(is_, plain, messages[same:])
-        )
-        context = messages if is_plain else [*self.context[:same], *plain]
+        was_plain = all(map(is_, self.context[:same], self.given))
+        if was_plain and all(map(is_, plain, messages[same:])):
+            context = messages
+        else:
+            context = [*self.context[:same], *plain]
         stale = {place: block for place, block in self.stale.items() if place < same}
         return Step(
-            0, False, [], stale=stale, given=messages, context=context, kept=same, same=same
+            known=0,
+            adopted=False,
+            messages=[],
+            stale=stale,
+            given=messages,
+            context=context,
+            kept=same,
+            same=same,
         )
 
     def end(self, step: Step, sent: list[Message]) -> None:
         """Remember what has become of *step*."""
         self.given = list(sent)  # the caller may append to his
-        is_plain = step.given is step.context
-        self.context = self.given if is_plain else apply_edits(step.context, step.edits)
+        if step.given is step.context:
+            self.context = self.given
+        else:
+            self.context = apply_edits(step.context, step.edits)
         self.stale = step.stale
         self.keep(len(sent))
 
 
 def model_of(record: Record, options: Mapping[str, object]) -> str | None:
-    """The model that a request with *options* goes to: the one that answered last, where they name
-    none.
+    """The model that a request with *options* goes to.
+
+    Where they name none, it is the one that answered last.
     """
     model = options.get("model")
     return model if isinstance(model, str) else record.ledger.model
@@ -199,11 +208,16 @@ class Runner:
         return Record(Ledger(self.counter))
 
     def budget_for(self, record: Record, options: Mapping[str, object]) -> Budget:
-        """The budget of a request with *options*: lower where its model has named a smaller window."""
+        """The budget of a request with *options*.
+
+        It is lower where the model has named a smaller window.
+        """
         if not record.windows:
             return self.budget
         window = record.windows.get(model_of(record, options))
-        return self.budget if window is None else self.budget.within(window)
+        if window is None:
+            return self.budget
+        return self.budget.within(window)
 
     async def run(
         self,
@@ -215,20 +229,20 @@ class Runner:
     ) -> Result:
         """Shape the context of *step* with the memory of *record*, which must be in no other run.
 
-        What becomes of it is noted in *step*. Only *stages*, by their places, take part where they
-        are given.
+        The result is also noted in *step*. When *stages* are given, by their places, only these
+        take part.
         """
         tracer = _tracer()
         if tracer is None:
-            return await self._shaped(step, session_id, record, request, stages, None)
+            return await self._shape(step, session_id, record, request, stages, None)
         with _span(tracer, "run", session_id) as span:
-            result = await self._shaped(step, session_id, record, request, stages, tracer)
-            _describe(span, result)
+            result = await self._shape(step, session_id, record, request, stages, tracer)
+            _set_token_attributes(span, result)
             span.set_attribute("ctxpipe.messages", len(result.messages))
             span.set_attribute("ctxpipe.repaired", len(result.repaired))
             return result
 
-    async def _shaped(
+    async def _shape(
         self,
         step: Step,
         session_id: str,
@@ -239,62 +253,75 @@ class Runner:
     ) -> Result:
         step.same = min(step.same, record.agreed)  # a turn that failed may have left less
         record.cut(step.same)
+        start = max(0, step.same - 1)
         is_bulk = step.is_bulk
         if is_bulk is None or step.same < step.kept:
-            is_bulk = is_bulky(step.context, max(0, step.same - 1))
-        messages, problems = await in_thread_if(is_bulk, self._valid, step, record, request)
+            is_bulk = is_bulky(step.context, start)
+        messages, problems = await in_thread_if(is_bulk, self._repair, step, record, request)
         repaired = step.forget_changes()  # the model has seen it repaired, or not at all
-        weighed = max(0, step.same - 1), is_bulk
-        turn = await self._turn(messages, session_id, record, request, step.raw, weighed)
-        before = await self._tokens(turn)
-        turn, reports, after = await self._staged(
-            turn, before, step, record, stages or dict(enumerate(self.stages)), tracer
-        )
+        weighed = start, is_bulk
+        turn = await self._make_turn(messages, session_id, record, request, step.raw, weighed)
+        before = await self._count_tokens(turn)
+        if not stages:
+            stages = dict(enumerate(self.stages))
+        turn, reports, after = await self._run_stages(turn, before, step, record, stages, tracer)
         is_bulk = is_bulk or (step.changed is not None and is_bulky(turn.messages))
-        shaped = _as_list(turn.messages)
+        messages = _as_list(turn.messages)
         options, context = await in_thread_if(
-            is_bulk, self._end, shaped, step, record, request, bool(problems)
+            is_bulk, self._finish, messages, step, record, request, bool(problems)
         )
         if context is not turn.messages:
-            after = await self._tokens(replace(turn, messages=context))
-        step.changed = min(filter(None, (repaired, step.changed)), default=None)
+            after = await self._count_tokens(replace(turn, messages=context))
+        step.changed = _first_place(repaired, step.changed)
+        first, end = _range_of_changes(step.changed, step, context)
         return Result(
-            _sent(step, context),
+            _messages_to_send(step, context),
             tuple(reports),
             problems,
             options,
-            first_changed_index=step.changed[0] if step.changed else None,
-            changed_end=len(context) - step.tail if step.changed else None,
+            first_changed_index=first,
+            changed_end=end,
             tokens_before=before,
             tokens_after=after,
         )
 
-    def _valid(
-        self, step: Step, record: Record, request: Request
+    def _repair(
+        self,
+        step: Step,
+        record: Record,
+        request: Request,
     ) -> tuple[list[Message], tuple[Problem, ...]]:
         """The context of *step* repaired, and what was broken.
 
         Only what is new since the last run is looked at.
         """
-        given, same = step.context, step.same
-        if (
-            not step.kept
-            and _behind_thinking(given)
-            and (place := rewritten_before(given)) is not None
-        ):
-            mark_stale(step.stale, given, place)
+        context, same = step.context, step.same
+        if not step.kept and _index_after_thinking(context):
+            place = rewritten_before(context)
+            if place is not None:
+                mark_stale(step.stale, context, place)
         # A reply that was the last message may have called what is answered only now.
-        start = same - 1 if same and given[same - 1]["role"] == "assistant" else same
+        start = same
+        if same and context[same - 1]["role"] == "assistant":
+            start = same - 1
         beside = _marks_beside(request)
-        problems = check(given, start, marks=record.marks, beside=beside)
-        beyond_repair = next((problem for problem in problems if problem.rule == "value"), None)
-        if beyond_repair is not None:
-            raise InvalidHistory(str(beyond_repair))
+        problems = check(
+            context,
+            start,
+            marks=record.marks,
+            beside=beside,
+        )
+        for problem in problems:
+            if problem.rule == "value":
+                raise InvalidHistory(str(problem))  # it cannot be repaired
         # Lone surrogates stay for now: the stages store them as they are.
-        repaired = repair(given, encoding=False, beside=beside) if problems else given
-        return _edited(step, record, given, repaired), tuple(dict.fromkeys(problems))
+        repaired = context
+        if problems:
+            repaired = repair(context, encoding=False, beside=beside)
+            _note_edits(step, record, context, repaired)
+        return repaired, tuple(dict.fromkeys(problems))
 
-    async def _staged(
+    async def _run_stages(
         self,
         turn: Turn,
         tokens: int,
@@ -303,117 +330,162 @@ class Runner:
         stages: Mapping[int, Stage],
         tracer: Tracer | None,
     ) -> tuple[Turn, list[StageReport], int]:
-        """The turn after all *stages*, their reports, and the tokens that *tokens* have become."""
+        """The turn after all *stages*, their reports, and the number of tokens left of *tokens*."""
         reports: list[StageReport] = []
         for place, stage in stages.items():
-            asked = _remembering(turn, record.memories.setdefault(place, {}))
+            stage_turn = _with_memory(turn, record.memories.setdefault(place, {}))
             if tracer is None:
-                change, report = await self._step(stage, asked, tokens)
+                change, report = await self._run_stage(stage, stage_turn, tokens)
             else:
-                change, report = await self._traced(tracer, stage, asked, tokens)
+                change, report = await self._trace_stage(tracer, stage, stage_turn, tokens)
             reports.append(report)
             tokens = report.tokens_after
-            if change is not None:
-                is_summary = isinstance(change.detail, Compacted)
-                _edited(step, record, turn.messages, change.messages, paired=not is_summary)
-                step.stored += [change.stored] if change.stored else []
-                turn = replace(turn, messages=change.messages)
+            if change is None:
+                continue
+            is_summary = isinstance(change.detail, Compacted)
+            _note_edits(
+                step,
+                record,
+                turn.messages,
+                change.messages,
+                paired=not is_summary,
+            )
+            if change.stored:
+                step.stored.append(change.stored)
+            turn = replace(turn, messages=change.messages)
         return turn, reports, tokens
 
-    def _end(
-        self, context: list[Message], step: Step, record: Record, request: Request, was_broken: bool
+    def _finish(
+        self,
+        context: list[Message],
+        step: Step,
+        record: Record,
+        request: Request,
+        was_broken: bool,
     ) -> tuple[Mapping[str, object], list[Message]]:
-        """What the request needs, and what to send where the stages have made *context*."""
-        options, context = self._with_thinking(context, step, record, request)
+        """The options that the request needs, and the context to send, once the stages are done."""
+        options, context = self._handle_stale_thinking(context, step, record, request)
         if was_broken:
-            context = _edited(step, record, context, repair(context, beside=_marks_beside(request)))
+            repaired = repair(context, beside=_marks_beside(request))
+            _note_edits(step, record, context, repaired)
+            context = repaired
         return options, context
 
-    async def _tokens(self, turn: Turn) -> int:
-        """The raw tokens of the context.
+    async def _count_tokens(self, turn: Turn) -> int:
+        """The raw tokens of the context; 0 when the counter cannot count it.
 
-        The ledger counts what is new. 0 when the counter cannot count it.
+        The ledger counts only what is new.
         """
         try:
             return await turn.raw_tokens()
         except Exception as error:
             if self.on_error == "raise":
                 raise
-            logger.warning(
-                "the context of session %r cannot be counted: %s",
-                turn.session_id[:40],
-                safe_text(error),
-            )
+            session, reason = turn.session_id[:40], safe_text(error)
+            logger.warning("the context of session %r cannot be counted: %s", session, reason)
             logger.debug("the counter failed with", exc_info=error)
             return 0
 
-    def _with_thinking(
-        self, context: list[Message], step: Step, record: Record, request: Request
+    def _handle_stale_thinking(
+        self,
+        context: list[Message],
+        step: Step,
+        record: Record,
+        request: Request,
     ) -> tuple[Mapping[str, object], list[Message]]:
-        """What the request needs because signatures of thinking are stale, and the context to send."""
+        """What the request needs because signatures of thinking are stale, and what to send."""
         if step.changed is not None:
             mark_stale(step.stale, context, step.changed)
-        _drop_gone(step.stale, context)
+        _forget_missing(step.stale, context)
         if not step.stale:
             return {}, context
         if self.thinking == "strip":
-            if strip(context, step.stale) is not context:
-                # What was thought after a block that goes was signed over it, too, and goes with
-                # it.
-                mark_stale(step.stale, context, min(step.stale.items()))
-                context = _edited(step, record, context, strip(context, step.stale))
-                _drop_gone(step.stale, context)
+            context = self._strip_stale_thinking(context, step, record)
             if not step.stale:
                 return {}, context
         return drop_block(request.options), context
 
-    async def _traced(
-        self, tracer: Tracer, stage: Stage, turn: Turn, tokens: int
+    def _strip_stale_thinking(
+        self,
+        context: list[Message],
+        step: Step,
+        record: Record,
+    ) -> list[Message]:
+        if strip(context, step.stale) is context:
+            return context
+        # What was thought after a block that goes was signed over it, too, and goes with it.
+        mark_stale(step.stale, context, min(step.stale.items()))
+        stripped = strip(context, step.stale)
+        _note_edits(step, record, context, stripped)
+        _forget_missing(step.stale, stripped)
+        return stripped
+
+    async def _trace_stage(
+        self,
+        tracer: Tracer,
+        stage: Stage,
+        turn: Turn,
+        tokens: int,
     ) -> tuple[Change | None, StageReport]:
         with _span(tracer, stage_name(stage), turn.session_id) as span:
-            change, report = await self._step(stage, turn, tokens)
-            _describe(span, report)
+            change, report = await self._run_stage(stage, turn, tokens)
+            _set_token_attributes(span, report)
             span.set_attribute("ctxpipe.outcome", report.outcome.value)
             if report.error is not None:
                 span.set_attribute("error.type", type(report.error).__name__)
             return change, report
 
-    async def _step(
-        self, stage: Stage, turn: Turn, tokens: int
+    async def _run_stage(
+        self,
+        stage: Stage,
+        turn: Turn,
+        tokens: int,
     ) -> tuple[Change | None, StageReport]:
-        """Ask one stage about a turn of so many *tokens*, and report on it.
+        """Ask one stage about a turn of *tokens*, and report on it.
 
         The change is None unless it counts.
         """
         started = perf_counter()
         change: Change | None = None
         try:
-            change, report = await self._judged(
-                stage, turn, tokens, await _answer(stage, turn), started
-            )
-        except Exception as error:  # noqa: BLE001  the turn goes on without this stage; cancellation is no Exception
-            report = _failed(stage, turn, tokens, error, started)
-        self._tell(report)
+            proposal = await _ask(stage, turn)
+            change, report = await self._judge(stage, turn, tokens, proposal, started)
+        # The turn goes on without this stage; cancellation is no Exception.
+        except Exception as error:  # noqa: BLE001
+            report = _failure_report(stage, turn, tokens, error, started)
+        self._emit(report)
         if report.error is not None and self.on_error == "raise":
             raise report.error
         return change, report
 
-    async def _judged(
-        self, stage: Stage, turn: Turn, tokens: int, proposal: Proposal, started: float
+    async def _judge(
+        self,
+        stage: Stage,
+        turn: Turn,
+        tokens: int,
+        proposal: Proposal,
+        started: float,
     ) -> tuple[Change | None, StageReport]:
         if isinstance(proposal, Change):
-            change, report = await self._weighed(stage, turn, tokens, proposal)
+            change, report = await self._judge_change(stage, turn, tokens, proposal)
             return change, replace(report, seconds=perf_counter() - started)
         if not isinstance(proposal, Skip | None):
             raise SettingsError(
                 f"a stage answers with a Change, a Skip or None, not with {type(proposal).__name__}"
             )
-        reason, detail = (proposal.reason, proposal.detail) if proposal else ("", None)
+        if proposal is None:
+            proposal = Skip("")
         seconds = perf_counter() - started
-        return None, _report(stage, turn, tokens, Outcome.SKIPPED, seconds, reason, detail)
+        return None, _report(
+            stage, turn, tokens, Outcome.SKIPPED, seconds, proposal.reason, proposal.detail
+        )
 
-    async def _weighed(
-        self, stage: Stage, turn: Turn, tokens: int, proposal: Change
+    async def _judge_change(
+        self,
+        stage: Stage,
+        turn: Turn,
+        tokens: int,
+        proposal: Change,
     ) -> tuple[Change | None, StageReport]:
         report = _report(
             stage,
@@ -433,7 +505,9 @@ class Runner:
         refusal = await self._refusal(turn, proposal, first, saved)
         if refusal:
             return None, replace(report, outcome=Outcome.REFUSED, reason=refusal)
-        cost = await _cost(self.prices, turn, proposal, first) if self.prices else None
+        cost = None
+        if self.prices:
+            cost = await _cost(self.prices, turn, proposal, first)
         return proposal, replace(
             report,
             outcome=Outcome.CHANGED,
@@ -443,99 +517,115 @@ class Runner:
             cost=cost,
         )
 
-    async def _refusal(self, turn: Turn, change: Change, first: int, saved: int) -> str:
-        """Why *change*, which saves so many tokens, must not count; "" when it may."""
+    async def _refusal(
+        self,
+        turn: Turn,
+        change: Change,
+        first: int,
+        saved: int,
+    ) -> str:
+        """Why *change*, which saves *saved* tokens, must not count; "" when it may."""
         is_long = is_bulky(change.messages, first) or is_bulky(turn.messages, first)
         problem = await in_thread_if(is_long, _new_problem, turn, change, first)
         if problem is not None:
             return f"it would break a rule of the Messages API: {problem}"
-        if turn.protected and first < turn.protected and _behind_thinking(change.messages) > first:
+        if first < turn.protected and _index_after_thinking(change.messages) > first:
             return "it would rewrite a message before kept thinking, which is protected"
         if not change.may_grow and saved <= 0:
             return "it would not save a single token"
-        verdict = self.veto(turn, change) if self.veto else False
-        return verdict if isinstance(verdict, str) else "vetoed" if verdict else ""
+        if not self.veto:
+            return ""
+        verdict = self.veto(turn, change)
+        if isinstance(verdict, str):
+            return verdict
+        return "vetoed" if verdict else ""
 
-    def _tell(self, report: StageReport) -> None:
-        level = _LEVELS.get(report.outcome, logging.INFO)
-        if isinstance(report.detail, Offloaded) and report.detail.failed:
-            level = logging.WARNING
-        if logger.isEnabledFor(level):
-            logger.log(level, "%s", report)
-        if logger.isEnabledFor(
-            logging.DEBUG
-        ):  # texts of errors and paths of files, for whoever asks for them
-            if report.error is not None:
-                logger.debug("%s failed with", report.stage, exc_info=report.error)
-            elif isinstance(report.detail, Offloaded) and (
-                report.detail.files or report.detail.failed
-            ):
-                logger.debug(
-                    "%s wrote %s; failed: %s",
-                    report.stage,
-                    report.detail.files,
-                    report.detail.failed,
-                )
+    def _emit(self, report: StageReport) -> None:
+        self._log(report)
         if self.on_report is None:
             return
         try:
             self.on_report(report)
         except Exception as error:
-            logger.error("on_report failed, and the turn goes on: %s", safe_text(error))  # noqa: TRY400  its text may quote anything
+            reason = safe_text(error)
+            # No traceback: its text may quote anything.
+            logger.error("on_report failed, and the turn goes on: %s", reason)  # noqa: TRY400
             logger.debug("on_report failed with", exc_info=error)
+
+    def _log(self, report: StageReport) -> None:
+        writing = report.detail if isinstance(report.detail, Offloaded) else None
+        level = _LEVELS.get(report.outcome, logging.INFO)
+        if writing is not None and writing.failed:
+            level = logging.WARNING
+        if logger.isEnabledFor(level):
+            logger.log(level, "%s", report)
+        if not logger.isEnabledFor(logging.DEBUG):
+            return
+        # Texts of errors and paths of files, for whoever asks for them.
+        if report.error is not None:
+            logger.debug("%s failed with", report.stage, exc_info=report.error)
+        elif writing is not None and (writing.files or writing.failed):
+            logger.debug("%s wrote %s; failed: %s", report.stage, writing.files, writing.failed)
 
     async def plan(self, messages: list[Message], session_id: str, request: Request) -> Result:
         """What `run` would do, with no write and no model call."""
         record = self.new_record()
         step = await in_thread_if(is_long(messages), record.begin, messages)
-        valid, problems = await in_thread_if(is_bulky(messages), self._valid, step, record, request)
+        is_bulk = is_bulky(messages)
+        valid, problems = await in_thread_if(is_bulk, self._repair, step, record, request)
         repaired = step.forget_changes()
-        turn = await self._turn(valid, session_id, record, request)
-        before = tokens = await self._tokens(turn)
+        turn = await self._make_turn(valid, session_id, record, request)
+        before = tokens = await self._count_tokens(turn)
         reports = []
         for stage in self.stages:
-            change, report = await self._planned(
-                stage, replace(turn, memory={}, tracked=False), tokens
-            )
+            stage_turn = replace(turn, memory={}, tracked=False)
+            change, report = await self._plan_stage(stage, stage_turn, tokens)
             reports.append(report)
             tokens = report.tokens_after
             if change is not None:
                 step.edit(turn.messages, change.messages)
                 turn = replace(turn, messages=change.messages)
-        options, context = self._end(_as_list(turn.messages), step, record, request, bool(problems))
+        shaped = _as_list(turn.messages)
+        options, context = self._finish(shaped, step, record, request, bool(problems))
         if context is not turn.messages:
-            tokens = await self._tokens(replace(turn, messages=context, tracked=False))
-        first = min(filter(None, (repaired, step.changed)), default=None)
+            tokens = await self._count_tokens(replace(turn, messages=context, tracked=False))
+        place = _first_place(repaired, step.changed)
+        first, end = _range_of_changes(place, step, context)
         return Result(
-            _sent(step, context),
+            _messages_to_send(step, context),
             tuple(reports),
             problems,
             options,
-            first_changed_index=first[0] if first else None,
-            changed_end=len(context) - step.tail if first else None,
+            first_changed_index=first,
+            changed_end=end,
             tokens_before=before,
             tokens_after=tokens,
         )
 
-    async def _planned(
-        self, stage: Stage, turn: Turn, tokens: int
+    async def _plan_stage(
+        self,
+        stage: Stage,
+        turn: Turn,
+        tokens: int,
     ) -> tuple[Change | None, StageReport]:
         started = perf_counter()
         change: Change | None = None
         try:
-            plan = await _plan(stage, turn)
+            plan = await _ask_for_plan(stage, turn)
             if isinstance(plan, Intent):
                 report = _report(stage, turn, tokens, Outcome.PLANNED, 0.0, plan.reason)
             else:
-                change, report = await self._judged(stage, turn, tokens, plan, started)
+                change, report = await self._judge(stage, turn, tokens, plan, started)
         except Exception as error:
             if self.on_error == "raise":
                 raise
-            report = _failed(stage, turn, tokens, error, started)
-        outcome = Outcome.PLANNED if change is not None else report.outcome
-        return change, replace(report, outcome=outcome, seconds=perf_counter() - started)
+            report = _failure_report(stage, turn, tokens, error, started)
+        report = replace(report, seconds=perf_counter() - started)
+        if change is None:
+            return None, report
+        return change, replace(report, outcome=Outcome.PLANNED)
 
-    async def _turn(
+    async def _make_turn(
         self,
         messages: list[Message],
         session_id: str,
@@ -544,6 +634,9 @@ class Runner:
         raw: Sequence[Message] | None = None,
         weighed: tuple[int, bool] | None = None,
     ) -> Turn:
+        protected = 0
+        if self.thinking == "protect":
+            protected = _index_after_thinking(messages)
         return Turn(
             messages,
             session_id,
@@ -552,7 +645,7 @@ class Runner:
             record.ledger,
             await self._overhead(record, request.system, request.tools),
             tracked=True,
-            protected=_behind_thinking(messages) if self.thinking == "protect" else 0,
+            protected=protected,
             cold=request.cold,
             client=request.client,
             history=raw,
@@ -560,32 +653,41 @@ class Runner:
         )
 
     async def _overhead(
-        self, record: Record, system: object, tools: Iterable[object] | None
+        self,
+        record: Record,
+        system: object,
+        tools: Iterable[object] | None,
     ) -> int:
-        """Raw tokens of the system prompt and the tools, counted once as long as they stay the same
-        (A-64).
+        """Raw tokens of the system prompt and the tools.
+
+        They are counted once as long as both stay the same (A-64).
         """
         known = record.overhead
         if not is_equal((known.system, known.tools), (system, tools)):
             # Lists of our own: agents add tools to theirs in place.
-            system = list(system) if isinstance(system, list) else system
-            tools = list(tools) if isinstance(tools, list) else tools
+            if isinstance(system, list):
+                system = list(system)
+            if isinstance(tools, list):
+                tools = list(tools)
             tokens = await self.counter.count([], system=system, tools=tools)
             record.overhead = Overhead(system, tools, tokens)
         return record.overhead.tokens
 
 
 def _marks_beside(request: Request) -> MarksBeside:
-    """The cache marks of the tools, of the system prompt, and of the request as a whole, which
-    counts as its last.
+    """The cache marks of the tools, the system prompt and the request as a whole.
+
+    That of the request counts as its last.
     """
-    parts = [part for part in (request.tools, request.system) if isinstance(part, list | tuple)]
-    before = [mark for held in chain(*parts) if (mark := read(held, "cache_control"))]
-    number = len(before) + bool(read(request.options, "cache_control"))
-    return MarksBeside(number, not all(map(is_for_hour, before)))
+    marks: list[object] = []
+    for part in (request.tools, request.system):
+        if isinstance(part, list | tuple):
+            marks += [mark for item in part if (mark := read(item, "cache_control"))]
+    number = len(marks) + bool(read(request.options, "cache_control"))
+    return MarksBeside(number, not all(map(is_for_hour, marks)))
 
 
-def _remembering(turn: Turn, memory: dict[object, object]) -> Turn:
+def _with_memory(turn: Turn, memory: dict[object, object]) -> Turn:
     # Four times as fast as dataclasses.replace, and once per stage and turn.
     return Turn(
         turn.messages,
@@ -605,13 +707,13 @@ def _remembering(turn: Turn, memory: dict[object, object]) -> Turn:
 
 
 def is_long(messages: object, known: int = 0) -> bool:
-    """Whether to compare *messages* with *known* ones would hold up the event loop.
+    """Whether comparing *messages* with *known* ones would hold up the event loop.
 
     No, where it is no list.
     """
-    return isinstance(messages, list) and (
-        len(messages) > _MANY_COMPARED or is_bulky(messages, max(0, known - 1))
-    )
+    if not isinstance(messages, list):
+        return False
+    return len(messages) > _MANY_COMPARED or is_bulky(messages, max(0, known - 1))
 
 
 def _new_problem(turn: Turn, change: Change, first: int) -> Problem | None:
@@ -619,9 +721,9 @@ def _new_problem(turn: Turn, change: Change, first: int) -> Problem | None:
     start = max(0, first - 1)
     # What could not be encoded before is stored as it is; the end of the run repairs it.
     was_valid = not check(turn.messages, start)
-    problems = check(change.messages, start, encoding=was_valid) or CacheMarks().problems(
-        change.messages
-    )
+    problems = check(change.messages, start, encoding=was_valid)
+    if not problems:
+        problems = CacheMarks().problems(change.messages)
     return problems[0] if problems else None
 
 
@@ -629,48 +731,75 @@ def _first_difference(before: Sequence[Message], after: Sequence[Message]) -> in
     """The first index at which the lists differ; their length when they are the same."""
     if before is after:
         return len(before)
-    pairs = enumerate(zip(before, after, strict=False))
-    different = (i for i, (old, new) in pairs if old is not new and not is_equal(old, new))
-    return next(different, min(len(before), len(after)))
+    for index, (old, new) in enumerate(zip(before, after, strict=False)):
+        if old is not new and not is_equal(old, new):
+            return index
+    return min(len(before), len(after))
+
+
+def _first_place(
+    repaired: tuple[int, int] | None,
+    changed: tuple[int, int] | None,
+) -> tuple[int, int] | None:
+    """The first place that repair or a stage has changed, None when neither has."""
+    if repaired is None or changed is None:
+        return repaired or changed
+    return min(repaired, changed)
+
+
+def _range_of_changes(
+    first_place: tuple[int, int] | None,
+    step: Step,
+    context: list[Message],
+) -> tuple[int | None, int | None]:
+    """The messages of *context* that have changed, half-open; (None, None) when none has."""
+    if first_place is None:
+        return None, None
+    return first_place[0], len(context) - step.tail
 
 
 def _as_list(messages: Sequence[Message]) -> list[Message]:
     return messages if isinstance(messages, list) else list(messages)
 
 
-def _edited(
+def _note_edits(
     step: Step,
     record: Record,
     before: Sequence[Message],
     after: list[Message],
     *,
     paired: bool = True,
-) -> list[Message]:
-    """*after*, once *step* and *record* know from where on it differs."""
-    if after is not before:
-        edits = step.edit(before, after, paired=paired)
-        record.cut(edits[-1].start if edits else len(before))
-    return after
+) -> None:
+    """Tell *step* and *record* from where on *after* differs from *before*."""
+    if after is before:
+        return
+    edits = step.edit(before, after, paired=paired)
+    record.cut(edits[-1].start if edits else len(before))
 
 
-def _sent(step: Step, context: list[Message]) -> list[Message]:
+def _messages_to_send(step: Step, context: list[Message]) -> list[Message]:
     """What to send for *context*: the caller's own objects wherever no edit has touched them."""
     if step.given is step.context:
         return context
-    return apply_edits(step.given, step.edits) if step.edits else step.given
+    if not step.edits:
+        return step.given
+    return apply_edits(step.given, step.edits)
 
 
-def _drop_gone(stale: Stale, context: Sequence[Message]) -> None:
+def _forget_missing(stale: Stale, context: Sequence[Message]) -> None:
     """Forget stale thinking that is no longer in *context*."""
     for index, start in list(stale.items()):
-        if not any(read(block, "type") in THINKING for block in blocks(context[index])[start:]):
+        later = blocks(context[index])[start:]
+        if not any(read(block, "type") in THINKING for block in later):
             del stale[index]
 
 
-def _behind_thinking(messages: Sequence[Message]) -> int:
-    """The index behind the last message that carries thinking, 0 when none does."""
-    indices = range(len(messages) - 1, -1, -1)
-    return next((i + 1 for i in indices if has_thinking(messages[i])), 0)
+def _index_after_thinking(messages: Sequence[Message]) -> int:
+    """The index after the last message that carries thinking, 0 when none does."""
+    for end in range(len(messages), 0, -1):
+        if has_thinking(messages[end - 1]):
+            return end
+    return 0
 
 
 async def _tokens_saved(turn: Turn, change: Change, first: int) -> int:
@@ -682,38 +811,56 @@ async def _tokens_saved(turn: Turn, change: Change, first: int) -> int:
     old, new = turn.messages, change.messages
     if len(old) != len(new):
         return sums[-1] - sums[first] - await turn.counter.count(new[first:])
-    places = [place for place in range(first, len(new)) if new[place] is not old[place]]
-    before = sum(sums[place + 1] - sums[place] for place in places)
-    return before - await turn.counter.count([new[place] for place in places])
+    before = 0
+    changed: list[Message] = []
+    for index in range(first, len(new)):
+        if new[index] is not old[index]:
+            before += sums[index + 1] - sums[index]
+            changed.append(new[index])
+    return before - await turn.counter.count(changed)
 
 
-async def _cost(prices: Prices, turn: Turn, change: Change, first: int) -> RewriteCost:
+async def _cost(
+    prices: Prices,
+    turn: Turn,
+    change: Change,
+    first: int,
+) -> RewriteCost:
     """What the change does to the bill.
 
-    What the last request held lies in the provider's cache, unless it is cold.
+    The messages of the last request are in the provider's cache, unless it has expired.
     """
     before = list(await turn.prefix_sums())
-    after = list(
-        accumulate(await turn.counter.counts(change.messages[first:]), initial=before[first])
-    )
-    replies = range(len(turn.messages) - 1, -1, -1)
-    sent = (
-        0 if turn.cold else next((i for i in replies if turn.messages[i]["role"] == "assistant"), 0)
-    )
-    sums = [*before[:first], *after]
+    counts = await turn.counter.counts(change.messages[first:])
+    after = [*before[:first], *accumulate(counts, initial=before[first])]
+    sent = 0 if turn.cold else _last_reply(turn.messages)
     return rewrite_cost(
-        prices, before, sums, first, sent, overhead=turn.overhead, factor=turn.ledger.factor
+        prices,
+        before,
+        after,
+        first,
+        sent,
+        overhead=turn.overhead,
+        factor=turn.ledger.factor,
     )
 
 
-async def _plan(stage: Stage, turn: Turn) -> Change | Skip | Intent | None:
-    planned: object = stage
-    if isinstance(planned, PlannedStage):
-        return await planned.plan(turn)
+def _last_reply(messages: Sequence[Message]) -> int:
+    """The index of the last reply, 0 when there is none."""
+    for index in range(len(messages) - 1, -1, -1):
+        if messages[index]["role"] == "assistant":
+            return index
+    return 0
+
+
+async def _ask_for_plan(stage: Stage, turn: Turn) -> Change | Skip | Intent | None:
+    untyped: object = stage
+    if isinstance(untyped, PlannedStage):
+        return await untyped.plan(turn)
     return Intent("it cannot say beforehand: it has no plan of its own")
 
 
-async def _answer(stage: Stage, turn: Turn) -> Proposal:
+async def _ask(stage: Stage, turn: Turn) -> Proposal:
     answer: object = stage(turn)  # whatever its type says
     if not isawaitable(answer):
         name = type(answer).__name__
@@ -732,21 +879,33 @@ def _report(
     reason: str,
     detail: Detail | None = None,
 ) -> StageReport:
-    """The report on a stage that leaves the context of so many *tokens* as it is."""
+    """The report on a stage that leaves the context of *tokens* as it is."""
     return StageReport(
-        stage_name(stage), turn.session_id, outcome, seconds, reason, detail, tokens, tokens
+        stage_name(stage),
+        turn.session_id,
+        outcome,
+        seconds,
+        reason,
+        detail,
+        tokens,
+        tokens,
     )
 
 
-def _failed(stage: Stage, turn: Turn, tokens: int, error: Exception, started: float) -> StageReport:
-    report = _report(
-        stage, turn, tokens, Outcome.FAILED, perf_counter() - started, safe_text(error)
-    )
+def _failure_report(
+    stage: Stage,
+    turn: Turn,
+    tokens: int,
+    error: Exception,
+    started: float,
+) -> StageReport:
+    seconds = perf_counter() - started
+    report = _report(stage, turn, tokens, Outcome.FAILED, seconds, safe_text(error))
     return replace(report, error=error)
 
 
 def stage_name(stage: object) -> str:
-    """What a stage goes by in reports: the name of the function, or of the object's class."""
+    """What a stage is called in reports: the name of the function, or of the object's class."""
     return getattr(stage, "__name__", None) or type(stage).__name__
 
 
@@ -766,13 +925,14 @@ def _tracer() -> Tracer | None:
         return None
     from opentelemetry import trace
 
-    proxy = isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
-    return None if proxy else trace.get_tracer("ctxpipe")
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return None
+    return trace.get_tracer("ctxpipe")
 
 
 def _span(tracer: Tracer, name: str, session_id: str) -> AbstractContextManager[Span]:
-    # The text of an error may quote the conversation: whoever raises it is told of it, a trace is
-    # not.
+    # The text of an error may quote the conversation: the caller gets it with the error, a trace
+    # must not.
     return tracer.start_as_current_span(
         f"ctxpipe.{name}",
         attributes={"ctxpipe.session_id": session_id},
@@ -781,7 +941,7 @@ def _span(tracer: Tracer, name: str, session_id: str) -> AbstractContextManager[
     )
 
 
-def _describe(span: Span, counted: StageReport | Result) -> None:
-    span.set_attribute("ctxpipe.tokens_before", counted.tokens_before)
-    span.set_attribute("ctxpipe.tokens_after", counted.tokens_after)
-    span.set_attribute("ctxpipe.tokens_saved", counted.tokens_saved)
+def _set_token_attributes(span: Span, source: StageReport | Result) -> None:
+    span.set_attribute("ctxpipe.tokens_before", source.tokens_before)
+    span.set_attribute("ctxpipe.tokens_after", source.tokens_after)
+    span.set_attribute("ctxpipe.tokens_saved", source.tokens_saved)

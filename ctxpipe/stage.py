@@ -40,33 +40,32 @@ class Rewindable(Protocol):
     """A record of a session that sums something up about the leading messages."""
 
     def rewind(self, known: int, /) -> None:
-        """Forget all but the first *known* messages: behind them the context has changed."""
+        """Forget all but the first *known* messages: after them the context has changed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The context as it stands before a stage. Read it; never write to it.
+    """The context as it is before a stage. Read it; never write to it.
 
-    *overhead* is the raw token count of the system prompt and the tools. *memory* is a small record per session and
-    stage, for things like a failure breaker or running totals: it may decide whether a dear attempt
-    is made, never what an attempt yields. The pipeline rewinds what is `Rewindable` in it, and the
-    ledger, so that they always agree with *messages* as far as they reach (*tracked*).
+    *overhead* is the raw token count of the system prompt and the tools. *memory* is a small record
+    per session and stage, for things like a circuit breaker or running totals: it may decide
+    whether an expensive attempt is made, never what its result is. The pipeline rewinds what is
+    `Rewindable` in it, and the ledger, so that they always agree with *messages* as far as they
+    reach (*tracked*).
 
-    The messages before index *protected* must not be rewritten: kept thinking behind them is bound
-    to their text. With
-    *cold* the provider's prompt cache is known to have lapsed, so that rewriting costs no more than reading. *client*,
-    where it is known, is the one that the agent asks its model with: lent to a summarizer that has
-    none of its own.
+    The messages before index *protected* must not be rewritten: the signatures of kept thinking
+    after them cover their text. With *cold* the provider's prompt cache is known to have expired,
+    so that rewriting costs no more than reading. *client*, where it is known, is the one that the
+    agent asks its model with: lent to a summarizer that has none of its own.
 
-    *history* is the raw history that the messages were made from, where a session's caller hands it in. None in
-    `ContextPipeline.run`, and once the caller goes on with the context itself: then *messages* is
-    all that there is, and nobody knows which of its texts are ours.
+    *history* is the raw history that the messages were made from, where a session's caller hands it
+    in. None in `ContextPipeline.run`, and once the caller goes on with the context itself: then
+    *messages* is all that there is, and nobody knows which of its texts are ours.
     """
 
-    messages: Sequence[Message] = field(
-        repr=False
-    )  # a repr goes into logs, a conversation does not
+    # Not in the repr: that goes into logs, a conversation does not.
+    messages: Sequence[Message] = field(repr=False)
     session_id: str = "default"
     force: bool = False
     budget: Budget = field(default_factory=Budget)
@@ -81,7 +80,7 @@ class Turn:
     weighed: tuple[int, bool] | None = field(default=None, repr=False)
 
     def is_bulky(self, start: int) -> bool:
-        """Whether to look at the messages from *start* on would hold up the event loop."""
+        """Whether looking at the messages from *start* on would hold up the event loop."""
         if self.weighed is not None and start >= self.weighed[0]:
             return self.weighed[1]  # of all that is new in this turn
         return is_bulky(self.messages, start)
@@ -93,30 +92,32 @@ class Turn:
 
     async def raw_tokens(self) -> int:
         """Exact tiktoken tokens of the messages, the system prompt and the tools."""
-        return await self.ledger.total(self.messages, known=self._known) + self.overhead
+        tokens = await self.ledger.total(self.messages, known=self._ledger_length)
+        return tokens + self.overhead
 
     async def tokens(self) -> int:
         """What the API will bill for this context, as far as is known: the calibrated estimate."""
-        raw = await self.ledger.total(self.messages, known=self._known) + self.overhead
-        return self.ledger.estimate(raw, self.messages)
+        raw = await self.ledger.total(self.messages, known=self._ledger_length)
+        return self.ledger.estimate(raw + self.overhead, self.messages)
 
     async def prefix_sums(self) -> Sequence[int]:
         """Raw tokens of the first 0, 1, 2 … messages, without the overhead.
 
         Read it before the next turn.
         """
-        return await self.ledger.prefix_sums(self.messages, known=self._known)
+        return await self.ledger.prefix_sums(self.messages, known=self._ledger_length)
 
     @property
-    def _known(self) -> int | None:
+    def _ledger_length(self) -> int | None:
         return self.ledger.counted if self.tracked else None
 
     def recall(self, kind: Callable[[], T]) -> T:
         """The stage's own record of the type *kind* in this session, made at first use."""
-        held = self.memory.get(kind)
-        if held is None:
-            self.memory[kind] = held = kind()
-        return cast("T", held)
+        record = self.memory.get(kind)
+        if record is None:
+            record = kind()
+            self.memory[kind] = record
+        return cast("T", record)
 
 
 class Stored(NamedTuple):
@@ -131,7 +132,7 @@ class Change:
     """A proposal for a new context; the pipeline checks it before it counts.
 
     It must be valid and, unless the stage says *may_grow*, hold fewer tokens than the turn.
-    *stored* names the texts that lie in files now: a journal in the same storage refers to them.
+    *stored* names the texts that are in files now: a journal in the same storage refers to them.
     """
 
     messages: list[Message] = field(repr=False)
@@ -150,7 +151,7 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """A plan's answer where the stage would act, but what comes out cannot be known without acting."""
+    """A plan's answer where the stage would act, but only acting can show the outcome."""
 
     reason: str
 

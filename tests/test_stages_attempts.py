@@ -14,7 +14,7 @@ def test_two_failures_in_a_row_are_borne_the_third_closes_for_a_cooldown() -> No
 
     refusals = []
     for _ in range(3):
-        attempts.failed(until=100, why="500")
+        attempts.record_failure(until=100, why="500")
         refusals.append(attempts.refusal(now=0, tokens=10))
 
     assert refusals[:2] == ["", ""]
@@ -24,27 +24,27 @@ def test_two_failures_in_a_row_are_borne_the_third_closes_for_a_cooldown() -> No
 def test_after_the_cooldown_there_is_one_trial() -> None:
     attempts = Attempts()
     for _ in range(3):
-        attempts.failed(until=100, why="500")
+        attempts.record_failure(until=100, why="500")
 
     assert attempts.refusal(now=99, tokens=10)
     assert not attempts.refusal(now=100, tokens=10)
-    attempts.failed(until=200, why="500")
+    attempts.record_failure(until=200, why="500")
     assert attempts.refusal(now=101, tokens=10)
 
 
 def test_a_success_forgets_the_failures() -> None:
     attempts = Attempts()
-    attempts.failed(100, "a")
-    attempts.failed(100, "b")
-    attempts.succeeded(100)
-    attempts.failed(100, "c")
+    attempts.record_failure(100, "a")
+    attempts.record_failure(100, "b")
+    attempts.record_success(100)
+    attempts.record_failure(100, "c")
 
     assert attempts.refusal(now=0, tokens=10) == ""
 
 
 def test_a_context_that_cannot_be_brought_down_is_tried_again_when_it_changed_or_time_passed():
     attempts = Attempts()
-    attempts.stuck(until=100, tokens=1000)
+    attempts.record_no_progress(until=100, tokens=1000)
 
     assert attempts.refusal(now=0, tokens=1000)
     assert attempts.refusal(now=0, tokens=1090)
@@ -59,7 +59,7 @@ def compacted_at(*turns: int) -> list[bool]:
     closed = []
     for turn in turns:
         attempts.turns = turn
-        closed.append(attempts.succeeded(until=100))
+        closed.append(attempts.record_success(until=100))
     return closed
 
 

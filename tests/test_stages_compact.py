@@ -1157,7 +1157,7 @@ async def test_the_plan_neither_writes_nor_asks(storage: LocalStorage) -> None:
     report = (await piped(Compact(writer, archive=storage)).plan(LONG, session_id="s")).reports[0]
 
     assert report.outcome is Outcome.PLANNED
-    assert report.reason == "Writer would summarise 63 messages: 4694 tokens, with a target of 1200"
+    assert report.reason == "Writer would summarize 63 messages: 4694 tokens, with a target of 1200"
     assert writer.seen == []
     assert not Path(storage.root).exists()
 

@@ -1,4 +1,4 @@
-"""Raw messages set aside before they leave the context, and read back."""
+"""Raw messages saved before they leave the context, and read back."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ __all__ = [
     "Archived",
     "archive_digest",
     "archive_record",
+    "last_part",
     "load_archive",
     "parse_archive",
     "verified_archive",
@@ -43,9 +44,8 @@ FORM = 1
 A newer one is refused; a bare list of messages is read, too.
 """
 
-MAX_CHARACTERS = (
-    256_000_000  # of an archive that a context names; more than many windows of any model
-)
+# Of an archive that a context names: more than many windows of any model.
+MAX_CHARACTERS = 256_000_000
 _GROUP = 8
 _NAME = re.compile(r"compact-\d{8}T\d{6}Z-\d{1,9}\.json")
 _DIGEST = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{8}){3}")
@@ -59,26 +59,21 @@ def archive_record(messages: Sequence[Message]) -> Record:
     beginning names, with their digests, are kept as ``before``.
     """
     first = next(texts(messages[0]), "") if messages else ""
-    found = [
-        [_last_part(path), digest]
-        for path, digest in (named_archives(first) if isinstance(first, str) else ())
-    ]
-    # Beside the messages, where nobody redacts them: only what can be nothing else than a name of
-    # ours.
-    before = [
-        [name, digest]
-        for name, digest in found
-        if _NAME.fullmatch(name) and _DIGEST.fullmatch(digest)
-    ]
-    return (
-        {"form": FORM, "before": before, "messages": messages}
-        if before
-        else {"form": FORM, "messages": messages}
-    )
+    named = named_archives(first) if isinstance(first, str) else []
+    before: list[list[str]] = []
+    for path, digest in named:
+        name = last_part(path)
+        # It is kept beside the messages, where nobody redacts it: so only what can be nothing else
+        # than a name of ours.
+        if _NAME.fullmatch(name) and _DIGEST.fullmatch(digest):
+            before.append([name, digest])
+    if not before:
+        return {"form": FORM, "messages": messages}
+    return {"form": FORM, "before": before, "messages": messages}
 
 
 async def load_archive(path: str | os.PathLike[str]) -> list[Message]:
-    """The messages that a compaction or truncation set aside at *path*, as they were.
+    """The messages that a compaction or truncation saved at *path*, as they were.
 
     The file is opened wherever *path* leads: give it no path that a model or a tool has named.
     Raises StorageError when there is no such file, when it is a pipe or device, or when a newer
@@ -101,8 +96,9 @@ async def _read(path: str | os.PathLike[str]) -> str:
 
 
 class Archived(NamedTuple):
-    """What an archive holds: *messages*, and name and digest of each archive that their beginning
-    stands for.
+    """What an archive holds: its *messages*, and the archives *before* it.
+
+    The latter are named, with their digests, by the summary that the messages begin with.
     """
 
     messages: list[Message]
@@ -114,30 +110,32 @@ def parse_archive(text: str, path: str | os.PathLike[str]) -> list[Message]:
 
     Raises StorageError when a newer ctxpipe wrote it, InvalidHistory when it holds something else.
     """
-    return _parsed(text, path).messages
+    return _parse(text, path).messages
 
 
-def _parsed(text: str, path: str | os.PathLike[str]) -> Archived:
-    before: Any = ()
+def _parse(text: str, path: str | os.PathLike[str]) -> Archived:
+    names: Any = ()
     try:
         record: Any = json.loads(text)
         if isinstance(record, Mapping):
             ensure_known_form(record.get("form"), path)
-            record, before = record.get("messages"), record.get("before", ())
+            names = record.get("before", ())
+            record = record.get("messages")
         messages: list[Message] = record
         ensure_messages(messages)
-        found = [(str(name), str(digest)) for name, digest in before]
+        before: list[tuple[str, str]] = []
+        for name, digest in names:
+            before.append((str(name), str(digest)))
     except (TypeError, ValueError, RecursionError) as error:  # InvalidHistory is a ValueError
-        raise InvalidHistory(
-            f"{path} is no archive of messages: {textwrap.shorten(str(error), 200)}"
-        ) from error
-    return Archived(messages, found or named_archives(text_of(messages[0]) if messages else ""))
+        reason = textwrap.shorten(str(error), 200)
+        raise InvalidHistory(f"{path} is no archive of messages: {reason}") from error
+    if messages and not before:
+        before = named_archives(text_of(messages[0]))
+    return Archived(messages, before)
 
 
 def ensure_known_form(form: object, path: str | os.PathLike[str]) -> None:
-    """Raise StorageError when *form* is newer than this version knows, InvalidHistory when it is
-    none.
-    """
+    """Raise StorageError for a *form* newer than this version knows, InvalidHistory for none."""
     if not isinstance(form, int) or form < 1:
         raise InvalidHistory(f"its form is {textwrap.shorten(repr(form), 40)}, not {FORM}")
     if form > FORM:
@@ -160,11 +158,16 @@ async def archive_digest(archive: Archive, path: str) -> str | None:
         page = await archive.read(path, 0, MAX_CHARACTERS)
     except StorageError:
         return None
-    return await in_thread(_digest, page.text) if page.next_offset is None else None
+    if page.next_offset is not None:
+        return None
+    return await in_thread(_digest, page.text)
 
 
 async def verified_archive(
-    archive: Archive | None, session_id: str, path: object, digest: object
+    archive: Archive | None,
+    session_id: str,
+    path: object,
+    digest: object,
 ) -> Archived | None:
     """The archive that a context names by *path* and *digest*; None unless it is the session's own.
 
@@ -176,31 +179,37 @@ async def verified_archive(
         return None
     if not isinstance(path, str) or not isinstance(digest, str):
         return None
+    wanted = last_part(path)
     try:
         records = await archive.records(session_id)
-        record = next(
-            (record for record in records if PurePath(record).name == _last_part(path)), None
-        )
-        if record is None:
+        found = [record for record in records if PurePath(record).name == wanted]
+        if not found:
             return None
+        record = found[0]
         page = await archive.read(record, 0, MAX_CHARACTERS)
         if page.next_offset is not None:
             return None
-        return await in_thread(_verified, page.text, digest, record)
+        return await in_thread(_verify, page.text, digest, record)
     except CtxpipeError as error:
         logger.debug("an archive that the context names is not believed: %s", error)
         return None
 
 
-def _last_part(path: str) -> str:
+def last_part(path: str) -> str:
+    """The name of the file at *path*, written with slashes of either kind."""
     return path.replace("\\", "/").rsplit("/", 1)[-1]
 
 
-def _verified(text: str, digest: str, path: str) -> Archived | None:
-    return _parsed(text, path) if _digest(text) == digest else None
+def _verify(text: str, digest: str, path: str) -> Archived | None:
+    if _digest(text) != digest:
+        return None
+    return _parse(text, path)
 
 
 def _digest(text: str) -> str:
     """A digest in short groups: who redacts long runs of hex leaves it alone."""
-    hexadecimal = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[: 4 * _GROUP]
-    return "-".join(hexadecimal[start : start + _GROUP] for start in range(0, 4 * _GROUP, _GROUP))
+    content = text.encode("utf-8", "surrogatepass")
+    hexadecimal = hashlib.sha256(content).hexdigest()
+    starts = range(0, 4 * _GROUP, _GROUP)
+    groups = [hexadecimal[start : start + _GROUP] for start in starts]
+    return "-".join(groups)

@@ -1,4 +1,4 @@
-"""Replace a long history by its summary, and bring the files in work back."""
+"""Replace a long history by its summary, and restore the working set of files."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ from .layout import (
     Fold,
     Layout,
     check_folder,
-    fitted,
-    folded_texts,
-    indexed,
-    what_holds,
+    choose_layout,
+    fold_texts,
+    list_paths,
+    token_breakdown,
 )
-from .pointing import check_reference, shown
+from .pointing import check_reference, visible_path
 from .restore import Restore, RestoredFiles, restore_files
 from .source import source_of
 
@@ -111,7 +111,7 @@ class CompactStats:
 class CompactResult:
     """What `compact_messages` returns.
 
-    Not *compacted*, *messages* is the very list given and *reason* says why.
+    Without a compaction, *messages* is the very list given and *reason* says why.
     """
 
     messages: list[Message] = field(repr=False)
@@ -145,31 +145,31 @@ async def compact_messages(
     archive: Archive | None = None,
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
 ) -> CompactResult:
-    """Once the context reaches its threshold, replace all of it but the leading system messages by
-    a summary.
+    """Once the context reaches its threshold, replace the history by a summary.
 
-    Behind the summary the files read last come back from disk. Below *context_token_limit* x
-    *compact_threshold_ratio* (200,000 x 0.92 raw tokens, *system* and *tools* included), or when no
-    summary can be had after *max_retries* (2), or when the result would not be smaller, the very
-    same list comes back. *messages* is not modified. Source: CR.
+    All but the leading system messages is replaced, and the files read last are read again from
+    disk and follow the summary. Source: CR. The very same list comes back below
+    *context_token_limit* x *compact_threshold_ratio* (200,000 x 0.92 raw tokens, *system* and
+    *tools* included), when no summary can be had after *max_retries* (2), and when the result would
+    not be smaller. *messages* is not modified.
 
     The raw messages go first to ``<output_dir>/<session_id>/compact-<UTC seconds>-<n>.json``
     (*output_dir*: .compact), for `load_archive` to read back: plain messages come back equal, model
     objects of the SDK as they would be sent. A failed save is logged and does not stop the
     compaction unless *require_archive*.
 
-    *summarize* writes the summary, by default `AnthropicSummarizer` with *model* and *summary_max_words*, which without
-    credentials in the environment is `ExtractiveSummarizer`. *work_dir* and the *max_restore_…*
-    limits are those of `restore_files`. With *fold_unrestored* files that are too long are reduced
-    to the names they define. *files*,
-    *archive* and *sleep* stand in for the disk and the clock.
+    *summarize* writes the summary, by default `AnthropicSummarizer` with *model* and
+    *summary_max_words*, which without credentials in the environment is `ExtractiveSummarizer`.
+    *work_dir* and the *max_restore_…* limits are those of `restore_files`. With *fold_unrestored*
+    files that are too long are reduced to the names they define. *files*, *archive* and *sleep*
+    stand in for the disk and the clock.
 
     It believes what *messages* say, as `restore_files` does: files come back after calls that were
     denied, too, and a message in the form of a summary or of a restored file passes for one. The
     stage `Compact` believes none of this.
 
-    Raises InvalidHistory when *messages* has not the shape of messages, SettingsError when a
-    setting makes no sense.
+    Raises InvalidHistory when *messages* is not a valid message list, SettingsError when a setting
+    is invalid.
     """
     ensure_messages(messages)
     counter = as_counter(counter)
@@ -177,9 +177,8 @@ async def compact_messages(
     if summarize is None:
         words = SUMMARY_MAX_WORDS(summary_max_words)
         summarize = AnthropicSummarizer(model=model, max_words=words, counter=counter)
-    await counter.count(
-        messages, system=system, tools=tools
-    )  # in a worker thread; below, every text is known
+    # Counted in a worker thread now; below, the tokens of every text are known.
+    await counter.count(messages, system=system, tools=tools)
     is_long = should_compact(
         messages,
         context_token_limit=context_token_limit,
@@ -189,20 +188,20 @@ async def compact_messages(
         tools=tools,
     )
     head, rest = compact.partition(messages)
-    if not is_long or not rest:
-        return CompactResult(
-            messages, reason="below the threshold" if rest else "nothing but system messages"
-        )
+    if not rest:
+        return CompactResult(messages, reason="nothing but system messages")
+    if not is_long:
+        return CompactResult(messages, reason="below the threshold")
     if archive is None:
-        archive = await to_thread.run_sync(
-            partial(LocalStorage, output_dir or COMPACT_OUTPUT_DIR(), taken="number")
-        )
+        folder = output_dir or COMPACT_OUTPUT_DIR()
+        archive = await to_thread.run_sync(partial(LocalStorage, folder, taken="number"))
     path = None
     try:
-        path = await _saved(archive, session_id, rest, required=require_archive)
+        path = await _save(archive, session_id, rest, required=require_archive)
         summary = await summarised(summarize, rest, retry)
     except (SummaryFailed, StorageError) as error:
-        logger.error("the history is not compacted: %s", safe_text(error))  # noqa: TRY400  a traceback may quote anything
+        # No traceback: it may quote anything.
+        logger.error("the history is not compacted: %s", safe_text(error))  # noqa: TRY400
         return CompactResult(messages, original_messages_path=path, reason=str(error))
     restored = await restore_files(
         messages,
@@ -213,10 +212,15 @@ async def compact_messages(
         files=files,
         counter=counter,
     )
-    folded = await folded_texts(restored.unfit, counter) if fold_unrestored else {}
-    text = safe_summary(summary.text) + compact.reminder(compact.extract_commands(rest))
-    text += "".join(f"\n\n{names}" for names in folded.values())
-    return await _smaller(_Original(messages, head, rest, path), text, restored, counter)
+    folded: dict[str, str] = {}
+    if fold_unrestored:
+        folded = await fold_texts(restored.unfit, counter)
+    commands = compact.extract_commands(rest)
+    parts = [safe_summary(summary.text) + compact.reminder(commands), *folded.values()]
+    text = "\n\n".join(parts)
+    return await _largest_smaller_result(
+        _Original(messages, head, rest, path), text, restored, counter
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +231,11 @@ class _Original:
     path: str | None
 
 
-async def _smaller(
-    original: _Original, text: str, restored: RestoredFiles, counter: TokenCounter
+async def _largest_smaller_result(
+    original: _Original,
+    text: str,
+    restored: RestoredFiles,
+    counter: TokenCounter,
 ) -> CompactResult:
     """The result with as many of the restored files as leave it smaller than the original.
 
@@ -237,7 +244,8 @@ async def _smaller(
     before = await counter.count(original.messages)
     for number in range(len(restored.files), -1, -1):
         files = restored.files[:number]
-        messages = compact.assemble(original.head, text, [file.message for file in files])
+        file_messages = [file.message for file in files]
+        messages = compact.assemble(original.head, text, file_messages)
         after = await counter.count(messages)
         if after < before:
             stats = CompactStats(
@@ -255,15 +263,20 @@ async def _smaller(
     return CompactResult(original.messages, original_messages_path=original.path, reason=reason)
 
 
-async def _saved(
-    archive: Archive, session_id: str, record: Record, *, required: bool
+async def _save(
+    archive: Archive,
+    session_id: str,
+    record: Record,
+    *,
+    required: bool,
 ) -> str | None:
     try:
         return await archive.save(session_id, "compact", record)
     except StorageError as error:
         if required:
             raise
-        logger.error("the raw messages are not archived: %s", safe_text(error))  # noqa: TRY400  a traceback may quote anything
+        # No traceback: it may quote anything.
+        logger.error("the raw messages are not archived: %s", safe_text(error))  # noqa: TRY400
         return None
 
 
@@ -272,38 +285,39 @@ async def _saved(
 
 @dataclass(frozen=True, slots=True)
 class Compact:
-    """Near the limit, replace the history by its summary, the evidence that no model may forget,
-    and the files in work.
+    """Near the limit, replace the history by its summary.
 
-    It begins when the calibrated estimate of the context reaches the budget's trigger (or by force)
-    and aims at its target: restored files give way first, the oldest of them first, then the
-    evidence; what is still above it but smaller than before is taken, and reported ``over_target``
-    with what holds it. While a call waits for its result, one of a server tool included, it is put
-    off; where the API itself has compacted, it is left to the API.
+    The evidence that no model may forget and the working set of files follow the summary. It begins
+    when the calibrated estimate of the context reaches the budget's trigger (or by force) and aims
+    at its target: restored files give way first, the oldest of them first, then the evidence. A
+    result that is still above the target but smaller than before is used, and reported as
+    ``over_target`` with what keeps it there. While a call waits for its result, one of a server
+    tool included, compaction is postponed; where the API itself has compacted, it is left to the
+    API.
 
-    What the model has not answered stays whole, pictures and results included, as long as the new
+    What the model has not answered stays whole, images and results included, as long as the new
     context meets the target. Only above it the user's words are cut to *max_request_chars*, head
     and tail, and the report's warnings say what else is missing. System messages from the middle of
     the history are carried on.
 
     The raw messages are archived first; without an archive nothing is compacted, unless
-    *require_archive* is False.
-    *summarize* defaults to `AnthropicSummarizer`, and without credentials to `ExtractiveSummarizer`; the report names
-    who wrote. The evidence is a list of paths of up to *evidence_tokens* and, in proportion,
-    commands, identifiers and the user's requests; paths without room are listed in a file beside
-    the archive. The model sees the paths of both in the form *reference*, as in `DirectOffload`.
-    *pin* chooses messages to keep word for word.
+    *require_archive* is False. *summarize* defaults to `AnthropicSummarizer`, and without
+    credentials to `ExtractiveSummarizer`; the report names the one that wrote. The evidence is a
+    list of paths of up to *evidence_tokens* and, in proportion, commands, identifiers and the
+    user's requests; paths that exceed the budget are listed in a file beside the archive. The model
+    sees the paths of both in the form *reference*, as in `DirectOffload`. *pin* chooses messages to
+    keep word for word.
 
-    *restore* says which of the user's files may be read again; without it no file is opened, and the report says so.
-    Files too long are reduced to their names by *folder* (default: by the names they define) unless
-    *fold_unrestored* is off.
+    *restore* says which of the user's files may be read again; without it no file is opened, and
+    the report says so. Files too long are reduced to their names by *folder* (default: by the names
+    they define) unless *fold_unrestored* is off.
 
     After three failures in a row, and when compaction does not help or has to come back too often,
     no attempt is made for *cooldown_seconds* of *clock*.
 
     Nothing is believed because of what a text says: in a session the evidence comes from the
     caller's history, and elsewhere from archives of the same session whose digest is right. Texts
-    that only look like ours give nothing.
+    that only look like ours contribute nothing.
 
     Raises SettingsError for settings that are invalid.
     """
@@ -325,11 +339,11 @@ class Compact:
     def __post_init__(self) -> None:
         if self.archive is None and self.require_archive:
             raise SettingsError(
-                "Compact needs an archive for the raw messages; give archive=, or require_archive=False"
+                "Compact needs an archive for the raw messages; "
+                "give archive=, or require_archive=False"
             )
-        instance_of(Restore, "a Restore such as Restore(work_dir='.')").optional.check(
-            "restore", self.restore
-        )
+        restore = instance_of(Restore, "a Restore such as Restore(work_dir='.')").optional
+        restore.check("restore", self.restore)
         check_settings(
             self,
             summarize=SUMMARIZER.optional,
@@ -350,28 +364,30 @@ class Compact:
     async def __call__(self, turn: Turn) -> Change | Skip:
         attempts = turn.recall(Attempts)
         attempts.turns += 1
-        declined = await self._declined(turn, attempts)
-        if declined is not None:
-            return declined
+        skip = await self._reason_to_skip(turn, attempts)
+        if skip is not None:
+            return skip
         try:
-            return await self._compacted(turn, attempts)
+            return await self._compact(turn, attempts)
         except Exception as error:
-            attempts.failed(self._later(), safe_text(error))
+            attempts.record_failure(self._cooldown_end(), safe_text(error))
             raise
 
     async def plan(self, turn: Turn) -> Skip | Intent:
         """What would be done; a summary cannot be known without writing it."""
-        declined = await self._declined(turn, turn.recall(Attempts))
-        if declined is not None:
-            return declined
-        rest = compact.partition(turn.messages)[1]
+        skip = await self._reason_to_skip(turn, turn.recall(Attempts))
+        if skip is not None:
+            return skip
+        writer = summarizer_name(self._writer(turn))
+        _, rest = compact.partition(turn.messages)
+        tokens = await turn.tokens()
         return Intent(
-            f"{summarizer_name(self._writer(turn))} would summarise {len(rest)} messages: "
-            f"{await turn.tokens()} tokens, with a target of {turn.budget.target}"
+            f"{writer} would summarize {len(rest)} messages: "
+            f"{tokens} tokens, with a target of {turn.budget.target}"
         )
 
     def focused(self, focus: str) -> Compact:
-        """The same stage whose summary attends to *focus*, where its summariser can be told so."""
+        """The same stage whose summary attends to *focus*, if its summarizer can do that."""
         writer = self.summarize or AnthropicSummarizer()
         if not isinstance(writer, AnthropicSummarizer | PromptSummarizer):
             return self
@@ -379,9 +395,10 @@ class Compact:
 
     # Whether --------------------------------------------------------------------------------------
 
-    async def _declined(self, turn: Turn, attempts: Attempts) -> Skip | None:
+    async def _reason_to_skip(self, turn: Turn, attempts: Attempts) -> Skip | None:
         tokens = await turn.tokens()
-        if not turn.force and not turn.budget.reached(tokens):
+        is_over = turn.budget.reached(tokens)
+        if not turn.force and not is_over:
             return Skip(f"{tokens} tokens, below the trigger of {turn.budget.trigger}")
         head, rest = compact.partition(turn.messages)
         obstacle = compact.obstacle(rest)
@@ -395,25 +412,27 @@ class Compact:
         if not reason:
             return None
         raw = await turn.raw_tokens() - turn.overhead
-        over = turn.budget.reached(tokens)
-        return Skip(reason, Compacted(raw, raw, 0, attempts=0, over_budget=over, holds=reason))
+        detail = Compacted(raw, raw, 0, attempts=0, over_budget=is_over, holds=reason)
+        return Skip(reason, detail)
 
-    def _later(self) -> float:
+    def _cooldown_end(self) -> float:
         return self.clock() + self.cooldown_seconds
 
     def _writer(self, turn: Turn) -> Summarizer:
         writer = self.summarize or AnthropicSummarizer()
         if isinstance(writer, AnthropicSummarizer):
             writer = writer.with_client(turn.client)
-            writer = writer if writer.available else ExtractiveSummarizer(writer.max_words)
-        # What the evidence says better need not stand in the summary too.
-        return replace(writer, brief=True) if isinstance(writer, ExtractiveSummarizer) else writer
+            if not writer.available:
+                writer = ExtractiveSummarizer(writer.max_words)
+        if isinstance(writer, ExtractiveSummarizer):
+            # What the evidence says better need not be in the summary too.
+            return replace(writer, brief=True)
+        return writer
 
     def _warn_without_model(self, turn: Turn, writer: Summarizer) -> str:
-        """That *writer* stands in for a model, logged once in a session; "" when it was chosen."""
-        if not isinstance(writer, ExtractiveSummarizer) or isinstance(
-            self.summarize, ExtractiveSummarizer
-        ):
+        """Warn, once in a session, that *writer* stands in for a model; "" when it was chosen."""
+        was_chosen = isinstance(self.summarize, ExtractiveSummarizer)
+        if was_chosen or not isinstance(writer, ExtractiveSummarizer):
             return ""
         attempts = turn.recall(Attempts)
         if not attempts.warned:
@@ -423,39 +442,40 @@ class Compact:
 
     # What -----------------------------------------------------------------------------------------
 
-    async def _compacted(self, turn: Turn, attempts: Attempts) -> Change | Skip:
+    async def _compact(self, turn: Turn, attempts: Attempts) -> Change | Skip:
         head, rest = compact.partition(turn.messages)
-        path = await self._archived(turn.session_id, rest)
+        path = await self._archive(turn.session_id, rest)
         writer = self._writer(turn)
         no_model = self._warn_without_model(turn, writer)
         # What costs nothing is written anew: then it says the same in every process.
-        finished = None if isinstance(writer, ExtractiveSummarizer) else turn.recall(FinishedParts)
-        summary = await summarised(writer, rest, self.retry, finished)
-        where = partial(shown, self.reference, session_folder(turn.session_id))
-        source = await source_of(turn, self.archive, where)
-        restored = await self._restored(source.messages, turn.counter)
-        digest = (
-            await archive_digest(self.archive, path) if self.archive is not None and path else None
+        is_free = isinstance(writer, ExtractiveSummarizer)
+        parts = None if is_free else turn.recall(FinishedParts)
+        summary = await summarised(writer, rest, self.retry, parts)
+        shown = partial(visible_path, self.reference, session_folder(turn.session_id))
+        source = await source_of(turn, self.archive, shown)
+        restored = await self._restore(source.messages, turn.counter)
+        digest = None
+        if self.archive is not None and path:
+            digest = await archive_digest(self.archive, path)
+        make_drafts = partial(
+            compact.drafts,
+            head,
+            rest,
+            summary.text,
+            source,
+            archive=shown(path) if path else "",
+            archive_digest=digest or "",
+            notes=_notes(restored),
+            pin=self.pin,
+            max_request_chars=self.max_request_chars,
+            whole=not _has_protected_thinking(turn, rest),
         )
-        drafts = await in_thread(
-            partial(
-                compact.drafts,
-                head,
-                rest,
-                summary.text,
-                source,
-                archive=where(path) if path else "",
-                archive_digest=digest or "",
-                notes=_notes(restored),
-                pin=self.pin,
-                max_request_chars=self.max_request_chars,
-                whole=not _is_protected(turn, rest),
-            )
-        )
-        draft, layout = await fitted(
-            turn, drafts, restored, self.evidence_tokens, self._fold_for(turn)
-        )
-        layout, warning = await indexed(turn, draft, layout, self.archive, where)
+        drafts = await in_thread(make_drafts)
+        fold = self._fold_for(turn)
+        draft, layout = await choose_layout(turn, drafts, restored, self.evidence_tokens, fold)
+        layout, not_listed = await list_paths(turn, draft, layout, self.archive, shown)
+        warnings = [*draft.cuts, *restored.warnings]
+        warnings += [warning for warning in (no_model, not_listed) if warning]
         detail = Compacted(
             await turn.raw_tokens() - turn.overhead,
             await turn.counter.count(layout.messages),
@@ -465,34 +485,36 @@ class Compact:
             restored=tuple(file.path for file in layout.files),
             restored_tokens=sum(file.tokens for file in layout.files),
             folded=tuple(layout.folded),
-            warnings=(*draft.cuts, *restored.warnings, *filter(None, [no_model, warning])),
+            warnings=tuple(warnings),
             attempts=summary.attempts,
             input_tokens=summary.input_tokens,
             cached_tokens=summary.cached_tokens,
             output_tokens=summary.output_tokens,
         )
-        return await self._judged(turn, attempts, draft, layout, detail)
+        return await self._judge(turn, attempts, draft, layout, detail)
 
-    async def _archived(self, session_id: str, rest: Sequence[Message]) -> str | None:
+    async def _archive(self, session_id: str, rest: Sequence[Message]) -> str | None:
         if self.archive is None:
             return None
-        return await _saved(
-            self.archive, session_id, archive_record(rest), required=self.require_archive
+        record = archive_record(rest)
+        return await _save(
+            self.archive,
+            session_id,
+            record,
+            required=self.require_archive,
         )
 
-    async def _restored(self, messages: Sequence[Message], counter: TokenCounter) -> RestoredFiles:
+    async def _restore(self, messages: Sequence[Message], counter: TokenCounter) -> RestoredFiles:
         if self.restore is None:
             return RestoredFiles(warnings=("no files are restored: Compact has no restore=",))
         return await self.restore.read_again(messages, counter)
 
     def _fold_for(self, turn: Turn) -> Fold | None:
-        return (
-            partial(folded_texts, counter=turn.counter, folder=self.folder)
-            if self.fold_unrestored
-            else None
-        )
+        if not self.fold_unrestored:
+            return None
+        return partial(fold_texts, counter=turn.counter, folder=self.folder)
 
-    async def _judged(
+    async def _judge(
         self,
         turn: Turn,
         attempts: Attempts,
@@ -500,35 +522,42 @@ class Compact:
         layout: Layout,
         detail: Compacted,
     ) -> Change | Skip:
-        """Whether the proposal counts, and what is to be said about it. Source: A-44, R2."""
-        estimate = turn.ledger.estimate(detail.tokens_after + turn.overhead, layout.messages)
-        over_budget = turn.budget.reached(estimate)
-        if estimate > turn.budget.target:
-            holds = await what_holds(turn, draft, layout)
-            detail = replace(detail, over_target=True, over_budget=over_budget, holds=holds)
-        if detail.tokens_after >= detail.tokens_before:
-            attempts.stuck(self._later(), await turn.tokens())
-            reason = f"a summary would hold {detail.tokens_after} tokens instead of {detail.tokens_before}"
-            return Skip(
-                reason, replace(detail, over_budget=turn.budget.reached(await turn.tokens()))
-            )
-        if attempts.succeeded(self._later()):
+        """Whether the proposal counts, and what is to be reported about it. Source: A-44, R2."""
+        budget = turn.budget
+        before, after = detail.tokens_before, detail.tokens_after
+        estimate = turn.ledger.estimate(after + turn.overhead, layout.messages)
+        is_over = budget.reached(estimate)
+        if estimate > budget.target:
+            holds = await token_breakdown(turn, draft, layout)
             detail = replace(
-                detail, warnings=(*detail.warnings, f"compaction backs off: {attempts.why}")
+                detail,
+                over_target=True,
+                over_budget=is_over,
+                holds=holds,
             )
-        if over_budget:
-            attempts.stuck(self._later(), estimate)
+        if after >= before:
+            tokens = await turn.tokens()
+            attempts.record_no_progress(self._cooldown_end(), tokens)
+            reason = f"a summary would hold {after} tokens instead of {before}"
+            return Skip(reason, replace(detail, over_budget=budget.reached(tokens)))
+        if attempts.record_success(self._cooldown_end()):
+            warning = f"compaction backs off: {attempts.why}"
+            detail = replace(detail, warnings=(*detail.warnings, warning))
+        if is_over:
+            attempts.record_no_progress(self._cooldown_end(), estimate)
         return Change(layout.messages, detail)
 
 
 def _notes(restored: RestoredFiles) -> list[str]:
-    changed = [file.path for file in (*restored.files, *restored.unfit) if file.changed]
-    return [
-        *(f"{name} is not as it was shown before" for name in changed),
-        *(f"{name} was deleted since it was shown" for name in restored.deleted),
-    ]
+    files = (*restored.files, *restored.unfit)
+    changed = [file.path for file in files if file.changed]
+    notes = [f"{path} is not as it was shown before" for path in changed]
+    notes += [f"{path} was deleted since it was shown" for path in restored.deleted]
+    return notes
 
 
-def _is_protected(turn: Turn, rest: Sequence[Message]) -> bool:
-    """Whether the unanswered messages hold thinking that must not stand after a rewritten message."""
-    return turn.protected > 0 and any(map(has_thinking, rest[compact.open_tail(rest) :]))
+def _has_protected_thinking(turn: Turn, rest: Sequence[Message]) -> bool:
+    """Whether unanswered messages hold thinking that must not follow a rewritten message."""
+    if turn.protected <= 0:
+        return False
+    return any(map(has_thinking, rest[compact.open_tail(rest) :]))

@@ -50,14 +50,14 @@ def fold_files(
     count: Callable[[str], int] | None = None,
     rng: random.Random | None = None,
 ) -> Folded:
-    """Fold *files*, pairs of path and text, to the names they define, each in a
-    ``<system-reminder>`` block of its own.
+    """Fold *files*, pairs of path and text, to the names they define.
 
-    A file in an unknown language, and one that defines nothing, is skipped. The blocks together may
-    have *max_tokens* tokens by *count*, by default tiktoken's (None: no limit). Above that, one
-    pass drops as many sections as the excess is worth, chosen by *rng*, by default one seeded with
-    the content: the same files fold to the same text. What is left is not counted again. It parses
-    where it is called; on an event loop use `Folder`.
+    Each is in a ``<system-reminder>`` block of its own. A file in an unknown language, and one that
+    defines nothing, is skipped. The blocks together may have *max_tokens* tokens by *count*, by
+    default tiktoken's (None: no limit). Above that, one pass drops as many sections as the excess
+    is worth, chosen by *rng*, by default one seeded with the content: the same files fold to the
+    same text. What is left is not counted again. It parses where it is called; on an event loop use
+    `Folder`.
     """
     return fold.fold_files(
         files,
@@ -71,12 +71,12 @@ def fold_files(
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """Folds files for the stages. Each distinct text is parsed once per process, whatever the
-    settings (FF-1 to FF-18).
+    """Folds files for the stages.
 
-    Source is parsed in a worker process, never on the event loop: a few kilobytes of hostile text
-    hold a parser for minutes. A file on which the parser fails or takes too long is not folded, and
-    where no process can be started none is; both are logged as warnings.
+    Each distinct text is parsed once per process, whatever the settings (FF-1 to FF-18). Source is
+    parsed in a worker process, never on the event loop: a few kilobytes of hostile text hold a
+    parser for minutes. A file on which the parser fails or takes too long is not folded, and where
+    no process can be started none is; both are logged as warnings.
     """
 
     max_tokens: int | None = MAX_TOKENS
@@ -94,52 +94,62 @@ class Folder:
         )
 
     async def fold(self, files: Files, /, count: Counting | None = None) -> list[str | None]:
-        """The folded text of each file, a pair of path and text; None where that would be no
-        shorter, or cannot be.
+        """The folded text of each file, a pair of path and text.
 
-        The budget of tokens is for all of them together, by *count*, else the counter of this
-        folder.
+        None where that would be no shorter, or cannot be. The budget of tokens is for all of them
+        together, by *count*, else the counter of this folder.
         """
-        found = await self._definitions(files)
-        outlines, whole = await in_thread(self._outlines, files, found)
+        definitions = await self._definitions(files)
+        outlines, whole = await in_thread(self._outlines, files, definitions)
         if self.max_tokens is None or not whole.content:
             return list(whole.folded)
-        (tokens,) = await as_counter(count or self.counter).texts([whole.content])
-        fitting = partial(
-            fold.fold_outlines, outlines, max_tokens=self.max_tokens, count=lambda _: tokens
+        counter = as_counter(count or self.counter)
+        (tokens,) = await counter.texts([whole.content])
+        fold_to_budget = partial(
+            fold.fold_outlines,
+            outlines,
+            max_tokens=self.max_tokens,
+            count=lambda _: tokens,
         )
-        return list((await in_thread(fitting)).folded)
+        within_budget = await in_thread(fold_to_budget)
+        return list(within_budget.folded)
 
     def _outlines(
-        self, files: Files, found: Sequence[Definitions]
+        self,
+        files: Files,
+        found: Sequence[Definitions],
     ) -> tuple[list[tuple[str, Outline]], Folded]:
-        """The outline of each file, empty where it would be no shorter than the file, and all of
-        them folded.
+        """The outline of each file, and all of them folded.
+
+        An outline is empty where it would be no shorter than the file.
         """
         outlines: list[tuple[str, Outline]] = []
         for (path, text), definitions in zip(files, found, strict=True):
-            outline = fold.merge_functions(
+            outline: Outline = fold.merge_functions(
                 definitions, self.max_line_span, merge=self.merge_functions
             )
-            is_shorter = len(fold.format_file(path, outline)) < len(text)
-            outlines.append((path, outline if is_shorter else ()))
+            if len(fold.format_file(path, outline)) >= len(text):
+                outline = ()
+            outlines.append((path, outline))
         return outlines, fold.fold_outlines(outlines, max_tokens=None, count=len)
 
     async def _definitions(self, files: Files) -> list[Definitions]:
+        memo = _memo()
         keys = await in_thread(_keys, files)
-        known = {key: _memo().get(key) for key in keys if key is not None}
-        new = {
-            key: file
-            for key, file in zip(keys, files, strict=True)
-            if key is not None and known[key] is None
-        }
-        found = await _parse(list(new.values())) if new else []
-        for key, each in zip(
-            new, found, strict=False
-        ):  # a worker that fails leaves the last ones for another time
-            known[key] = each
-            _memo().put(key, each, _DEFINITION_BYTES * (1 + len(each)))
-        return [(known[key] or ()) if key is not None else () for key in keys]
+        known: dict[Key | None, Definitions | None] = {}
+        for key in keys:
+            if key is not None:
+                known[key] = memo.get(key)
+        files_by_key = dict(zip(keys, files, strict=True))
+        new = [key for key in known if key is not None and known[key] is None]
+        found: list[Definitions] = []
+        if new:
+            found = await _parse([files_by_key[key] for key in new])
+        # A worker that fails leaves the last ones for another time.
+        for key, definitions in zip(new, found, strict=False):
+            known[key] = definitions
+            memo.put(key, definitions, _DEFINITION_BYTES * (1 + len(definitions)))
+        return [known.get(key) or () for key in keys]
 
 
 @cache
@@ -153,10 +163,14 @@ def _memo() -> Memo[Key, Definitions]:
 
 def _keys(files: Files) -> list[Key | None]:
     """What the definitions of each file are remembered under: its language and its text."""
-    return [
-        (language.name, _digest(text)) if (language := language_of(path)) else None
-        for path, text in files
-    ]
+    keys: list[Key | None] = []
+    for path, text in files:
+        language = language_of(path)
+        if language is None:
+            keys.append(None)
+        else:
+            keys.append((language.name, _digest(text)))
+    return keys
 
 
 def _digest(text: str) -> bytes:
@@ -167,9 +181,9 @@ def _digest(text: str) -> bytes:
 
 
 async def _parse(files: Files) -> list[Definitions]:
-    """What *files* define, as far as a worker process comes.
+    """What *files* define, up to the first on which the worker process fails.
 
-    Nothing for the one on which it fails.
+    For that one nothing, and nothing after it.
     """
     texts = [part for file in files for part in file]
     chars = sum(map(len, texts))
@@ -177,7 +191,7 @@ async def _parse(files: Files) -> list[Definitions]:
     answers = await in_process(
         definitions_in_batches, texts, seconds=PATIENCE_SECONDS, memory_bytes=memory
     )
-    found = [await _definitions(batches) for batches in _by_file(answers.items)]
+    found = [await _unpack(batches) for batches in _by_file(answers.items)]
     if answers.end == "unavailable":
         logger.warning("no worker process can be started: %d files are not folded", len(files))
     elif len(found) < len(files):
@@ -188,7 +202,7 @@ async def _parse(files: Files) -> list[Definitions]:
 
 
 def _by_file(answers: Iterable[Batch | None]) -> Iterator[list[Batch]]:
-    """The batches of each file that was answered whole."""
+    """The batches of each file whose answer is complete."""
     batches: list[Batch] = []
     for batch in answers:
         if batch is None:
@@ -198,9 +212,9 @@ def _by_file(answers: Iterable[Batch | None]) -> Iterator[list[Batch]]:
             batches.append(batch)
 
 
-async def _definitions(batches: Iterable[Batch]) -> Definitions:
-    found: list[Definition] = []
+async def _unpack(batches: Iterable[Batch]) -> Definitions:
+    definitions: list[Definition] = []
     for batch in batches:
         await checkpoint()
-        found += [Definition(*each) for each in batch]
-    return tuple(found)
+        definitions += [Definition(*values) for values in batch]
+    return tuple(definitions)

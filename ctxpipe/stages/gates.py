@@ -23,7 +23,11 @@ class Gate(Protocol):
     """Chooses which of the candidates leave the context now."""
 
     async def __call__(
-        self, turn: Turn, scan: Scan, candidates: Callable[[], Sequence[Candidate]], /
+        self,
+        turn: Turn,
+        scan: Scan,
+        candidates: Callable[[], Sequence[Candidate]],
+        /,
     ) -> Sequence[Candidate] | str:
         """The candidates to offload at this turn, or one sentence why none."""
         ...
@@ -31,10 +35,10 @@ class Gate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RatioGate:
-    """Opens when at least *ratio* of the history's characters may leave; everything goes then.
-    Source: RG-7, PL-2.
+    """Opens when at least *ratio* of the history's characters may leave; then everything leaves.
 
-    A ratio outside 0 … 1 is taken as it is (RG-20). Raises SettingsError when it is not a number.
+    A ratio outside 0 … 1 is used as it is (RG-20). Raises SettingsError when it is not a number.
+    Source: RG-7, PL-2.
     """
 
     ratio: float | Decimal = setting(OFFLOAD_RATIO_THRESHOLD)
@@ -43,7 +47,11 @@ class RatioGate:
         Wanted(is_number, "a number such as 0.2").check("ratio", self.ratio)
 
     async def __call__(
-        self, _turn: Turn, scan: Scan, candidates: Callable[[], Sequence[Candidate]], /
+        self,
+        _turn: Turn,
+        scan: Scan,
+        candidates: Callable[[], Sequence[Candidate]],
+        /,
     ) -> Sequence[Candidate] | str:
         if passes(scan, self.ratio):
             return candidates()
@@ -55,20 +63,22 @@ class RatioGate:
 
 @dataclass(frozen=True, slots=True)
 class RentOrBuyGate:
-    """Opens when carrying old results has cost *alpha* times what rewriting the cached context
-    behind them costs.
+    """Opens when carrying old results has cost *alpha* times what a rewrite costs.
 
-    A call that reads a result again pays for it, the first *free_calls* excepted, which it came
-    for; a rewrite writes once more what stays behind the first result that leaves. Neither a
-    forecast nor a model is needed, and the messages themselves tell how often each result was read.
-    What leaves is the suffix of the candidates with the greatest surplus, when it frees
+    A call that reads a result again pays for it, except the first *free_calls*, which are what the
+    result is for. A rewrite writes again the cached context after the first result that leaves.
+    Neither a forecast nor a model is needed: the messages themselves show how often each result was
+    read. What leaves is the suffix of the candidates with the greatest surplus, when it frees
     *min_tokens* or more. Before *min_calls* calls nothing leaves: short sessions do not pay a
-    rewrite back. When the cache is known to be cold, rewriting is free, and everything old leaves
-    that frees *min_tokens*; what no call has sent yet is free to change as well. Tokens are raw.
+    rewrite back. When the cache is known to have expired, rewriting is free, and everything old
+    leaves that frees *min_tokens*; what no call has sent yet is free to change as well. Tokens are
+    raw.
 
-    *prices* are those of the model (`prices_of`), or ``Prices.relative(read=0.05)``; only their ratios count, and the
-    cliffs. *placeholder_tokens* is what stays of a result. Source: economics, 2.3. Raises
-    SettingsError.
+    *prices* are those of the model (`prices_of`), or ``Prices.relative(read=0.05)``; only their
+    ratios count, and the thresholds above which they rise. *placeholder_tokens* is what stays of a
+    result. Source: economics, 2.3.
+
+    Raises SettingsError for settings that are invalid.
     """
 
     prices: Prices = field(default_factory=Prices.relative)
@@ -79,13 +89,22 @@ class RentOrBuyGate:
     placeholder_tokens: int = 30
 
     def __post_init__(self) -> None:
-        numbers = dict.fromkeys(
-            ("alpha", "min_tokens", "min_calls", "free_calls", "placeholder_tokens"), NUMBER
+        check_settings(
+            self,
+            prices=PRICES,
+            alpha=NUMBER,
+            min_tokens=NUMBER,
+            min_calls=NUMBER,
+            free_calls=NUMBER,
+            placeholder_tokens=NUMBER,
         )
-        check_settings(self, prices=PRICES, **numbers)
 
     async def __call__(
-        self, turn: Turn, _scan: Scan, candidates: Callable[[], Sequence[Candidate]], /
+        self,
+        turn: Turn,
+        _scan: Scan,
+        candidates: Callable[[], Sequence[Candidate]],
+        /,
     ) -> Sequence[Candidate] | str:
         old = candidates()
         holdings = turn.recall(Holdings)
@@ -97,26 +116,26 @@ class RentOrBuyGate:
             return f"only {holdings.calls} calls so far, fewer than {self.min_calls}"
         cached = 0 if turn.cold else sums[holdings.sent]
         stock = holdings.stock(old, sums, cached, self.free_calls, self.placeholder_tokens)
-        best = (
-            whole_stock(stock)
-            if turn.cold
-            else best_flush(stock, self._rates, self._cliff(turn, holdings, sums))
-        )
+        if not turn.cold:
+            rates = Rates(self.prices.read_ratio, self.prices.write_ratio, self.alpha)
+            best = best_flush(stock, rates, self._overpayment(turn, holdings, sums))
+        else:
+            best = whole_stock(stock)
         if best is None or best.gain <= 0:
             return "carrying the old results has not yet cost as much as rewriting would"
         if best.freed < self.min_tokens:
             return f"{best.freed} tokens would be worth a rewrite, fewer than {self.min_tokens}"
         return old[best.start :]
 
-    @property
-    def _rates(self) -> Rates:
-        return Rates(self.prices.read_ratio, self.prices.write_ratio, self.alpha)
-
-    def _cliff(
-        self, turn: Turn, holdings: Holdings, sums: Sequence[int]
+    def _overpayment(
+        self,
+        turn: Turn,
+        holdings: Holdings,
+        sums: Sequence[int],
     ) -> Callable[[int], float] | None:
-        """What was overpaid above a price cliff, for a number of freed tokens that leads back below
-        it.
+        """What was overpaid above a price threshold, by the number of freed tokens.
+
+        It is 0 for a number that does not lead back below the threshold. None where there is none.
         """
         if not self.prices.cliffs:
             return None
@@ -126,9 +145,8 @@ class RentOrBuyGate:
             return None
         limit = int(cliff.above / turn.ledger.factor)
         crossed = max(0, bisect_right(sums, limit - turn.overhead) - 1)
-        overpaid = (
-            (cliff.prompt - 1) * self.prices.read_ratio * total * holdings.calls_since(crossed)
-        )
+        surcharge = (cliff.prompt - 1) * self.prices.read_ratio
+        overpaid = surcharge * total * holdings.calls_since(crossed)
         return lambda freed: overpaid if total - freed <= limit else 0.0
 
 
@@ -142,5 +160,5 @@ def _tokens(candidate: Candidate, counter: TokenCounter) -> int:
         if isinstance(content, str):
             return counter.text(content)
         return sum(counter.block(block) for block in content or () if kind(block) not in MEDIA)
-    given = compact_json(candidate.item.input)
-    return counter.text(given) * candidate.chars // max(1, len(given))
+    text = compact_json(candidate.item.input)
+    return counter.text(text) * candidate.chars // max(1, len(text))

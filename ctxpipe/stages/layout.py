@@ -1,4 +1,4 @@
-"""How much of the files and of the evidence stands behind a summary: as much as the target allows."""
+"""How much of the files and the evidence follows a summary: as much as the target allows."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = [
     "FileFolder",
     "Layout",
     "check_folder",
-    "fitted",
-    "folded_texts",
+    "choose_layout",
+    "fold_texts",
     "folder_or_default",
-    "indexed",
-    "what_holds",
+    "list_paths",
+    "token_breakdown",
 ]
 
 logger = logging.getLogger("ctxpipe")
@@ -37,23 +37,23 @@ logger = logging.getLogger("ctxpipe")
 PATHS_INDEX = "compact-paths.txt"
 
 Fold: TypeAlias = "Callable[[Sequence[RestoredFile]], Awaitable[Mapping[str, str]]]"
-"""From files to what they come down to, by path."""
+"""From files to what they are reduced to, by path."""
 
 
 class FileFolder(Protocol):
     async def fold(self, files: Sequence[tuple[str, str]], /) -> Sequence[str | None]:
-        """What each (path, source text) comes down to, as a text to stand behind a summary.
+        """What each (path, source text) is reduced to, as a text that follows a summary.
 
-        None where nothing can.
+        None where a file cannot be reduced.
         """
         ...
 
 
 def check_folder(folder: object) -> None:
     """Raise SettingsError unless *folder* is a `FileFolder`, or None."""
-    if folder is not None and (
-        isinstance(folder, type) or not callable(getattr(folder, "fold", None))
-    ):
+    if folder is None:
+        return
+    if isinstance(folder, type) or not callable(getattr(folder, "fold", None)):
         raise SettingsError(
             f"folder is {excerpt(folder)}; give something that can fold, such as a Folder, or None"
         )
@@ -68,24 +68,29 @@ def folder_or_default(folder: FileFolder | None, counter: TokenCounter) -> FileF
     return Folder(counter=counter)
 
 
-async def folded_texts(
-    files: Sequence[RestoredFile], counter: TokenCounter, folder: FileFolder | None = None
+async def fold_texts(
+    files: Sequence[RestoredFile],
+    counter: TokenCounter,
+    folder: FileFolder | None = None,
 ) -> dict[str, str]:
-    """What the files that found no room come down to, by path."""
+    """What the files that exceed the budget are reduced to, by path."""
     if not files:
         return {}
-    texts = await folder_or_default(folder, counter).fold(
-        [(file.path, file.text) for file in files]
-    )
-    return {file.path: text for file, text in zip(files, texts, strict=True) if text}
+    sources = [(file.path, file.text) for file in files]
+    texts = await folder_or_default(folder, counter).fold(sources)
+    folded: dict[str, str] = {}
+    for file, text in zip(files, texts, strict=True):
+        if text:
+            folded[file.path] = text
+    return folded
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A context to propose: which *files* stand in it whole, which *folded*, how many tokens the
-    evidence may take.
+    """A context to propose.
 
-    *left_out* are the paths for which the evidence has no room.
+    *files* are in it whole, *folded* reduced, and the evidence may take *evidence_tokens*.
+    *left_out* are the paths that exceed the budget of the evidence.
     """
 
     files: Sequence[RestoredFile]
@@ -95,30 +100,29 @@ class Layout:
     left_out: Sequence[str] = ()
 
 
-async def fitted(
+async def choose_layout(
     turn: Turn,
     drafts: Sequence[Draft],
     restored: RestoredFiles,
     evidence_tokens: int,
     fold: Fold | None,
 ) -> tuple[Draft, Layout]:
-    """The first of *drafts*, in its richest layout, that is smaller and meets the target; else the
-    leanest of the last.
+    """The first of *drafts*, in its richest layout, that is smaller and meets the target.
 
-    Files and evidence give way before the next draft is tried.
+    Files and evidence give way before the next draft is tried. When none meets the target, it is
+    the leanest layout of the last draft.
     """
     before = await turn.raw_tokens() - turn.overhead
-    plans = _from_rich_to_lean(restored, evidence_tokens, fold)
     tried: list[Layout] = []
     draft, layout = drafts[0], Layout((), {}, 0)
-    async for plan in plans:
+    async for plan in _from_rich_to_lean(restored, evidence_tokens, fold):
         tried.append(plan)
-        layout = await laid_out(turn, draft, plan)
+        layout = await _lay_out(turn, draft, plan)
         if await _fits(turn, layout, before):
             return draft, layout
     for draft in drafts[1:]:
         for plan in tried:
-            layout = await laid_out(turn, draft, plan)
+            layout = await _lay_out(turn, draft, plan)
             if await _fits(turn, layout, before):
                 return draft, layout
     return draft, layout
@@ -127,82 +131,83 @@ async def fitted(
 async def _fits(turn: Turn, layout: Layout, before: int) -> bool:
     """Whether *layout* is smaller than *before*, in raw tokens, and within the target."""
     raw = await turn.counter.count(layout.messages)
-    return (
-        raw < before
-        and turn.ledger.estimate(raw + turn.overhead, layout.messages) <= turn.budget.target
-    )
+    if raw >= before:
+        return False
+    estimate = turn.ledger.estimate(raw + turn.overhead, layout.messages)
+    return estimate <= turn.budget.target
 
 
 async def _from_rich_to_lean(
-    restored: RestoredFiles, evidence_tokens: int, fold: Fold | None
+    restored: RestoredFiles,
+    evidence_tokens: int,
+    fold: Fold | None,
 ) -> AsyncIterator[Layout]:
-    """Restored files give way first, the one read longest ago before the others, then the evidence."""
-    folded = await fold(restored.unfit) if fold else {}
+    """Restored files give way first, the one read longest ago first of all, then the evidence."""
+    folded: Mapping[str, str] = {}
+    if fold:
+        folded = await fold(restored.unfit)
     for number in range(len(restored.files), -1, -1):
         files = restored.files[:number]
         if fold and number == len(restored.files) - 1:
             folded = await fold([*restored.files, *restored.unfit])
         whole = {file.path for file in files}
-        yield Layout(
-            files,
-            {path: text for path, text in folded.items() if path not in whole},
-            evidence_tokens,
-        )
+        others = {path: text for path, text in folded.items() if path not in whole}
+        yield Layout(files, others, evidence_tokens)
     for tokens in (evidence_tokens, evidence_tokens // 4, 0):
         yield Layout((), {}, tokens)
 
 
-async def laid_out(turn: Turn, draft: Draft, layout: Layout) -> Layout:
+async def _lay_out(turn: Turn, draft: Draft, layout: Layout) -> Layout:
     """*layout* with its messages."""
-    room = Room.of(layout.evidence_tokens)
-    block, left_out = await in_thread(evidence_block, draft.evidence, room, turn.counter.text)
+    budget = Room.of(layout.evidence_tokens)
+    block, left_out = await in_thread(evidence_block, draft.evidence, budget, turn.counter.text)
     files = [file.message for file in layout.files]
-    return replace(
-        layout,
-        messages=draft.messages(block, files, list(layout.folded.values())),
-        left_out=left_out,
-    )
+    folded = list(layout.folded.values())
+    messages = draft.messages(block, files, folded)
+    return replace(layout, messages=messages, left_out=left_out)
 
 
-async def indexed(
+async def list_paths(
     turn: Turn,
     draft: Draft,
     layout: Layout,
     archive: Archive | None,
     shown: Callable[[str], str] = str,
 ) -> tuple[Layout, str]:
-    """*layout* with the place named where the paths are listed that found no room in it; and what
-    went wrong.
+    """List the paths left out of *layout* in a file, and return a layout that names the file.
 
-    *shown* gives the path as the model sees it.
+    The text beside it is what went wrong, or "". *shown* gives the path as the model sees it.
     """
-    if not layout.left_out or archive is None:
+    number = len(layout.left_out)
+    if number == 0 or archive is None:
         return layout, ""
     if not isinstance(archive, TextWriter):
-        return layout, f"{len(layout.left_out)} paths are not listed: the archive stores no texts"
+        return layout, f"{number} paths are not listed: the archive stores no texts"
+    key = f"{session_folder(turn.session_id)}/{PATHS_INDEX}"
     # One path a line: a name with a line break would add one of its own choosing.
-    text = "".join(f"{path}\n" for path in layout.left_out if path.isprintable())
+    listed = [path for path in layout.left_out if path.isprintable()]
+    text = "".join(f"{path}\n" for path in listed)
     try:
-        [index] = await archive.write([(f"{session_folder(turn.session_id)}/{PATHS_INDEX}", text)])
+        [index] = await archive.write([(key, text)])
     except StorageError as error:
-        reason = f"{len(layout.left_out)} paths are not listed: {safe_text(error)}"
+        reason = f"{number} paths are not listed: {safe_text(error)}"
         logger.warning("%s", reason)
         return layout, reason
-    return await laid_out(
-        turn, replace(draft, evidence=replace(draft.evidence, index=shown(index))), layout
-    ), ""
+    evidence = replace(draft.evidence, index=shown(index))
+    return await _lay_out(turn, replace(draft, evidence=evidence), layout), ""
 
 
-async def what_holds(turn: Turn, draft: Draft, layout: Layout) -> str:
+async def token_breakdown(turn: Turn, draft: Draft, layout: Layout) -> str:
     """What the context is made of, the largest part first."""
+    count = turn.counter.count
     summary = layout.messages[len(draft.head)]
     parts = {
         "system prompt and tools": turn.overhead,
-        "system messages": await turn.counter.count([*draft.head, *draft.systems]),
-        "summary and evidence": await turn.counter.count([summary]),
-        "restored files": await turn.counter.count(file.message for file in layout.files),
-        "pinned messages": await turn.counter.count(draft.kept),
-        "the request at the end": await turn.counter.count(draft.closing),
+        "system messages": await count([*draft.head, *draft.systems]),
+        "summary and evidence": await count([summary]),
+        "restored files": await count(file.message for file in layout.files),
+        "pinned messages": await count(draft.kept),
+        "the request at the end": await count(draft.closing),
     }
     largest = sorted(parts.items(), key=lambda part: -part[1])
     return ", ".join(f"{name} {tokens}" for name, tokens in largest if tokens)

@@ -10,57 +10,62 @@ from ..errors import SettingsError
 from ..placeholders import BATCH
 from ..placeholders import reference as path_in
 
-__all__ = ["check_reference", "shown"]
+__all__ = ["check_reference", "visible_path"]
 
 _REFERENCES = ("absolute", "relative", "storage")
-_MOST_TEMPLATE = 1_000
+_MAX_TEMPLATE_CHARS = 1_000
 _SAMPLE = "folder/name.md"
 
 
 def check_reference(reference: object) -> None:
-    """Raises SettingsError unless *reference* is one of the three words, or a template that leads
-    back to the file.
+    """Raise SettingsError unless the file can be found again from *reference*.
 
-    A storage finds a file by the last two parts of its path, the key. So a template ends in {key}
-    or {path}, once and with nothing behind it, and in front of {key} stands nothing, or a
-    separator: ``/mnt/results/{key}``.
+    It is one of the three words, or a template. A storage finds a file by the last two parts of its
+    path, the key. So a template ends in {key} or {path}, once and with nothing after it, and what
+    comes before {key} is empty or ends in a separator: ``/mnt/results/{key}``.
     """
     if reference in _REFERENCES or _leads_back(reference):
         return
+    words = ", ".join(map(repr, _REFERENCES))
     raise SettingsError(
-        f"reference is {reference!r}, from which the file could not be found again; give "
-        f"{', '.join(map(repr, _REFERENCES))}, or one line that ends in /{{key}} or in {{path}}, "
-        "such as '/mnt/results/{key}'"
+        f"reference is {reference!r}, from which the file could not be found again; give {words}, "
+        "or one line that ends in /{key} or in {path}, such as '/mnt/results/{key}'"
     )
 
 
-def shown(reference: str, folder: str, location: str) -> str:
+def visible_path(reference: str, folder: str, location: str) -> str:
     """The path that the model sees for the file at *location*, which the storage keeps in *folder*.
 
-    *reference* is "absolute", "relative" (to the current folder), "storage" (to its root), or a template that ends in
-    {key}, the path below the root, or in {path}, the absolute one. Source: R3d, R25.
+    *reference* is "absolute", "relative" (to the current folder), "storage" (to its root), or a
+    template that ends in {key}, the path below the root, or in {path}, the absolute one.
+    Source: R3d, R25.
     """
     name = PurePath(location).name
     if reference == "absolute":
         return location
     if reference == "storage":
         return f"./{folder}/{name}"
+    if reference == "relative" and os.path.isabs(location):
+        return os.path.relpath(location)
     if reference == "relative":
-        return os.path.relpath(location) if os.path.isabs(location) else location
+        return location
     return reference.format(path=location, key=f"{folder}/{name}")
 
 
 def _leads_back(reference: object) -> bool:
-    if not isinstance(reference, str) or len(reference) > _MOST_TEMPLATE:
+    if not isinstance(reference, str) or len(reference) > _MAX_TEMPLATE_CHARS:
         return False
     try:
         parts = list(string.Formatter().parse(reference))
     except ValueError:
         return False
-    fields = [(name, spec, conversion) for _, name, spec, conversion in parts if name is not None]
-    if fields not in ([("key", "", None)], [("path", "", None)]) or parts[-1][1] is None:
+    fields = [part[1:] for part in parts if part[1] is not None]
+    has_text_after_field = parts and parts[-1][1] is None
+    if fields not in ([("key", "", None)], [("path", "", None)]) or has_text_after_field:
         return False
-    front = "".join(text for text, _, _, _ in parts)
-    if path_in(BATCH.format(f"{front}{_SAMPLE}")) is None:
+    prefix = "".join(text for text, _, _, _ in parts)
+    if path_in(BATCH.format(f"{prefix}{_SAMPLE}")) is None:
         return False
-    return fields[0][0] == "path" or front == "" or front.endswith(("/", "\\"))
+    if fields[0][0] == "path":
+        return True
+    return prefix == "" or prefix.endswith(("/", "\\"))

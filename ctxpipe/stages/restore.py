@@ -1,4 +1,4 @@
-"""Bring the files in work back from disk, as they are now."""
+"""Restore the working set of files from disk, as they are now."""
 
 from __future__ import annotations
 
@@ -53,8 +53,9 @@ _MIN_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class RestoredFile:
-    """A file that was read: *path* as the conversation spells it, *changed* if it is not what was
-    shown before.
+    """A file that was read.
+
+    *path* is as the conversation spells it, *changed* is True if it is not what was shown before.
     """
 
     path: str
@@ -70,8 +71,9 @@ class RestoredFile:
 
 @dataclass(frozen=True, slots=True)
 class RestoredFiles:
-    """What `restore_files` found: *files* fit, *unfit* are too long, *deleted* are gone; *warnings*
-    say why.
+    """What `restore_files` found.
+
+    *files* fit, *unfit* are too long, *deleted* are gone; *warnings* say why.
     """
 
     files: tuple[RestoredFile, ...] = ()
@@ -104,16 +106,15 @@ async def restore_files(
     counter: Counting | None = None,
 ) -> RestoredFiles:
     """The files that *messages* read last, from disk as they are now, the most recent first.
-    Source: CR-16 to CR-36.
 
     Of the *max_restore_files* (5) files read last those with at most *max_restore_tokens_per_file*
     (5,000) tokens are restored, until the next would lift the sum above *max_restore_tokens_total*
-    (50,000). What cannot be read, or lies outside *work_dir* (default: the current folder), is
-    skipped with a warning. Tokens are raw.
+    (50,000). What cannot be read, or is outside *work_dir* (default: the current folder), is
+    skipped with a warning. Tokens are raw. Source: CR-16 to CR-36.
 
-    *tools* names the reading tools and their path argument; *writing_tools* lets files written count as well, *shell*
-    command lines that print a file. *files* reads from elsewhere than the disk. Raises
-    SettingsError when a variable of the environment is not a number.
+    *tools* names the reading tools and their path argument; *writing_tools* lets files written
+    count as well, *shell* command lines that print a file. *files* reads from elsewhere than the
+    disk. Raises SettingsError when a variable of the environment is not a number.
 
     It believes what *messages* say: a call counts whatever its result, also one that the user has
     denied, a message that looks like a restored file names a file, and names with line breaks are
@@ -123,9 +124,15 @@ async def restore_files(
     ensure_messages(list(messages))
     if files is None:
         files = await to_thread.run_sync(LocalFiles, work_dir or ".")
-    root = files.root if isinstance(files, LocalFiles) else work_dir or ""
-    in_work = files_in_work(
-        messages, tools=tools, shell=shell, writing_tools=writing_tools, work_dir=os.fspath(root)
+    root = os.fspath(work_dir or "")
+    if isinstance(files, LocalFiles):
+        root = os.fspath(files.root)
+    working_files = files_in_work(
+        messages,
+        tools=tools,
+        shell=shell,
+        writing_tools=writing_tools,
+        work_dir=root,
     )
     search = _Search(
         files,
@@ -134,7 +141,7 @@ async def restore_files(
         MAX_RESTORE_TOKENS_TOTAL(max_restore_tokens_total),
         counter,
     )
-    restored = await search.of(in_work)
+    restored = await search.restore(working_files)
     for warning in restored.warnings:
         logger.warning("%s", warning)
     return restored
@@ -150,7 +157,7 @@ class Restore:
     that does nothing but print it. *reading_tools* and *writing_tools* map the name of a tool to
     the input key, or keys, that hold the path. What a message says never names a file.
 
-    *deny* tells of a path whether the file must not be read; it is asked for the path as the call
+    *deny* answers whether the file at a path must not be read; it is asked for the path as the call
     spells it, and for the place where the file really is. The default is `is_secret`; give a
     function of your own to extend or replace it, or None to deny nothing.
 
@@ -194,11 +201,12 @@ class Restore:
         object.__setattr__(self, "reader", reader)
 
     async def read_again(self, messages: Sequence[Message], counter: TokenCounter) -> RestoredFiles:
-        """The files that calls in *messages* have used last, as they are now, the most recent
-        first.
-        """
+        """The files that calls in *messages* used last, as they are now, the most recent first."""
         root = os.fspath(self.reader.root) if isinstance(self.reader, LocalFiles) else ""
-        found = await in_thread(self._working_set, messages, root)
+        working_files = await in_thread(self._working_set, messages, root)
+        identities: dict[str, Hashable] = {}
+        if root:
+            identities = await in_thread(_identities, root, working_files)
         search = _Search(
             self.reader,
             self.max_files,
@@ -207,9 +215,9 @@ class Restore:
             counter,
             self._refusal,
             self._denial,
-            await in_thread(_identities, root, found) if root else {},
+            identities,
         )
-        restored = await search.of(found)
+        restored = await search.restore(working_files)
         for warning in restored.warnings:
             logger.debug("%s", warning)  # it names a path; the report has it
         return restored
@@ -230,16 +238,18 @@ class Restore:
         return self._denial(path, path)
 
     def _denial(self, path: str, place: str) -> str:
-        """Why the file named *path*, which lies at *place*, must not be shown, "" when it may."""
+        """Why the file named *path*, which is at *place*, must not be shown, "" when it may."""
+        if self.deny is None:
+            return ""
         if isinstance(self.reader, LocalFiles):
             place = name_below(self.reader.root, place)
-        if self.deny is not None and self.deny(place):
+        if self.deny(place):
             return f"{path!r}: it is on the list of files that are not to be shown"
         return ""
 
 
 def _identities(root: str, found: Iterable[FileInWork]) -> dict[str, Hashable]:
-    """What tells the files apart whatever their spelling, by path; {} when none was denied.
+    """What identifies the files whatever their spelling, by path; {} when none was denied.
 
     A file has many names: links, other cases, other forms of a letter.
     """
@@ -256,16 +266,25 @@ def _identities(root: str, found: Iterable[FileInWork]) -> dict[str, Hashable]:
     return identities
 
 
-def _nothing(*_paths: str) -> str:
+def _no_reason(*_paths: str) -> str:
     return ""
 
 
 @dataclass(frozen=True, slots=True)
+class _Reading:
+    """The texts of a working set, and what is to be reported about it."""
+
+    found: list[tuple[FileInWork, FileText]]
+    warnings: list[str]
+    deleted: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class _Search:
-    """Reads a working set. *identities* tells which paths are one file.
+    """Reads a working set.
 
     *refusal* says why a path must not be read, and *denial* why not the file that a path leads to,
-    "" when it may.
+    "" when it may. Paths with the same value in *identities* are one file.
     """
 
     files: FileReader
@@ -273,33 +292,41 @@ class _Search:
     max_tokens_per_file: int
     max_tokens_total: int
     counter: Counting | None
-    refusal: Callable[[str], str] = _nothing
-    denial: Callable[[str, str], str] = _nothing
+    refusal: Callable[[str], str] = _no_reason
+    denial: Callable[[str, str], str] = _no_reason
     identities: Mapping[str, Hashable] = field(default_factory=dict)
 
-    async def of(self, in_work: Sequence[FileInWork]) -> RestoredFiles:
-        found, warnings, deleted = await self._read(in_work)
-        counted = await as_counter(self.counter).texts([text.text for _, text in found])
+    async def restore(self, working_files: Sequence[FileInWork]) -> RestoredFiles:
+        reading = await self._read(working_files)
+        texts = [now.text for _, now in reading.found]
+        counts = await as_counter(self.counter).texts(texts)
         fit: list[RestoredFile] = []
         unfit: list[RestoredFile] = []
-        room = self.max_tokens_total
-        for (file, now), tokens in zip(found, counted, strict=True):
-            restored = RestoredFile(file.path, now.text, tokens, was_changed(file, now.text))
+        warnings = reading.warnings
+        budget = self.max_tokens_total
+        for (file, now), tokens in zip(reading.found, counts, strict=True):
+            restored = RestoredFile(
+                file.path,
+                now.text,
+                tokens,
+                was_changed(file, now.text),
+            )
             if tokens > self.max_tokens_per_file:
+                limit = self.max_tokens_per_file
                 warnings.append(
-                    f"{file.path!r} is not restored: its {tokens} tokens exceed {self.max_tokens_per_file}"
+                    f"{file.path!r} is not restored: its {tokens} tokens exceed {limit}"
                 )
                 unfit.append(restored)
                 continue
-            (unfit if tokens > room else fit).append(restored)
-            room -= (
-                tokens  # below 0 from the first that is too much: what comes after stays out (A-40)
-            )
-        return RestoredFiles(tuple(fit), tuple(unfit), tuple(warnings), tuple(deleted))
+            if tokens > budget:
+                unfit.append(restored)
+            else:
+                fit.append(restored)
+            # Below 0 from the first file that is too much: what comes after it stays out (A-40).
+            budget -= tokens
+        return RestoredFiles(tuple(fit), tuple(unfit), tuple(warnings), tuple(reading.deleted))
 
-    async def _read(
-        self, in_work: Sequence[FileInWork]
-    ) -> tuple[list[tuple[FileInWork, FileText]], list[str], list[str]]:
+    async def _read(self, working_files: Sequence[FileInWork]) -> _Reading:
         """The texts of the files that take the first places.
 
         A file that cannot be read takes its place too (A-40).
@@ -309,7 +336,7 @@ class _Search:
         deleted: list[str] = []
         denied: set[Hashable] = set()
         max_bytes = max(_MIN_BYTES, _BYTES_PER_TOKEN * self.max_tokens_per_file)
-        for file in in_work:
+        for file in working_files:
             if len(found) + len(warnings) >= self.max_files:
                 break
             identity = self.identities.get(file.path, file.path)
@@ -324,7 +351,7 @@ class _Search:
                     deleted.append(file.path)
             else:
                 found.setdefault(now.real, (file, now))  # another spelling was read later
-        return list(found.values()), warnings, deleted
+        return _Reading(list(found.values()), warnings, deleted)
 
     async def _text_of(self, path: str, max_bytes: int) -> FileText:
         if reason := self.refusal(path):

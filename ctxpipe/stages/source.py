@@ -1,6 +1,4 @@
-"""Where the evidence of a compaction comes from: the raw messages, however often they were
-compacted before.
-"""
+"""Where a compaction's evidence comes from: the raw messages, however often they were compacted."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from ..edits.compact import Source, after_summary, named_archives, partition
 from ..errors import StorageError
 from ..storage.records import message_redactor_of, redactor_of
 from ..threads import in_thread
-from .archive import Archived, verified_archive
+from .archive import Archived, last_part, verified_archive
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -23,82 +21,86 @@ if TYPE_CHECKING:
 __all__ = ["source_of"]
 
 MOST_ARCHIVES = 100
-"""So many compactions of one conversation are looked through.
+"""How many compactions of one conversation are searched.
 
-What lies further back is not in the evidence.
+What is further back is not in the evidence.
 """
 NAMED = 3
-"""So many earlier archives are named where the raw history is at hand."""
+"""How many earlier archives are named where the raw history is available."""
 
 
 async def source_of(turn: Turn, archive: Archive | None, shown: Callable[[str], str]) -> Source:
-    """The raw messages behind the context of *turn*, and the archives of its compactions by the
-    paths the model sees.
+    """The raw messages behind the context of *turn*, and the archives of its compactions.
 
-    In a session that is the caller's history, to the letter. Else the context is all there is, and
-    a summary at its beginning is believed only as far as it names archives of this very session,
-    with the right digest: the messages in them take its place. What cannot be verified gives
-    nothing.
+    The archives are named by the paths that the model sees. In a session the messages are the
+    caller's history, to the letter. Otherwise the context is all there is, and a summary at its
+    beginning is believed only as far as it names archives of this very session, with the right
+    digest: the messages in them take its place. What cannot be verified contributes nothing.
     """
     _, rest = partition(turn.messages)
     redact = redactor_of(archive)
     if turn.history is not None:
         _, history = partition(turn.history)
-        if not placed(
-            history
-        ):  # else it is a context that a caller has kept, and handed to a session of its own
-            _, archives = await _behind(rest, turn.session_id, archive, shown, NAMED)
+        # Otherwise it is a context that a caller has kept, and given to a session as its history.
+        if not placed(history):
+            _, archives = await _expand(rest, turn.session_id, archive, shown, NAMED)
             return Source(history, archives, is_raw=True, redact=redact)
-    messages, archives = await _behind(rest, turn.session_id, archive, shown, MOST_ARCHIVES)
+    messages, archives = await _expand(rest, turn.session_id, archive, shown, MOST_ARCHIVES)
     return Source(messages, archives, redact=redact)
 
 
-async def _behind(
+async def _expand(
     messages: Sequence[Message],
     session_id: str,
     archive: Archive | None,
     shown: Callable[[str], str],
     most: int,
 ) -> tuple[list[Message], list[str]]:
-    """*messages* with what archives hold in the place of the summary they begin with, and those
-    archives.
+    """*messages* with what archives hold in place of the summary at the beginning.
+
+    Beside them the archives, the oldest first.
     """
     later: list[list[Message]] = []
     names: list[str] = []
-    redacted = message_redactor_of(archive)
-    named = (
-        named_archives(text_of(messages[0]))
-        if messages and summary_body(messages[0]) is not None
-        else []
-    )
-    while len(names) < most and named:
-        name, found = await _archived(named, session_id, archive)
+    redact = message_redactor_of(archive)
+    candidates: Sequence[tuple[str, str]] = []
+    if messages and summary_body(messages[0]) is not None:
+        candidates = named_archives(text_of(messages[0]))
+    while len(names) < most and candidates:
+        name, found = await _first_verified(candidates, session_id, archive)
         if found is None or name in names:
             break
-        later.append(await in_thread(after_summary, messages, found.messages, redacted))
+        later.append(await in_thread(after_summary, messages, found.messages, redact))
         names.append(name)
-        messages, named = found
-    oldest = messages[leading(messages) :]
-    raw = [message for part in [oldest, *reversed(later)] for message in part]
+        messages = found.messages
+        candidates = found.before
+    raw = list(messages[leading(messages) :])
+    for part in reversed(later):
+        raw += part
     return raw, [shown(name) for name in reversed(names)]
 
 
-async def _archived(
-    named: Sequence[tuple[str, str]], session_id: str, archive: Archive | None
+async def _first_verified(
+    candidates: Sequence[tuple[str, str]],
+    session_id: str,
+    archive: Archive | None,
 ) -> tuple[str, Archived | None]:
-    """The first of the archives *named*, by path and digest, that is verified.
+    """The first of the archives *candidates*, by path and digest, that is verified.
 
     Its record, and what it holds.
     """
     if archive is None:
         return "", None
     try:
-        records = {PurePath(record).name: record for record in await archive.records(session_id)}
+        records = await archive.records(session_id)
     except StorageError:
         return "", None
-    for path, digest in named:
-        record = records.get(path.replace("\\", "/").rpartition("/")[2])
-        found = await verified_archive(archive, session_id, path, digest) if record else None
-        if record and found is not None:
+    by_name = {PurePath(record).name: record for record in records}
+    for path, digest in candidates:
+        record = by_name.get(last_part(path))
+        if record is None:
+            continue
+        found = await verified_archive(archive, session_id, path, digest)
+        if found is not None:
             return record, found
     return "", None

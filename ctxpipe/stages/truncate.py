@@ -72,20 +72,19 @@ async def smart_truncate(
     marker: str = "",
     counter: Counting | None = None,
 ) -> Truncation:
-    """Shorten the middle of *messages*: filter tool calls, fold file views, and delete if still too
-    long.
+    """Shorten the middle of *messages* without a model.
 
-    What lies wholly between *middle_start* and *middle_end* of the tokens loses its tool calls;
-    file views stay with their calls, and all of them, also outside the middle, are reduced to
-    names. Only when that leaves more than
-    *max_tokens*, raw and with those of *system* and *tools*, one block goes from the middle's centre, in one pass:
-    ceil(excess / average) messages, or with ``window="covering"`` at least so many and enough to
-    cover the excess.
-    *marker* is put behind the user's text before the block. The head, the first request, the last turn and messages
-    with a user's ``<command>`` are never deleted. Nothing to do: the very same list.
+    Tool calls are filtered, file views folded, and messages deleted if it is still too long. What
+    is wholly between *middle_start* and *middle_end* of the tokens loses its tool calls; file views
+    stay with their calls, and all of them, also outside the middle, are reduced to names. Only when
+    that leaves more than *max_tokens*, raw and with those of *system* and *tools*, one block is
+    deleted around the middle's centre, in one pass: ceil(excess / average) messages, or with
+    ``window="covering"`` at least that many and enough to cover the excess. *marker* is appended to
+    the user's text before the block. The head, the first request, the last turn and messages with a
+    user's ``<command>`` are never deleted. With nothing to do, the very same list comes back.
 
-    Raises InvalidHistory when *messages* has not the shape of messages, SettingsError for bounds
-    that make no sense. Source: ST-1 to ST-22, FF-16, A-47 to A-67.
+    Raises InvalidHistory when *messages* is not a valid message list, SettingsError for invalid
+    bounds. Source: ST-1 to ST-22, FF-16, A-47 to A-67.
     """
     ensure_messages(messages)
     settings = SmartTruncate(
@@ -100,20 +99,20 @@ async def smart_truncate(
         marker=marker,
     )
     counter = as_counter(counter)
-    sizes = _Sizes(messages, [0, *accumulate(await counter.counts(messages))], counter)
+    counts = await counter.counts(messages)
+    sizes = _Sizes(messages, [0, *accumulate(counts)], counter)
     overhead = await counter.count([], system=system, tools=tools)
-    return await _shortened(settings, _Given(messages, sizes, overhead, max_tokens))
+    return await _shorten(settings, _Input(messages, sizes, overhead, max_tokens))
 
 
 @dataclass(frozen=True, slots=True)
 class SmartTruncate:
-    """Shorten the middle of the history when it is still too long: compaction failed, was
-    postponed, or is not used.
+    """Shorten the middle of the history when it is still too long.
 
-    It acts when the context has reached the pipeline's trigger, or with `Turn.force`, and brings it
-    down to
-    *max_tokens* (estimated; never above the pipeline's target), as `smart_truncate` does. The first request and the
-    last turn stay exactly as they are, and so does what *pin* chooses, a call with its result.
+    That is so when compaction failed, was postponed, or is not used. It acts when the context has
+    reached the pipeline's trigger, or with `Turn.force`, and brings it down to *max_tokens*
+    (estimated; never above the pipeline's target), as `smart_truncate` does. The first request and
+    the last turn stay exactly as they are, and so does what *pin* chooses, a call with its result.
     *archive* keeps the raw messages that leave or change; without *require_archive* a failed
     archive is no reason to let the context overflow.
 
@@ -121,7 +120,7 @@ class SmartTruncate:
     up to a summary of the server's own (a compaction block) is touched: the API reads nothing
     before it.
 
-    Raises SettingsError for settings that make no sense.
+    Raises SettingsError for settings that are invalid.
 
     Source: CM-1 to CM-3, ST-1 to ST-22, A-65, R2, R4c, R19.
     """
@@ -160,15 +159,11 @@ class SmartTruncate:
         check_folder(self.folder)
 
     async def __call__(self, turn: Turn) -> Change | Skip:
-        """Raises StorageError when the raw messages cannot be archived, unless that is not
-        required.
-        """
+        """Raises StorageError when a required archive of the raw messages cannot be written."""
         proposal = await self.plan(turn)
-        if (
-            isinstance(proposal, Skip)
-            or self.archive is None
-            or not isinstance(proposal.detail, Truncated)
-        ):
+        if isinstance(proposal, Skip) or self.archive is None:
+            return proposal
+        if not isinstance(proposal.detail, Truncated):
             return proposal
         kept = {id(message) for message in proposal.messages}
         leaving = [message for message in turn.messages if id(message) not in kept]
@@ -177,54 +172,64 @@ class SmartTruncate:
         except StorageError as error:
             if self.require_archive:
                 raise
-            logger.warning(
-                "the messages that truncation removes are not archived: %s", safe_text(error)
-            )
+            reason = safe_text(error)
+            logger.warning("the messages that truncation removes are not archived: %s", reason)
             return proposal
         return replace(proposal, detail=replace(proposal.detail, archive=location))
 
     async def plan(self, turn: Turn) -> Change | Skip:
         """The same decision, with no write."""
-        tokens, limit = await turn.tokens(), min(self.max_tokens, turn.budget.target)
+        tokens = await turn.tokens()
+        limit = min(self.max_tokens, turn.budget.target)
         if not turn.force and not turn.budget.reached(tokens):
             return Skip(f"{tokens} tokens, below the trigger of {turn.budget.trigger}")
         if tokens <= limit:
             return Skip(f"{tokens} tokens are within the {limit} that truncation leaves")
-        messages = turn.messages if isinstance(turn.messages, list) else list(turn.messages)
+        messages = turn.messages
+        if not isinstance(messages, list):
+            messages = list(messages)
         sizes = _Sizes(messages, await turn.prefix_sums(), turn.counter)
-        given = _Given(
-            messages, sizes, turn.overhead, _raw(turn, limit), turn.protected, strict=True
+        given = _Input(
+            messages,
+            sizes,
+            overhead=turn.overhead,
+            limit=_raw_limit(turn, limit),
+            protected=turn.protected,
+            strict=True,
         )
-        result = await _shortened(self, given)
+        result = await _shorten(self, given)
         if result.messages is messages:
             return Skip(f"nothing of the middle can go: {result.detail.holds}", result.detail)
         return Change(result.messages, result.detail)
 
 
-def _raw(turn: Turn, limit: int) -> int:
+def _raw_limit(turn: Turn, limit: int) -> int:
     """The most raw tokens that are estimated at no more than *limit*."""
-    most = range(limit + 1)  # an estimate is never below the raw count
-    return max(
-        0, bisect_right(most, limit, key=lambda raw: turn.ledger.estimate(raw, turn.messages)) - 1
+    candidates = range(limit + 1)  # an estimate is never below the raw count
+    index = bisect_right(
+        candidates, limit, key=lambda raw: turn.ledger.estimate(raw, turn.messages)
     )
+    return max(0, index - 1)
 
 
 # What the function and the stage share ------------------------------------------------------------
 
 
 class _Sizes:
-    """The tokens of messages: of those given from the start known, of others counted once."""
+    """The tokens of messages: known for those of the history, counted once for others."""
 
     def __init__(
-        self, messages: Sequence[Message], sums: Sequence[int], counter: TokenCounter
+        self,
+        messages: Sequence[Message],
+        sums: Sequence[int],
+        counter: TokenCounter,
     ) -> None:
         self.sums = sums
         self.counter = counter
         # The messages are kept with their ids, so that no id is used again.
-        self._known = {
-            id(m): (m, after - before)
-            for m, (before, after) in zip(messages, pairwise(sums), strict=True)
-        }
+        self._known: dict[int, tuple[Message, int]] = {}
+        for message, (before, after) in zip(messages, pairwise(sums), strict=True):
+            self._known[id(message)] = message, after - before
 
     async def of(self, parts: Sequence[Part]) -> list[int]:
         messages = [part.message for part in parts]
@@ -235,11 +240,11 @@ class _Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _Input:
     """What to bring down to *limit* tokens, raw and with those of *overhead*.
 
-    Nothing before message *protected* changes; with *strict* nothing outside the middle either, but
-    for file views that are not of the last turn.
+    Nothing before message *protected* changes; with *strict* nothing outside the middle either,
+    except file views that are not of the last turn.
     """
 
     messages: list[Message]
@@ -250,75 +255,89 @@ class _Given:
     strict: bool = False
 
 
-async def _shortened(settings: SmartTruncate, given: _Given) -> Truncation:
+async def _shorten(settings: SmartTruncate, given: _Input) -> Truncation:
     messages, sizes = given.messages, given.sizes
     ground, views, foldable = await in_thread(_survey, settings, given)
-    folds = await _folds(foldable, settings.folder, sizes.counter)
-    folded, filtered = await in_thread(_without_calls, messages, folds, ground, views)
-    left = await sizes.of(filtered.parts)
-    excess = given.overhead + sum(left) - given.limit
-    cut = partial(truncate.delete_centre, window=settings.window, marker=settings.marker)
-    parts = await in_thread(cut, filtered.parts, left, ground, excess)
+    folds = await _fold_views(foldable, settings.folder, sizes.counter)
+    folded, filtered = await in_thread(_drop_calls, messages, folds, ground, views)
+    tokens = await sizes.of(filtered.parts)
+    excess = given.overhead + sum(tokens) - given.limit
+    delete = partial(truncate.delete_centre, window=settings.window, marker=settings.marker)
+    parts = await in_thread(delete, filtered.parts, tokens, ground, excess)
     deleted = len(filtered.parts) - len(parts)
-    left = await sizes.of(parts)
-    before, after = (given.overhead + tokens for tokens in (sizes.sums[len(messages)], sum(left)))
+    tokens = await sizes.of(parts)
+    before = given.overhead + sizes.sums[len(messages)]
+    after = given.overhead + sum(tokens)
     detail = Truncated(before, after, filtered.calls, len(folds), deleted)
     if after > given.limit:
-        holds = await in_thread(truncate.held, messages, parts, left, ground, given.overhead)
+        holds = await in_thread(truncate.held, messages, parts, tokens, ground, given.overhead)
         detail = replace(detail, still_over=True, holds=holds)
-    is_cut = filtered.calls or deleted
-    return Truncation(await in_thread(truncate.joined, parts) if is_cut else folded, detail)
+    if filtered.calls or deleted:
+        return Truncation(await in_thread(truncate.joined, parts), detail)
+    return Truncation(folded, detail)
 
 
 def _survey(
-    settings: SmartTruncate, given: _Given
+    settings: SmartTruncate,
+    given: _Input,
 ) -> tuple[truncate.Ground, list[FileView], list[FileView]]:
     """Where something may go, all views of files, and those of them that may be folded."""
     messages = given.messages
     middle = truncate.middle(messages, given.sizes.sums, settings.middle_start, settings.middle_end)
     stays = {index for index, message in enumerate(messages) if has_compaction(message)}
-    stays |= pinned(messages, settings.pin) if settings.pin else set()
-    protected = max(
-        given.protected, after_compaction(messages)
-    )  # the server reads nothing before its own summary
+    if settings.pin:
+        stays |= pinned(messages, settings.pin)
+    # The server reads nothing before its own summary.
+    protected = max(given.protected, after_compaction(messages))
     ground = truncate.ground(
         messages, middle, protected=protected, strict=given.strict, pinned=stays
     )
     views = list(truncate.file_views(messages, settings.reading_tools, settings.shell))
-    old = range(protected, truncate.last_turn(messages) if given.strict else len(messages))
-    return (
-        ground,
-        views,
-        [view for view in views if view.place[0] in old and view.place[0] not in stays],
-    )
+    end = len(messages)
+    if given.strict:
+        end = truncate.last_turn(messages)
+    foldable: list[FileView] = []
+    for view in views:
+        index = view.place[0]
+        if protected <= index < end and index not in stays:
+            foldable.append(view)
+    return ground, views, foldable
 
 
-def _without_calls(
+def _drop_calls(
     messages: list[Message],
     folds: Mapping[tuple[int, int], str],
     ground: truncate.Ground,
     views: Iterable[FileView],
 ) -> tuple[list[Message], truncate.Filtered]:
-    """*messages* with the views in *folds* folded, and what remains of them without the calls of
-    the middle.
-    """
+    """*messages* with the views in *folds* folded, and the same without the calls of the middle."""
     folded = rewrite(messages, folds) if folds else messages
-    return folded, truncate.filter_calls(folded, ground, {view.place for view in views})
+    places = {view.place for view in views}
+    return folded, truncate.filter_calls(folded, ground, places)
 
 
-async def _folds(
-    views: Sequence[FileView], folder: FileFolder | None, counter: TokenCounter
+async def _fold_views(
+    views: Sequence[FileView],
+    folder: FileFolder | None,
+    counter: TokenCounter,
 ) -> dict[tuple[int, int], str]:
-    """The folded text for the place of each view that gets smaller by it."""
+    """The folded text for the place of each view that it makes smaller."""
     views = [view for view in views if view.foldable]
     if not views:
         return {}
-    folded = await folder_or_default(folder, counter).fold(
-        [(view.path, view.text) for view in views]
-    )
-    pairs = [(view, text) for view, text in zip(views, folded, strict=True) if text]
-    tokens = await counter.texts([text for view, text in pairs for text in (view.text, text)])
-    sizes = zip(tokens[::2], tokens[1::2], strict=True)
-    return {
-        view.place: text for (view, text), (old, new) in zip(pairs, sizes, strict=True) if new < old
-    }
+    folder = folder_or_default(folder, counter)
+    sources = [(view.path, view.text) for view in views]
+    folded = await folder.fold(sources)
+    pairs: list[tuple[FileView, str]] = []
+    texts: list[str] = []
+    for view, text in zip(views, folded, strict=True):
+        if text:
+            pairs.append((view, text))
+            texts += [view.text, text]
+    tokens = iter(await counter.texts(texts))
+    folds: dict[tuple[int, int], str] = {}
+    for view, text in pairs:
+        before, after = next(tokens), next(tokens)
+        if after < before:
+            folds[view.place] = text
+    return folds
