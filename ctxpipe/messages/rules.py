@@ -548,7 +548,8 @@ def is_object(value: object) -> bool:
 
 def is_signed(block: Block) -> bool:
     """Whether a thinking *block* carries what proves it to be the model's own."""
-    proof = field(block, "signature" if kind(block) == "thinking" else "data")
+    key = "signature" if kind(block) == "thinking" else "data"
+    proof = field(block, key)
     return isinstance(proof, str) and bool(proof)
 
 
@@ -581,7 +582,9 @@ def pair_problems(messages: Sequence[Message], index: int, kinds: Sequence[str])
         unanswered = _surplus(calls, _ids(messages[index + 1], "tool_result"))
         problems += _id_problems(message, index, "tool_use", unanswered, "tool-pair", text)
     if "tool_result" in kinds:
-        calls = _ids(messages[index - 1], "tool_use") if index else []
+        calls = []
+        if index:
+            calls = _ids(messages[index - 1], "tool_use")
         text = "the tool_result {} has no tool_use in the message before"
         orphans = _surplus(_ids(message, "tool_result"), calls)
         problems += _id_problems(message, index, "tool_result", orphans, "tool-pair", text)

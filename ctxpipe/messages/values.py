@@ -347,7 +347,9 @@ def rebuilt(
         holder[place] = new
         if new is item and isinstance(item, MAPPINGS):
             names = list(item)
-            new_names = list(map(key, names)) if key else names
+            new_names = names
+            if key is not None:
+                new_names = list(map(key, names))
             copy_of_item: dict[Any, Any] = dict.fromkeys(new_names)
             holder[place] = copy_of_item
             for name, new_name in zip(names, new_names, strict=True):

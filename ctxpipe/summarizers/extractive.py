@@ -32,7 +32,13 @@ GOALS, FILES, CALLS = "Goals & Decisions", "File Operations", "Tool Calls"
 STATUS, ERRORS = "Task Status", "Errors & Resolutions"
 
 # Shares of the whole summary, by section (CR-9).
-_SHARES: Mapping[str, float] = {GOALS: 0.25, FILES: 0.1, CALLS: 0.2, STATUS: 0.3, ERRORS: 0.15}
+_SHARES: Mapping[str, float] = {
+    GOALS: 0.25,
+    FILES: 0.1,
+    CALLS: 0.2,
+    STATUS: 0.3,
+    ERRORS: 0.15,
+}
 _CHARS_PER_WORD = 6
 _USER = "The user: "
 _COUNTS = "Calls since the last summary: "
@@ -92,9 +98,10 @@ class ExtractiveSummarizer:
             old.pop(STATUS, None)  # an old status is out of date
         max_chars = self.max_words * _CHARS_PER_WORD
         sections: list[str] = []
-        for name, items in new.items():
+        for name, new_items in new.items():
+            items = [*old.get(name, []), *new_items]
             budget = int(max_chars * _SHARES[name])
-            sections.append(_section(name, [*old.get(name, []), *items], budget))
+            sections.append(_section(name, items, budget))
         return "\n\n".join(sections)
 
 
@@ -224,19 +231,26 @@ def _action(call: ToolCall) -> str:
 def _earlier_items(messages: Sequence[Message]) -> dict[str, list[str]]:
     """The items of the summary that *messages* begin with, ours or a model's, by heading."""
     items: dict[str, list[str]] = {}
-    for body in filter(None, map(summary_body, messages[: placed(messages)])):
+    for message in messages[: placed(messages)]:
+        body = summary_body(message)
+        if not body:
+            continue
         before, *parts = _HEADING.split(body)
         if before.strip():
             items.setdefault(GOALS, []).extend(_items(before))
-        for name, text in zip(parts[::2], parts[1::2], strict=True):
-            items.setdefault(name.strip(), []).extend(_items(text))
+        headings = parts[::2]
+        sections = parts[1::2]
+        for heading, text in zip(headings, sections, strict=True):
+            items.setdefault(heading.strip(), []).extend(_items(text))
     return items
 
 
 def _items(text: str) -> Iterator[str]:
     for part in re.split(r"^(?=\S)(?:- )?", text, flags=re.MULTILINE):
+        if part.startswith(_COUNTS):
+            continue
         item = part.strip()
-        if item not in ("", _NONE, _ELSEWHERE) and not part.startswith(_COUNTS):
+        if item not in ("", _NONE, _ELSEWHERE):
             yield item
 
 

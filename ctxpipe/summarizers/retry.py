@@ -165,7 +165,8 @@ async def summarised(
     while parts:
         part = parts.pop(0)
         try:
-            summary = await _attempt(summarize, [*_earlier(summaries), *part], retry, deadline)
+            prompt = [*_earlier(summaries), *part]
+            summary = await _attempt(summarize, prompt, retry, deadline)
         except SummaryRefused as error:
             refused_summaries += 1
             if error.instead is None or refused_summaries > 1:
@@ -189,7 +190,8 @@ async def summarised(
         summaries.append(summary)
         done += len(part)
         if finished is not None and parts:
-            await in_thread(finished.keep, asked, summarize, messages[:done], _total(summaries))
+            so_far = _total(summaries)
+            await in_thread(finished.keep, asked, summarize, messages[:done], so_far)
     total = _total(summaries)
     return replace(total, attempts=total.attempts + refused_summaries)
 
@@ -198,7 +200,10 @@ def _earlier(summaries: Sequence[Summary]) -> list[Message]:
     if not summaries:
         return []
     text = SUMMARY + safe_summary(summaries[-1].text)
-    return [{"role": "user", "content": text}, {"role": "assistant", "content": ACKNOWLEDGED}]
+    return [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": ACKNOWLEDGED},
+    ]
 
 
 def _total(summaries: Sequence[Summary]) -> Summary:

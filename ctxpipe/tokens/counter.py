@@ -147,7 +147,8 @@ class TokenCounter:
         if is_bulky(messages) or is_bulky([system, *tools]):
             total = partial(self.total, messages, system=system, tools=tools)
             return await in_thread(total, abandon_on_cancel=True)
-        return sum(await self._tokens(list(self._parts(messages, system, tools))))
+        content = list(self._parts(messages, system, tools))
+        return sum(await self._tokens(content))
 
     async def counts(self, messages: Iterable[Message]) -> list[int]:
         """The tokens of each message.
@@ -174,8 +175,11 @@ class TokenCounter:
         As with `count`, large new text goes to a worker thread in one hop.
         """
         if len(texts) > _MANY_TEXTS:
-            return await in_thread(lambda: list(map(self.text, texts)), abandon_on_cancel=True)
+            return await in_thread(self._count_texts, texts, abandon_on_cancel=True)
         return await self._tokens(texts)
+
+    def _count_texts(self, texts: Sequence[str]) -> list[int]:
+        return [self.text(text) for text in texts]
 
     # Questions that need no full count ------------------------------------------------------------
 
@@ -294,7 +298,8 @@ class TokenCounter:
         def learn() -> dict[str, int]:
             return {text: self._learn(text) for text in texts}
 
-        if self._encoder.ready and sum(map(sys.getsizeof, texts)) <= HOP_BYTES:
+        size = sum(map(sys.getsizeof, texts))
+        if self._encoder.ready and size <= HOP_BYTES:
             return learn()
         # All in one hop: a hop per text costs more than the text. A cancelled turn does not wait
         # for the count: the thread goes on and only fills the memo.
@@ -311,8 +316,9 @@ class TokenCounter:
                 return text
         text = compact_json(value)
         if len(text) >= _REMEMBERED_JSON_CHARS:
+            entry = (value, copied(value), text)
             size = 3 * sys.getsizeof(text) + _ENTRY_BYTES
-            self._json.put(id(value), (value, copied(value), text), size)
+            self._json.put(id(value), entry, size)
         return text
 
 

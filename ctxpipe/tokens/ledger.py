@@ -133,10 +133,11 @@ class Ledger:
         """
         await self._read(messages, known)
         if self._prefix_sums is None:
-            unbilled = self._tokens_before_summary
             sums = self._sums[:]
+            unbilled = self._tokens_before_summary
             if unbilled:
-                sums = array("q", (max(0, tokens - unbilled) for tokens in sums))
+                billed = (max(0, tokens - unbilled) for tokens in sums)
+                sums = array("q", billed)
             self._prefix_sums = sums
         return self._prefix_sums
 
@@ -171,14 +172,17 @@ class Ledger:
             counts, summaries = await self._count(new, same)
             self._summaries += summaries
             self._seen += new
-            self._sums.extend(itertools.accumulate(counts, initial=self._sums.pop()))
+            total = self._sums.pop()
+            self._sums.extend(itertools.accumulate(counts, initial=total))
             self._remember_tail()
         self._sure = len(messages)
 
     def _same_at_start(self, messages: list[Message], known: int | None) -> int:
         """How many of *messages*, from the first on, are those counted already."""
-        if self._seen and not is_equal(_content(self._seen[-1]), self._tail):
-            self._forget_last()  # agents append results to the last message in place
+        if self._seen:
+            tail = _content(self._seen[-1])
+            if not is_equal(tail, self._tail):
+                self._forget_last()  # agents append results to the last message in place
         return _common(messages, self._seen, known or 0)
 
     def _forget_last(self) -> None:
@@ -189,13 +193,17 @@ class Ledger:
         self.rewind(len(self._seen))
 
     def _remember_tail(self) -> None:
-        self._tail = _content(self._seen[-1]) if self._seen else None
         self._prefix_sums = None
+        self._tail = None
+        if self._seen:
+            self._tail = _content(self._seen[-1])
 
     async def _recount(self, messages: list[Message], same: int) -> None:
         """Count *messages* anew, except the first *same* and those that are equal at the end."""
         old_sums = self._sums
-        same_at_end = _common(messages[same:][::-1], self._seen[same:][::-1])
+        rest = messages[same:]
+        old_rest = self._seen[same:]
+        same_at_end = _common(rest[::-1], old_rest[::-1])
         new = messages[same : len(messages) - same_at_end]
         counts, new_summaries = await self._count(new, same)
         end = len(self._seen) - same_at_end
@@ -242,8 +250,12 @@ class Ledger:
     def bills(self) -> list[SavedBill]:
         """The last bill of each model, the model in use last; for `learn`."""
         self._compare()
-        ordered = sorted(self._bills.items(), key=lambda item: item[0] == self._model)
-        return [(model, bill.raw, bill.billed, *bill.since) for model, bill in ordered]
+        models = sorted(self._bills, key=lambda model: model == self._model)
+        saved: list[SavedBill] = []
+        for model in models:
+            bill = self._bills[model]
+            saved.append((model, bill.raw, bill.billed, *bill.since))
+        return saved
 
     def learn(self, bills: Iterable[SavedBill]) -> None:
         """Take over the `bills` of another ledger of this conversation."""
@@ -300,7 +312,8 @@ class Ledger:
         new = messages[same:]
         summaries = _summaries(new, 0)
         if summaries:
-            return self.counter.total(map(billed_part, new[summaries[-1] :]))
+            last = summaries[-1]
+            return self.counter.total(map(billed_part, new[last:]))
         known = [index for index in self._summaries if index < same]
         unbilled = self._sums[known[-1]] if known else 0
         return self._sums[same] - unbilled + self.counter.total(new)

@@ -6,6 +6,7 @@ import binascii
 import math
 import re
 from collections.abc import Callable
+from typing import TypeAlias
 
 from ..messages import field
 
@@ -21,6 +22,12 @@ _PDF_BYTES_PER_PAGE = 100_000
 
 _PAGE = re.compile(rb"/Type\s*/Page(?![A-Za-z])")
 _HEADER_CHARS = 4_096
+
+Size: TypeAlias = tuple[int, int]
+"""Width and height in pixels."""
+
+Reader: TypeAlias = Callable[[bytes], Size | None]
+"""Reads the size of a picture from the beginning of its file."""
 
 
 def image_tokens(source: object) -> int:
@@ -47,7 +54,7 @@ def document_tokens(source: object) -> int:
     return PDF_PAGE_TOKENS * max(1, pages)
 
 
-def size_of(data: str) -> tuple[int, int] | None:
+def size_of(data: str) -> Size | None:
     """Width and height of a PNG, GIF, JPEG or WebP in base64, if its header has them."""
     head = _decode(data[:_HEADER_CHARS])
     if head is None:
@@ -64,7 +71,7 @@ def size_of(data: str) -> tuple[int, int] | None:
     return size
 
 
-def _reader(head: bytes) -> Callable[[bytes], tuple[int, int] | None] | None:
+def _reader(head: bytes) -> Reader | None:
     for magic, read in _FORMATS.items():
         if head.startswith(magic):
             return read
@@ -78,19 +85,23 @@ def _decode(data: str) -> bytes | None:
         return None
 
 
-def _png(head: bytes) -> tuple[int, int] | None:
+def _png(head: bytes) -> Size | None:
     if len(head) < 24:
         return None
-    return _big_endian(head[16:20]), _big_endian(head[20:24])
+    width = _big_endian(head[16:20])
+    height = _big_endian(head[20:24])
+    return width, height
 
 
-def _gif(head: bytes) -> tuple[int, int] | None:
+def _gif(head: bytes) -> Size | None:
     if len(head) < 10:
         return None
-    return _little_endian(head[6:8]), _little_endian(head[8:10])
+    width = _little_endian(head[6:8])
+    height = _little_endian(head[8:10])
+    return width, height
 
 
-def _jpeg(head: bytes) -> tuple[int, int] | None:
+def _jpeg(head: bytes) -> Size | None:
     at = 2
     while at + 9 <= len(head) and head[at] == 0xFF:
         marker = head[at + 1]
@@ -105,11 +116,13 @@ def _jpeg(head: bytes) -> tuple[int, int] | None:
 _NO_FRAME_START = (0xC4, 0xC8, 0xCC)  # JPEG markers among those of a start of frame
 
 
-def _webp(head: bytes) -> tuple[int, int] | None:
+def _webp(head: bytes) -> Size | None:
     if len(head) < 30 or head[8:12] != b"WEBP":
         return None
     if head[12:16] == b"VP8X":
-        return _little_endian(head[24:27]) + 1, _little_endian(head[27:30]) + 1
+        width = _little_endian(head[24:27])
+        height = _little_endian(head[27:30])
+        return width + 1, height + 1
     if head[12:16] == b"VP8L":
         bits = _little_endian(head[21:25])
         return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
@@ -126,7 +139,7 @@ def _little_endian(number: bytes) -> int:
     return int.from_bytes(number, "little")
 
 
-_FORMATS: dict[bytes, Callable[[bytes], tuple[int, int] | None]] = {
+_FORMATS: dict[bytes, Reader] = {
     b"\x89PNG\r\n\x1a\n": _png,
     b"GIF8": _gif,
     b"\xff\xd8": _jpeg,
