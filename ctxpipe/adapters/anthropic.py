@@ -194,10 +194,9 @@ class _Sessions:
     )
 
     def of(self, body: Mapping[str, Any]) -> Session:
-        if isinstance(self.session_id, str):
-            name = self.session_id
-        else:
-            name = self.session_id(body)
+        name = self.session_id
+        if not isinstance(name, str):
+            name = name(body)
         beginning = digest(body["messages"][0])
         conversations = self._named.pop(name, None)
         if conversations is None:
