@@ -124,7 +124,8 @@ class _Middleware:
         try:
             session = self.sessions.of(body)
             client: Any = _client_of(call_next)
-            context = await session.run(list(body["messages"]), **_arguments(body), client=client)
+            history = list(body["messages"])
+            context = await session.run(history, **_arguments(body), client=client)
             new_request = self._rewrite(request, call_next, session, context)
         except Exception as error:  # noqa: BLE001  logged by `_warn`
             _warn("the context could not be shaped; the original request is sent", error)
@@ -239,7 +240,8 @@ def _is_a_turn(request: APIRequest, body: Any) -> bool:
     A conversation that the server is to summarize as a whole, or that begins with such a summary,
     is left alone. Where a summary comes later, the stages leave it and all before it to the server.
     """
-    if request.method.upper() != "POST" or request.url.split("?")[0] != PATH:
+    path, _, _ = request.url.partition("?")
+    if request.method.upper() != "POST" or path != PATH:
         return False
     if not isinstance(body, Mapping):
         return False
@@ -263,7 +265,11 @@ def _has_open_calls(messages: list[Any]) -> bool:
 def _arguments(body: Mapping[str, Any]) -> dict[str, Any]:
     """What a session needs of a request besides its messages."""
     options = {name: body.get(name) for name in ("thinking", "model", "cache_control")}
-    return {"system": body.get("system"), "tools": body.get("tools"), "request": options}
+    return {
+        "system": body.get("system"),
+        "tools": body.get("tools"),
+        "request": options,
+    }
 
 
 def _with_body(request: APIRequest, body: Mapping[str, Any], headers: Any) -> APIRequest:
@@ -350,12 +356,14 @@ async def _shorter(
     """
     # The caller may have asked for the bare response.
     raw: Any = getattr(response, "http_response", response)
-    beginning = (await raw.aread())[:MAX_TEXT].decode("utf-8", "replace")
+    answer = await raw.aread()
+    beginning = answer[:MAX_TEXT].decode("utf-8", "replace")
     refusal = read_refusal(raw.status_code, beginning)
     if refusal is None:
         return None
     try:
-        return await session.recover(refusal, list(body["messages"]), sent, **_arguments(body))
+        history = list(body["messages"])
+        return await session.recover(refusal, history, sent, **_arguments(body))
     except Exception as error:  # noqa: BLE001  logged by `_warn`
         _warn("the context could not be shortened; the API's answer stands", error)
         return None

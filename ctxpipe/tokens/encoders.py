@@ -139,8 +139,9 @@ class Tiktoken:
             ids = engine.encode_to_tiktoken_buffer(without_surrogates(text), set())
             return memoryview(ids).nbytes // _ID_BYTES
         except ValueError:
-            middle = len(text) // 2  # no exact cut is near: a few tokens off in some 50,000
-            return self._count(text[:middle]) + self._count(text[middle:])
+            # No exact cut is near: a few tokens off in some 50,000.
+            first, second = _halves(text)
+            return self._count(first) + self._count(second)
 
     def _ids(self, text: str) -> list[int]:
         self.encoded_chars += len(text)
@@ -153,8 +154,8 @@ class Tiktoken:
         except ValueError:
             if len(text) < _ENGINE_LIMIT:
                 raise
-        middle = len(text) // 2
-        return self._ids(text[:middle]) + self._ids(text[middle:])
+        first, second = _halves(text)
+        return self._ids(first) + self._ids(second)
 
     def head(self, text: str, limit: int) -> str:
         segments: Iterable[str] = (text,)
@@ -188,6 +189,11 @@ class Tiktoken:
                 return prefix
             ids.pop()
         return ""
+
+
+def _halves(text: str) -> tuple[str, str]:
+    middle = len(text) // 2
+    return text[:middle], text[middle:]
 
 
 class Function:

@@ -21,6 +21,7 @@ Part: TypeAlias = str | int
 RESULTS = frozenset({"tool_result", "mcp_tool_result"})
 
 AsJson: TypeAlias = Callable[[object], str]
+Reader: TypeAlias = Callable[[Block, AsJson], Iterable[Part]]
 
 # Encrypted or encoded content, at any depth of an unknown block: never counted by its length.
 _ENCODED = re.compile(r"(?:data:[\w.+/-]+;base64,)?[A-Za-z0-9+/_\-\r\n]{512,}={0,2}\s*")
@@ -56,7 +57,8 @@ def _text(block: Block, _: AsJson) -> Iterable[Part]:
 def _tool_use(block: Block, as_json: AsJson) -> Iterable[Part]:
     call_id = _as_text(field(block, "id"))
     name = _as_text(field(block, "name"))
-    return (call_id, name, as_json(field(block, "input", {})))
+    arguments = field(block, "input", {})
+    return (call_id, name, as_json(arguments))
 
 
 def _tool_result(block: Block, as_json: AsJson) -> Iterator[Part]:
@@ -144,7 +146,7 @@ def _as_text(value: object) -> str:
     return compact_json(value)
 
 
-_READERS: dict[str, Callable[[Block, AsJson], Iterable[Part]]] = {
+_READERS: dict[str, Reader] = {
     "text": _text,
     "tool_use": _tool_use,
     "server_tool_use": _tool_use,
