@@ -365,7 +365,7 @@ async def _shorter(
         history = list(body["messages"])
         return await session.recover(refusal, history, sent, **_arguments(body))
     except Exception as error:  # noqa: BLE001  logged by `_warn`
-        _warn("the context could not be shortened; the API's answer stands", error)
+        _warn("the context could not be shortened; the API's answer is passed on", error)
         return None
 
 

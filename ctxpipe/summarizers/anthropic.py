@@ -202,7 +202,7 @@ class AnthropicSummarizer:
                 raise SummaryRefused("the model refused to write a summary")
             case "max_tokens":
                 raise SummaryRefused(
-                    "the summary did not fit into the room for it", instead=self._shorter()
+                    "the summary did not fit into its token limit", instead=self._shorter()
                 )
             case reason if reason not in _COMPLETE:
                 raise SummaryFailed(f"the model stopped with {reason!r} instead of a whole summary")
