@@ -1,1 +1,1 @@
-"""Other people's loops and clients, run through a pipeline in one line."""
+"""Adapters that run other people's loops and clients through a pipeline."""

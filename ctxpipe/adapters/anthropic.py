@@ -1,4 +1,4 @@
-"""Any loop on the real SDK, its tool runner included, in one line.
+"""Middleware for any loop on the anthropic SDK, its tool runner included, in one line.
 
 ``AsyncAnthropic(middleware=[ctxpipe_middleware(pipeline, session_id="job-42")])``
 """
@@ -40,12 +40,12 @@ __all__ = ["ctxpipe_middleware"]
 logger = logging.getLogger("ctxpipe")
 
 PATH = "/v1/messages"  # and nothing below it: counting tokens and batches are left alone
-# the SDK's mark on a request whose caller wants more than the parsed reply
+# The SDK's mark on a request whose caller wants more than the parsed reply.
 RAW = "X-Stainless-Raw-Response"
-MAX_OTHERS = 8  # conversations under one name, beside the first
+MAX_OTHERS = 8  # conversations under one name, besides the first
 
 SessionId: TypeAlias = str | Callable[[Mapping[str, Any]], str]
-"""The name of the conversation, or what finds it in the body of a request."""
+"""The name of the conversation, or a function that finds it in the body of a request."""
 
 
 def ctxpipe_middleware(
@@ -59,33 +59,32 @@ def ctxpipe_middleware(
     """A middleware for ``anthropic.AsyncAnthropic`` that sends the context instead of the history.
 
     It rewrites ``messages`` of every ``messages`` call, plain, streamed or by the tool runner,
-    feeds the reply's usage back, and after "prompt is too long" asks once more with a context
-    shortened by force. *cache_breakpoints* places so many cache breakpoints, of those that the
-    request leaves free, where they pay: four let a turn that rewrites old messages still read what
-    stands before them. Where nothing is to do, the request goes out as it came; an error of ours is
-    logged and the original request is sent.
+    learns from the reply's usage, and after "prompt is too long" asks once more with a context
+    shortened by force. *cache_breakpoints* is how many cache breakpoints, of those that the request
+    leaves free, are placed where they pay off: with four, a turn that rewrites old messages still
+    reads all before them from the cache. Where nothing is to be done, the request is sent as it
+    came; an error of ours is logged and the original request is sent.
 
-    *session_id* names the conversation, or finds its name in the request's body. Under one name, conversations are told
-    apart by their first message, so that side questions and sub-agents on the same client do not
-    disturb each other;
-    *journal* follows the one that came first. What the stages themselves ask a model for, such as a summary, passes
-    untouched.
+    *session_id* names the conversation, or finds its name in the request's body. Conversations of
+    the same name are distinguished by their first message, so that side questions and sub-agents on
+    the same client do not disturb each other; *journal* follows the one that came first. What the
+    stages themselves ask a model for, such as a summary, passes unchanged.
 
     A context can only be shaped where the client sends it. The SDK's tool runner leaves the history
     with the server where it can ("message threads") and sends the new messages only; with
-    ``threads="decline"`` such a request is answered with the API's own "cannot be threaded", upon
-    which the runner sends the whole history, now and later. With "pass" requests of a thread go out
-    untouched.
+    ``threads="decline"`` such a request is answered with the API's own "cannot be threaded", and
+    the runner then sends the whole history, now and later. With "pass" requests of a thread are
+    sent unchanged.
 
-    Raises SettingsError when an argument makes no sense, or the installed SDK knows no middleware.
+    Raises SettingsError when an argument is invalid, or the installed SDK has no middleware.
     """
     _ensure_sdk_knows_middleware()
-    instance_of(ContextPipeline, "a ContextPipeline such as ContextPipeline(stages)").check(
-        "pipeline", pipeline
-    )
+    wanted = instance_of(ContextPipeline, "a ContextPipeline such as ContextPipeline(stages)")
+    wanted.check("pipeline", pipeline)
     if not SESSION_ID.accepts(session_id) and not FUNCTION.accepts(session_id):
         raise SettingsError(
-            f"session_id is {excerpt(session_id)}; give a name, or a function that finds it in a request"
+            f"session_id is {excerpt(session_id)};"
+            " give a name, or a function that finds it in a request"
         )
     JOURNAL_STORAGE.optional.check("journal", journal)
     if not is_size(cache_breakpoints) or cache_breakpoints > MAX_CACHE_MARKS:
@@ -104,9 +103,7 @@ class _Middleware:
 
     @property
     def __name__(self) -> str:
-        """What the SDK calls it when it complains: the synchronous client takes no middleware that
-        awaits.
-        """
+        """The name in the SDK's error when a synchronous client is given this middleware."""
         return ctxpipe_middleware.__name__
 
     async def __call__(
@@ -126,44 +123,43 @@ class _Middleware:
             return await call_next(request)
         try:
             session = self.sessions.of(body)
-            client: Any = _client_behind(call_next)
-            context = await session.run(list(body["messages"]), **_arguments(body), client=client)
-            sent = self._rewritten(request, call_next, session, context)
-        except Exception as error:  # noqa: BLE001  told by `_warn`
+            client: Any = _client_of(call_next)
+            history = list(body["messages"])
+            context = await session.run(history, **_arguments(body), client=client)
+            new_request = self._rewrite(request, call_next, session, context)
+        except Exception as error:  # noqa: BLE001  logged by `_warn`
             _warn("the context could not be shaped; the original request is sent", error)
             return await call_next(request)
-        response = await call_next(sent)
+        response = await call_next(new_request)
         if getattr(response, "status_code", None) in REFUSING:
             shorter = await _shorter(session, body, context, response)
             if shorter is not None:
-                context, sent = shorter, self._rewritten(request, call_next, session, shorter)
-                response = await call_next(sent)
+                context = shorter
+                new_request = self._rewrite(request, call_next, session, context)
+                response = await call_next(new_request)
         await _observe(session, context, request, response)
         return response
 
-    def _rewritten(
+    def _rewrite(
         self, request: APIRequest, call_next: AsyncCallNext, session: Session, context: Result
     ) -> APIRequest:
-        """*request* with the context; the very same object where that says the same."""
+        """*request* with the context; the same object where nothing changes."""
         body: Any = request.json
-        changed = (
-            {**body, "messages": context.messages}
-            if context.messages != body["messages"]
-            else dict(body)
-        )
+        new_body = dict(body)
+        if context.messages != body["messages"]:
+            new_body["messages"] = context.messages
         if self.cache_breakpoints:
-            changed = with_breakpoints(
-                changed, self.cache_breakpoints, self.sessions.rewritten(session, context)
-            )
-        options: dict[str, Any] = {}
+            changed = self.sessions.rewrite_range(session, context)
+            new_body = with_breakpoints(new_body, self.cache_breakpoints, changed)
+        new_headers: Any = request.headers
         if context.request_options:
-            options = drop_block(
-                {"thinking": body.get("thinking"), "extra_headers": _headers(request, call_next)}
-            )
-            changed |= options.get("extra_body", {})
-        if changed == body:
+            headers = _headers(request, call_next)
+            options = drop_block({"thinking": body.get("thinking"), "extra_headers": headers})
+            new_body |= options.get("extra_body", {})
+            new_headers = options.get("extra_headers", new_headers)
+        if new_body == body:
             return request
-        return _with_body(request, changed, options.get("extra_headers", request.headers))
+        return _with_body(request, new_body, new_headers)
 
 
 # Conversations ------------------------------------------------------------------------------------
@@ -171,9 +167,7 @@ class _Middleware:
 
 @dataclass(slots=True)
 class _Conversations:
-    """Those under one name: the *first*, whose session is the name's own, and others, which know
-    nothing of it.
-    """
+    """The conversations of one name: the *first*, which has the name's own session, and others."""
 
     first: bytes
     session: Session
@@ -201,41 +195,40 @@ class _Sessions:
     )
 
     def of(self, body: Mapping[str, Any]) -> Session:
-        name = self.session_id if isinstance(self.session_id, str) else self.session_id(body)
+        name = self.session_id
+        if not isinstance(name, str):
+            name = name(body)
         beginning = digest(body["messages"][0])
         conversations = self._named.pop(name, None)
         if conversations is None:
-            conversations = _Conversations(
-                beginning, self.pipeline.session(name, journal=self.journal)
-            )
+            session = self.pipeline.session(name, journal=self.journal)
+            conversations = _Conversations(beginning, session)
         _keep(self._named, name, conversations, self.pipeline.max_sessions)
         return conversations.of(beginning)
 
     def warn_once(self, text: str) -> None:
-        """Log *text*, but not a second time."""
+        """Log *text* the first time only."""
         if text not in self._warned:
             self._warned.add(text)
             logger.warning("%s", text)
 
-    def rewritten(self, session: Session, context: Result) -> tuple[int, int] | None:
-        """From where to where this turn has rewritten the context, also when the SDK sends it a
-        second time.
-        """
-        if context.first_changed_index is not None and context.changed_end is not None:
-            self._rewritings[session] = (
-                context.covered,
-                context.first_changed_index,
-                context.changed_end,
-            )
-        covered, *places = self._rewritings.get(session, (-1, 0, 0))
-        return (places[0], places[1]) if covered == context.covered else None
+    def rewrite_range(self, session: Session, context: Result) -> tuple[int, int] | None:
+        """The range that this turn has rewritten, also when the SDK sends it a second time."""
+        start = context.first_changed_index
+        end = context.changed_end
+        if start is not None and end is not None:
+            self._rewritings[session] = (context.covered, start, end)
+        covered, start, end = self._rewritings.get(session, (-1, 0, 0))
+        if covered != context.covered:
+            return None
+        return start, end
 
 
-def _keep(kept: OrderedDict[Any, Any], key: object, value: object, most: int) -> None:
-    """Hold *value*, the newest of at most *most*."""
-    kept[key] = value
-    if len(kept) > most:
-        kept.popitem(last=False)
+def _keep(newest: OrderedDict[Any, Any], key: object, value: object, most: int) -> None:
+    """Put *value* last, and drop the first of more than *most*."""
+    newest[key] = value
+    if len(newest) > most:
+        newest.popitem(last=False)
 
 
 # Requests -----------------------------------------------------------------------------------------
@@ -244,88 +237,99 @@ def _keep(kept: OrderedDict[Any, Any], key: object, value: object, most: int) ->
 def _is_a_turn(request: APIRequest, body: Any) -> bool:
     """Whether *request* asks for the next message of a conversation that the client holds.
 
-    Not ours to touch is what the server is to summarize as a whole, or what begins with such a
-    summary. Where one comes later, the stages leave it and what stands before it to the server.
+    A conversation that the server is to summarize as a whole, or that begins with such a summary,
+    is left alone. Where a summary comes later, the stages leave it and all before it to the server.
     """
-    if (
-        request.method.upper() != "POST"
-        or request.url.split("?")[0] != PATH
-        or not isinstance(body, Mapping)
-    ):
+    path, _, _ = request.url.partition("?")
+    if request.method.upper() != "POST" or path != PATH:
+        return False
+    if not isinstance(body, Mapping):
         return False
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or body.get("compaction"):
         return False
     content = read(messages[0], "content")
-    return not isinstance(content, list) or not any(
-        kind(block) == "compaction" for block in content
-    )
+    if not isinstance(content, list):
+        return True
+    return all(kind(block) != "compaction" for block in content)
 
 
 def _has_open_calls(messages: list[Any]) -> bool:
-    """Whether *messages* end with calls that have no result; no, where they are no messages."""
+    """Whether *messages* end with calls that have no result; False where they are no messages."""
     last: object = messages[-1]
-    return (
-        isinstance(last, Mapping)
-        and {"role", "content"} <= last.keys()
-        and bool(pending_calls(messages))
-    )
+    if not isinstance(last, Mapping) or not {"role", "content"} <= last.keys():
+        return False
+    return bool(pending_calls(messages))
 
 
 def _arguments(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What a session is to know of a request beside its messages."""
+    """What a session needs of a request besides its messages."""
     options = {name: body.get(name) for name in ("thinking", "model", "cache_control")}
-    return {"system": body.get("system"), "tools": body.get("tools"), "request": options}
+    return {
+        "system": body.get("system"),
+        "tools": body.get("tools"),
+        "request": options,
+    }
 
 
 def _with_body(request: APIRequest, body: Mapping[str, Any], headers: Any) -> APIRequest:
-    """As ``request.copy`` does it, which would first copy the whole old body in depth, only to
-    leave it out.
+    """A copy of *request* with *body* and *headers*.
+
+    ``request.copy`` would first make a deep copy of the whole old body.
     """
-    copied = copy(request)
-    copied.options = copy(request.options)
-    copied.options.json_data, copied.options.headers = body, headers
-    return copied
+    new_request = copy(request)
+    new_request.options = copy(request.options)
+    new_request.options.json_data = body
+    new_request.options.headers = headers
+    return new_request
 
 
 def _headers(request: APIRequest, call_next: AsyncCallNext) -> dict[str, Any]:
-    """The request's headers, and the client's own betas: what is added to these must not replace
-    them.
-    """
-    headers = {name: value for name, value in request.headers.items() if name.lower() != BETA}
-    own = [value for name, value in request.headers.items() if name.lower() == BETA]
-    betas = own[0] if own else getattr(_client_behind(call_next), "default_headers", {}).get(BETA)
-    return {**headers, BETA: betas} if isinstance(betas, str) else headers
+    """The request's headers with the client's own betas, so that betas are added to these."""
+    headers: dict[str, Any] = {}
+    betas: list[object] = []
+    for name, value in request.headers.items():
+        if name.lower() == BETA:
+            betas.append(value)
+        else:
+            headers[name] = value
+    if not betas:
+        defaults = getattr(_client_of(call_next), "default_headers", {})
+        betas.append(defaults.get(BETA))
+    if isinstance(betas[0], str):
+        headers[BETA] = betas[0]
+    return headers
 
 
-def _client_behind(call_next: Any) -> object:
-    """The client that sends in the end; None where the SDK is built otherwise.
+def _client_of(call_next: Any) -> object:
+    """The client that sends the request in the end; None where the SDK is built differently.
 
-    It shows a middleware no other way.
+    The SDK has no public way to get it.
     """
     while (code := getattr(call_next, "__code__", None)) is not None:
-        held = dict(zip(code.co_freevars, call_next.__closure__ or (), strict=True))
-        if "self" in held:
-            return held["self"].cell_contents
-        call_next = held["call_next"].cell_contents if "call_next" in held else None
+        cells = dict(zip(code.co_freevars, call_next.__closure__ or (), strict=True))
+        if "self" in cells:
+            return cells["self"].cell_contents
+        if "call_next" not in cells:
+            return None
+        call_next = cells["call_next"].cell_contents
     return None
 
 
 def _cannot_be_threaded(request: APIRequest) -> Exception:
-    """The API's own answer to a request that it cannot thread; the SDK knows what to do then."""
+    """The API's own answer to a request that it cannot thread, which the SDK handles."""
     import httpx2
     from anthropic import BadRequestError
 
     text = (
-        "ctxpipe shapes the messages that a client sends, and cannot do so while the server holds them in a thread; "
-        "create the thread with unsupported_request_behavior='continue_unthreaded', or the middleware with "
-        "threads='pass'"
+        "ctxpipe shapes the messages that a client sends, and cannot do so while the server holds"
+        " them in a thread; create the thread with"
+        " unsupported_request_behavior='continue_unthreaded', or the middleware with threads='pass'"
     )
     details = {"error_code": "thread_unsupported_request", "unsupported": ["client-side context"]}
     error = {"type": "invalid_request_error", "message": text, "details": details}
-    answer = httpx2.Response(
-        400, request=httpx2.Request("POST", f"http://ctxpipe.invalid{request.url}")
-    )
+    sent = httpx2.Request("POST", f"http://ctxpipe.invalid{request.url}")
+    answer = httpx2.Response(400, request=sent)
     return BadRequestError(text, response=answer, body={"type": "error", "error": error})
 
 
@@ -334,8 +338,9 @@ def _ensure_sdk_knows_middleware() -> None:
 
     if not hasattr(anthropic, "APIRequest"):
         raise SettingsError(
-            f"anthropic {anthropic.__version__} knows no client middleware: install 'anthropic>=2.11', or have the "
-            "session call the model: pipeline.session(...).create(client, ...)"
+            f"anthropic {anthropic.__version__} knows no client middleware:"
+            " install 'anthropic>=2.11', or have the session call the model:"
+            " pipeline.session(...).create(client, ...)"
         )
 
 
@@ -347,54 +352,54 @@ async def _shorter(
 ) -> Result | None:
     """A shorter context than *sent* when the prompt was too long.
 
-    None when that was not it, or nothing can go.
+    None when the refusal has another reason, or nothing can be left out.
     """
-    raw: Any = getattr(
-        response, "http_response", response
-    )  # the caller may have asked for the bare response
-    beginning = (await raw.aread())[:MAX_TEXT].decode("utf-8", "replace")
+    # The caller may have asked for the bare response.
+    raw: Any = getattr(response, "http_response", response)
+    answer = await raw.aread()
+    beginning = answer[:MAX_TEXT].decode("utf-8", "replace")
     refusal = read_refusal(raw.status_code, beginning)
     if refusal is None:
         return None
     try:
-        return await session.recover(refusal, list(body["messages"]), sent, **_arguments(body))
-    except Exception as error:  # noqa: BLE001  told by `_warn`
-        _warn("the context could not be shortened; the API's answer stands", error)
+        history = list(body["messages"])
+        return await session.recover(refusal, history, sent, **_arguments(body))
+    except Exception as error:  # noqa: BLE001  logged by `_warn`
+        _warn("the context could not be shortened; the API's answer is passed on", error)
         return None
 
 
 async def _observe(
     session: Session, sent: Result, request: APIRequest, response: AsyncAPIResponse[Any]
 ) -> None:
-    """Feed the reply's usage back; a stream tells it as it is read.
+    """Learn from the reply's usage; that of a stream comes as the stream is read.
 
-    A body that the caller reads himself is his.
+    A body that the caller reads itself is left alone.
     """
-    raw = getattr(
-        response, "http_response", None
-    )  # another middleware may have answered with the reply itself
+    # Another middleware may have answered with the reply itself.
+    raw = getattr(response, "http_response", None)
     if raw is None or not raw.is_success:
         return
 
-    def told(reply: object) -> None:
-        with _harmless("the usage of a reply could not be read; the reply is passed on"):
+    def learn_usage(reply: object) -> None:
+        with _log_errors("the usage of a reply could not be read; the reply is passed on"):
             learn(session, reply, sent)
 
-    with _harmless("a reply could not be read; it is passed on"):
+    with _log_errors("a reply could not be read; it is passed on"):
         if request.stream:
-            observe_stream(
-                await response.parse(), told
-            )  # kept by the response: the caller gets this very stream
+            # The response keeps the parsed stream: the caller gets the same one.
+            stream = await response.parse()
+            observe_stream(stream, learn_usage)
         elif request.headers.get(RAW) != "stream":
-            told(raw.json())
+            learn_usage(raw.json())
 
 
 @contextmanager
-def _harmless(consequence: str) -> Iterator[None]:
+def _log_errors(consequence: str) -> Iterator[None]:
     """Log an error of ours, with its *consequence*, instead of raising it."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001  told by `_warn`
+    except Exception as error:  # noqa: BLE001  logged by `_warn`
         _warn(consequence, error)
 
 

@@ -1,6 +1,4 @@
-"""The vocabulary of Anthropic's messages, the values inside them, and the rules that they must
-keep.
-"""
+"""Anthropic's messages: their vocabulary, the values inside them, and the rules they must keep."""
 
 from .bulk import is_bulky
 from .rules import (

@@ -1,4 +1,4 @@
-"""Whether messages are so many or so long that to look at them would hold up an event loop."""
+"""Whether messages are so many or so long that reading them would block an event loop."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["MAPPINGS", "is_bulky", "is_heavier", "weight"]
 
-MAPPINGS = (dict, Mapping)  # nearly always a dict, which is six times as fast to tell
+MAPPINGS = (dict, Mapping)  # nearly always a dict, which is recognized six times as fast
 
 _ATOMS = frozenset({int, float, bool, type(None)})
 _TEXTS, _LISTS = (str, bytes), (list, tuple)
 _MANY_MESSAGES = 200
 _BULKY = 200_000
-_VALUE_CHARS = 100  # to visit a value takes as long as to read so many characters
+_VALUE_CHARS = 100  # visiting a value takes as long as reading this many characters
 
 
 def is_bulky(messages: Sequence[object], start: int = 0) -> bool:
-    """Whether the messages from *start* on take more than some milliseconds to look at. No longer
-    is spent here.
+    """Whether the messages from *start* on take more than some milliseconds to read.
 
-    Any value will do for a message: nothing is believed about its form.
+    The answer itself takes no longer than that. A message may be any value: nothing is assumed
+    about its form.
     """
-    return len(messages) - start > _MANY_MESSAGES or is_heavier(messages[start:], _BULKY)
+    if len(messages) - start > _MANY_MESSAGES:
+        return True
+    return is_heavier(messages[start:], _BULKY)
 
 
 def is_heavier(values: Iterable[object], limit: int) -> bool:
-    """Whether *values* and all that they hold are more than *limit* characters, each value taken
-    for a hundred.
-    """
+    """Whether the `weight` of *values* is above *limit*."""
     return weight(values, limit) > limit
 
 
 def weight(values: Iterable[object], limit: int = sys.maxsize) -> int:
-    """The characters of *values* and all that they hold, each value taken for a hundred.
+    """The characters of *values* and all inside them, with a hundred added for each value.
 
-    No further than *limit*.
+    A weight above *limit* is returned as *limit* + 1.
     """
     left = limit
     unread = [values]
     while unread:
         for value in unread.pop():
             left -= _VALUE_CHARS
-            kind = type(value)  # to ask for the exact type first is three times as fast
+            kind = type(value)  # testing the exact type first is three times as fast
             if kind is str:
                 left -= len(value)  # type: ignore[arg-type]
             elif kind is dict:

@@ -1,4 +1,4 @@
-"""Messages of other APIs and frameworks: whose they are, so that a refusal can say so."""
+"""Whose messages of another API or framework are, so that an error can name the owner."""
 
 from __future__ import annotations
 
@@ -8,22 +8,32 @@ from .bulk import MAPPINGS
 
 __all__ = ["history_hint", "message_hint"]
 
-SEE = "ctxpipe takes the messages of Anthropic's Messages API; see 'Messages of another API' in the docs"
+SEE = (
+    "ctxpipe takes the messages of Anthropic's Messages API;"
+    " see 'Messages of another API' in the docs"
+)
 
 _OPENAI_ROLES = frozenset({"tool", "function", "developer"})
 _OPENAI_KEYS = ("tool_calls", "function_call", "tool_call_id")
 _OPENAI_ITEMS = frozenset(
     {
-        *("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
-        *(
-            "reasoning",
-            "item_reference",
-            "computer_call",
-            "computer_call_output",
-            "web_search_call",
-        ),
-        *("file_search_call", "code_interpreter_call", "image_generation_call", "mcp_call"),
-        *("local_shell_call", "local_shell_call_output", "mcp_list_tools", "mcp_approval_request"),
+        "code_interpreter_call",
+        "computer_call",
+        "computer_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "file_search_call",
+        "function_call",
+        "function_call_output",
+        "image_generation_call",
+        "item_reference",
+        "local_shell_call",
+        "local_shell_call_output",
+        "mcp_approval_request",
+        "mcp_call",
+        "mcp_list_tools",
+        "reasoning",
+        "web_search_call",
     }
 )
 _OPENAI_BLOCKS = frozenset(
@@ -61,16 +71,22 @@ def history_hint(history: object) -> str:
     if history is None or isinstance(history, str | bytes):
         return '; give [{"role": "user", "content": "…"}]'
     if isinstance(history, MAPPINGS):
-        return "; give its messages" if "messages" in history else "; give a list of such messages"
+        if "messages" in history:
+            return "; give its messages"
+        return "; give a list of such messages"
     if hasattr(history, "messages") and hasattr(history, "reports"):
         return "; give the history, or result.messages"
-    return "; give list(…) of it" if isinstance(history, Iterable) else ""
+    if isinstance(history, Iterable):
+        return "; give list(…) of it"
+    return ""
 
 
 def message_hint(message: object) -> str:
     """Whose form *message* has, and where to read on; "" when it may be Anthropic's."""
     owner = _owner(message)
-    return f"looks like {owner} form; {SEE}" if owner else ""
+    if not owner:
+        return ""
+    return f"looks like {owner} form; {SEE}"
 
 
 def _owner(message: object) -> str:
@@ -81,21 +97,25 @@ def _owner(message: object) -> str:
         return _FRAMEWORKS[package]
     if hasattr(message, "tool_calls") or hasattr(message, "tool_call_id"):
         return "OpenAI's or LangChain's"
-    return "another framework's" if hasattr(message, "parts") else ""
+    if hasattr(message, "parts"):
+        return "another framework's"
+    return ""
 
 
 def _mapping_owner(message: Mapping[object, object]) -> str:
-    kind, role = message.get("type"), message.get("role")
+    kind = message.get("type")
+    role = message.get("role")
     if isinstance(role, str) and role in _OPENAI_ROLES:
         return "OpenAI's"
-    if any(message.get(key) for key in _OPENAI_KEYS) or (
-        isinstance(kind, str) and kind in _OPENAI_ITEMS
-    ):
+    has_openai_key = any(message.get(key) for key in _OPENAI_KEYS)
+    if has_openai_key or (isinstance(kind, str) and kind in _OPENAI_ITEMS):
         return "OpenAI's"
     if "role" not in message and (kind in ("human", "ai") or "lc" in message):
         return "LangChain's"
     if "content" not in message and "parts" in message:
-        return "Google's" if role in ("user", "model") else "pydantic-ai's"
+        if role in ("user", "model"):
+            return "Google's"
+        return "pydantic-ai's"
     return _content_owner(message.get("content"))
 
 

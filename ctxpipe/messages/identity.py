@@ -1,7 +1,4 @@
-"""What a message says, whatever its form.
-
-And its cache marks, which are no part of what it says.
-"""
+"""What a message says, whatever its form; and its cache marks, which are no part of that."""
 
 from __future__ import annotations
 
@@ -21,33 +18,31 @@ if TYPE_CHECKING:
 __all__ = ["digest", "digest_of", "parse", "parse_from", "says_the_same", "unmarked", "with_marks"]
 
 MARK = "cache_control"
-_PLAIN = frozenset({str, int, float, bool, type(None)})
+_PLAIN_VALUES = frozenset({str, int, float, bool, type(None), dict})
 
 
 # One plain form -----------------------------------------------------------------------------------
 
 
 def parse(message: Message, index: int = 0) -> Message:
-    """*message* in plain dicts and lists, its blocks as the SDK would send them; the same object
-    when it is plain.
+    """*message* in plain dicts and lists, its blocks as the SDK would send them.
 
-    Raises InvalidHistory, naming *index* and block, for what cannot be sent.
+    A plain message is returned as it is. Raises InvalidHistory, naming *index* and block, for what
+    cannot be sent.
     """
     content: object = message["content"]
-    if type(message) is dict and (
-        content is None or isinstance(content, str) or _are_plain(content)
-    ):
+    has_blocks = content is not None and not isinstance(content, str)
+    if type(message) is dict and (not has_blocks or _are_plain(content)):
         return message
+    if not has_blocks:
+        return cast("Message", dict(message))
     plain: list[object] = []
     for place, block in enumerate(blocks(message)):
         try:
             plain.append(_parse_block(block))
         except InvalidHistory as error:
             raise InvalidHistory(f"message {index}, block {place}: it holds {error}") from error
-    return cast(
-        "Message",
-        {**message, "content": content if content is None or isinstance(content, str) else plain},
-    )
+    return cast("Message", {**message, "content": plain})
 
 
 def parse_from(messages: Sequence[Message], start: int = 0) -> list[Message]:
@@ -62,21 +57,19 @@ def _are_plain(content: object) -> bool:
 def _is_plain(block: object) -> bool:
     if type(block) is not dict:
         return False
-    return all(
-        type(value) in _PLAIN or type(value) is dict or _holds_plain(value)
-        for value in block.values()
-    )
-
-
-def _holds_plain(value: object) -> bool:
-    return type(value) is list and all(type(item) in _PLAIN or type(item) is dict for item in value)
+    for value in block.values():
+        if type(value) is list:
+            if not all(type(item) in _PLAIN_VALUES for item in value):
+                return False
+        elif type(value) not in _PLAIN_VALUES:
+            return False
+    return True
 
 
 def _parse_block(block: Block) -> Block:
     if not (isinstance(block, Mapping) or hasattr(block, "model_dump")):
         return block
-    plain = as_dict(block)
-    return {key: _parse_value(value) for key, value in plain.items()}
+    return {key: _parse_value(value) for key, value in as_dict(block).items()}
 
 
 def _parse_value(value: object) -> object:
@@ -91,23 +84,24 @@ def _parse_value(value: object) -> object:
 
 
 def says_the_same(one: Message, other: Message) -> bool:
-    """Whether two messages say the same: cache marks, keys that are None, and text as one block
-    make no difference.
+    """Whether two messages have the same canonical form.
+
+    Cache marks, keys that are None, and text as one block make no difference.
     """
     return is_equal(one, other) or is_equal(_canonical(one), _canonical(other))
 
 
 def digest(message: Message) -> bytes:
-    """A hash of what *message* says."""
+    """The SHA-256 digest of the canonical form of *message*."""
     return digest_of(message, hashlib.sha256)
 
 
 def digest_of(message: Message, make: Callable[[], Any]) -> bytes:
-    """What the hash object that *make* gives says of *message*."""
-    whole = make()
+    """The digest of the canonical form of *message*, by the hash object that *make* returns."""
+    hasher = make()
     for piece in pieces(sorted_json(_canonical(message))):
-        whole.update(piece.encode())
-    return cast("bytes", whole.digest())
+        hasher.update(piece.encode())
+    return cast("bytes", hasher.digest())
 
 
 def _canonical(message: Message) -> list[Any]:
@@ -115,71 +109,64 @@ def _canonical(message: Message) -> list[Any]:
 
 
 def _canonical_block(block: Block) -> Any:
-    told = _without_mark(block)
-    if isinstance(told, dict) and isinstance(told.get("content"), list | tuple):
-        told["content"] = [_without_mark(held) for held in told["content"]]
-    return told
+    plain = _without_mark(block)
+    if isinstance(plain, dict) and isinstance(plain.get("content"), list | tuple):
+        plain["content"] = [_without_mark(inner) for inner in plain["content"]]
+    return plain
 
 
 def _without_mark(block: Block) -> Any:
-    """*block* beside its cache mark.
-
-    Text and the like, which only an unknown block holds, as it is.
-    """
+    """*block* without its cache mark and the keys that are None; text and the like as it is."""
     if not isinstance(block, Mapping) and not hasattr(block, "model_dump"):
         return block
-    return {
-        key: value for key, value in as_dict(block).items() if key != MARK and value is not None
-    }
+    plain = as_dict(block)
+    return {key: value for key, value in plain.items() if key != MARK and value is not None}
 
 
 # Cache marks --------------------------------------------------------------------------------------
 
 
 def with_marks(message: Message, source: Message) -> Message:
-    """*message* with the cache marks that *source*, the message it was made from, has at the same
-    blocks.
-    """
-    ours, theirs = as_blocks(message), as_blocks(source)
-    if len(ours) != len(theirs):
+    """*message* with the cache marks of *source*, the message it was made from, block by block."""
+    content = as_blocks(message)
+    sources = as_blocks(source)
+    if len(content) != len(sources):
         return unmarked(message)
-    return _with(
-        message, ours, [_marked(own, other) for own, other in zip(ours, theirs, strict=True)]
-    )
+    return _replace_content(message, content, list(map(_copy_marks, content, sources)))
 
 
 def unmarked(message: Message) -> Message:
     """*message* without cache marks; the same object when it has none."""
-    ours = blocks(message)
-    return _with(message, ours, [_marked(block, {}) for block in ours])
+    content = blocks(message)
+    return _replace_content(message, content, [_copy_marks(block, {}) for block in content])
 
 
-def _with(message: Message, ours: Sequence[Block], content: Sequence[Block]) -> Message:
-    return (
-        message
-        if all(map(is_, ours, content))
-        else cast("Message", {**message, "content": content})
-    )
+def _replace_content(message: Message, old: Sequence[Block], new: Sequence[Block]) -> Message:
+    if all(map(is_, old, new)):
+        return message
+    return cast("Message", {**message, "content": new})
 
 
-def _marked(block: Block, source: Block) -> Block:
-    held, given = field(block, "content"), field(source, "content")
-    inner = held
-    if isinstance(held, list | tuple):
-        sources = (
-            given
-            if isinstance(given, list | tuple) and len(given) == len(held)
-            else [{}] * len(held)
-        )
-        inner = [_own_mark(one, other) for one, other in zip(held, sources, strict=True)]
-        inner = held if all(map(is_, inner, held)) else inner
-    return _own_mark(block if inner is held else {**as_dict(block), "content": inner}, source)
+def _copy_marks(block: Block, source: Block) -> Block:
+    """*block* with the marks that *source* has, itself and in its content."""
+    content = field(block, "content")
+    if isinstance(content, list | tuple):
+        sources = field(source, "content")
+        if not isinstance(sources, list | tuple) or len(sources) != len(content):
+            sources = [{}] * len(content)
+        marked = list(map(_copy_own_mark, content, sources))
+        if not all(map(is_, marked, content)):
+            block = {**as_dict(block), "content": marked}
+    return _copy_own_mark(block, source)
 
 
-def _own_mark(block: Block, source: Block) -> Block:
-    """*block* with the mark of *source*; the same object where it has that already."""
+def _copy_own_mark(block: Block, source: Block) -> Block:
+    """*block* with the mark of *source*; the same object where it has that mark already."""
     mark = field(source, MARK)
     if field(block, MARK) == mark:
         return block
-    plain = {key: value for key, value in as_dict(block).items() if key != MARK}
-    return {**plain, MARK: mark} if mark else plain
+    plain = as_dict(block)
+    plain.pop(MARK, None)
+    if mark:
+        plain[MARK] = mark
+    return plain

@@ -1,8 +1,7 @@
-"""What the Messages API demands of a conversation: one table of rules, and the check that knows
-them.
+"""The rules of the Messages API for a conversation, and the check of them.
 
 Each rule rests on the API's reference, on its guides, or on the words of its refusals. Where these
-are silent, nothing is refused: a block of a kind that is not known here passes.
+are silent, nothing is refused: a block of an unknown kind passes.
 """
 
 from __future__ import annotations
@@ -167,8 +166,9 @@ One with an empty *repair* is refused with InvalidHistory: nothing can be done.
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A *rule* of the Messages API that message *index* breaks, in its *block* where it is a single
-    one.
+    """A *rule* of the Messages API that message *index* breaks.
+
+    *block* is the index of the block at fault, None where the message as a whole is at fault.
     """
 
     index: int
@@ -177,38 +177,30 @@ class Problem:
     rule: str = ""
 
     def __str__(self) -> str:
-        where = (
-            f"message {self.index}"
-            if self.block is None
-            else f"message {self.index}, block {self.block}"
-        )
-        return f"{where}: {self.text}"
+        if self.block is None:
+            return f"message {self.index}: {self.text}"
+        return f"message {self.index}, block {self.block}: {self.text}"
 
 
 # Shape --------------------------------------------------------------------------------------------
 
 
 def ensure_messages(messages: object, start: int = 0) -> None:
-    """Raise InvalidHistory, naming the index, unless *messages* from *start* on have the shape of
-    messages.
-    """
+    """Raise InvalidHistory, naming the index, unless *messages* from *start* on are messages."""
     if not isinstance(messages, list):
+        name = type(messages).__name__
         hint = history_hint(messages)
-        raise InvalidHistory(
-            f"a history is a list of messages, not {type(messages).__name__}{hint}"
-        )
+        raise InvalidHistory(f"a history is a list of messages, not {name}{hint}")
     for index in range(start, len(messages)):
         if not _is_common(messages[index]):
             _ensure_message(index, messages[index])
 
 
 def _is_common(message: object) -> bool:
-    """Whether *message* is of the form that nearly all have, so that nothing is left to look at."""
-    if (
-        type(message) is not dict
-        or len(message) != len(_MESSAGE_KEYS)
-        or message.get("role") not in _SPEAKERS
-    ):
+    """Whether *message* has the most common form, which needs no further check."""
+    if type(message) is not dict or len(message) != len(_MESSAGE_KEYS):
+        return False
+    if message.get("role") not in _SPEAKERS:
         return False
     content = message.get("content")
     if type(content) is str:
@@ -233,27 +225,25 @@ def _ensure_message(index: int, message: object) -> None:
         raise InvalidHistory(f"message {index} {hint}")
     if not isinstance(message, MAPPINGS):
         name = type(message).__name__
-        way_out = (
-            '; append {"role": "assistant", "content": reply.content}'
-            if hasattr(message, "stop_reason")
-            else ""
-        )
+        advice = ""
+        if hasattr(message, "stop_reason"):
+            advice = '; append {"role": "assistant", "content": reply.content}'
         raise InvalidHistory(
-            f"message {index} is {name}, not a mapping with role and content{way_out}"
+            f"message {index} is {name}, not a mapping with role and content{advice}"
         )
     for key in ("role", "content"):
         if key not in message:
             raise InvalidHistory(f"message {index} has no {key}")
-    if not isinstance(message["role"], str) or message["role"] not in ROLES:
-        role = one_line(repr(message["role"]))
-        raise InvalidHistory(f"message {index} has the role {role}, not one of {sorted(ROLES)}")
+    role = message["role"]
+    if not isinstance(role, str) or role not in ROLES:
+        shown = one_line(repr(role))
+        raise InvalidHistory(f"message {index} has the role {shown}, not one of {sorted(ROLES)}")
     content = message["content"]
     if content is None or isinstance(content, str):
         return
     if not isinstance(content, list | tuple):
-        raise InvalidHistory(
-            f"message {index} has {type(content).__name__} as content, not text or a list of blocks"
-        )
+        name = type(content).__name__
+        raise InvalidHistory(f"message {index} has {name} as content, not text or a list of blocks")
     for place, block in enumerate(content):
         fault = _shape_fault(block)
         if fault:
@@ -261,33 +251,41 @@ def _ensure_message(index: int, message: object) -> None:
 
 
 def _shape_fault(block: object) -> str:
-    """What keeps *block* from being read as a content block, "" when nothing does."""
-    fault, held = _own_fault(block), _held_blocks(block)
-    while not fault and held:
-        inner = held.pop()
+    """What keeps *block* from being read as a content block; "" when nothing does."""
+    fault = _own_fault(block)
+    if fault:
+        return fault
+    unread = _inner_blocks(block)
+    while unread:
+        inner = unread.pop()
         fault = _own_fault(inner)
         if fault:
             return f"holds a block that {fault}"
-        held += _held_blocks(inner)
-    return fault
+        unread += _inner_blocks(inner)
+    return ""
 
 
 def _own_fault(block: object) -> str:
     if not (isinstance(block, MAPPINGS) or hasattr(block, "model_dump")):
         return f"is {type(block).__name__}, not a mapping"
     name = kind(block)
-    if name in SPOKEN and not isinstance(field(block, name), str | None):
-        return f"has {type(field(block, name)).__name__} as {name}, not text"
-    content = field(block, "content") if name == "tool_result" else None
+    if name in SPOKEN:
+        text = field(block, name)
+        if not isinstance(text, str | None):
+            return f"has {type(text).__name__} as {name}, not text"
+    if name != "tool_result":
+        return ""
+    content = field(block, "content")
     if content is None or isinstance(content, str | list | tuple):
         return ""
-    return (
-        f"is a tool_result with {type(content).__name__} as content, not text or a list of blocks"
-    )
+    type_name = type(content).__name__
+    return f"is a tool_result with {type_name} as content, not text or a list of blocks"
 
 
-def _held_blocks(block: Block) -> list[object]:
-    content = field(block, "content") if kind(block) == "tool_result" else None
+def _inner_blocks(block: Block) -> list[object]:
+    if kind(block) != "tool_result":
+        return []
+    content = field(block, "content")
     return list(content) if isinstance(content, list | tuple) else []
 
 
@@ -297,7 +295,8 @@ def _held_blocks(block: Block) -> list[object]:
 class MarksBeside(NamedTuple):
     """The cache_control marks of a request that are not in its messages.
 
-    *begin_short*: one in the tools or the system prompt is for less than an hour, so that none for an hour may follow.
+    *begin_short*: a mark in the tools or the system prompt is for less than an hour, so that no
+    mark for an hour may follow it.
     """
 
     number: int = 0
@@ -315,38 +314,41 @@ def check(
     marks: CacheMarks | None = None,
     beside: MarksBeside = NO_MARKS,
 ) -> list[Problem]:
-    """The rules of the Messages API that *messages* break, from message *start* on; empty when they
-    are valid.
+    """The rules of the Messages API that *messages* break, from message *start* on.
 
-    A call still waiting for its result, at the end, is no problem; without *encoding* neither are
-    lone surrogates (the stages still want to store them as they are). *marks* knows how many cache
-    marks there are before *start*; without it they are counted only in a check of the whole.
-    *beside* are the marks in the rest of the request.
+    A call at the end that still waits for its result is no problem. Without *encoding* neither are
+    lone surrogates (the stages store them as they are). *marks* knows how many cache marks there
+    are before *start*; without it they are counted only in a check of all messages. *beside* are
+    the marks in the rest of the request.
     """
     head = head_length(messages)
-    found: list[Problem] = []
+    problems: list[Problem] = []
     if start <= head < len(messages) and not may_open(messages[head]):
-        found.append(Problem(head, "the first message is not the user's", rule="first-message"))
+        problems.append(Problem(head, "the first message is not the user's", rule="first-message"))
     for index in range(start, len(messages)):
         message = messages[index]
         if index < head:  # the head stays as it is, as long as it can be sent at all
-            found += _value_problems(index, message["content"], None) if encoding else []
+            if encoding:
+                problems += _value_problems(index, message["content"], None)
             continue
         kinds = [kind(block) for block in blocks(message)]
-        found += message_problems(index, message, kinds, encoding=encoding)
-        found += pair_problems(messages, index, kinds)
-        found += _turn_problems(messages, index, kinds, head)
-        found += _place_problems(messages, index, kinds, head)
+        problems += message_problems(index, message, kinds, encoding=encoding)
+        problems += pair_problems(messages, index, kinds)
+        problems += _turn_problems(messages, index, kinds, head)
+        problems += _place_problems(messages, index, kinds, head)
     if start and marks is None:
-        return found
-    return found + (marks or CacheMarks()).problems(messages, beside)
+        return problems
+    if marks is None:
+        marks = CacheMarks()
+    return problems + marks.problems(messages, beside)
 
 
 def may_open(message: Message) -> bool:
     """Whether a conversation may begin with *message*."""
-    return message["role"] == "user" or any(
-        kind(block) == "compaction" for block in blocks(message)[:1]
-    )
+    if message["role"] == "user":
+        return True
+    content = blocks(message)
+    return bool(content) and kind(content[0]) == "compaction"
 
 
 # One message --------------------------------------------------------------------------------------
@@ -356,50 +358,59 @@ def message_problems(
     index: int, message: Message, kinds: Sequence[str], *, encoding: bool
 ) -> list[Problem]:
     """What is wrong with *message* alone, whose blocks are of these *kinds*."""
-    role, content = message["role"], message["content"]
-    found = [] if len(message) == len(_MESSAGE_KEYS) else _key_problems(index, message)
+    role = message["role"]
+    content = message["content"]
+    problems: list[Problem] = []
+    if len(message) != len(_MESSAGE_KEYS):
+        problems += _key_problems(index, message)
     if isinstance(content, str) and not is_blank(content):
-        return found + _value_problems(index, content, None) if encoding else found
+        if encoding:
+            problems += _value_problems(index, content, None)
+        return problems
     if not content or isinstance(content, str):
-        return (
-            found
-            if is_directive(message)
-            else [*found, Problem(index, "it is empty", rule="empty")]
-        )
+        if not is_directive(message):
+            problems.append(Problem(index, "it is empty", rule="empty"))
+        return problems
     results = kinds.count("tool_result")
-    for place, (name, block) in enumerate(zip(kinds, blocks(message), strict=True)):
+    for place, block in enumerate(blocks(message)):
+        name = kinds[place]
         for rule, fault in _faults(role, name, block):
-            found.append(Problem(index, fault, place, rule))
+            problems.append(Problem(index, fault, place, rule))
         if place >= results and name == "tool_result":
-            found.append(
-                Problem(index, "a tool_result after another block", place, "results-first")
-            )
+            text = "a tool_result after another block"
+            problems.append(Problem(index, text, place, "results-first"))
         if encoding and name not in THINKING:
-            found += _value_problems(index, block, place)
+            problems += _value_problems(index, block, place)
     if role == "assistant" and kinds[-1] in THINKING:
-        found.append(Problem(index, "it ends in a thinking block", len(kinds) - 1, "thinking"))
-    return found
+        last = len(kinds) - 1
+        problems.append(Problem(index, "it ends in a thinking block", last, "thinking"))
+    return problems
 
 
 def _key_problems(index: int, message: Message) -> list[Problem]:
-    names = ", ".join(repr(key) for key in message if not is_message_key(message["role"], key))
-    return [Problem(index, f"a message has no key {names}", rule="message-key")] if names else []
+    role = message["role"]
+    unknown = [repr(key) for key in message if not is_message_key(role, key)]
+    if not unknown:
+        return []
+    names = ", ".join(unknown)
+    return [Problem(index, f"a message has no key {names}", rule="message-key")]
 
 
 def is_message_key(role: str, key: object) -> bool:
     """Whether a message of *role* may have *key*."""
-    return key in (_SYSTEM_KEYS if role == "system" else _MESSAGE_KEYS)
+    if role == "system":
+        return key in _SYSTEM_KEYS
+    return key in _MESSAGE_KEYS
 
 
 def is_directive(message: Message) -> bool:
-    """Whether *message* is a system message that only sets options: it may be empty, and stand
-    anywhere.
+    """Whether *message* is a system message that only sets options.
+
+    Such a message may be empty, and be anywhere in the conversation.
     """
-    return (
-        message["role"] == "system"
-        and not message["content"]
-        and bool(field(message, "output_config"))
-    )
+    if message["role"] != "system" or message["content"]:
+        return False
+    return bool(field(message, "output_config"))
 
 
 def is_blank(text: object) -> bool:
@@ -417,10 +428,11 @@ def _value_problems(index: int, value: object, place: int | None) -> list[Proble
 
 
 def _faults(role: str, name: str, block: Block) -> Iterator[tuple[str, str]]:
-    """Rule and words for each fault of a single *block* of a kind called *name*."""
+    """The rule and the text of each fault of a single *block* of the kind *name*."""
     if not is_said_by(role, name):
         article = "an" if role == "assistant" else "a"
-        yield "speaker", f"a {_named(name)} in {article} {role} message"
+        what = "thinking block" if name in THINKING else name
+        yield "speaker", f"a {what} in {article} {role} message"
     if name in CALLS:
         yield from _call_faults(name, block)
     elif name == "tool_result" or name in SERVER_RESULTS:
@@ -450,45 +462,38 @@ def _compaction_faults(block: Block) -> Iterator[tuple[str, str]]:
 
 
 def _result_faults(name: str, block: Block) -> Iterator[tuple[str, str]]:
-    if not is_id(field(block, "tool_use_id"), name):
-        yield (
-            "tool-id",
-            f"the tool_use_id {_short(field(block, 'tool_use_id'))} is none that the API takes",
-        )
+    call_id = field(block, "tool_use_id")
+    if not is_id(call_id, name):
+        yield "tool-id", f"the tool_use_id {_quote(call_id)} is none that the API takes"
     if name != "tool_result":
         return
     content = field(block, "content")
     if isinstance(content, list | tuple) and not all(map(kind, content)):
         yield "block-type", "a tool_result that holds a block without a type"
-    if field(block, "is_error"):
-        if not content:
-            yield "error-result", "an error that says nothing"
-        elif not isinstance(content, str) and any(kind(held) != "text" for held in content):
-            yield "error-result", "an error that is not text alone"
+    if not field(block, "is_error"):
+        return
+    if not content:
+        yield "error-result", "an error that says nothing"
+    elif not isinstance(content, str) and any(kind(inner) != "text" for inner in content):
+        yield "error-result", "an error that is not text alone"
 
 
 def _call_faults(name: str, block: Block) -> Iterator[tuple[str, str]]:
-    if not is_id(field(block, "id"), name):
-        yield "tool-id", f"the id {_short(field(block, 'id'))} is none that the API takes"
+    call_id = field(block, "id")
+    if not is_id(call_id, name):
+        yield "tool-id", f"the id {_quote(call_id)} is none that the API takes"
     if not is_tool_name(field(block, "name")):
         yield "tool-name", f"a {name} that names no tool"
-    if not is_object(field(block, "input")):
-        yield (
-            "tool-input",
-            f"a {name} whose input is {type(field(block, 'input')).__name__}, not an object",
-        )
+    arguments = field(block, "input")
+    if not is_object(arguments):
+        yield "tool-input", f"a {name} whose input is {type(arguments).__name__}, not an object"
     if surplus_keys(block):
-        yield (
-            "block-key",
-            f"a {name} whose caller is {type(field(block, 'caller')).__name__}, not an object",
-        )
+        caller = type(field(block, "caller")).__name__
+        yield "block-key", f"a {name} whose caller is {caller}, not an object"
 
 
 def is_said_by(role: str, name: str) -> bool:
-    """Whether a block of the kind *name* may stand in a message of *role*.
-
-    Of unknown kinds nothing is said.
-    """
+    """Whether a block of the kind *name* may be in a message of *role*; unknown kinds may."""
     if name == "tool_result":
         return role == "user"
     if name in _ASSISTANT_ONLY or name in SERVER_RESULTS:
@@ -508,11 +513,16 @@ def is_blank_text(block: Block) -> bool:
 
 def surplus_keys(block: Block) -> list[str]:
     """The keys of a call or a compaction block that the API refuses to see there."""
-    held = block if isinstance(block, MAPPINGS) else getattr(block, "model_fields_set", ())
+    if isinstance(block, MAPPINGS):
+        keys: Iterable[str] = block
+    else:
+        keys = getattr(block, "model_fields_set", ())
     if kind(block) == "compaction":
         extra = getattr(block, "model_extra", None) or {}
-        return [key for key in (*held, *extra) if key in _DUMPED_KEYS]
-    return ["caller"] if "caller" in held and not is_object(field(block, "caller")) else []
+        return [key for key in (*keys, *extra) if key in _DUMPED_KEYS]
+    if "caller" in keys and not is_object(field(block, "caller")):
+        return ["caller"]
+    return []
 
 
 def has_server_id(name: str) -> bool:
@@ -538,196 +548,217 @@ def is_object(value: object) -> bool:
 
 def is_signed(block: Block) -> bool:
     """Whether a thinking *block* carries what proves it to be the model's own."""
-    proof = field(block, "signature" if kind(block) == "thinking" else "data")
+    key = "signature" if kind(block) == "thinking" else "data"
+    proof = field(block, key)
     return isinstance(proof, str) and bool(proof)
 
 
-def _named(name: str) -> str:
-    return "thinking block" if name in THINKING else name
-
-
-def _short(value: object) -> str:
+def _quote(value: object) -> str:
     if not isinstance(value, str):
         return type(value).__name__
-    return repr(value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…")
+    if len(value) > _SHOWN:
+        value = f"{value[:_SHOWN]}…"
+    return repr(value)
 
 
 # Calls and results --------------------------------------------------------------------------------
 
 
 def pair_problems(messages: Sequence[Message], index: int, kinds: Sequence[str]) -> list[Problem]:
-    """Which calls and results of message *index*, whose blocks are of these *kinds*, are without
-    the other half.
+    """The calls and results of message *index* that have no counterpart.
+
+    *kinds* are the kinds of its blocks.
     """
-    found: list[Problem] = []
+    problems: list[Problem] = []
     message = messages[index]
     if "tool_use" in kinds and index + 1 < len(messages):
-        calls = _ids(message, "tool_use", "id")
-        if len(calls) > 1 and len(set(calls)) < len(calls):
-            words = "the id {} for more than one tool_use"
-            found += _at(
-                message, index, "tool_use", _surplus(calls, list(set(calls))), "repeated-id", words
-            )
-        words = "the tool_use {} has no tool_result in the next message"
-        lone = _surplus(calls, _ids(messages[index + 1], *_RESULT))
-        found += _at(message, index, "tool_use", lone, "tool-pair", words)
+        calls = _ids(message, "tool_use")
+        distinct = set(calls)
+        if len(distinct) < len(calls):
+            text = "the id {} for more than one tool_use"
+            repeated = _surplus(calls, list(distinct))
+            problems += _id_problems(message, index, "tool_use", repeated, "repeated-id", text)
+        text = "the tool_use {} has no tool_result in the next message"
+        unanswered = _surplus(calls, _ids(messages[index + 1], "tool_result"))
+        problems += _id_problems(message, index, "tool_use", unanswered, "tool-pair", text)
     if "tool_result" in kinds:
-        before = _ids(messages[index - 1], "tool_use", "id") if index else []
-        words = "the tool_result {} has no tool_use in the message before"
-        lone = _surplus(_ids(message, *_RESULT), before)
-        found += _at(message, index, "tool_result", lone, "tool-pair", words)
-    return found
+        calls = []
+        if index:
+            calls = _ids(messages[index - 1], "tool_use")
+        text = "the tool_result {} has no tool_use in the message before"
+        orphans = _surplus(_ids(message, "tool_result"), calls)
+        problems += _id_problems(message, index, "tool_result", orphans, "tool-pair", text)
+    return problems
 
 
-_RESULT = ("tool_result", "tool_use_id")
+def _ids(message: Message, block_kind: str) -> list[str]:
+    key = _ID_KEYS[block_kind]
+    return [str(field(block, key, "")) for block in blocks(message) if kind(block) == block_kind]
 
 
-def _ids(message: Message, block_kind: str, name: str) -> list[str]:
-    return [str(field(block, name, "")) for block in blocks(message) if kind(block) == block_kind]
+_ID_KEYS = {"tool_use": "id", "tool_result": "tool_use_id"}
 
 
 def _surplus(ours: Sequence[str], theirs: Sequence[str]) -> Iterable[str]:
     """The ids that are in *ours* more often than in *theirs*."""
-    return () if ours == theirs else Counter(ours) - Counter(theirs)
+    if ours == theirs:
+        return ()
+    return Counter(ours) - Counter(theirs)
 
 
-def _at(
-    message: Message, index: int, block_kind: str, ids: Iterable[str], rule: str, words: str
+def _id_problems(
+    message: Message, index: int, block_kind: str, ids: Iterable[str], rule: str, text: str
 ) -> Iterator[Problem]:
-    """A problem for each of *ids*, at the last block of that kind which has it."""
+    """A problem for each of *ids*, at the last block of that kind that has it."""
+    key = _ID_KEYS[block_kind]
     for name in ids:
-        places = [
-            place for place, block in enumerate(blocks(message)) if _is(block, block_kind, name)
-        ]
-        yield Problem(index, words.format(_short(name)), places[-1] if places else None, rule)
-
-
-def _is(block: Block, block_kind: str, name: str) -> bool:
-    return (
-        kind(block) == block_kind
-        and str(field(block, "id" if block_kind in CALLS else "tool_use_id", "")) == name
-    )
+        last = None
+        for place, block in enumerate(blocks(message)):
+            if kind(block) == block_kind and str(field(block, key, "")) == name:
+                last = place
+        yield Problem(index, text.format(_quote(name)), last, rule)
 
 
 # Server tools -------------------------------------------------------------------------------------
 
 
 def closes_turn(message: Message) -> bool:
-    """Whether the user says more than the results of calls: the assistant's turn before it is over
-    then.
-    """
+    """Whether the user says more than the results of calls, which ends the assistant's turn."""
     if message["role"] != "user":
         return False
     content = message["content"]
-    return (
-        bool(content)
-        if isinstance(content, str)
-        else any(kind(b) != "tool_result" for b in blocks(message))
-    )
+    if isinstance(content, str):
+        return bool(content)
+    return any(kind(block) != "tool_result" for block in blocks(message))
 
 
 def server_call(block: Block) -> str | None:
-    """The id of the server tool's call that *block* is."""
-    return str(field(block, "id", "")) if kind(block) in SERVER_CALLS else None
+    """The id of *block* if it is a server tool's call."""
+    if kind(block) not in SERVER_CALLS:
+        return None
+    return str(field(block, "id", ""))
 
 
 def server_result(block: Block) -> str | None:
-    """The id of the server tool's call whose result *block* is."""
-    return str(field(block, "tool_use_id", "")) if is_server_result(kind(block)) else None
+    """The id of the call that *block* answers if it is a server tool's result."""
+    if not is_server_result(kind(block)):
+        return None
+    return str(field(block, "tool_use_id", ""))
 
 
 def needs_call(block: Block) -> bool:
-    """Whether *block*, a server tool's result by its kind, is surely one: of a known kind, or with
-    such an id.
+    """Whether *block*, a server tool's result by its kind, surely is one.
+
+    It is when its kind is known, or its id is that of a server tool's call.
     """
-    return kind(block) in SERVER_RESULTS or is_id(field(block, "tool_use_id"), "server_tool_use")
+    if kind(block) in SERVER_RESULTS:
+        return True
+    return is_id(field(block, "tool_use_id"), "server_tool_use")
 
 
 def _turn_problems(
     messages: Sequence[Message], index: int, kinds: Sequence[str], head: int
 ) -> list[Problem]:
-    """Server tools whose call and result are not in one turn, as far as message *index* tells."""
+    """The server tools whose call and result are not in one turn, as message *index* shows."""
     message = messages[index]
     if message["role"] == "user":
         if not closes_turn(message):
             return []
-        return [*_unfinished(messages, index, head), *_disturbed(messages, index)]
+        return [
+            *_calls_without_result(messages, index, head),
+            *_waiting_program_calls(messages, index),
+        ]
     if CALLS.isdisjoint(kinds) and not any(map(is_server_result, kinds)):
         return []
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for place, block in enumerate(blocks(message)):
-        answered, caller = server_result(block), program(block)
+        position = (index, place)
+        result = server_result(block)
         if (
-            answered is not None
+            result is not None
             and needs_call(block)
-            and not _is_open(messages, (index, place), answered, head)
+            and not _is_pending(messages, position, result, head)
         ):
-            words = f"the {kind(block)} {_short(answered)} has no call before it in its turn"
-            found.append(Problem(index, words, place, "server-tool"))
-        if caller is not None and not any(
-            server_call(b) == caller for _, b in _back(messages, (index, place), head)
-        ):
-            words = f"the call's caller {_short(caller)} is not in its turn"
-            found.append(Problem(index, words, place, "server-tool"))
-    return found
+            text = f"the {kind(block)} {_quote(result)} has no call before it in its turn"
+            problems.append(Problem(index, text, place, "server-tool"))
+        caller = program(block)
+        if caller is not None and not _is_called(messages, position, caller, head):
+            text = f"the call's caller {_quote(caller)} is not in its turn"
+            problems.append(Problem(index, text, place, "server-tool"))
+    return problems
 
 
-def _back(
-    messages: Sequence[Message], place: tuple[int, int], head: int
+def _blocks_before(
+    messages: Sequence[Message], position: tuple[int, int], head: int
 ) -> Iterator[tuple[tuple[int, int], Block]]:
-    """The assistant's blocks of the turn before *place*, the last one first."""
-    index, stop = place
+    """The assistant's blocks of the turn before *position*, the last one first."""
+    index, stop = position
     while index >= head and not closes_turn(messages[index]):
+        content = blocks(messages[index])
         if messages[index]["role"] == "assistant":
-            held = blocks(messages[index])
-            for number in range(min(stop, len(held)) - 1, -1, -1):
-                yield (index, number), held[number]
+            for place in reversed(range(min(stop, len(content)))):
+                yield (index, place), content[place]
         index -= 1
         stop = len(blocks(messages[index])) if index >= head else 0
 
 
-def _is_open(messages: Sequence[Message], place: tuple[int, int], name: str, head: int) -> bool:
-    """Whether the server tool's call *name* is made before *place* in its turn, and has no result
-    there yet.
-    """
-    answered = 0
-    for _, block in _back(messages, place, head):
+def _is_called(
+    messages: Sequence[Message], position: tuple[int, int], name: str, head: int
+) -> bool:
+    """Whether the server tool's call *name* is before *position* in its turn."""
+    before = _blocks_before(messages, position, head)
+    return any(server_call(block) == name for _, block in before)
+
+
+def _is_pending(
+    messages: Sequence[Message], position: tuple[int, int], name: str, head: int
+) -> bool:
+    """Whether the server tool's call *name* is before *position* and has no result there yet."""
+    results = 0
+    for _, block in _blocks_before(messages, position, head):
         if server_result(block) == name:
-            answered += 1
+            results += 1
         elif server_call(block) == name:
-            if not answered:
+            if not results:
                 return True
-            answered -= 1
+            results -= 1
     return False
 
 
-def _unfinished(messages: Sequence[Message], index: int, head: int) -> list[Problem]:
+def _calls_without_result(messages: Sequence[Message], index: int, head: int) -> list[Problem]:
     """The server tools' calls without a result in the turn that ends before message *index*."""
     if index <= head:
         return []
-    found: list[Problem] = []
-    answered: Counter[str] = Counter()
-    for (at, place), block in _back(messages, (index - 1, len(blocks(messages[index - 1]))), head):
-        result, call = server_result(block), server_call(block)
+    problems: list[Problem] = []
+    results: Counter[str] = Counter()
+    end = (index - 1, len(blocks(messages[index - 1])))
+    for (at, place), block in _blocks_before(messages, end, head):
+        result = server_result(block)
         if result is not None:
-            answered[result] += 1
-        elif call is not None and answered[call]:
-            answered[call] -= 1
-        elif call is not None:
-            words = f"the {kind(block)} {_short(call)} has no result in its turn"
-            found.append(Problem(at, words, place, "server-tool"))
-    return found[::-1]
+            results[result] += 1
+            continue
+        call = server_call(block)
+        if call is None:
+            continue
+        if results[call]:
+            results[call] -= 1
+            continue
+        text = f"the {kind(block)} {_quote(call)} has no result in its turn"
+        problems.append(Problem(at, text, place, "server-tool"))
+    return problems[::-1]
 
 
-def _disturbed(messages: Sequence[Message], index: int) -> Iterator[Problem]:
-    """The calls of programs whose results message *index*, which says more, is to bring."""
-    before = next(
-        (at for at in range(index - 1, -1, -1) if messages[at]["role"] == "assistant"), None
-    )
-    for place, block in enumerate(blocks(messages[before]) if before is not None else ()):
+def _waiting_program_calls(messages: Sequence[Message], index: int) -> Iterator[Problem]:
+    """The calls of programs that message *index* should answer, but which says more."""
+    before = index - 1
+    while before >= 0 and messages[before]["role"] != "assistant":
+        before -= 1
+    if before < 0:
+        return
+    for place, block in enumerate(blocks(messages[before])):
         if kind(block) == "tool_use" and program(block) is not None:
-            words = "the user says more than the results that the call's program waits for"
-            yield Problem(before or 0, words, place, "server-tool")
+            text = "the user says more than the results that the call's program waits for"
+            yield Problem(before, text, place, "server-tool")
 
 
 # Places -------------------------------------------------------------------------------------------
@@ -736,51 +767,40 @@ def _disturbed(messages: Sequence[Message], index: int) -> Iterator[Problem]:
 def _place_problems(
     messages: Sequence[Message], index: int, kinds: Sequence[str], head: int
 ) -> list[Problem]:
-    """What stands at the wrong place: a system message, or a compaction block that replaces what is
-    before it.
-    """
+    """The system messages and compaction blocks that are in the wrong place."""
     message = messages[index]
-    found: list[Problem] = []
-    if (
-        message["role"] == "system"
-        and not is_directive(message)
-        and not _follows_user(messages, index)
-    ):
-        found.append(Problem(index, "a system message after the assistant's", rule="system-place"))
+    problems: list[Problem] = []
+    if _is_system(message):
+        if not _follows_user(messages, index):
+            text = "a system message after the assistant's"
+            problems.append(Problem(index, text, rule="system-place"))
     elif message["role"] == "user" and index > head and _is_system(messages[index - 1]):
-        found.append(Problem(index - 1, "a system message before the user's", rule="system-place"))
-    if "compaction" in kinds:
-        for place, block in enumerate(blocks(message)):
-            if kind(block) != "compaction" or (index, place) == (head, 0):
-                continue
-            if is_replacement(block):
-                found.append(
-                    Problem(
-                        index, "a signed compaction block that is not first", place, "compaction"
-                    )
-                )
-            elif opens_with_replacement(messages[head]):
-                found.append(
-                    Problem(index, "a compaction block after a signed one", place, "compaction")
-                )
-    return found
+        text = "a system message before the user's"
+        problems.append(Problem(index - 1, text, rule="system-place"))
+    if "compaction" not in kinds:
+        return problems
+    for place, block in enumerate(blocks(message)):
+        is_first = index == head and place == 0
+        if is_first or kind(block) != "compaction":
+            continue
+        if is_replacement(block):
+            text = "a signed compaction block that is not first"
+            problems.append(Problem(index, text, place, "compaction"))
+        elif opens_with_replacement(messages[head]):
+            text = "a compaction block after a signed one"
+            problems.append(Problem(index, text, place, "compaction"))
+    return problems
 
 
 def is_replacement(block: Block) -> bool:
-    """Whether *block* is a compaction block that must come first, in the place of what it
-    summarizes.
-    """
-    return (
-        kind(block) == "compaction"
-        and bool(field(block, "content"))
-        and bool(field(block, "signature"))
-    )
+    """Whether *block* is a compaction block that must come first and replace what it summarizes."""
+    if kind(block) != "compaction":
+        return False
+    return bool(field(block, "content")) and bool(field(block, "signature"))
 
 
 def opens_with_replacement(message: Message) -> bool:
-    """Whether the first block of *message* is a signed compaction block, after which there may be
-    no other.
-    """
+    """Whether *message* begins with a signed compaction block, after which no other may come."""
     return any(map(is_replacement, blocks(message)[:1]))
 
 
@@ -789,11 +809,11 @@ def _is_system(message: Message) -> bool:
 
 
 def _follows_user(messages: Sequence[Message], index: int) -> bool:
-    """Whether the system message *index* comes after the user's, or after a server tool's result."""
-    before = next(
-        messages[at] for at in range(index - 1, -1, -1) if messages[at]["role"] != "system"
-    )
-    return before["role"] == "user" or ends_in_server_result(before)
+    """Whether system message *index* comes after the user's, or after a server tool's result."""
+    before = index - 1
+    while messages[before]["role"] == "system":
+        before -= 1
+    return messages[before]["role"] == "user" or ends_in_server_result(messages[before])
 
 
 def ends_in_server_result(message: Message) -> bool:
@@ -805,9 +825,7 @@ def ends_in_server_result(message: Message) -> bool:
 
 
 class CacheMarks:
-    """The cache_control marks of one conversation, counted from turn to turn at the cost of the new
-    messages.
-    """
+    """The cache_control marks of one conversation; a turn costs no more than its new messages."""
 
     __slots__ = ("_sums",)
 
@@ -821,38 +839,38 @@ class CacheMarks:
     def problems(
         self, messages: Sequence[Message], beside: MarksBeside = NO_MARKS
     ) -> list[Problem]:
-        """Whether *messages*, with the marks *beside* them, have too many, or one for an hour too
-        late.
-        """
+        """Whether there are too many marks, *beside* included, or one for an hour too late."""
         most = marks_left(beside)
-        if self._extended(messages) > most:
-            self.rewind(
-                0
-            )  # marks are often moved in place from turn to turn: only a fresh count can tell
-            if self._extended(messages) > most:
-                first = bisect_right(self._sums, 0) - 1
-                also = (
-                    f", {beside.number} of them in the rest of the request" if beside.number else ""
-                )
-                words = f"the first of more than {MAX_CACHE_MARKS} cache_control marks{also}"
-                return [Problem(first, words, _first_mark(messages[first]), "cache-marks")]
-        for index, (place, _) in late_hours(messages, self._marked(), beside):
-            return [
-                Problem(index, "a cache mark for an hour after a shorter one", place, "cache-marks")
-            ]
+        if self._count(messages) > most:
+            # Marks are often moved in place from turn to turn: only a fresh count is sure.
+            self.rewind(0)
+            if self._count(messages) > most:
+                return [self._surplus_problem(messages, beside)]
+        for index, (place, _) in late_hours(messages, self._messages_with_marks(), beside):
+            text = "a cache mark for an hour after a shorter one"
+            return [Problem(index, text, place, "cache-marks")]
         return []
 
-    def _marked(self) -> Iterator[int]:
-        """The messages with marks, at their own cost alone."""
+    def _surplus_problem(self, messages: Sequence[Message], beside: MarksBeside) -> Problem:
+        first = bisect_right(self._sums, 0) - 1
+        text = f"the first of more than {MAX_CACHE_MARKS} cache_control marks"
+        if beside.number:
+            text += f", {beside.number} of them in the rest of the request"
+        place, _ = next(cache_marks(messages[first]))
+        return Problem(first, text, place, "cache-marks")
+
+    def _messages_with_marks(self) -> Iterator[int]:
+        """The indexes of the messages with marks, at the cost of these messages alone."""
         marks = 0
         while marks < self._sums[-1]:
             index = bisect_right(self._sums, marks) - 1
             yield index
             marks = self._sums[index + 1]
 
-    def _extended(self, messages: Sequence[Message]) -> int:
+    def _count(self, messages: Sequence[Message]) -> int:
         for index in range(len(self._sums) - 1, len(messages)):
-            self._sums.append(self._sums[-1] + len(list(cache_marks(messages[index]))))
+            marks = sum(1 for _ in cache_marks(messages[index]))
+            self._sums.append(self._sums[-1] + marks)
         return self._sums[-1]
 
 
@@ -867,15 +885,13 @@ def is_for_hour(mark: object) -> bool:
 
 
 def cache_marks(message: Message) -> Iterator[tuple[int, int | None]]:
-    """Where *message* is marked for the cache: the block's index, and the inner one where a tool
-    result holds it.
-    """
+    """The block index of each cache mark, and the inner index where a tool result holds it."""
     for place, block in enumerate(blocks(message)):
         content = field(block, "content")  # of a tool result
         if isinstance(content, list | tuple):
-            yield from (
-                (place, inner) for inner, held in enumerate(content) if field(held, "cache_control")
-            )
+            for inner, inner_block in enumerate(content):
+                if field(inner_block, "cache_control"):
+                    yield place, inner
         if field(block, "cache_control"):
             yield place, None
 
@@ -883,17 +899,15 @@ def cache_marks(message: Message) -> Iterator[tuple[int, int | None]]:
 def late_hours(
     messages: Sequence[Message], marked: Iterable[int], beside: MarksBeside
 ) -> Iterator[tuple[int, tuple[int, int | None]]]:
-    """Of the messages at the indexes *marked*, the marks for an hour that come after a shorter one."""
-    is_after = beside.begin_short
+    """The marks for an hour that come after a shorter one, in the messages at *marked*."""
+    is_after_short = beside.begin_short
     for index in marked:
-        held = blocks(messages[index])
+        content = blocks(messages[index])
         for place, inner in cache_marks(messages[index]):
-            block = held[place] if inner is None else field(held[place], "content")[inner]
-            is_hour = is_for_hour(field(block, "cache_control"))
-            if is_hour and is_after:
+            block = content[place]
+            if inner is not None:
+                block = field(block, "content")[inner]
+            if not is_for_hour(field(block, "cache_control")):
+                is_after_short = True
+            elif is_after_short:
                 yield index, (place, inner)
-            is_after = is_after or not is_hour
-
-
-def _first_mark(message: Message) -> int | None:
-    return next((place for place, _ in cache_marks(message)), None)

@@ -1,8 +1,7 @@
-"""The values inside messages, as the client library will send them: told, compared and rebuilt at
-any depth.
+"""The values inside messages as the client library sends them: encoded, compared and rebuilt.
 
-Tool inputs and unknown blocks are nested as deep as whoever wrote them liked. Nothing here calls
-itself for a level of nesting, so no depth costs a turn, however deep the caller's own stack is.
+Tool inputs and unknown blocks may be nested to any depth. Nothing here calls itself for a level of
+nesting, so that no depth makes a turn fail, however deep the caller's own stack is.
 """
 
 from __future__ import annotations
@@ -43,9 +42,8 @@ SURROGATE = "a lone surrogate"
 MAX_DEPTH = 1_000
 """Levels of nesting above which no client can send a block: Python's own encoder gives up there."""
 
-_IN_ONE_STEP = (
-    1_000_000  # characters; what is more is encoded in steps, as one holds the interpreter
-)
+# Characters. A longer value is encoded in steps: a single step would hold the interpreter too long.
+_IN_ONE_STEP = 1_000_000
 _MOST_BITS = 14_000  # Python writes no whole number of more than 4,300 digits
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _JSON = (str, dict, list, tuple, int, float, type(None))
@@ -63,35 +61,29 @@ def as_dict(block: object) -> dict[str, Any]:
         return dict(block)
     dump = getattr(block, "model_dump", None)
     if dump is None:
-        raise InvalidHistory(
-            f"a content block is {type(block).__name__}, neither a mapping nor an SDK object"
-        )
+        name = type(block).__name__
+        raise InvalidHistory(f"a content block is {name}, neither a mapping nor an SDK object")
+    options: dict[str, Any] = {"mode": "json", "exclude_unset": True, "by_alias": True}
     hidden = getattr(block, "__api_exclude__", None)
+    if hidden:
+        options["exclude"] = hidden
     try:
-        plain = dump(
-            mode="json",
-            exclude_unset=True,
-            by_alias=True,
-            **({"exclude": hidden} if hidden else {}),
-        )
+        plain = dump(**options)
     except (ValueError, RecursionError) as error:
         raise InvalidHistory(f"a {type(block).__name__} that cannot be sent: {error}") from error
     return cast("dict[str, Any]", plain)
 
 
 def sent_as(value: object) -> object:
-    """What stands in the request for *value*, which JSON does not know: the rules of the anthropic
-    SDK.
-    """
+    """What the anthropic SDK puts into a request for *value*, which JSON does not know."""
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, MAPPINGS) or hasattr(value, "model_dump"):
         return as_dict(value)
     if isinstance(value, _LISTS) and not isinstance(value, _CHARACTERS):
         return list(cast("Iterable[object]", value))
-    if isinstance(
-        value, os.PathLike
-    ):  # the data of a picture; the client reads the file when it sends
+    if isinstance(value, os.PathLike):
+        # The data of a picture: the client reads the file when it sends.
         return os.fspath(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
@@ -105,9 +97,8 @@ _SORTED = json.JSONEncoder(separators=(",", ":"), default=sent_as, allow_nan=Fal
 
 def compact_json(value: object) -> str:
     """*value* as JSON without spaces, as the client sends it: non-ASCII as it is, key order kept.
-    Source: A-04.
 
-    Raises InvalidHistory for a value that the client could not send either.
+    Source: A-04. Raises InvalidHistory for a value that the client could not send either.
     """
     return _encode(_COMPACT, value)
 
@@ -139,97 +130,92 @@ def sorted_json(value: object) -> str:
 def _encode(encoder: json.JSONEncoder, value: object) -> str:
     try:
         if is_heavier((value,), _IN_ONE_STEP):
-            return _joined(_encoded_flat(encoder, value))
+            return _join(_encode_flat(encoder, value))
         return encoder.encode(value)
     except RecursionError:
-        return _joined(_encoded_flat(encoder, value))
+        return _join(_encode_flat(encoder, value))
     except (TypeError, ValueError) as error:
         raise InvalidHistory(f"a value in a message cannot be sent: {error}") from error
 
 
-def _joined(texts: Iterable[str]) -> str:
+def _join(texts: Iterable[str]) -> str:
     """*texts* in one, without the step in which `str.join` copies millions of them."""
     whole = StringIO()
     whole.writelines(texts)
     return whole.getvalue()
 
 
-def _encoded_flat(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
+def _encode_flat(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
     """The same text as the encoder's own, piece by piece and without a call for each level."""
-    indent = encoder.indent if isinstance(encoder.indent, int) else None
     unread: list[Iterator[tuple[bool, Any]]] = [iter([(False, value)])]
     while unread:
-        for is_text, given in unread[-1]:
+        for is_text, item in unread[-1]:
             if is_text:
-                yield given
+                yield item
                 continue
-            is_plain = type(given) in _PLAIN or isinstance(
-                given, dict | list | tuple | str | int | float
-            )
-            item = given if is_plain else sent_as(given)
-            if not isinstance(item, dict | list | tuple):
-                yield (
-                    _encoded_text(encoder, item) if isinstance(item, str) else encoder.encode(item)
-                )
-            elif not item:
-                yield "{}" if isinstance(item, dict) else "[]"
+            plain = item if isinstance(item, _JSON) else sent_as(item)
+            if isinstance(plain, str):
+                yield _encode_text(encoder, plain)
+            elif not isinstance(plain, dict | list | tuple):
+                yield encoder.encode(plain)
+            elif not plain:
+                yield "{}" if isinstance(plain, dict) else "[]"
             elif len(unread) > MAX_DEPTH + 1:
                 raise InvalidHistory(
                     f"a value in a message is nested more than {MAX_DEPTH:,} levels deep"
                 )
             else:
-                unread.append(_pieces(encoder, item, len(unread), indent))
+                unread.append(_parts(encoder, plain, len(unread)))
                 break
         else:
             unread.pop()
 
 
-def _encoded_text(encoder: json.JSONEncoder, text: str) -> str:
-    return f'"{"".join(encoder.encode(piece)[1:-1] for piece in pieces(text))}"'
+def _encode_text(encoder: json.JSONEncoder, text: str) -> str:
+    encoded = [encoder.encode(piece)[1:-1] for piece in pieces(text)]
+    return f'"{"".join(encoded)}"'
 
 
-def _encoded_key(encoder: json.JSONEncoder, key: object) -> str:
-    return (
-        _encoded_text(encoder, key) if isinstance(key, str) else _COMPACT.encode({key: 0})[1:-3]
-    )  # '{"key":0}'
+def _encode_key(encoder: json.JSONEncoder, key: object) -> str:
+    if isinstance(key, str):
+        return _encode_text(encoder, key)
+    return _COMPACT.encode({key: 0})[1:-3]  # '{"key":0}'
 
 
-def _pieces(
-    encoder: json.JSONEncoder, item: dict[Any, Any] | Sequence[Any], depth: int, indent: int | None
+def _parts(
+    encoder: json.JSONEncoder, item: dict[Any, Any] | Sequence[Any], depth: int
 ) -> Iterator[tuple[bool, Any]]:
-    """What *item* is written with: texts that are ready, and the values between them, which are
-    still to be written.
-    """
-    inner, outer = (
-        ("", "")
-        if indent is None
-        else (f"\n{' ' * indent * depth}", f"\n{' ' * indent * (depth - 1)}")
-    )
-    keyed = isinstance(item, dict)
-    separator = ("{" if keyed else "[") + inner
+    """The parts of the text of *item*: (True, a text), or (False, a value yet to be encoded)."""
+    inner = outer = ""
+    if isinstance(encoder.indent, int):
+        outer = "\n" + " " * encoder.indent * (depth - 1)
+        inner = outer + " " * encoder.indent
+    is_object = isinstance(item, dict)
+    separator = ("{" if is_object else "[") + inner
     for key in item:
         yield True, separator
         if isinstance(item, dict):
-            yield True, _encoded_key(encoder, key) + encoder.key_separator
+            yield True, _encode_key(encoder, key) + encoder.key_separator
             yield False, item[key]
         else:
             yield False, key
         separator = encoder.item_separator + inner
-    yield True, f"{outer}}}" if keyed else f"{outer}]"
+    yield True, outer + ("}" if is_object else "]")
 
 
 def encoding_fault(value: object) -> str:
     """What keeps *value* from being sent, "" when nothing does.
 
-    `SURROGATE` where that is all: it can be replaced. For anything else a sentence that goes on
-    after "it holds".
+    `SURROGATE` where lone surrogates are all: they can be replaced. Anything else is a phrase that
+    continues "it holds".
     """
     found = ""
     todo: list[tuple[object, int]] = [(value, 1)]
     while todo:
         item, depth = todo.pop()
         if isinstance(item, str):
-            found = found if is_encodable(item) else SURROGATE
+            if not is_encodable(item):
+                found = SURROGATE
         elif isinstance(item, int | float):
             if not _is_number(item):
                 return "a number that JSON cannot say"
@@ -239,12 +225,12 @@ def encoding_fault(value: object) -> str:
                 return inside
             if depth > MAX_DEPTH:
                 return f"values nested more than {MAX_DEPTH:,} levels deep"
-            todo.extend([(held, depth + 1) for held in inside])
+            todo.extend([(inner, depth + 1) for inner in inside])
     return found
 
 
 def _inside(item: object) -> Iterable[object] | str:
-    """What *item* holds, as far as it must be looked at; or what keeps it from being sent."""
+    """The values in *item* that must be checked; or what keeps it from being sent."""
     if isinstance(item, MAPPINGS):
         return _inside_mapping(item)
     if hasattr(item, "model_dump"):
@@ -258,37 +244,40 @@ def _inside(item: object) -> Iterable[object] | str:
 
 def _inside_mapping(item: Mapping[Any, object]) -> list[object] | str:
     inside: list[object] = []
-    for key, held in item.items():
-        # Nearly all is ASCII text: to look at each again would cost more than all other rules
+    for key, value in item.items():
+        # Nearly all is ASCII text: to check each again would cost more than all other rules
         # together.
         if not (type(key) is str and key.isascii()):
             if not isinstance(key, _KEYS):
                 return f"a key that is {type(key).__name__}, not text"
             inside.append(key)
-        if held is None or (type(held) is str and held.isascii()):
+        if value is None or (type(value) is str and value.isascii()):
             continue
-        if not _is_file(item, key, held):
-            inside.append(held)
+        if not _is_file(item, key, value):
+            inside.append(value)
     return inside
 
 
 def _inside_model(item: object) -> Sequence[object] | str:
-    held = [*vars(item).values(), *(getattr(item, "__pydantic_extra__", None) or {}).values()]
-    if all(type(part) in _PLAIN for part in held):
-        return held
+    extra = getattr(item, "__pydantic_extra__", None) or {}
+    values = [*vars(item).values(), *extra.values()]
+    if all(type(value) in _PLAIN for value in values):
+        return values
     try:
-        return (as_dict(item),)  # what the model makes of it is what counts
+        return (as_dict(item),)  # what is sent is the model's own dump
     except InvalidHistory as error:
         return str(error)
 
 
 def _is_file(holder: Mapping[Any, object], key: object, value: object) -> bool:
-    """Whether *value* is the path of a picture or a document, which the client reads when it sends."""
+    """Whether *value* is the path of a picture or document, which the client reads on sending."""
     return key == "data" and isinstance(value, os.PathLike) and holder.get("type") == "base64"
 
 
 def _is_number(value: float) -> bool:
-    return math.isfinite(value) if isinstance(value, float) else value.bit_length() <= _MOST_BITS
+    if isinstance(value, int):
+        return value.bit_length() <= _MOST_BITS
+    return math.isfinite(value)
 
 
 def is_encodable(text: str) -> bool:
@@ -307,25 +296,21 @@ _REPLACED_CHARS = 2**15  # a codec takes some 100 ms to replace a million surrog
 
 
 def without_surrogates(text: str) -> str:
-    """*text* with each lone surrogate replaced by U+FFFD, since the client library refuses to send
-    one (A-15).
-    """
+    """*text* with each lone surrogate, which the client refuses to send, as U+FFFD (A-15)."""
     if is_encodable(text):
         return text
-    few = pieces(text, _REPLACED_CHARS)
-    return "".join(
-        piece.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for piece in few
-    )
+    replaced: list[str] = []
+    for piece in pieces(text, _REPLACED_CHARS):
+        encoded = piece.encode("utf-16", "surrogatepass")
+        replaced.append(encoded.decode("utf-16", "replace"))
+    return "".join(replaced)
 
 
 # Walking ------------------------------------------------------------------------------------------
 
 
 def strings(value: object) -> Iterator[str]:
-    """Every string inside a message, a block or the input of a call, in order.
-
-    The keys left out.
-    """
+    """Every string inside a message, a block or the input of a call, in order, without the keys."""
     todo = [value]
     while todo:
         item = todo.pop()
@@ -342,11 +327,10 @@ def strings(value: object) -> Iterator[str]:
 def rebuilt(
     value: object, leaf: Callable[[Any], object], *, key: Callable[[Any], object] | None = None
 ) -> Any:
-    """A copy of *value* in plain dicts and lists, as it will be sent, in which each text, number
-    and None is leaf(it).
+    """A copy of *value* in plain dicts and lists, as it is sent, with *leaf* applied to each leaf.
 
-    *leaf* is asked about mappings too: whatever it answers but the mapping itself is put in its place. *key* makes the
-    keys anew.
+    Leaves are texts, numbers and None. *leaf* is asked about mappings too: any answer but the
+    mapping itself replaces it. *key* returns the new form of each key.
     """
     root: list[Any] = [None]
     todo: list[tuple[Any, Any, Any]] = [(value, root, 0)]
@@ -357,23 +341,24 @@ def rebuilt(
         if isinstance(item, list | tuple):
             parts: list[Any] = [None] * len(item)
             holder[place] = parts
-            todo += [(held, parts, index) for index, held in enumerate(item)]
+            todo += [(inner, parts, index) for index, inner in enumerate(item)]
             continue
         new = leaf(item)
         holder[place] = new
         if new is item and isinstance(item, MAPPINGS):
-            names = {name: key(name) if key else name for name in item}
-            made: dict[Any, Any] = dict.fromkeys(names.values())
-            holder[place] = made
-            todo += [(held, made, names[name]) for name, held in item.items()]
+            names = list(item)
+            new_names = names
+            if key is not None:
+                new_names = list(map(key, names))
+            copy_of_item: dict[Any, Any] = dict.fromkeys(new_names)
+            holder[place] = copy_of_item
+            for name, new_name in zip(names, new_names, strict=True):
+                todo.append((item[name], copy_of_item, new_name))
     return root[0]
 
 
 def copied(value: Any) -> Any:
-    """A deep copy of *value*.
-
-    As plain JSON values where it is too deep, or of a type that knows no copies.
-    """
+    """A deep copy of *value*; in plain JSON values where it is too deep or cannot be copied."""
     try:
         return copy.deepcopy(value)
     except (RecursionError, TypeError, copy.Error):
@@ -381,10 +366,7 @@ def copied(value: Any) -> Any:
 
 
 def is_equal(one: object, other: object) -> bool:
-    """Whether two values are equal.
-
-    Those too deep to compare are, when they are sent as the same text.
-    """
+    """Whether two values are equal; of those too deep to compare, whether their JSON is."""
     try:
         return bool(one == other)
     except RecursionError:

@@ -60,10 +60,10 @@ CALLS = SERVER_CALLS | {"tool_use"}
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool_use block, and where it stands: message and block index.
+    """A tool_use block, and where it is: message and block index.
 
-    *program* is the id of the server tool's call whose running code has made it, and reads its result; None for one of
-    the model's own.
+    *program* is the id of the server tool's call whose running code made this call and reads its
+    result; None for a call of the model's own.
     """
 
     message: int
@@ -81,7 +81,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """A tool_result block, and where it stands.
+    """A tool_result block, and where it is.
 
     *content* is as the message holds it: text, blocks or None.
     """
@@ -110,20 +110,24 @@ def field(block: Block, name: str, default: Any = None) -> Any:
 
 def kind(block: Block) -> str:
     """The block's type, such as "text" or "tool_use"; "" when it has none."""
-    name = block.get("type", "") if isinstance(block, dict) else field(block, "type", "")
+    name = block.get("type") if isinstance(block, dict) else field(block, "type")
     return name if isinstance(name, str) else ""
 
 
 def blocks(message: Message) -> Sequence[Block]:
     """The content blocks of *message*; bare text and None have none."""
     content = message["content"]
-    return () if content is None or isinstance(content, str) else content  # type: ignore[return-value]  # the SDK's type is an iterable
+    if content is None or isinstance(content, str):
+        return ()
+    return content  # type: ignore[return-value]  # the SDK's type is an iterable
 
 
 def as_blocks(message: Message) -> Sequence[Block]:
     """The content of *message* as blocks; bare text is one text block."""
     content = message["content"]
-    return [{"type": "text", "text": content}] if isinstance(content, str) else blocks(message)
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return blocks(message)
 
 
 def has_thinking(message: Message) -> bool:
@@ -142,7 +146,7 @@ def has_results(message: Message) -> bool:
 
 
 def texts(message: Message) -> Iterator[str]:
-    """The texts that *message* says: bare text, or its text blocks."""
+    """The texts of *message*: bare text, or its text blocks."""
     content = message["content"]
     if isinstance(content, str):
         yield content
@@ -155,39 +159,43 @@ def texts(message: Message) -> Iterator[str]:
 def user_texts(messages: Sequence[Message]) -> Iterator[tuple[int, str]]:
     """What the user wrote, with the index of the message: never the text of a tool result."""
     for index, message in enumerate(messages):
-        if message["role"] == "user":
-            for text in texts(message):
-                if text and not text.isspace():
-                    yield index, text
+        if message["role"] != "user":
+            continue
+        for text in texts(message):
+            if text and not text.isspace():
+                yield index, text
 
 
 def tool_calls(
     messages: Sequence[Message], start: int = 0, stop: int | None = None
 ) -> Iterator[ToolCall]:
     """Every tool call of the messages from *start* up to *stop*, oldest first."""
-    for index in range(start, len(messages) if stop is None else stop):
+    if stop is None:
+        stop = len(messages)
+    for index in range(start, stop):
         if messages[index]["role"] != "assistant":
             continue
         for place, block in enumerate(blocks(messages[index])):
-            if kind(block) == "tool_use":
-                given = field(block, "input")
-                given = as_dict(given) if hasattr(given, "model_dump") else given
-                yield ToolCall(
-                    index,
-                    place,
-                    str(field(block, "id", "")),
-                    str(field(block, "name", "")),
-                    given if isinstance(given, MAPPINGS) else {},
-                    program(block),
-                )
+            if kind(block) != "tool_use":
+                continue
+            arguments = field(block, "input")
+            if hasattr(arguments, "model_dump"):
+                arguments = as_dict(arguments)
+            yield ToolCall(
+                index,
+                place,
+                id=str(field(block, "id", "")),
+                name=str(field(block, "name", "")),
+                input=arguments if isinstance(arguments, MAPPINGS) else {},
+                program=program(block),
+            )
 
 
 def program(block: Block) -> str | None:
-    """The id of the server tool's call whose code has made the call *block*.
-
-    None for one of the model's own.
-    """
-    caller = field(block, "caller") if kind(block) in CALLS else None
+    """The id of the server tool's call whose code made the call *block*; None for the model's."""
+    if kind(block) not in CALLS:
+        return None
+    caller = field(block, "caller")
     if caller is None or field(caller, "type", "direct") == "direct":
         return None
     return str(field(caller, "tool_id", ""))
@@ -197,18 +205,21 @@ def tool_results(
     messages: Sequence[Message], start: int = 0, stop: int | None = None
 ) -> Iterator[ToolResult]:
     """Every tool result of the messages from *start* up to *stop*, oldest first."""
-    for index in range(start, len(messages) if stop is None else stop):
+    if stop is None:
+        stop = len(messages)
+    for index in range(start, stop):
         if messages[index]["role"] != "user":
             continue
         for place, block in enumerate(blocks(messages[index])):
-            if kind(block) == "tool_result":
-                yield ToolResult(
-                    index,
-                    place,
-                    str(field(block, "tool_use_id", "")),
-                    field(block, "content"),
-                    bool(field(block, "is_error", False)),
-                )
+            if kind(block) != "tool_result":
+                continue
+            yield ToolResult(
+                index,
+                place,
+                tool_use_id=str(field(block, "tool_use_id", "")),
+                content=field(block, "content"),
+                is_error=bool(field(block, "is_error", False)),
+            )
 
 
 def pending_calls(messages: Sequence[Message]) -> list[ToolCall]:
@@ -224,17 +235,16 @@ def split_system(messages: Sequence[Message]) -> tuple[list[Message], list[Messa
 
 def head_length(messages: Sequence[Message]) -> int:
     """How many leading system messages there are."""
-    return next(
-        (i for i, message in enumerate(messages) if message["role"] != "system"), len(messages)
-    )
+    for index, message in enumerate(messages):
+        if message["role"] != "system":
+            return index
+    return len(messages)
 
 
 def common_prefix(before: Sequence[Message], after: Sequence[Message]) -> int:
-    """How many leading messages are equal.
-
-    Whole slices compare in C, about 10 ns a message for the same objects.
-    """
+    """How many leading messages are equal."""
     low, high = 0, min(len(before), len(after))
+    # Whole slices compare in C, in about 10 ns a message for the same objects.
     if is_equal(before[:high], after[:high]):
         return high
     while low < high - 1:  # the first `low` are equal, the first `high` are not
@@ -260,28 +270,30 @@ def same_at_end(before: Sequence[Message], after: Sequence[Message], most: int) 
 def rewrite(
     messages: Sequence[Message], updates: Mapping[tuple[int, int], object], *, key: str = "content"
 ) -> list[Message]:
-    """A copy of *messages* with new values under *key* in the blocks at the given places (message,
-    block).
+    """A copy of *messages* with a new value under *key* in each block of *updates*.
 
-    Only that key of those blocks changes; is_error, cache_control and unknown keys stay (A-16).
-    Changed messages are deep copies, all others the same objects as before (BO-4).
+    *updates* maps places (message, block) to values. Only that key of those blocks changes;
+    is_error, cache_control and unknown keys stay (A-16). Changed messages are deep copies, all
+    others the same objects as before (BO-4).
     """
     edited = list(messages)
     for index in {place[0] for place in updates}:
         message = messages[index]
-        content = [
-            _with(block, key, updates[index, place]) if (index, place) in updates else copied(block)
-            for place, block in enumerate(blocks(message))
-        ]
-        edited[index] = cast("Message", _with(message, "content", content))
+        content: list[Block] = []
+        for place, block in enumerate(blocks(message)):
+            if (index, place) in updates:
+                content.append(_replace(block, key, updates[index, place]))
+            else:
+                content.append(copied(block))
+        edited[index] = cast("Message", _replace(message, "content", content))
     return edited
 
 
-def _with(block: Block, key: str, value: object) -> dict[str, Any]:
-    """A deep copy of *block* with another *value* under *key*, in the same order: equal bytes stay
-    equal.
-    """
+def _replace(block: Block, key: str, value: object) -> dict[str, Any]:
+    """A deep copy of *block* with another *value* under *key*, its keys in the same order."""
     plain = as_dict(block)
-    return {name: value if name == key else copied(held) for name, held in plain.items()} | {
-        key: value
-    }
+    for name, old in plain.items():
+        if name != key:
+            plain[name] = copied(old)
+    plain[key] = value
+    return plain

@@ -1,4 +1,4 @@
-"""Who writes the summary, behind one protocol; and the one place where it is tried again."""
+"""Who writes the summary, behind one protocol; and the retries around it."""
 
 from __future__ import annotations
 

@@ -45,13 +45,14 @@ __all__ = ["WITHOUT_MODEL", "AnthropicSummarizer"]
 logger = logging.getLogger("ctxpipe")
 
 WITHOUT_MODEL = (
-    "no model writes the summaries, for want of a client and of ANTHROPIC_API_KEY; they are collected from the "
-    "messages: give AnthropicSummarizer(client), or choose ExtractiveSummarizer()"
+    "no model writes the summaries, for want of a client and of ANTHROPIC_API_KEY; they are"
+    " collected from the messages: give AnthropicSummarizer(client), or choose"
+    " ExtractiveSummarizer()"
 )
 
 _KEYS = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
-_COMMON_OUTPUT_LIMIT = 8192  # tokens that any model of use may answer with
-_WHOLE = frozenset({"end_turn", "stop_sequence"})
+_COMMON_OUTPUT_LIMIT = 8192  # tokens that any model in use may answer with
+_COMPLETE = frozenset({"end_turn", "stop_sequence"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +60,19 @@ class AnthropicSummarizer:
     """Asks a Claude model through the SDK: *client*, or one of its own made from the environment.
 
     With mode "transcript" a cheap separate *model* (default: SUMMARY_MODEL) reads the history as a
-    text that is marked as data. Where that exceeds the model's *window* (tokens), blocks above
-    *max_block_chars* are cut head and tail, and what is longer still is summarised in parts. With
-    mode "inline" the request is appended to the conversation as the agent sends it, so that the
-    agent's own prompt cache is read: give the agent's *model*, *system*, *tools* and, in
-    *request_options*, whatever else its requests hold, such as ``thinking``. An inline request that is too long is
-    asked again as a transcript.
+    text that is marked as data. Where that exceeds the model's *window* (tokens), the middle of
+    blocks above *max_block_chars* is left out, and what is longer still is summarized in parts.
+    With mode "inline" the request is appended to the conversation as the agent sends it, so that
+    the agent's own prompt cache is read: give the agent's *model*, *system*, *tools* and, in
+    *request_options*, whatever else its requests hold, such as ``thinking``. An inline request that
+    is too long is sent again as a transcript.
 
-    *max_tokens* is the room for the answer (default: what *max_words* need). An answer that does not fit is asked for
-    once more, shorter and with twice the room. *focus* is what the summary should attend to. The
-    SDK's own retries are off: the retry layer is the only one. No credentials are kept. Without a
-    client, that of `Session.create`, `Session.stream` or the middleware is used. Without any, and
-    without ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN, `ExtractiveSummarizer` writes instead: a
-    warning tells it, and the summary names it as its writer.
+    *max_tokens* limits the answer (default: what *max_words* need). An answer that does not fit is
+    requested once more, shorter and with twice the limit. *focus* is what the summary should attend
+    to. The SDK's own retries are off: the retry layer is the only one. No credentials are kept.
+    Without a client, that of `Session.create`, `Session.stream` or the middleware is used. Without
+    any, and without ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN, `ExtractiveSummarizer` writes
+    instead: a warning says so, and the summary names it as its writer.
 
     Raises SettingsError for mode "inline" without a model.
     """
@@ -99,10 +100,7 @@ class AnthropicSummarizer:
             max_words=COUNT,
             focus=TEXT,
             system=instance_of((str, Sequence), "a text, or a list of text blocks").optional,
-            tools=Wanted(
-                lambda value: isinstance(value, Sequence) and not isinstance(value, str),
-                "a list of tools",
-            ),
+            tools=_TOOLS,
             request_options=MAPPING,
             window=COUNT,
             max_block_chars=SIZE,
@@ -115,8 +113,10 @@ class AnthropicSummarizer:
             )
 
     def with_client(self, lent: anthropic.AsyncAnthropic | None) -> AnthropicSummarizer:
-        """The same summarizer, which asks through the client *lent* where it has none of its own."""
-        return self if lent is None or self.client is not None else replace(self, client=lent)
+        """The same summarizer, with the client *lent* where it has none of its own."""
+        if lent is None or self.client is not None:
+            return self
+        return replace(self, client=lent)
 
     @property
     def available(self) -> bool:
@@ -127,15 +127,17 @@ class AnthropicSummarizer:
         if not self.available:
             logger.warning("%s", WITHOUT_MODEL)
             return await ExtractiveSummarizer(self.max_words)(messages)
-        reply = await (
-            self._ask_inline(messages) if self.mode == "inline" else self._ask_transcript(messages)
-        )
+        if self.mode == "inline":
+            reply = await self._ask_inline(messages)
+        else:
+            reply = await self._ask_transcript(messages)
         usage = reply.usage
-        cached = usage.cache_read_input_tokens or 0
+        cache_read = usage.cache_read_input_tokens or 0
+        cache_write = usage.cache_creation_input_tokens or 0
         return Summary(
             self._text(reply),
-            input_tokens=usage.input_tokens + cached + (usage.cache_creation_input_tokens or 0),
-            cached_tokens=cached,
+            input_tokens=usage.input_tokens + cache_read + cache_write,
+            cached_tokens=cache_read,
             output_tokens=usage.output_tokens,
             writer=type(self).__name__,
         )
@@ -144,18 +146,21 @@ class AnthropicSummarizer:
         prompt = TranscriptPrompt(
             self.max_words, self.focus, self.window, self.max_block_chars, self.counter
         )
-        return await self._send(
-            {"messages": [{"role": "user", "content": await prompt.of(messages)}]}
-        )
+        request = {"role": "user", "content": await prompt.of(messages)}
+        return await self._send({"messages": [request]})
 
     async def _ask_inline(self, messages: Sequence[Message]) -> Reply:
-        # Whatever stands before the last message is what the agent sent: another system prompt,
-        # other tools or another tool_choice would miss its cache.
+        # All before the last message is what the agent sent: another system prompt, other tools or
+        # another tool_choice would miss its cache.
+        body = dict(self.request_options)
+        if self.system:
+            body["system"] = self.system
+        if self.tools:
+            body["tools"] = list(self.tools)
         request = {"role": "user", "content": instructions(self.max_words, self.focus)}
-        same = {"system": self.system, "tools": list(self.tools)}
-        body = {**self.request_options, **{key: value for key, value in same.items() if value}}
+        body["messages"] = [*messages, request]
         try:
-            return await self._send({**body, "messages": [*messages, request]})
+            return await self._send(body)
         except UnicodeEncodeError:  # a lone surrogate, which the transcript replaces
             return await self._ask_transcript(messages)
         except Exception as error:
@@ -170,7 +175,7 @@ class AnthropicSummarizer:
     async def _send(self, body: Mapping[str, Any]) -> Reply:
         request: dict[str, Any] = {
             "model": self.model or SUMMARY_MODEL(),
-            "max_tokens": self._room,
+            "max_tokens": self._answer_tokens,
             **body,
         }
         if self.client is not None:
@@ -180,13 +185,13 @@ class AnthropicSummarizer:
             return await _reply(client, request)
 
     @property
-    def _room(self) -> int:
+    def _answer_tokens(self) -> int:
         return self.max_tokens or answer_tokens(self.max_words, self.window)
 
     def _text(self, reply: Reply) -> str:
         """The summary in *reply*.
 
-        Raises SummaryFailed for what is none: cut off, refused, a call, no text.
+        Raises SummaryFailed for an answer that is incomplete, refused, a call, or without text.
         """
         match reply.stop_reason:
             case "model_context_window_exceeded":
@@ -197,21 +202,27 @@ class AnthropicSummarizer:
                 raise SummaryRefused("the model refused to write a summary")
             case "max_tokens":
                 raise SummaryRefused(
-                    "the summary did not fit into the room for it", instead=self._shorter()
+                    "the summary did not fit into its token limit", instead=self._shorter()
                 )
-            case stopped if stopped not in _WHOLE:
-                raise SummaryFailed(
-                    f"the model stopped with {stopped!r} instead of a whole summary"
-                )
-        text = "".join(block.text for block in reply.content if block.type == "text").strip()
+            case reason if reason not in _COMPLETE:
+                raise SummaryFailed(f"the model stopped with {reason!r} instead of a whole summary")
+        texts = [block.text for block in reply.content if block.type == "text"]
+        text = "".join(texts).strip()
         if not text:
             raise SummaryFailed("the model answered without text")
         return text
 
     def _shorter(self) -> AnthropicSummarizer:
-        """Asks for half the words, with twice the room as far as every model has it."""
-        room = max(self._room, min(2 * self._room, _COMMON_OUTPUT_LIMIT, self.window // 2))
-        return replace(self, max_words=max(1, self.max_words // 2), max_tokens=room)
+        """Asks for half the words, with twice the tokens as far as any model may answer so many."""
+        most = min(_COMMON_OUTPUT_LIMIT, self.window // 2)
+        max_tokens = max(self._answer_tokens, min(2 * self._answer_tokens, most))
+        return replace(self, max_words=max(1, self.max_words // 2), max_tokens=max_tokens)
+
+
+_TOOLS = Wanted(
+    lambda value: isinstance(value, Sequence) and not isinstance(value, str),
+    "a list of tools",
+)
 
 
 async def _reply(client: anthropic.AsyncAnthropic, request: dict[str, Any]) -> Reply:

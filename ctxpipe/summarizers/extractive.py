@@ -32,7 +32,13 @@ GOALS, FILES, CALLS = "Goals & Decisions", "File Operations", "Tool Calls"
 STATUS, ERRORS = "Task Status", "Errors & Resolutions"
 
 # Shares of the whole summary, by section (CR-9).
-_SHARES: Mapping[str, float] = {GOALS: 0.25, FILES: 0.1, CALLS: 0.2, STATUS: 0.3, ERRORS: 0.15}
+_SHARES: Mapping[str, float] = {
+    GOALS: 0.25,
+    FILES: 0.1,
+    CALLS: 0.2,
+    STATUS: 0.3,
+    ERRORS: 0.15,
+}
 _CHARS_PER_WORD = 6
 _USER = "The user: "
 _COUNTS = "Calls since the last summary: "
@@ -54,14 +60,13 @@ _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class ExtractiveSummarizer:
-    """Collects from the messages themselves what an agent needs to go on: no model, no network, no
-    cost, no chance.
+    """Collects what an agent needs to go on from the messages: no model, no cost, no randomness.
 
-    Under the five headings of CR-9 stand the user's requests in their own words, decisions, files
-    read and written, commands and how they ended, errors and whether they were solved, the plan,
-    the last actions and their results. The items of an earlier summary are carried on under the
-    same headings, the newest winning the room. With *brief* the requests and the list of files are
-    left to the evidence block that stands behind the summary.
+    Under the five headings of CR-9 are the user's requests in their own words, decisions, files
+    read and written, commands and their outcomes, errors and whether they were solved, the plan,
+    the last actions and their results. The items of an earlier summary are kept under the same
+    headings; where space is short, the newest items stay. With *brief* the requests and the list
+    of files are left to the evidence block that follows the summary.
     """
 
     max_words: int = setting(SUMMARY_MAX_WORDS)
@@ -76,53 +81,60 @@ class ExtractiveSummarizer:
 
     def summarise(self, messages: Sequence[Message]) -> str:
         """The summary's text."""
-        found = {
-            GOALS: [*([] if self.brief else _requests(messages)), *_decisions(messages)],
-            FILES: [_ELSEWHERE] if self.brief else _files(messages),
+        goals = _decisions(messages)
+        files = [_ELSEWHERE]
+        if not self.brief:
+            goals = [*_requests(messages), *goals]
+            files = _files(messages)
+        new = {
+            GOALS: goals,
+            FILES: files,
             CALLS: _calls(messages),
             STATUS: _status(messages),
             ERRORS: _errors(messages),
         }
-        earlier = _earlier_items(messages)
-        if found[STATUS]:
-            earlier.pop(STATUS, None)  # an old status is no status
-        return "\n\n".join(
-            _section(
-                name,
-                [*earlier.get(name, []), *items],
-                int(self.max_words * _CHARS_PER_WORD * _SHARES[name]),
-            )
-            for name, items in found.items()
-        )
+        old = _earlier_items(messages)
+        if new[STATUS]:
+            old.pop(STATUS, None)  # an old status is out of date
+        max_chars = self.max_words * _CHARS_PER_WORD
+        sections: list[str] = []
+        for name, new_items in new.items():
+            items = [*old.get(name, []), *new_items]
+            budget = int(max_chars * _SHARES[name])
+            sections.append(_section(name, items, budget))
+        return "\n\n".join(sections)
 
 
-def _section(name: str, items: Iterable[str], room: int) -> str:
-    distinct = list(dict.fromkeys(items))
-    asked = _fitting(
-        [item for item in distinct if item.startswith(_USER)], room * 2 // 3, keep_first=True
-    )
-    others = _fitting(
-        [item for item in distinct if not item.startswith(_USER)], room - sum(map(len, asked))
-    )
-    return "\n".join([f"## {name}", *(f"- {item}" for item in [*asked, *others] or [_NONE])])
+def _section(name: str, items: Iterable[str], max_chars: int) -> str:
+    requests: list[str] = []
+    others: list[str] = []
+    for item in dict.fromkeys(items):
+        if item.startswith(_USER):
+            requests.append(item)
+        else:
+            others.append(item)
+    kept = _fit(requests, max_chars * 2 // 3, keep_first=True)
+    kept += _fit(others, max_chars - sum(map(len, kept)))
+    lines = [f"- {item}" for item in kept or [_NONE]]
+    return "\n".join([f"## {name}", *lines])
 
 
 # What is said -------------------------------------------------------------------------------------
 
 
 def _requests(messages: Sequence[Message]) -> list[str]:
-    asked = [words for words in map(own_words, messages) if words]
-    return [f"{_USER}{_indented(shortened(words, 2 * _ITEM_CHARS))}" for words in asked]
+    requests = filter(None, map(own_words, messages))
+    return [_USER + _quote(request, 2 * _ITEM_CHARS) for request in requests]
 
 
 def _decisions(messages: Sequence[Message]) -> list[str]:
-    lines = (
-        line.strip(" -*#>") for text in _assistant_texts(messages) for line in text.splitlines()
-    )
-    shown = (line[: 20 * _ITEM_CHARS] for line in lines)
-    return [
-        f"The agent: {_line(line)}" for line in shown if len(line) > 20 and _DECISION.search(line)
-    ]
+    decisions: list[str] = []
+    for text in _assistant_texts(messages):
+        for line in text.splitlines():
+            words = line.strip(" -*#>")[: 20 * _ITEM_CHARS]
+            if len(words) > 20 and _DECISION.search(words):
+                decisions.append(f"The agent: {_line(words)}")
+    return decisions
 
 
 def _assistant_texts(messages: Sequence[Message]) -> Iterator[str]:
@@ -135,126 +147,138 @@ def _assistant_texts(messages: Sequence[Message]) -> Iterator[str]:
 
 
 def _files(messages: Sequence[Message]) -> list[str]:
-    return [
-        f"{'wrote' if written else 'read or named'} {path}"
-        for path, written in touched_paths(messages).items()
-    ]
+    files: list[str] = []
+    for path, is_written in touched_paths(messages).items():
+        verb = "wrote" if is_written else "read or named"
+        files.append(f"{verb} {path}")
+    return files
 
 
 def _calls(messages: Sequence[Message]) -> list[str]:
     results = results_by_id(messages)
-    counts = Counter(call.name for call in tool_calls(messages))
-    named = ", ".join(f"{name} ×{times}" for name, times in counts.most_common(12))
-    telling = (
-        call for call in tool_calls(messages) if not is_about_file(call)
-    )  # files have a section of their own
-    outcomes = [_outcome(call, results.get(call.id)) for call in telling]
-    return [*outcomes, *([f"{_COUNTS}{named}"] if named else [])]
+    calls = list(tool_calls(messages))
+    counts = Counter(call.name for call in calls)
+    other_calls = [
+        call for call in calls if not is_about_file(call)
+    ]  # files have their own section
+    lines = [_outcome(call, results.get(call.id)) for call in other_calls]
+    if counts:
+        named = [f"{name} ×{times}" for name, times in counts.most_common(12)]
+        lines.append(_COUNTS + ", ".join(named))
+    return lines
 
 
 def _outcome(call: ToolCall, result: object) -> str:
-    return f"{_action(call)} → {'failed' if failed(result) else 'ok'}{_tail(result_text(result))}"
-
-
-def _tail(output: str) -> str:
-    lines = [line for line in output.splitlines() if line.strip()]
-    return f": {_line(lines[-1], 120)}" if lines else ""
+    outcome = "failed" if failed(result) else "ok"
+    text = f"{_action(call)} → {outcome}"
+    lines = _nonblank_lines(result_text(result))
+    if lines:
+        text += f": {_line(lines[-1], 120)}"
+    return text
 
 
 def _errors(messages: Sequence[Message]) -> list[str]:
     results = results_by_id(messages)
-    last = {_action(call): failed(results.get(call.id)) for call in tool_calls(messages)}
-    found = []
-    for call in tool_calls(messages):
+    calls = list(tool_calls(messages))
+    still_fails = {_action(call): failed(results.get(call.id)) for call in calls}
+    errors: list[str] = []
+    for call in calls:
         result = results.get(call.id)
         if failed(result):
-            state = "still failing" if last[_action(call)] else "worked later"
-            found.append(f"{_action(call)}: {_error_line(result_text(result))} ({state})")
-    return found
+            action = _action(call)
+            state = "still failing" if still_fails[action] else "worked later"
+            errors.append(f"{action}: {_error_line(result_text(result))} ({state})")
+    return errors
 
 
 def _error_line(output: str) -> str:
-    lines = [line for line in output.splitlines() if line.strip()]
-    telling = [line for line in lines if _ERROR_LINE.search(line)]
-    return _line((telling or lines or ["no output"])[-1], 160)
+    lines = _nonblank_lines(output)
+    errors = [line for line in lines if _ERROR_LINE.search(line)]
+    candidates = errors or lines or ["no output"]
+    return _line(candidates[-1], 160)
+
+
+def _nonblank_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip()]
 
 
 def _status(messages: Sequence[Message]) -> list[str]:
     results = results_by_id(messages)
     calls = list(tool_calls(messages))
+    lines: list[str] = []
     plans = [call for call in calls if _PLAN_TOOL.search(call.name) and call.input]
-    latest = [
-        f"{_action(call)}: {'failed' if failed(results.get(call.id)) else 'done'}"
-        for call in calls[-6:]
-    ]
-    said = [text for text in _assistant_texts(messages) if text.strip()]
-    fresh = [result_text(result) for result in tool_results(messages[-1:])]
-    return [
-        *(
-            f"the plan, as last noted: {_line(compact_json(call.input), 600)}"
-            for call in plans[-1:]
-        ),
-        *(f"recently done: {action}" for action in latest),
-        *(
-            f"the agent said last: {_indented(shortened(text, 3 * _ITEM_CHARS))}"
-            for text in said[-1:]
-        ),
-        *(
-            f"result just received: {_indented(shortened(text, 2 * _ITEM_CHARS))}"
-            for text in fresh[-2:]
-            if text
-        ),
-    ]
+    if plans:
+        lines.append(f"the plan, as last noted: {_line(compact_json(plans[-1].input), 600)}")
+    for call in calls[-6:]:
+        outcome = "failed" if failed(results.get(call.id)) else "done"
+        lines.append(f"recently done: {_action(call)}: {outcome}")
+    replies = [text for text in _assistant_texts(messages) if text.strip()]
+    if replies:
+        lines.append(f"the agent said last: {_quote(replies[-1], 3 * _ITEM_CHARS)}")
+    received = [result_text(result) for result in tool_results(messages[-1:])]
+    shown = [_quote(text, 2 * _ITEM_CHARS) for text in received[-2:] if text]
+    lines += [f"result just received: {text}" for text in shown]
+    return lines
 
 
 def _action(call: ToolCall) -> str:
     return f"{call.name} `{_line(target(call), 160)}`"
 
 
-# What was said in an earlier summary --------------------------------------------------------------
+# The earlier summary ------------------------------------------------------------------------------
 
 
 def _earlier_items(messages: Sequence[Message]) -> dict[str, list[str]]:
-    """The items under the headings of the earlier summary that *messages* begin with, ours or a
-    model's.
-    """
-    found: dict[str, list[str]] = {}
-    for body in filter(None, map(summary_body, messages[: placed(messages)])):
+    """The items of the summary that *messages* begin with, ours or a model's, by heading."""
+    items: dict[str, list[str]] = {}
+    for message in messages[: placed(messages)]:
+        body = summary_body(message)
+        if not body:
+            continue
         before, *parts = _HEADING.split(body)
-        named = {GOALS: before} if before.strip() else {}
-        for name, text in [*named.items(), *zip(parts[::2], parts[1::2], strict=True)]:
-            found.setdefault(name.strip(), []).extend(_items(text))
-    return found
+        if before.strip():
+            items.setdefault(GOALS, []).extend(_items(before))
+        headings = parts[::2]
+        sections = parts[1::2]
+        for heading, text in zip(headings, sections, strict=True):
+            items.setdefault(heading.strip(), []).extend(_items(text))
+    return items
 
 
 def _items(text: str) -> Iterator[str]:
-    for item in re.split(r"^(?=\S)(?:- )?", text, flags=re.MULTILINE):
-        if item.strip() not in ("", _NONE, _ELSEWHERE) and not item.startswith(_COUNTS):
-            yield item.strip()
+    for part in re.split(r"^(?=\S)(?:- )?", text, flags=re.MULTILINE):
+        if part.startswith(_COUNTS):
+            continue
+        item = part.strip()
+        if item not in ("", _NONE, _ELSEWHERE):
+            yield item
 
 
 # Text ---------------------------------------------------------------------------------------------
 
 
-def _fitting(items: Sequence[str], room: int, *, keep_first: bool = False) -> list[str]:
-    """As many of the last *items* as *room* characters hold, and with *keep_first* the first
-    whatever its length.
-    """
-    first = list(items[:1]) if keep_first else []
-    left = room - sum(map(len, first))
-    kept: list[str] = []
+def _fit(items: Sequence[str], max_chars: int, *, keep_first: bool = False) -> list[str]:
+    """The last of *items* that fit; with *keep_first* also the first, whatever its length."""
+    first: list[str] = []
+    if keep_first:
+        first += items[:1]
+    left = max_chars - sum(map(len, first))
+    last: list[str] = []
     for item in reversed(items[len(first) :]):
         left -= len(item)
         if left < 0:
             break
-        kept.append(item)
-    return [*first, *reversed(kept)]
+        last.append(item)
+    return [*first, *reversed(last)]
 
 
 def _line(text: str, limit: int = _ITEM_CHARS) -> str:
     line = " ".join(text[: 20 * limit].split())
-    return line if len(line) <= limit and len(text) <= 20 * limit else f"{line[: limit - 2]} …"
+    if len(line) <= limit and len(text) <= 20 * limit:
+        return line
+    return f"{line[: limit - 2]} …"
 
 
-def _indented(text: str) -> str:
-    return text.strip().replace("\n", "\n  ")
+def _quote(text: str, limit: int) -> str:
+    """*text*, cut to *limit* characters, as the text of an item of several lines."""
+    return shortened(text, limit).strip().replace("\n", "\n  ")

@@ -16,8 +16,9 @@ __all__ = ["PromptTooLong", "Summarizer", "Summary", "SummaryRefused", "summariz
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a history comes down to, who wrote it, and what it cost, as billed: *input_tokens* with
-    the cached ones.
+    """The summary of a history, who wrote it, and what it cost as billed.
+
+    *input_tokens* include the cached ones.
     """
 
     text: str = field(repr=False)
@@ -29,23 +30,23 @@ class Summary:
 
 
 class Summarizer(Protocol):
-    """Writes what a history comes down to: any async callable of this shape."""
+    """Writes the summary of a history: any async callable of this form."""
 
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
-        """Summarise *messages* for whoever carries on; an earlier summary among them is folded in.
+        """Summarize *messages* for whoever goes on; an earlier summary among them is included.
 
         Raises PromptTooLong when they are too many for one request, SummaryRefused when asking
-        again cannot help, and whatever it likes when it failed otherwise: the retry layer deals
-        with all three.
+        again cannot help, and any other exception for another failure: the retry layer handles
+        all three.
         """
         ...
 
 
 class PromptTooLong(SummaryFailed):
-    """The messages do not fit into one request to the summary model; they are to be summarised in
-    parts.
+    """The messages do not fit into one request: they are to be summarized in parts.
 
-    *refused* tells that a request was spent on finding out; *instead* is who should summarise them from now on.
+    *refused*: a request to the model was spent on finding out. *instead* is who should summarize
+    them from now on.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class PromptTooLong(SummaryFailed):
 
 
 class SummaryRefused(SummaryFailed):
-    """The model has refused, or ran out of room: asked the same again, it would answer the same.
+    """The model refused, or its answer was too long: the same request would fail again.
 
     *instead* is who may be asked instead, once; None: nobody.
     """

@@ -1,7 +1,7 @@
-"""The one place where something is tried again: tenacity around the summariser.
+"""Retries: tenacity around the summarizer, and nowhere else.
 
-Every error counts as a failure worth another try, a blank answer too; but not a request that can
-never succeed, a refusal, or a mistake of the program, and not cancellation, which passes at once.
+Every error is worth another attempt, a blank answer too; but not a request that can never succeed,
+a refusal, or a programming error, and not cancellation, which passes at once.
 """
 
 from __future__ import annotations
@@ -46,20 +46,30 @@ __all__ = ["FinishedParts", "Retry", "summarised"]
 logger = logging.getLogger("ctxpipe")
 
 _FINAL = frozenset({400, 401, 402, 403, 404, 405, 410, 422})  # asking again cannot help
-_MISTAKES = (
-    *(TypeError, NameError, AttributeError, LookupError, ImportError, SyntaxError, ArithmeticError),
-    *(AssertionError, NotImplementedError, RecursionError, UnicodeError, MemoryError),
+_PROGRAM_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    NameError,
+    NotImplementedError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    UnicodeError,
 )
-"""Errors of a program, which it makes again."""
+"""Errors that the same call raises again."""
 _LEAST_WAIT = 0.5  # seconds, however little the server asks for
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often, and how long, a summary is tried for; seconds. Waits grow exponentially, with
-    jitter.
+    """How often, and for how many seconds, a summary is tried.
 
-    *max_refusals* bounds how often a history is cut in half because the API found it too long.
+    Waits grow exponentially, with jitter. *max_refusals* bounds how often a history is cut in half
+    because the API found it too long.
 
     Raises SettingsError for a negative number of retries, or no time at all.
     """
@@ -89,10 +99,10 @@ class Retry:
 
 @dataclass(slots=True)
 class FinishedParts:
-    """What of a history too long for one request is summarised already: it is not paid for again.
+    """The part of a history too long for one request that is summarized already.
 
-    One summary is kept, with a digest of the leading messages that it stands for and of who was
-    asked for it.
+    It is not paid for again. One summary is kept, with a digest of the leading messages that it
+    replaces and with the summarizer that was asked for it.
     """
 
     asked: Summarizer | None = None
@@ -102,9 +112,7 @@ class FinishedParts:
     summary: Summary | None = None
 
     def find(self, asked: Summarizer, messages: Sequence[Message]) -> bool:
-        """Whether the summary is that of the first `count` *messages*, not of all, written for who
-        asks the same.
-        """
+        """Whether the summary is of the first `count` *messages*, not of all, and for *asked*."""
         if self.summary is None or self.asked != asked or self.count >= len(messages):
             return False
         return digest_of(messages[: self.count]) == self.digest
@@ -112,18 +120,21 @@ class FinishedParts:
     def keep(
         self, asked: Summarizer, writer: Summarizer, messages: Sequence[Message], summary: Summary
     ) -> None:
-        """*messages* are summarised: *writer* wrote the *summary* that *asked* was asked for."""
-        self.asked, self.writer, self.summary = asked, writer, summary
-        self.count, self.digest = len(messages), digest_of(messages)
+        """Remember the *summary* of *messages*: *writer* wrote it, *asked* was asked for it."""
+        self.asked = asked
+        self.writer = writer
+        self.summary = summary
+        self.count = len(messages)
+        self.digest = digest_of(messages)
 
 
 def digest_of(messages: Sequence[Message]) -> bytes:
-    """What tells *messages* from others."""
-    whole = sha256()
+    """The SHA-256 digest of *messages*."""
+    hasher = sha256()
     for message in messages:
-        whole.update(compact_json(message).encode("utf-8", "surrogatepass"))
-        whole.update(b"\n")
-    return whole.digest()
+        hasher.update(compact_json(message).encode("utf-8", "surrogatepass"))
+        hasher.update(b"\n")
+    return hasher.digest()
 
 
 async def summarised(
@@ -132,110 +143,118 @@ async def summarised(
     retry: Retry,
     finished: FinishedParts | None = None,
 ) -> Summary:
-    """The summary of *messages*, in parts where they are too long for one request: each part folds
-    the last summary in.
+    """The summary of *messages*, in parts where they are too long for one request.
 
-    What the parts *finished* earlier hold is not asked for again, and what is finished now is kept
-    there.
+    Each part is summarized together with the summary before it. What the parts *finished* earlier
+    hold is not asked for again, and what is finished now is kept there.
 
     Raises SummaryFailed, with the last failure as its cause. Cancellation passes through at once.
     """
-    ends = retry.clock() + retry.total_seconds
-    asked, done, refusals, refused, written = summarize, 0, 0, 0, list[Summary]()
+    deadline = retry.clock() + retry.total_seconds
+    asked = summarize
+    summaries: list[Summary] = []
+    done = 0
     if finished is not None and await in_thread(finished.find, asked, messages):
-        summarize, done = finished.writer or asked, finished.count
-        written += [finished.summary] if finished.summary else []
+        summarize = finished.writer or asked
+        done = finished.count
+        if finished.summary is not None:
+            summaries.append(finished.summary)
+    refused_summaries = 0
+    refused_prompts = 0
     parts = [list(messages[done:])]
     while parts:
         part = parts.pop(0)
         try:
-            written.append(await _tried(summarize, [*_earlier(written), *part], retry, ends))
+            prompt = [*_earlier(summaries), *part]
+            summary = await _attempt(summarize, prompt, retry, deadline)
         except SummaryRefused as error:
-            refused += 1
-            if error.instead is None or refused > 1:
+            refused_summaries += 1
+            if error.instead is None or refused_summaries > 1:
                 raise SummaryFailed(f"no summary: {safe_text(error)}") from error
-            summarize, parts[:0] = error.instead, [part]
+            summarize = error.instead
+            parts.insert(0, part)
             continue
         except PromptTooLong as error:
-            refusals += error.refused
+            refused_prompts += error.refused
             if error.instead is not None:
-                summarize, halves = error.instead, [part]
+                summarize = error.instead
+                smaller = [part]
             else:
-                halves = await in_thread(_halves, part)
-            if not halves or refusals > retry.max_refusals:
+                smaller = await in_thread(_halves, part)
+            if not smaller or refused_prompts > retry.max_refusals:
                 raise SummaryFailed(
                     f"the history cannot be cut into parts that fit: {safe_text(error)}"
                 ) from error
-            parts[:0] = halves
+            parts[:0] = smaller
             continue
+        summaries.append(summary)
         done += len(part)
         if finished is not None and parts:
-            await in_thread(finished.keep, asked, summarize, messages[:done], _total(written))
-    total = _total(written)
-    return replace(total, attempts=total.attempts + refused)
+            so_far = _total(summaries)
+            await in_thread(finished.keep, asked, summarize, messages[:done], so_far)
+    total = _total(summaries)
+    return replace(total, attempts=total.attempts + refused_summaries)
 
 
-def _earlier(written: Sequence[Summary]) -> list[Message]:
-    if not written:
+def _earlier(summaries: Sequence[Summary]) -> list[Message]:
+    if not summaries:
         return []
-    text = SUMMARY + safe_summary(written[-1].text)
-    return [{"role": "user", "content": text}, {"role": "assistant", "content": ACKNOWLEDGED}]
+    text = SUMMARY + safe_summary(summaries[-1].text)
+    return [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": ACKNOWLEDGED},
+    ]
 
 
-def _total(written: Sequence[Summary]) -> Summary:
+def _total(summaries: Sequence[Summary]) -> Summary:
+    """The last of *summaries*, with what all of them cost."""
     return replace(
-        written[-1],
-        input_tokens=sum(summary.input_tokens for summary in written),
-        cached_tokens=sum(summary.cached_tokens for summary in written),
-        output_tokens=sum(summary.output_tokens for summary in written),
-        attempts=sum(summary.attempts for summary in written),
+        summaries[-1],
+        input_tokens=sum(summary.input_tokens for summary in summaries),
+        cached_tokens=sum(summary.cached_tokens for summary in summaries),
+        output_tokens=sum(summary.output_tokens for summary in summaries),
+        attempts=sum(summary.attempts for summary in summaries),
     )
 
 
 def _halves(part: Sequence[Message]) -> list[list[Message]]:
-    """*part* in two of about the same size, a call and its results together.
+    """*part* in two halves of about the same size; none when it cannot be cut.
 
-    Nothing when it cannot be cut.
+    A call and its results stay together where that is possible.
     """
     sizes = list(accumulate(len(transcript([message], 4000)) for message in part))
-    cuts = [i for i in range(1, len(part)) if not any(tool_results([part[i]]))] or list(
-        range(1, len(part))
-    )
+    all_cuts = range(1, len(part))
+    cuts = [index for index in all_cuts if not any(tool_results([part[index]]))]
+    if not cuts:
+        cuts = list(all_cuts)
     if not cuts:
         return []
-    cut = min(cuts, key=lambda i: abs(sizes[i - 1] - sizes[-1] / 2))
+    half = sizes[-1] / 2
+    cut = min(cuts, key=lambda index: abs(sizes[index - 1] - half))
     return [list(part[:cut]), list(part[cut:])]
 
 
-async def _tried(
-    summarize: Summarizer, messages: Sequence[Message], retry: Retry, ends: float
+async def _attempt(
+    summarize: Summarizer, messages: Sequence[Message], retry: Retry, deadline: float
 ) -> Summary:
+    """The summary, after as many attempts as *retry* allows before the *deadline*."""
     import tenacity
 
     async def attempt() -> Summary:
-        with anyio.fail_after(min(retry.attempt_seconds, ends - retry.clock())):
-            answer: object = summarize(messages)  # whatever its type says
-            if not isawaitable(answer):
-                name = type(answer).__name__
-                raise SettingsError(
-                    f"the summarizer's answer, {name}, cannot be awaited; write it as `async def`"
-                )
-            written: object = await answer
-        if not isinstance(written, Summary):
-            raise SettingsError(
-                f"the summarizer answered with {type(written).__name__}; return a Summary"
-            )
-        if is_blank(written.text):
-            raise SummaryFailed("the summary is blank")
-        return written
+        seconds = min(retry.attempt_seconds, deadline - retry.clock())
+        with anyio.fail_after(seconds):
+            return await _ask(summarize, messages)
 
     def wait(state: RetryCallState) -> float:
-        asked = _retry_after(_failure(state))
-        return backoff(state) if asked is None else asked
+        seconds = _retry_after(_failure(state))
+        if seconds is None:
+            return backoff(state)
+        return seconds
 
     def is_over(state: RetryCallState) -> bool:
-        too_late = retry.clock() + state.upcoming_sleep >= ends
-        return too_late or state.attempt_number > retry.max_retries or _is_final(_failure(state))
+        if retry.clock() + state.upcoming_sleep >= deadline:
+            return True
+        return state.attempt_number > retry.max_retries or _is_final(_failure(state))
 
     backoff = tenacity.wait_exponential_jitter(
         initial=retry.first_wait_seconds, max=retry.max_wait_seconds
@@ -246,51 +265,73 @@ async def _tried(
     try:
         summary: Summary = await retrying(attempt)
     except tenacity.RetryError as error:
-        attempts, cause = error.last_attempt.attempt_number, error.last_attempt.exception()
+        cause = error.last_attempt.exception()
         if isinstance(cause, PromptTooLong | SummaryRefused):
             raise cause from None
+        description = _description(cause)
         if as_refusal(cause) is not None:
-            raise PromptTooLong(_described(cause), refused=True) from cause
-        raise SummaryFailed(f"no summary after {_times(attempts)}: {_described(cause)}") from cause
+            raise PromptTooLong(description, refused=True) from cause
+        number = error.last_attempt.attempt_number
+        attempts = "1 attempt" if number == 1 else f"{number} attempts"
+        raise SummaryFailed(f"no summary after {attempts}: {description}") from cause
     return replace(summary, attempts=retrying.statistics["attempt_number"])
 
 
-def _times(attempts: int) -> str:
-    return "1 attempt" if attempts == 1 else f"{attempts} attempts"
+async def _ask(summarize: Summarizer, messages: Sequence[Message]) -> Summary:
+    answer: object = summarize(messages)  # whatever its type says
+    if not isawaitable(answer):
+        name = type(answer).__name__
+        raise SettingsError(
+            f"the summarizer's answer, {name}, cannot be awaited; write it as `async def`"
+        )
+    summary: object = await answer
+    if not isinstance(summary, Summary):
+        name = type(summary).__name__
+        raise SettingsError(f"the summarizer answered with {name}; return a Summary")
+    if is_blank(summary.text):
+        raise SummaryFailed("the summary is blank")
+    return summary
 
 
-def _described(error: BaseException | None) -> str:
+def _description(error: BaseException | None) -> str:
     if error is None:
         return "no answer"
     status = status_of(error)
-    return safe_text(error) if status is None else f"{safe_text(error)}, status {status}"
+    if status is None:
+        return safe_text(error)
+    return f"{safe_text(error)}, status {status}"
 
 
 def _failure(state: RetryCallState) -> BaseException | None:
-    return state.outcome.exception() if state.outcome else None
+    if state.outcome is None:
+        return None
+    return state.outcome.exception()
 
 
 def _is_final(error: BaseException | None) -> bool:
     """Whether asking the same again cannot help."""
+    if isinstance(error, PromptTooLong | SummaryRefused):
+        return True
     if isinstance(error, CtxpipeError):
-        return isinstance(error, PromptTooLong | SummaryRefused) or not isinstance(
-            error, SummaryFailed
-        )
-    if isinstance(error, _MISTAKES) or as_refusal(error) is not None:
+        return not isinstance(error, SummaryFailed)
+    if isinstance(error, _PROGRAM_ERRORS) or as_refusal(error) is not None:
         return True
     return status_of(error) in _FINAL
 
 
 def _retry_after(error: BaseException | None) -> float | None:
-    """The seconds that the server asked to wait, in the first of its ways to say so that names a
-    time to come.
+    """The seconds that the server asks to wait; None when it names no time in the future.
+
+    It may give milliseconds, seconds or a date: the first of them in the future counts.
     """
-    headers = getattr(getattr(error, "response", None), "headers", None) or {}
-    in_ms, given = headers.get("retry-after-ms"), headers.get("retry-after")
-    milliseconds = _number(in_ms)
-    ways = (milliseconds / 1000 if milliseconds else None, _number(given), _seconds_until(given))
-    asked = next((seconds for seconds in ways if seconds and seconds > 0), None)
-    return None if asked is None else max(_LEAST_WAIT, asked)
+    response = getattr(error, "response", None)
+    headers = getattr(response, "headers", None) or {}
+    milliseconds = _number(headers.get("retry-after-ms")) or 0
+    header = headers.get("retry-after")
+    for seconds in (milliseconds / 1000, _number(header), _seconds_until(header)):
+        if seconds and seconds > 0:
+            return max(_LEAST_WAIT, seconds)
+    return None
 
 
 def _number(text: object) -> float | None:
@@ -308,8 +349,10 @@ def _seconds_until(date: object) -> float | None:
         return None
     try:
         parsed = parsedate_tz(date)
-        return mktime_tz(parsed) - time.time() if parsed else None
-    except (ValueError, OverflowError):  # a date that no calendar has
+        if parsed is None:
+            return None
+        return mktime_tz(parsed) - time.time()
+    except (ValueError, OverflowError):  # a date that does not exist
         return None
 
 
@@ -317,6 +360,6 @@ def _warn(state: RetryCallState) -> None:
     logger.warning(
         "summary attempt %d failed (%s); next try in %.1f s",
         state.attempt_number,
-        _described(_failure(state)),
+        _description(_failure(state)),
         state.upcoming_sleep,
     )

@@ -1,6 +1,4 @@
-"""The only place that counts: exact tokens, running totals, what the API bills, and when there are
-too many.
-"""
+"""All that counts tokens: exact counts, running totals, the API's bills, and the budget."""
 
 from __future__ import annotations
 

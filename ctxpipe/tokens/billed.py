@@ -1,4 +1,4 @@
-"""What a reply's usage says about the context that was sent, and which part of a context is billed."""
+"""The tokens of a context as a reply's usage reports them, and the part that is billed."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ _SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
 
 
 def server_summary(message: Message) -> int | None:
-    """The place of the last block in which the server has summarized all before it; None without
-    one.
+    """The index of the last block in which the server has summarized all before it.
 
-    The API ignores what stands before such a block. One without content is a summary that failed;
-    that the API ignores instead.
+    The API ignores what comes before such a block. A compaction block without content is a summary
+    that failed, and is ignored itself.
     """
-    found = None
+    last = None
     for place, block in enumerate(blocks(message)):
         if kind(block) == "compaction" and field(block, "content"):
-            found = place
-    return found
+            last = place
+    return last
 
 
 def billed_part(message: Message) -> Message:
-    """*message* from its last summary by the server on; the very same object without one."""
+    """*message* from its last summary by the server on; the same object without one."""
     place = server_summary(message)
     if not place:
         return message
@@ -44,8 +43,7 @@ def billed_part(message: Message) -> Message:
 
 
 def context_tokens(reply: object) -> int:
-    """The input tokens of the context that *reply*, or its usage alone, answers; 0 when it does not
-    say.
+    """The input tokens of the context of *reply*, or of its usage alone; 0 when they are unknown.
 
     A reply for which the server ran tools is billed for the sum of several requests: only the
     first of them, which is among its iterations, is the bill of what was sent. What the server has
@@ -59,7 +57,9 @@ def context_tokens(reply: object) -> int:
         return 0
     else:
         tokens = _sum(usage, _INPUT)
-    return tokens + _cleared(reply) if tokens else 0
+    if not tokens:
+        return 0
+    return tokens + _tokens_cleared(reply)
 
 
 def cached_tokens(reply: object) -> int:
@@ -82,19 +82,23 @@ def _sum(usage: object, names: Sequence[str]) -> int:
 
 
 def _count(tokens: object) -> int:
-    return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0 else 0
+    if not isinstance(tokens, int) or isinstance(tokens, bool):
+        return 0
+    return max(0, tokens)
 
 
 def _first_request(iterations: Sequence[object]) -> int:
-    """The input of the first request to the model that answered; 0 when a summary was made before."""
+    """The input of the first request to the model that replied; 0 if a summary came before it."""
     requests = [entry for entry in iterations if field(entry, "type") in _MESSAGES]
     if not requests:
         return 0
-    model = field(requests[-1], "model")
+    last = requests[-1]
+    model = field(last, "model")
     first = next(entry for entry in requests if field(entry, "model") == model)
     before = iterations[: iterations.index(first)]
-    is_summarized = any(field(entry, "type") == "compaction" for entry in before)
-    return 0 if is_summarized else _sum(first, _INPUT)
+    if any(field(entry, "type") == "compaction" for entry in before):
+        return 0
+    return _sum(first, _INPUT)
 
 
 def _ran_server_tools(reply: object, usage: object) -> bool:
@@ -103,10 +107,11 @@ def _ran_server_tools(reply: object, usage: object) -> bool:
     counts = field(usage, "server_tool_use")
     if counts is None:
         return False
-    held = counts if isinstance(counts, Mapping) else getattr(counts, "__dict__", {})
-    return any(map(_count, held.values()))
+    if not isinstance(counts, Mapping):
+        counts = getattr(counts, "__dict__", {})
+    return any(map(_count, counts.values()))
 
 
-def _cleared(reply: object) -> int:
+def _tokens_cleared(reply: object) -> int:
     edits = _items(field(reply, "context_management"), "applied_edits")
     return sum(_count(field(edit, "cleared_input_tokens")) for edit in edits)

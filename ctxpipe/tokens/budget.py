@@ -14,7 +14,7 @@ from ..settings import COMPACT_THRESHOLD_RATIO, CONTEXT_TOKEN_LIMIT, excerpt
 __all__ = ["Budget", "Share"]
 
 Share: TypeAlias = int | float | Decimal
-"""A number of tokens (int), or a fraction of the window (float or Decimal, above 0 and at most 1)."""
+"""A number of tokens (int), or a fraction of the window (float or Decimal, above 0, at most 1)."""
 
 _TARGET_OF_TRIGGER = Fraction(6, 10)
 _USABLE_OF_WINDOW = Fraction(9, 10)
@@ -22,16 +22,15 @@ _USABLE_OF_WINDOW = Fraction(9, 10)
 
 @dataclass(frozen=True, slots=True, init=False)
 class Budget:
-    """How many tokens a context may hold. Source: UP-8, CM-2, A-08, A-37, A-45.
+    """How many tokens a context may have. Source: UP-8, CM-2, A-08, A-37, A-45.
 
-    *window* is the model's context window (default: CONTEXT_TOKEN_LIMIT, 200,000). Compaction begins when a context
-    has *trigger* tokens or more (default: COMPACT_THRESHOLD_RATIO, 0.92 of the window) and aims at
-    *target* (default:
-    0.6 of the trigger). With *reserve_output*, the room an answer needs, it also begins above 0.9 of the window less
-    that reserve: `trigger` is then the lower of the two. Fractions are compared as the decimals
-    they are written as.
+    *window* is the model's context window (default: CONTEXT_TOKEN_LIMIT, 200,000). Compaction
+    begins when a context has *trigger* tokens or more (default: COMPACT_THRESHOLD_RATIO, 0.92 of
+    the window) and aims at *target* (default: 0.6 of the trigger). With *reserve_output*, the
+    tokens that an answer needs, it also begins above 0.9 of the window less that reserve: `trigger`
+    is then the lower of the two. Fractions are compared as the decimals they are written as.
 
-    Raises SettingsError, naming the setting, for values that make no sense.
+    Raises SettingsError, naming the setting, for an invalid value.
     """
 
     window: int
@@ -46,42 +45,50 @@ class Budget:
         target: Share | None = None,
         reserve_output: int | None = None,
     ) -> None:
-        name = "window" if window is not None else f"the window ({CONTEXT_TOKEN_LIMIT.name})"
-        window = _tokens(name, CONTEXT_TOKEN_LIMIT() if window is None else window)
-        name = "trigger" if trigger is not None else f"the trigger ({COMPACT_THRESHOLD_RATIO.name})"
-        begins = math.ceil(
-            _share(name, COMPACT_THRESHOLD_RATIO() if trigger is None else trigger, window)
-        )
+        if window is None:
+            name = f"the window ({CONTEXT_TOKEN_LIMIT.name})"
+            window_tokens = _tokens(name, CONTEXT_TOKEN_LIMIT())
+        else:
+            window_tokens = _tokens("window", window)
+        if trigger is None:
+            name = f"the trigger ({COMPACT_THRESHOLD_RATIO.name})"
+            trigger_share = _share(name, COMPACT_THRESHOLD_RATIO(), window_tokens)
+        else:
+            trigger_share = _share("trigger", trigger, window_tokens)
+        trigger_tokens = math.ceil(trigger_share)
         if reserve_output is not None:
-            reserve = _tokens("reserve_output", reserve_output, least=0, most=window)
-            begins = min(begins, _above(window * _USABLE_OF_WINDOW - reserve))
-        aim = (
-            begins * _TARGET_OF_TRIGGER
-            if target is None
-            else _share("target", target, window, least=0)
-        )
-        if math.floor(aim) >= begins:
+            reserve = _tokens("reserve_output", reserve_output, least=0, most=window_tokens)
+            usable = window_tokens * _USABLE_OF_WINDOW - reserve
+            if usable <= 0:
+                raise SettingsError(
+                    f"reserve_output leaves {math.floor(usable)} tokens of the window"
+                    " for the context"
+                )
+            trigger_tokens = min(trigger_tokens, math.floor(usable) + 1)
+        if target is None:
+            target_share = trigger_tokens * _TARGET_OF_TRIGGER
+        else:
+            target_share = _share("target", target, window_tokens, least=0)
+        target_tokens = math.floor(target_share)
+        if target_tokens >= trigger_tokens:
             raise SettingsError(
-                f"target is {math.floor(aim)} tokens, which is not below the trigger, {begins}"
+                f"target is {target_tokens} tokens, which is not below the trigger,"
+                f" {trigger_tokens}"
             )
-        for name, value in (
-            ("window", window),
-            ("trigger", begins),
-            ("target", math.floor(aim)),
-            ("reserve_output", reserve_output),
-        ):
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "window", window_tokens)
+        object.__setattr__(self, "trigger", trigger_tokens)
+        object.__setattr__(self, "target", target_tokens)
+        object.__setattr__(self, "reserve_output", reserve_output)
 
     def within(self, window: int) -> Budget:
-        """The same budget for a model whose window is only *window* tokens.
-
-        Itself where that changes nothing.
-        """
+        """The same budget for a model whose window is *window* tokens; itself if no smaller."""
         if window >= self.window:
             return self
         reserve = min(self.reserve_output or 0, window // 2)
-        trigger = min(self.trigger, max(1, math.floor(window * _USABLE_OF_WINDOW) - reserve))
-        return Budget(window, trigger, min(self.target, self.target * trigger // self.trigger))
+        usable = math.floor(window * _USABLE_OF_WINDOW) - reserve
+        trigger = min(self.trigger, max(1, usable))
+        target = min(self.target, self.target * trigger // self.trigger)
+        return Budget(window, trigger, target)
 
     def reached(self, tokens: int) -> bool:
         """Whether a context of *tokens* is to be compacted."""
@@ -93,25 +100,19 @@ def _share(name: str, value: Share, window: int, *, least: int = 1) -> Fraction:
         return Fraction(_tokens(name, value, least=least, most=window))
     if not isinstance(value, float | Decimal) or not math.isfinite(value) or not 0 < value <= 1:
         raise SettingsError(
-            f"{name} is {excerpt(value)}: neither a whole number of tokens nor a fraction above 0 and up to 1"
+            f"{name} is {excerpt(value)}: neither a whole number of tokens"
+            " nor a fraction above 0 and up to 1"
         )
-    return (
-        Fraction(str(value)) * window
-    )  # the decimal as written: 0.07 is 7/100, not the binary number next to it
+    # The decimal as written: 0.07 is 7/100, not the binary number next to it.
+    return Fraction(str(value)) * window
 
 
 def _tokens(name: str, value: int, *, least: int = 1, most: int | None = None) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise SettingsError(f"{name} is {excerpt(value)}, not a whole number of tokens")
     if value < least or (most is not None and value > most):
-        room = f"between {least} and {most}, the window" if most is not None else f"{least} or more"
-        raise SettingsError(f"{name} is {value} tokens: it must be {room}")
+        valid = f"{least} or more"
+        if most is not None:
+            valid = f"between {least} and {most}, the window"
+        raise SettingsError(f"{name} is {value} tokens: it must be {valid}")
     return value
-
-
-def _above(room: Fraction) -> int:
-    if room <= 0:
-        raise SettingsError(
-            f"reserve_output leaves {math.floor(room)} tokens of the window for the context"
-        )
-    return math.floor(room) + 1

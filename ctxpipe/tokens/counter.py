@@ -1,8 +1,9 @@
-"""The one counter: exact, memoised, never on the event loop for long."""
+"""The token counter: exact, memoized, never on the event loop for long."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -26,40 +27,42 @@ __all__ = ["Counting", "TokenCounter", "as_counter"]
 Counting: TypeAlias = "TokenCounter | Callable[[str], int]"
 """What may be given as a counter: ours, or a function from a text to its number of tokens."""
 
+
+def _is_counting(value: object) -> bool:
+    if isinstance(value, str | TokenCounter):
+        return True
+    is_encoding = hasattr(value, "decode_bytes") and not isinstance(value, type)
+    return is_encoding or FUNCTION.accepts(value)
+
+
 COUNTING = Wanted(
-    lambda value: (
-        isinstance(value, str | TokenCounter)
-        or (hasattr(value, "decode_bytes") and not isinstance(value, type))
-        or FUNCTION.accepts(value)
-    ),
+    _is_counting,
     "a TokenCounter, the name of an encoding, a tiktoken.Encoding, or a function that is not async",
 )
-"""What may be given as a counter, for those who check it early."""
+"""What may be given as a counter, to be checked early."""
 
 T = TypeVar("T")
 
 MEMO_BYTES = 64 * 2**20
-# of text as Python holds it: some 4 ms of counting, forty times the cost of a thread hop
+# Of text as Python holds it: some 4 ms of counting, forty times the cost of a thread hop.
 HOP_BYTES = 32_768
-_MANY_TEXTS = 500  # to look them up takes a millisecond
-_REMEMBERED_JSON_CHARS = (
-    2048  # below that, making it again costs less than the copy by which an edit is noticed
-)
+_MANY_TEXTS = 500  # looking them up takes a millisecond
+# Encoding a shorter value again costs less than the copy by which an edit is noticed.
+_REMEMBERED_JSON_CHARS = 2048
 _ENTRY_BYTES = 200  # a dict entry, the number and the tuple that holds it
 
 
 class TokenCounter:
-    """Counts texts, blocks and messages in tokens of tiktoken. Source: TC-1 to TC-7, PL-5, R7, R11,
-    R12.
+    """Counts texts, blocks and messages in tokens of tiktoken.
 
-    *encoding* is the name of an encoding that ships with the package ("cl100k_base", "o200k_base"), any
-    ``tiktoken.Encoding``, or a function from a text to its number of tokens, which may be called in
-    a worker thread. Raises SettingsError for a name that does not exist. Nothing is loaded before
-    it is needed.
+    *encoding* is the name of an encoding that ships with the package ("cl100k_base",
+    "o200k_base"), any ``tiktoken.Encoding``, or a function from a text to its number of tokens,
+    which may be called in a worker thread. Raises SettingsError for a name that does not exist.
+    Nothing is loaded before it is needed.
 
     No text makes it raise; text that looks like a special token is text. Each distinct text is
     encoded once: the counts of the texts used last are kept, together with the texts, up to
-    *memo_bytes*.
+    *memo_bytes*. Source: TC-1 to TC-7, PL-5, R7, R11, R12.
     """
 
     def __init__(
@@ -73,7 +76,11 @@ class TokenCounter:
                 f"{excerpt(encoding)} is no encoding: give a name, or a function that is not async"
             )
         SIZE.check("memo_bytes", memo_bytes)
-        self._encoder: Encoder = Function(encoding) if callable(encoding) else Tiktoken(encoding)
+        self._encoder: Encoder
+        if callable(encoding):
+            self._encoder = Function(encoding)
+        else:
+            self._encoder = Tiktoken(encoding)
         self._known: Memo[str, int] = Memo(memo_bytes * 3 // 4)
         self._json: Memo[int, tuple[object, object, str]] = Memo(memo_bytes // 4)
 
@@ -82,14 +89,12 @@ class TokenCounter:
 
     @property
     def encoded_chars(self) -> int:
-        """Characters encoded so far: what the memo keeps close to the number of distinct
-        characters.
-        """
+        """How many characters were encoded so far; the memo avoids encoding a text twice."""
         return self._encoder.encoded_chars
 
     @property
     def memo_bytes(self) -> int:
-        """What the remembered texts take at present."""
+        """The bytes that the remembered texts take at present."""
         return self._known.bytes + self._json.bytes
 
     async def warm(self) -> None:
@@ -105,7 +110,9 @@ class TokenCounter:
     def text(self, text: str, /) -> int:
         """The raw tokens of *text*."""
         tokens = self._known.get(text)
-        return self._learn(text) if tokens is None else tokens
+        if tokens is None:
+            return self._learn(text)
+        return tokens
 
     def block(self, block: Block, /) -> int:
         """The raw tokens of one content block."""
@@ -140,7 +147,8 @@ class TokenCounter:
         if is_bulky(messages) or is_bulky([system, *tools]):
             total = partial(self.total, messages, system=system, tools=tools)
             return await in_thread(total, abandon_on_cancel=True)
-        return sum(await self._tokens(list(self._parts(messages, system, tools))))
+        content = list(self._parts(messages, system, tools))
+        return sum(await self._tokens(content))
 
     async def counts(self, messages: Iterable[Message]) -> list[int]:
         """The tokens of each message.
@@ -150,9 +158,13 @@ class TokenCounter:
         messages = list(messages)
         if is_bulky(messages):
             return await in_thread(self._counts, messages, abandon_on_cancel=True)
-        contents = [list(parts.message_parts(message, self._as_json)) for message in messages]
-        tokens = iter(await self._tokens([part for content in contents for part in content]))
-        return [sum(next(tokens) for _ in content) for content in contents]
+        content: list[Part] = []
+        bounds = [0]
+        for message in messages:
+            content += parts.message_parts(message, self._as_json)
+            bounds.append(len(content))
+        tokens = await self._tokens(content)
+        return [sum(tokens[start:end]) for start, end in itertools.pairwise(bounds)]
 
     def _counts(self, messages: Iterable[Message]) -> list[int]:
         return [self.message(message) for message in messages]
@@ -163,8 +175,11 @@ class TokenCounter:
         As with `count`, large new text goes to a worker thread in one hop.
         """
         if len(texts) > _MANY_TEXTS:
-            return await in_thread(lambda: list(map(self.text, texts)), abandon_on_cancel=True)
+            return await in_thread(self._count_texts, texts, abandon_on_cancel=True)
         return await self._tokens(texts)
+
+    def _count_texts(self, texts: Sequence[str]) -> list[int]:
+        return [self.text(text) for text in texts]
 
     # Questions that need no full count ------------------------------------------------------------
 
@@ -178,11 +193,13 @@ class TokenCounter:
     ) -> bool:
         """Whether *what* has more than *limit* tokens.
 
-        Bounds come first, then text is encoded until it is decided.
+        Bounds are tried first; then text is encoded until the answer is certain.
         """
-        known, unknown = self._split(
-            (what,) if isinstance(what, str) else self._parts(what, system, tools)
-        )
+        if isinstance(what, str):
+            content: Iterable[Part] = (what,)
+        else:
+            content = self._parts(what, system, tools)
+        known, unknown = self._split(content)
         bounds = list(map(self._encoder.at_most, unknown))
         at_most = known + sum(bounds)
         if known + sum(map(self._encoder.at_least, unknown)) > limit:
@@ -202,8 +219,10 @@ class TokenCounter:
         """
         if limit <= 0:
             return ""
-        tokens = self._known.get(text)
-        if (self._encoder.at_most(text) if tokens is None else tokens) <= limit:
+        tokens: float | None = self._known.get(text)
+        if tokens is None:
+            tokens = self._encoder.at_most(text)
+        if tokens <= limit:
             return text
         return self._encoder.head(text, limit)
 
@@ -247,60 +266,71 @@ class TokenCounter:
 
     def _split(self, content: Iterable[Part]) -> tuple[int, list[str]]:
         """The tokens of what is known, and the texts that are not."""
-        known, unknown = 0, []
+        known = 0
+        unknown: list[str] = []
         for part in content:
-            tokens = self._known.get(part) if isinstance(part, str) else part
-            if tokens is not None:
-                known += tokens
-            elif isinstance(part, str):
+            if not isinstance(part, str):
+                known += part
+                continue
+            tokens = self._known.get(part)
+            if tokens is None:
                 unknown.append(part)
+            else:
+                known += tokens
         return known, unknown
 
     async def _tokens(self, content: Sequence[Part]) -> list[int]:
-        counts = {
-            part: tokens
-            for part in content
-            if isinstance(part, str) and (tokens := self._known.get(part)) is not None
-        }
-        new = [
-            part for part in dict.fromkeys(content) if isinstance(part, str) and part not in counts
-        ]
+        counts: dict[str, int] = {}
+        new: dict[str, None] = {}
+        for part in content:
+            if not isinstance(part, str):
+                continue
+            tokens = self._known.get(part)
+            if tokens is None:
+                new[part] = None
+            else:
+                counts[part] = tokens
         if new:
-            counts |= await self._learn_all(new)
+            counts |= await self._learn_all(list(new))
         return [counts[part] if isinstance(part, str) else part for part in content]
 
     async def _learn_all(self, texts: Sequence[str]) -> dict[str, int]:
         def learn() -> dict[str, int]:
             return {text: self._learn(text) for text in texts}
 
-        if self._encoder.ready and sum(map(sys.getsizeof, texts)) <= HOP_BYTES:
+        size = sum(map(sys.getsizeof, texts))
+        if self._encoder.ready and size <= HOP_BYTES:
             return learn()
-        # All in one hop: a hop per text costs more than the text. A cancelled turn need not wait
-        # for a count: the thread only goes on to fill the memo.
+        # All in one hop: a hop per text costs more than the text. A cancelled turn does not wait
+        # for the count: the thread goes on and only fills the memo.
         return await in_thread(learn, abandon_on_cancel=True)
 
     def _as_json(self, value: object) -> str:
-        """*value* as compact JSON, a long one made once for each object as long as nobody edits it."""
+        """*value* as compact JSON; that of a long object is remembered until the object changes."""
         if not isinstance(value, Mapping):
             return compact_json(value)
         entry = self._json.get(id(value))
-        if entry is not None and entry[0] is value and is_equal(entry[1], value):
-            return entry[2]
+        if entry is not None:
+            remembered, snapshot, text = entry
+            if remembered is value and is_equal(snapshot, value):
+                return text
         text = compact_json(value)
         if len(text) >= _REMEMBERED_JSON_CHARS:
-            self._json.put(
-                id(value), (value, copied(value), text), 3 * sys.getsizeof(text) + _ENTRY_BYTES
-            )
+            entry = (value, copied(value), text)
+            size = 3 * sys.getsizeof(text) + _ENTRY_BYTES
+            self._json.put(id(value), entry, size)
         return text
 
 
 def as_counter(counter: Counting | None) -> TokenCounter:
     """*counter* as a `TokenCounter`; None is one instance that the whole process shares."""
     if counter is None:
-        return _shared()
-    return counter if isinstance(counter, TokenCounter) else TokenCounter(counter)
+        return _default_counter()
+    if isinstance(counter, TokenCounter):
+        return counter
+    return TokenCounter(counter)
 
 
 @functools.cache
-def _shared() -> TokenCounter:
+def _default_counter() -> TokenCounter:
     return TokenCounter()

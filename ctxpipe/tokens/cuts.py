@@ -11,17 +11,17 @@ SEGMENT_CHARS = 32_768
 
 # Why these cuts are exact. Both patterns split a text into pieces before any merging. No
 # alternative of either lets a letter or a digit be followed, within one piece, by a digit, a letter
-# of the other kind, a blank or a comma: so there is a piece boundary here in the whole text. What
-# stands before ends in a letter or a digit and so meets no look-ahead (only pieces of blanks have
-# one); what stands after cannot look behind. Both parts split as in the whole.
+# of the other kind, a blank or a comma: so there is a piece boundary here in the whole text. The
+# part before ends in a letter or a digit and so meets no look-ahead (only pieces of blanks have
+# one); the part after cannot look behind. Both parts split as in the whole.
 _CUT = re.compile(
     r"[A-Za-z\u4e00-\u9fff][0-9 \t\r\n\u3001\u3002\uff0c]|[0-9][A-Za-z \t\r\n\u3001\u3002\uff0c]"
 )
 _WINDOW_CHARS = 65_536  # the search for a cut holds the interpreter, so it comes in steps
 
 _LONG_RUN = 1024
-_RUNS = re.compile("|".join(f"{blank}{{{_LONG_RUN},}}" for blank in (" ", "\t", "\n")))
-# the longest token of blanks; what is over at the ends of a run is far shorter than _LONG_RUN
+_RUNS = re.compile("|".join(f"{blank}{{{_LONG_RUN},}}" for blank in " \t\n"))
+# The longest token of blanks; the rest at the ends of a run is far shorter than _LONG_RUN.
 _PERIOD = 128
 _KEPT = 512
 
@@ -29,7 +29,7 @@ _KEPT = 512
 def segments(text: str) -> Iterator[str]:
     """*text* in parts of about `SEGMENT_CHARS`, cut only where the count stays exact.
 
-    A stretch without such a point stays whole, however long.
+    A part without such a point stays whole, however long.
     """
     start = 0
     while len(text) - start > 2 * SEGMENT_CHARS:
@@ -42,31 +42,31 @@ def segments(text: str) -> Iterator[str]:
 
 def _next_cut(text: str, start: int) -> int:
     for window in range(start, len(text), _WINDOW_CHARS):
-        found = _CUT.search(text, window, window + _WINDOW_CHARS + 1)
-        if found:
-            return found.start() + 1
+        match = _CUT.search(text, window, window + _WINDOW_CHARS + 1)
+        if match:
+            return match.start() + 1
     return len(text)
 
 
 def squeeze(text: str) -> tuple[str, dict[str, int]]:
-    """*text* with its very long runs of one blank shortened, and how many periods of 128 each blank
-    lost.
+    """*text* with very long runs of one blank shortened, and the periods dropped of each blank.
 
-    Merging works from the left and knows no token longer than 128 characters, so from some length
-    on a run that is 128 blanks longer has the same number of tokens more: what 128 blanks add is
-    `period_texts`. (tiktoken's pattern engine gives up on a run of a million blanks.)
+    A period is 128 blanks. Merging works from the left and knows no token longer than 128
+    characters, so from some length on each period adds the same number of tokens: the difference of
+    the two `period_texts`. (tiktoken's pattern engine fails on a run of a million blanks.)
     """
     dropped: dict[str, int] = {}
     if not any(blank * _LONG_RUN in text for blank in " \t\n"):
         return text, dropped
 
-    def shorten(run: re.Match[str]) -> str:
-        blank, length = run[0][0], run.end() - run.start()
+    def drop_periods(run: re.Match[str]) -> str:
+        blank = run[0][0]
+        length = run.end() - run.start()
         kept = _KEPT + length % _PERIOD
         dropped[blank] = dropped.get(blank, 0) + (length - kept) // _PERIOD
         return blank * kept
 
-    return _RUNS.sub(shorten, text), dropped
+    return _RUNS.sub(drop_periods, text), dropped
 
 
 def period_texts(blank: str) -> tuple[str, str]:

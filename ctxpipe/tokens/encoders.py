@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import SettingsError
@@ -19,14 +19,13 @@ if TYPE_CHECKING:
 __all__ = ["Encoder", "Function", "Tiktoken"]
 
 LONGEST_TOKEN_BYTES = 128  # in both shipped encodings
-_ENGINE_LIMIT = (
-    200_000  # far below the run of 999,999 characters on which tiktoken's pattern engine gives up
-)
+# Characters: far below the run of 999,999 on which tiktoken's pattern engine fails.
+_ENGINE_LIMIT = 200_000
 _ID_BYTES = 4
 
 
 class Encoder(Protocol):
-    """Counts a text; says what it can about it without counting."""
+    """Counts a text, and gives bounds of the count without counting."""
 
     encoded_chars: int
 
@@ -64,9 +63,14 @@ class Tiktoken:
             raise SettingsError(
                 f"{encoding!r} is no encoding: give a name, a tiktoken.Encoding or a function"
             )
-        self._shipped = isinstance(encoding, str)
-        self._name = vocabulary.check_name(encoding) if isinstance(encoding, str) else encoding.name
-        self._given = None if isinstance(encoding, str) else encoding
+        self._encoding: tiktoken.Encoding | None = None
+        if isinstance(encoding, str):
+            self._shipped = True
+            self._name = vocabulary.check_name(encoding)
+        else:
+            self._shipped = False
+            self._name = encoding.name
+            self._encoding = encoding
         self._periods: dict[str, int] = {}
         self.encoded_chars = 0
 
@@ -75,16 +79,18 @@ class Tiktoken:
 
     @property
     def ready(self) -> bool:
-        return self._given is not None or vocabulary.is_loaded(self._name)
+        return self._encoding is not None or vocabulary.is_loaded(self._name)
 
     def load(self) -> tiktoken.Encoding:
-        if self._given is None:
-            self._given = vocabulary.load(self._name)
-        return self._given
+        if self._encoding is None:
+            self._encoding = vocabulary.load(self._name)
+        return self._encoding
 
     def at_least(self, text: str) -> int:
-        # Another encoding may have longer tokens, or a pattern that leaves text out.
-        return -(-len(text) // LONGEST_TOKEN_BYTES) if self._shipped else 0
+        if not self._shipped:
+            # Another encoding may have longer tokens, or a pattern that leaves text out.
+            return 0
+        return -(-len(text) // LONGEST_TOKEN_BYTES)
 
     def at_most(self, text: str) -> int:
         if text.isascii():
@@ -92,25 +98,31 @@ class Tiktoken:
         return sum(len(piece.encode(errors="surrogatepass")) for piece in pieces(text))
 
     def count(self, text: str) -> int:
-        return self._count(text) if len(text) <= cuts.SEGMENT_CHARS else sum(self.steps(text))
+        if len(text) <= cuts.SEGMENT_CHARS:
+            return self._count(text)
+        return sum(self.steps(text))
 
     def steps(self, text: str) -> Iterator[int]:
         if not self._shipped:  # its pattern is unknown, and so are its exact cuts
             yield self._count(text)
             return
         for segment in cuts.segments(text):
-            yield self._squeezed(segment)
+            yield self._count_segment(segment)
 
     def in_one_step(self, text: str) -> bool:
         return not self._shipped or len(text) <= cuts.SEGMENT_CHARS
 
-    def _squeezed(self, segment: str) -> int:
+    def _count_segment(self, segment: str) -> int:
         if len(segment) <= cuts.SEGMENT_CHARS:
             return self._count(segment)
         short, dropped = cuts.squeeze(segment)
-        return self._count(short) + sum(n * self._period(blank) for blank, n in dropped.items())
+        tokens = self._count(short)
+        for blank, periods in dropped.items():
+            tokens += periods * self._period(blank)
+        return tokens
 
     def _period(self, blank: str) -> int:
+        """The tokens that one period of *blank* adds to a long run."""
         if blank not in self._periods:
             longer, shorter = cuts.period_texts(blank)
             self._periods[blank] = self._count(longer) - self._count(shorter)
@@ -119,38 +131,42 @@ class Tiktoken:
     def _count(self, text: str) -> int:
         if not self._shipped or len(text) < _ENGINE_LIMIT:
             return len(self._ids(text))
-        # A list of a million ids is made in one step, which holds the interpreter; the way of
-        # `encode_to_numpy` is faster, and needs no numpy as far as this.
+        # A list of a million ids is made in one step, which holds the interpreter. The buffer that
+        # `encode_to_numpy` uses is faster, and needs no numpy up to here.
         engine = self.load()._core_bpe  # noqa: SLF001
         self.encoded_chars += len(text)
         try:
-            return (
-                memoryview(engine.encode_to_tiktoken_buffer(without_surrogates(text), set())).nbytes
-                // _ID_BYTES
-            )
+            ids = engine.encode_to_tiktoken_buffer(without_surrogates(text), set())
+            return memoryview(ids).nbytes // _ID_BYTES
         except ValueError:
-            middle = len(text) // 2  # no exact cut in sight: a few tokens off in some 50,000
-            return self._count(text[:middle]) + self._count(text[middle:])
+            # No exact cut is near: a few tokens off in some 50,000.
+            first, second = _halves(text)
+            return self._count(first) + self._count(second)
 
     def _ids(self, text: str) -> list[int]:
         self.encoded_chars += len(text)
-        encoding = self._given or self.load()
+        encoding = self._encoding or self.load()
         if self._shipped and len(text) < _ENGINE_LIMIT:
             return encoding.encode_ordinary(text)
         try:
-            # encode_ordinary would raise a BaseException on a million blanks where this raises a
-            # ValueError.
+            # On a million blanks encode_ordinary raises a BaseException, this a ValueError.
             return encoding.encode(text, disallowed_special=())
         except ValueError:
             if len(text) < _ENGINE_LIMIT:
                 raise
-        middle = len(text) // 2
-        return self._ids(text[:middle]) + self._ids(text[middle:])
+        first, second = _halves(text)
+        return self._ids(first) + self._ids(second)
 
     def head(self, text: str, limit: int) -> str:
+        segments: Iterable[str] = (text,)
+        if self._shipped:
+            segments = cuts.segments(text)
         end = 0
-        for segment in cuts.segments(text) if self._shipped else (text,):
-            if self.at_least(segment) > limit or (tokens := self._squeezed(segment)) > limit:
+        for segment in segments:
+            tokens = self.at_least(segment)
+            if tokens <= limit:
+                tokens = self._count_segment(segment)
+            if tokens > limit:
                 return text[: end + len(self._cut(segment, limit))]
             limit -= tokens
             end += len(segment)
@@ -160,17 +176,24 @@ class Tiktoken:
         part = segment[: 4 * limit + 64]
         while len(part) < len(segment) and self._count(part) <= limit:
             part = segment[: 2 * len(part)]
-        if not is_encodable(part):  # decoding would not give the same characters back
+        if not is_encodable(part):  # decoding would not return the same characters
             return longest_prefix(part, limit, self._count)
+        encoding = self.load()
         ids = self._ids(part)[:limit]
         while ids:
             # The last token may end inside a character; and a prefix may split into more pieces
             # than before.
-            prefix = part[: len(self.load().decode_bytes(ids).decode(errors="ignore"))]
+            decoded = encoding.decode_bytes(ids).decode(errors="ignore")
+            prefix = part[: len(decoded)]
             if self._count(prefix) <= limit:
                 return prefix
             ids.pop()
         return ""
+
+
+def _halves(text: str) -> tuple[str, str]:
+    middle = len(text) // 2
+    return text[:middle], text[middle:]
 
 
 class Function:
@@ -222,6 +245,6 @@ class Function:
 
 def longest_prefix(text: str, limit: int, count: Callable[[str], int]) -> str:
     """A prefix of at most *limit* tokens, the longest if *count* never falls as the text grows."""
-    return text[
-        : bisect.bisect_right(range(1, len(text) + 1), limit, key=lambda end: count(text[:end]))
-    ]
+    lengths = range(1, len(text) + 1)
+    length = bisect.bisect_right(lengths, limit, key=lambda end: count(text[:end]))
+    return text[:length]

@@ -1,4 +1,4 @@
-"""The questions of the requirements, as functions that need no pipeline."""
+"""Counting tokens and deciding on compaction, as functions that need no pipeline."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def should_compact(
     tools: Iterable[object] | None = None,
 ) -> bool:
     """Whether the raw tokens reach limit x ratio, compared exactly; never for an empty list.
+
     Source: UP-8, A-08.
 
     The limit comes from CONTEXT_TOKEN_LIMIT (200,000) and the ratio from COMPACT_THRESHOLD_RATIO

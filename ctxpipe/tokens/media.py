@@ -1,6 +1,4 @@
-"""What images and documents cost: by their published size formula, never by the length of their
-base64.
-"""
+"""The tokens of images and documents: by their size, never by the length of their base64."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ import binascii
 import math
 import re
 from collections.abc import Callable
+from typing import TypeAlias
 
 from ..messages import field
 
@@ -24,11 +23,15 @@ _PDF_BYTES_PER_PAGE = 100_000
 _PAGE = re.compile(rb"/Type\s*/Page(?![A-Za-z])")
 _HEADER_CHARS = 4_096
 
+Size: TypeAlias = tuple[int, int]
+"""Width and height in pixels."""
+
+Reader: TypeAlias = Callable[[bytes], Size | None]
+"""Reads the size of a picture from the beginning of its file."""
+
 
 def image_tokens(source: object) -> int:
-    """The visual tokens of an image: one per 28 x 28 pixels after it was scaled down to a long edge
-    of 1,568.
-    """
+    """The tokens of an image: one per 28 x 28 pixels, scaled down to a long edge of 1,568."""
     data = field(source, "data")
     size = size_of(data) if isinstance(data, str) else None
     if size is None:
@@ -39,85 +42,104 @@ def image_tokens(source: object) -> int:
 
 
 def document_tokens(source: object) -> int:
-    """A PDF by its pages; one page for a document that lies elsewhere."""
+    """The tokens of a PDF, by its pages; of one page for a document that is not in *source*."""
     data = field(source, "data")
-    content = _decoded(data) if isinstance(data, str) else None
+    content = _decode(data) if isinstance(data, str) else None
     if content is None:
         return PDF_PAGE_TOKENS
-    # Pages inside compressed object streams cannot be seen; then the file's size must do.
-    pages = sum(1 for _ in _PAGE.finditer(content)) or -(-len(content) // _PDF_BYTES_PER_PAGE)
+    pages = sum(1 for _ in _PAGE.finditer(content))
+    if not pages:
+        # Pages inside compressed object streams cannot be seen: the file's size must do.
+        pages = -(-len(content) // _PDF_BYTES_PER_PAGE)
     return PDF_PAGE_TOKENS * max(1, pages)
 
 
-def size_of(data: str) -> tuple[int, int] | None:
-    """Width and height of a PNG, GIF, JPEG or WebP in base64, if its header tells."""
-    head = _decoded(data[:_HEADER_CHARS])
+def size_of(data: str) -> Size | None:
+    """Width and height of a PNG, GIF, JPEG or WebP in base64, if its header has them."""
+    head = _decode(data[:_HEADER_CHARS])
     if head is None:
         return None
-    read = next((reader for magic, reader in _FORMATS.items() if head.startswith(magic)), None)
+    read = _reader(head)
     if read is None:
         return None
     size = read(head)
-    if (
-        size is None and len(data) > _HEADER_CHARS
-    ):  # a JPEG may carry a long preview before its size
-        size = read(_decoded(data) or b"")
-    return size if size and min(size) > 0 else None
+    if size is None and len(data) > _HEADER_CHARS:
+        # A JPEG may have a long preview before its size.
+        size = read(_decode(data) or b"")
+    if size is None or min(size) <= 0:
+        return None
+    return size
 
 
-def _decoded(data: str) -> bytes | None:
+def _reader(head: bytes) -> Reader | None:
+    for magic, read in _FORMATS.items():
+        if head.startswith(magic):
+            return read
+    return None
+
+
+def _decode(data: str) -> bytes | None:
     try:
         return binascii.a2b_base64(data)
     except ValueError:
         return None
 
 
-def _png(head: bytes) -> tuple[int, int] | None:
-    return _pair(head, 16, 4, "big")
-
-
-def _gif(head: bytes) -> tuple[int, int] | None:
-    return _pair(head, 6, 2, "little")
-
-
-def _pair(head: bytes, at: int, width: int, order: str) -> tuple[int, int] | None:
-    if len(head) < at + 2 * width:
+def _png(head: bytes) -> Size | None:
+    if len(head) < 24:
         return None
-    first, second = head[at : at + width], head[at + width : at + 2 * width]
-    if order == "big":
-        return int.from_bytes(first, "big"), int.from_bytes(second, "big")
-    return int.from_bytes(first, "little"), int.from_bytes(second, "little")
+    width = _big_endian(head[16:20])
+    height = _big_endian(head[20:24])
+    return width, height
 
 
-def _jpeg(head: bytes) -> tuple[int, int] | None:
+def _gif(head: bytes) -> Size | None:
+    if len(head) < 10:
+        return None
+    width = _little_endian(head[6:8])
+    height = _little_endian(head[8:10])
+    return width, height
+
+
+def _jpeg(head: bytes) -> Size | None:
     at = 2
     while at + 9 <= len(head) and head[at] == 0xFF:
-        marker, length = head[at + 1], int.from_bytes(head[at + 2 : at + 4], "big")
-        if 0xC0 <= marker <= 0xCF and marker not in (
-            0xC4,
-            0xC8,
-            0xCC,
-        ):  # a start of frame: height, then width
-            return int.from_bytes(head[at + 7 : at + 9], "big"), int.from_bytes(
-                head[at + 5 : at + 7], "big"
-            )
-        at += 2 + length
+        marker = head[at + 1]
+        if 0xC0 <= marker <= 0xCF and marker not in _NO_FRAME_START:
+            height = _big_endian(head[at + 5 : at + 7])
+            width = _big_endian(head[at + 7 : at + 9])
+            return width, height
+        at += 2 + _big_endian(head[at + 2 : at + 4])
     return None
 
 
-def _webp(head: bytes) -> tuple[int, int] | None:
+_NO_FRAME_START = (0xC4, 0xC8, 0xCC)  # JPEG markers among those of a start of frame
+
+
+def _webp(head: bytes) -> Size | None:
     if len(head) < 30 or head[8:12] != b"WEBP":
         return None
     if head[12:16] == b"VP8X":
-        return int.from_bytes(head[24:27], "little") + 1, int.from_bytes(head[27:30], "little") + 1
+        width = _little_endian(head[24:27])
+        height = _little_endian(head[27:30])
+        return width + 1, height + 1
     if head[12:16] == b"VP8L":
-        bits = int.from_bytes(head[21:25], "little")
+        bits = _little_endian(head[21:25])
         return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    width, height = int.from_bytes(head[26:28], "little"), int.from_bytes(head[28:30], "little")
+    width = _little_endian(head[26:28])
+    height = _little_endian(head[28:30])
     return width & 0x3FFF, height & 0x3FFF
 
 
-_FORMATS: dict[bytes, Callable[[bytes], tuple[int, int] | None]] = {
+def _big_endian(number: bytes) -> int:
+    return int.from_bytes(number, "big")
+
+
+def _little_endian(number: bytes) -> int:
+    return int.from_bytes(number, "little")
+
+
+_FORMATS: dict[bytes, Reader] = {
     b"\x89PNG\r\n\x1a\n": _png,
     b"GIF8": _gif,
     b"\xff\xd8": _jpeg,

@@ -1,4 +1,4 @@
-"""A memory that is bounded in bytes."""
+"""A cache that is bounded in bytes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ V = TypeVar("V")
 
 
 class Memo(Generic[K, V]):
-    """What was found out about a key, the least recently used half forgotten at a time.
+    """Remembers a value for a key, and forgets the half that was used least recently.
 
-    Two generations: the young one takes what is new or asked for again; when it holds half of
-    *limit* bytes it becomes the old one, and the old one before it is dropped. A look-up is a
-    dict's. Threads may share it: at worst two of them find the same thing out.
+    There are two generations: the young one takes what is new or asked for again; when it has half
+    of *limit* bytes it becomes the old one, and the old one before it is dropped. A look-up is a
+    dict's. Threads may share it: at worst two of them compute the same value.
     """
 
     def __init__(self, limit: int) -> None:
@@ -28,7 +28,7 @@ class Memo(Generic[K, V]):
 
     @property
     def bytes(self) -> int:
-        """What keys and values take, as told by `put`; never more than the limit."""
+        """The sizes given to `put`, of all that is remembered; never more than the limit."""
         return self._young_bytes + self._old_bytes
 
     def get(self, key: K) -> V | None:
@@ -45,9 +45,12 @@ class Memo(Generic[K, V]):
         if size > self._half:
             return
         if key in self._young:
-            self._young_bytes -= self._young.pop(key)[1]
+            _, old_size = self._young.pop(key)
+            self._young_bytes -= old_size
         if self._young_bytes + size > self._half:
-            self._old, self._young = self._young, {}
-            self._old_bytes, self._young_bytes = self._young_bytes, 0
+            self._old = self._young
+            self._old_bytes = self._young_bytes
+            self._young = {}
+            self._young_bytes = 0
         self._young[key] = value, size
         self._young_bytes += size

@@ -1,8 +1,7 @@
-"""What of a message is counted: texts to be tokenised, and numbers where the size is known
-otherwise.
+"""The parts of a message that are counted: texts to tokenize, and numbers that are known already.
 
-Nothing is added for the frame of a message or a block: the factor that the API's bill gives absorbs
-it.
+Nothing is added for the frame of a message or a block: the factor that the API's bill gives
+includes it.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ Part: TypeAlias = str | int
 RESULTS = frozenset({"tool_result", "mcp_tool_result"})
 
 AsJson: TypeAlias = Callable[[object], str]
+Reader: TypeAlias = Callable[[Block, AsJson], Iterable[Part]]
 
-# Encrypted or encoded content, at any depth of a block we do not know: never counted by its length.
+# Encrypted or encoded content, at any depth of an unknown block: never counted by its length.
 _ENCODED = re.compile(r"(?:data:[\w.+/-]+;base64,)?[A-Za-z0-9+/_\-\r\n]{512,}={0,2}\s*")
 
 
@@ -45,7 +45,9 @@ def content_parts(content: object, as_json: AsJson) -> Iterator[Part]:
 def block_parts(block: Block, as_json: AsJson) -> Iterable[Part]:
     """The parts of one block. Source: UP-1 to UP-3, A-05, A-30."""
     read = _READERS.get(kind(block))
-    return read(block, as_json) if read else _unknown(block)
+    if read is None:
+        return _unknown(block)
+    return read(block, as_json)
 
 
 def _text(block: Block, _: AsJson) -> Iterable[Part]:
@@ -53,25 +55,24 @@ def _text(block: Block, _: AsJson) -> Iterable[Part]:
 
 
 def _tool_use(block: Block, as_json: AsJson) -> Iterable[Part]:
-    return (
-        _as_text(field(block, "id")),
-        _as_text(field(block, "name")),
-        as_json(field(block, "input", {})),
-    )
+    call_id = _as_text(field(block, "id"))
+    name = _as_text(field(block, "name"))
+    arguments = field(block, "input", {})
+    return (call_id, name, as_json(arguments))
 
 
 def _tool_result(block: Block, as_json: AsJson) -> Iterator[Part]:
     todo = [field(block, "content")]
-    while todo:  # a result inside a result is none that the API has, but may lie however deep
+    while todo:  # the API has no result inside a result, but one may be nested to any depth
         content = todo.pop()
         if not isinstance(content, list | tuple):
             yield from content_parts(content, as_json)
             continue
-        for held in content:
-            if kind(held) in RESULTS:
-                todo.append(field(held, "content"))
+        for inner in content:
+            if kind(inner) in RESULTS:
+                todo.append(field(inner, "content"))
             else:
-                yield from block_parts(held, as_json)
+                yield from block_parts(inner, as_json)
 
 
 def _thinking(block: Block, _: AsJson) -> Iterable[Part]:
@@ -79,9 +80,9 @@ def _thinking(block: Block, _: AsJson) -> Iterable[Part]:
 
 
 def _redacted_thinking(block: Block, _: AsJson) -> Iterable[Part]:
-    # Cipher text in base64: three bytes in four characters, and about four bytes of thinking to a
-    # token.
-    return (len(_as_text(field(block, "data"))) * 3 // 16,)
+    # Cipher text in base64: three bytes in four characters, and about four bytes to a token.
+    data = _as_text(field(block, "data"))
+    return (len(data) * 3 // 16,)
 
 
 def _image(block: Block, _: AsJson) -> Iterable[Part]:
@@ -102,56 +103,50 @@ def _document(block: Block, as_json: AsJson) -> Iterator[Part]:
 
 
 def _document_parts(content: object, as_json: AsJson) -> Iterator[Part]:
-    """What a document holds: text and images, or anything else as the text that is sent."""
+    """The parts of a document: text and images, and anything else as the JSON that is sent."""
     if not isinstance(content, list | tuple):
         yield from content_parts(content, as_json)
         return
     for block in content:
-        yield from (
-            block_parts(block, as_json)
-            if kind(block) in ("text", "image")
-            else (compact_json(block),)
-        )
+        if kind(block) in ("text", "image"):
+            yield from block_parts(block, as_json)
+        else:
+            yield compact_json(block)
 
 
 def _unknown(block: Block) -> Iterator[Part]:
-    found: list[Part] = []
+    media_parts: list[Part] = []
 
-    def counted(value: Any) -> object:
-        """*value* without encoded data; the sizes of images and documents go to *found*."""
+    def strip(value: Any) -> object:
+        """*value* without encoded data; images and documents go to *media_parts*."""
         if isinstance(value, str):
             return "" if is_encoded(value) else value
-        if (
-            isinstance(value, Mapping)
-            and kind(value) in MEDIA
-            and field(value, "source") is not None
-        ):
-            found.extend(block_parts(value, compact_json))
+        is_media = isinstance(value, Mapping) and kind(value) in MEDIA
+        if is_media and field(value, "source") is not None:
+            media_parts.extend(block_parts(value, compact_json))
             return None
         return value
 
-    yield compact_json(rebuilt(block, counted))
-    yield from found
+    yield compact_json(rebuilt(block, strip))
+    yield from media_parts
 
 
 def is_encoded(text: str) -> bool:
-    """Whether *text* is base64 or the like: long, no blank, and upper case, lower case and digits
-    all in it.
-    """
-    return (
-        len(text) >= 512
-        and _ENCODED.fullmatch(text) is not None
-        and all(re.search(one, text) for one in ("[A-Z]", "[a-z]", "[0-9]"))
-    )
+    """Whether *text* is base64 or the like: long, no blank, with both cases and digits in it."""
+    if len(text) < 512 or _ENCODED.fullmatch(text) is None:
+        return False
+    return all(re.search(pattern, text) for pattern in ("[A-Z]", "[a-z]", "[0-9]"))
 
 
 def _as_text(value: object) -> str:
     if isinstance(value, str):
         return value
-    return "" if value is None else compact_json(value)
+    if value is None:
+        return ""
+    return compact_json(value)
 
 
-_READERS: dict[str, Callable[[Block, AsJson], Iterable[Part]]] = {
+_READERS: dict[str, Reader] = {
     "text": _text,
     "tool_use": _tool_use,
     "server_tool_use": _tool_use,

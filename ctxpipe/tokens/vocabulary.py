@@ -1,6 +1,4 @@
-"""tiktoken's encodings from the rank files that ship with the package: no network, no registry, no
-file written.
-"""
+"""tiktoken's encodings from rank files in the package: no network, no registry, no file written."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ __all__ = ["SHIPPED", "Shipped", "check_name", "is_loaded", "load", "unpack"]
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """A rank file in ``ctxpipe/vocab``: the hash of OpenAI's file, and of the packed form made from
-    it.
-    """
+    """A rank file in ``ctxpipe/vocab``: the hashes of OpenAI's file and of its packed form."""
 
     official_sha256: str
     packed_sha256: str
@@ -65,10 +61,10 @@ def is_loaded(name: str) -> bool:
 
 
 def load(name: str) -> tiktoken.Encoding:
-    """The encoding *name*, built once per process. The build holds the interpreter for about a
-    tenth of a second.
+    """The encoding *name*, built once per process.
 
-    Raises VocabularyError when the rank file is missing or damaged.
+    The build holds the interpreter for about a tenth of a second. Raises VocabularyError when the
+    rank file is missing or damaged.
     """
     encoding = _loaded.get(name)
     if encoding is not None:
@@ -80,8 +76,9 @@ def load(name: str) -> tiktoken.Encoding:
 
 
 def unpack(packed: bytes) -> dict[bytes, int]:
-    """Token bytes → rank, from the packed form: a count (4 bytes), one length byte per token, then
-    all tokens.
+    """The rank of each token, by its bytes.
+
+    The *packed* form is a count (4 bytes), one length byte per token, then all tokens.
     """
     start = 4 + int.from_bytes(packed[:4], "big")
     offsets = itertools.accumulate(packed[4:start], initial=start)
@@ -95,19 +92,20 @@ def _build(name: str) -> tiktoken.Encoding:
     openai_public = importlib.import_module("tiktoken_ext.openai_public")
     ranks = unpack(_read(name))
 
-    def shipped_ranks(_url: str, expected_hash: str | None = None) -> dict[bytes, int]:
+    def local_ranks(_url: str, expected_hash: str | None = None) -> dict[bytes, int]:
         if expected_hash != SHIPPED[name].official_sha256:
             raise VocabularyError(
-                f"tiktoken {tiktoken.__version__} expects other ranks for {name} than ctxpipe ships;"
-                " install a ctxpipe made for it"
+                f"tiktoken {tiktoken.__version__} expects other ranks for {name}"
+                " than ctxpipe ships; install a ctxpipe made for it"
             )
         return ranks
 
     # The pattern and the special tokens are tiktoken's own: its constructor runs as it is, and only
     # the function that would download the ranks is ours, for this one call.
     constructor = getattr(openai_public, name)
-    names = {**constructor.__globals__, "load_tiktoken_bpe": shipped_ranks}
-    return tiktoken.Encoding(**types.FunctionType(constructor.__code__, names)())
+    names = {**constructor.__globals__, "load_tiktoken_bpe": local_ranks}
+    offline_constructor = types.FunctionType(constructor.__code__, names)
+    return tiktoken.Encoding(**offline_constructor())
 
 
 def _read(name: str) -> bytes:
@@ -117,13 +115,13 @@ def _read(name: str) -> bytes:
     try:
         packed = path.read_bytes()
     except OSError as error:
-        raise VocabularyError(f"the rank file {path} cannot be read: {_MEND}") from error
+        raise VocabularyError(f"the rank file {path} cannot be read: {_REPAIR}") from error
     if hashlib.sha256(packed).hexdigest() != SHIPPED[name].packed_sha256:
-        raise VocabularyError(f"the rank file {path} is damaged: {_MEND}")
+        raise VocabularyError(f"the rank file {path} is damaged: {_REPAIR}")
     return packed
 
 
-_MEND = (
+_REPAIR = (
     "reinstall ctxpipe (pip install --force-reinstall --no-deps ctxpipe);"
     " in a checkout, restore it from version control"
 )

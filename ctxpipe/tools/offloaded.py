@@ -1,10 +1,11 @@
-"""Reading tools for the model: what was offloaded, page by page or by search."""
+"""Tools for the model that read what was offloaded, page by page or by search."""
 
 from __future__ import annotations
 
 import re
 import reprlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,9 +30,8 @@ _SEARCH_SECONDS = 2.0
 _SEARCH_MEMORY_BYTES = 384 * 2**20
 _SEARCH_MEMORY_BYTES_PER_CHAR = 16
 _MOST_MATCHES = 1000
-_NAME = re.compile(
-    r"[A-Za-z0-9_-](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?"
-)  # of a text: never hidden, never ".."
+# The name of a text: never hidden, never "..".
+_NAME = re.compile(r"[A-Za-z0-9_-](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?")
 
 
 def offload_tools(
@@ -50,22 +50,29 @@ def offload_tools(
     no number above 0.
     """
     if not isinstance(storage, TextReader) or isinstance(storage, type):
+        name = type(storage).__name__
         raise SettingsError(
-            f"storage is a {type(storage).__name__}; give a TextReader such as LocalStorage('.ctxpipe')"
+            f"storage is a {name}; give a TextReader such as LocalStorage('.ctxpipe')"
         )
     if session_id is not None and not (isinstance(session_id, str) and session_id):
         raise SettingsError(
-            f"session_id is {excerpt(session_id)}; give the session's name, or None for all sessions"
+            f"session_id is {excerpt(session_id)};"
+            " give the session's name, or None for all sessions"
         )
     COUNT.check("max_chars", max_chars)
-    reading = _Reading(storage, session_id, max_chars)
-    return [Tool(_reading_tool(max_chars), reading.read), Tool(_SEARCH, reading.search)]
+    reader = _Reader(storage, session_id, max_chars)
+    return [Tool(_read_tool(max_chars), reader.read), Tool(_SEARCH, reader.search)]
 
 
 _PATH = {"type": "string", "description": "The path exactly as the placeholder gives it."}
 
 
-def _reading_tool(max_chars: int) -> ToolParam:
+def _read_tool(max_chars: int) -> ToolParam:
+    offset = {
+        "type": "integer",
+        "description": "The character to begin at, from 0.",
+        "default": 0,
+    }
     limit = {
         "type": "integer",
         "description": f"How many characters, at most {max_chars}.",
@@ -74,20 +81,12 @@ def _reading_tool(max_chars: int) -> ToolParam:
     return {
         "name": "read_offloaded",
         "description": (
-            "Read a tool result that was offloaded to a file, from the path in its placeholder. Gives a page of "
-            "characters and says where the next one begins."
+            "Read a tool result that was offloaded to a file, from the path in its placeholder."
+            " Gives a page of characters and says where the next one begins."
         ),
         "input_schema": {
             "type": "object",
-            "properties": {
-                "path": _PATH,
-                "offset": {
-                    "type": "integer",
-                    "description": "The character to begin at, from 0.",
-                    "default": 0,
-                },
-                "limit": limit,
-            },
+            "properties": {"path": _PATH, "offset": offset, "limit": limit},
             "required": ["path"],
         },
     }
@@ -96,8 +95,8 @@ def _reading_tool(max_chars: int) -> ToolParam:
 _SEARCH: ToolParam = {
     "name": "search_offloaded",
     "description": (
-        "Search a tool result that was offloaded to a file. Gives the lines that match, long ones in part, with line "
-        "number and the character offset to read on from."
+        "Search a tool result that was offloaded to a file. Gives the lines that match, long ones"
+        " in part, with line number and the character offset to read on from."
     ),
     "input_schema": {
         "type": "object",
@@ -117,7 +116,7 @@ _SEARCH: ToolParam = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _Reader:
     storage: TextReader
     session_id: str | None
     max_chars: int
@@ -146,7 +145,9 @@ class _Reading:
         page = await self.storage.read(await self._location(arguments), 0, _SEARCH_CHARS)
         find = _find_regex if arguments.get("regex") is True else _find_literal
         lines = await find(pattern, page.text, limit + 1)
-        remarks = "" if len(lines) <= limit else f"\n[Only the first {limit} matches are shown.]"
+        remarks = ""
+        if len(lines) > limit:
+            remarks = f"\n[Only the first {limit} matches are shown.]"
         if page.next_offset is not None:
             remarks += (
                 f"\n[Only the first {page.next_offset} of {page.total} characters were searched.]"
@@ -157,22 +158,24 @@ class _Reading:
 
     async def _location(self, arguments: Mapping[str, object]) -> str:
         path = _text(arguments, "path")
-        try:
-            location = await in_thread(self._confined, path) if len(path) <= MAX_PATH else None
-        except (StorageError, ValueError):
-            location = None
+        location = None
+        if len(path) <= MAX_PATH:
+            with suppress(StorageError, ValueError):
+                location = await in_thread(self._resolve, path)
         if location is None:
-            # The same words whatever is wrong: other sessions and the folders of this machine stay
-            # out of sight.
-            told = _shortened(path)
+            # The same words for every fault: other sessions and the folders of this machine stay
+            # hidden.
             raise ToolInputError(
-                f"there is no offloaded text {told}; give the path as the placeholder has it"
+                f"there is no offloaded text {_quote(path)};"
+                " give the path as the placeholder has it"
             )
         return location
 
-    def _confined(self, path: str) -> str | None:
-        """What to read for *path*, None where that is not for the model to read."""
-        folder = None if self.session_id is None else session_folder(self.session_id)
+    def _resolve(self, path: str) -> str | None:
+        """What to read for *path*; None where the model may not read it."""
+        folder = None
+        if self.session_id is not None:
+            folder = session_folder(self.session_id)
         find_key = getattr(self.storage, "key", None)
         if callable(find_key):
             key: str = find_key(path)
@@ -183,11 +186,9 @@ class _Reading:
             return path
         *parents, name = path.split("/")
         is_of_another = len(parents) == 1 and parents[0] != folder
-        return (
-            None
-            if is_of_another or ".." in parents or not _NAME.fullmatch(name)
-            else f"{folder}/{name}"
-        )
+        if is_of_another or ".." in parents or not _NAME.fullmatch(name):
+            return None
+        return f"{folder}/{name}"
 
 
 async def _find_literal(pattern: str, text: str, limit: int) -> list[str]:
@@ -195,19 +196,17 @@ async def _find_literal(pattern: str, text: str, limit: int) -> list[str]:
 
 
 async def _find_regex(pattern: str, text: str, limit: int) -> list[str]:
-    """Compiling and matching may take for ever and all memory, and nothing in this process could
-    stop them.
-    """
+    # In a process of its own: compiling and matching may take for ever and all memory, and nothing
+    # in this process could stop them.
     memory = _SEARCH_MEMORY_BYTES + _SEARCH_MEMORY_BYTES_PER_CHAR * len(text)
     texts = [pattern, str(limit), text]
     answers = await in_process(regex_matches, texts, seconds=_SEARCH_SECONDS, memory_bytes=memory)
     match answers.end:
         case "done":
-            if answers.items and isinstance(answers.items[0], dict):
-                raise ToolInputError(
-                    f"pattern is no regular expression: {answers.items[0]['error']}"
-                )
-            return answers.items
+            lines = answers.items
+            if lines and isinstance(lines[0], dict):
+                raise ToolInputError(f"pattern is no regular expression: {lines[0]['error']}")
+            return lines
         case "late":
             raise ToolInputError(
                 f"the search took longer than {_SEARCH_SECONDS:g} s; use a simpler pattern"
@@ -232,19 +231,21 @@ def _whole(arguments: Mapping[str, object], name: str, default: int, least: int 
     if value is None:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
-        raise ToolInputError(
-            f"{name} is {_shortened(value)}; give a whole number of {least} or more"
-        )
+        raise ToolInputError(f"{name} is {_quote(value)}; give a whole number of {least} or more")
     return value
 
 
-def _shortened(value: object) -> str:
+def _quote(value: object) -> str:
     if isinstance(value, int) and abs(value) >= 2**63:
         return "too large a number"
-    if isinstance(value, str):
-        return repr(value) if len(value) <= 200 else f"{value[:200]!r}…"
-    return reprlib.repr(value)
+    if not isinstance(value, str):
+        return reprlib.repr(value)
+    if len(value) > 200:
+        return f"{value[:200]!r}…"
+    return repr(value)
 
 
 def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}\n[Cut at {limit} characters.]"
+    if len(text) <= limit:
+        return text
+    return f"{text[:limit]}\n[Cut at {limit} characters.]"

@@ -38,46 +38,45 @@ class Tool:
         return self.definition["name"]
 
     async def __call__(self, arguments: Mapping[str, object], /) -> str:
-        """The tool's answer. Raises ToolInputError, with a text that the model can act on, and what
-        the handler raises.
+        """The tool's answer; in an agent's loop use `result`, which never raises.
 
-        In an agent's loop use `result`, which never raises.
+        Raises ToolInputError, with a text that the model can act on, and what the handler raises.
         """
         return await self.handler(arguments)
 
     async def result(self, block: Block, /) -> ToolResultBlockParam:
         """The tool_result block for the tool_use *block*: append it to the next user message.
 
-        Whatever fails is a result with ``is_error``, for the model to read; no error is raised.
-        Details of an error that is not the model's are logged, and not told to it.
+        A failure becomes a result with ``is_error``, for the model to read; no error is raised.
+        Details of an error that the model did not cause are logged, and hidden from it.
         """
         result: dict[str, Any] = {"type": "tool_result", "tool_use_id": field(block, "id")}
         arguments = field(block, "input")
+        if not isinstance(arguments, Mapping):
+            arguments = {}
         try:
-            result["content"] = _sendable(
-                await self(arguments if isinstance(arguments, Mapping) else {})
-            )
+            result["content"] = _sendable(await self(arguments))
         except Exception as error:  # noqa: BLE001  whatever it is, it must not end the agent's loop
-            result |= {"content": _sendable(_told(self.name, error)), "is_error": True}
+            result["content"] = _sendable(_error_text(self.name, error))
+            result["is_error"] = True
         return result  # type: ignore[return-value]  # a dict with exactly its keys
 
 
 def _sendable(text: object) -> str:
-    """*text* as it can be encoded.
+    """*text* without lone surrogates, which cannot be sent.
 
-    Raises TypeError for anything else than text, which the API would refuse.
+    Raises TypeError for anything but text, which the API would refuse.
     """
     if not isinstance(text, str):
         raise TypeError(f"a tool's handler answers with a text, not with {type(text).__name__}")
     return without_surrogates(text)
 
 
-def _told(name: str, error: Exception) -> str:
-    """What the model reads about *error*: no folder of this machine, and nothing of another's text."""
+def _error_text(name: str, error: Exception) -> str:
+    """What the model reads about *error*: no folder of this machine, no text of another session."""
     if isinstance(error, ToolInputError):
-        return (
-            str(error).strip() or "an argument is invalid"
-        )  # the API takes no error without a text
+        # The API refuses an error without a text.
+        return str(error).strip() or "an argument is invalid"
     logger.warning("the tool %s failed: %s", name, type(error).__name__)
     logger.debug("the tool %s failed", name, exc_info=error)
     if isinstance(error, StorageError):
@@ -86,19 +85,19 @@ def _told(name: str, error: Exception) -> str:
 
 
 async def answer(block: Block, tools: Iterable[Tool]) -> ToolResultBlockParam | None:
-    """The `Tool.result` of the one of *tools* that *block* calls.
-
-    None when it calls none of them.
-    """
-    tool = next((tool for tool in tools if tool.name == field(block, "name")), None)
-    return None if tool is None else await tool.result(block)
+    """The `Tool.result` of the one of *tools* that *block* calls; None when it calls none."""
+    name = field(block, "name")
+    for tool in tools:
+        if tool.name == name:
+            return await tool.result(block)
+    return None
 
 
 def as_beta_tools(tools: Iterable[Tool]) -> list[BetaAsyncBuiltinFunctionTool]:
-    """*tools* as the SDK's tool runner takes them:
-    ``client.beta.messages.tool_runner(tools=as_beta_tools(tools))``.
+    """*tools* in the form that the SDK's tool runner takes.
 
-    The client must be asynchronous.
+    ``client.beta.messages.tool_runner(tools=as_beta_tools(tools))``: the client must be
+    asynchronous.
     """
     from anthropic.lib.tools import BetaAsyncBuiltinFunctionTool, ToolError
 
