@@ -65,7 +65,7 @@ from .storage.cleanup import (
 )
 from .storage.ownership import Mark, StorageRoot
 from .tokens import TokenCounter
-from .words import counted, one_line
+from .words import count_phrase, one_line
 
 __all__ = ["app", "main"]
 
@@ -323,7 +323,7 @@ def _title(file: FileReplay, model: str) -> str:
     name = "standard input" if file.path == STDIN else Path(file.path).name
     notes = unit(model)
     if file.repaired:
-        notes = f"{notes}; {counted(file.repaired, 'fault')} repaired"
+        notes = f"{notes}; {count_phrase(file.repaired, 'fault')} repaired"
     return f"{name} ({notes})"
 
 
@@ -460,12 +460,12 @@ def inspect(
 def _heading(transcript: Transcript, total: int) -> str:
     parts = [
         transcript.format,
-        counted(len(transcript.messages), "message"),
-        counted(transcript.calls, "call"),
-        counted(total, "token"),
+        count_phrase(len(transcript.messages), "message"),
+        count_phrase(transcript.calls, "call"),
+        count_phrase(total, "token"),
     ]
     if transcript.repaired:
-        parts.append(f"{counted(len(transcript.repaired), 'fault')} repaired")
+        parts.append(f"{count_phrase(len(transcript.repaired), 'fault')} repaired")
     return f"{Path(transcript.name).name}: {', '.join(parts)}"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .words import counted, one_line
+from .words import count_phrase, one_line
 
 if TYPE_CHECKING:
     from .messages import Message, Problem
@@ -51,7 +51,7 @@ class Offloaded:
     failed: tuple[str, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
-        blocks = counted(self.results + self.inputs, "block")
+        blocks = count_phrase(self.results + self.inputs, "block")
         moved = f"{blocks} moved to files, {self.chars:,} characters"
         if not self.failed:
             return moved
@@ -88,13 +88,13 @@ class Compacted:
 
     def __str__(self) -> str:
         writer = self.summarizer or "summarizer"
-        parts = [f"{counted(self.messages_summarised, 'message')} summarized ({writer})"]
+        parts = [f"{count_phrase(self.messages_summarised, 'message')} summarized ({writer})"]
         if self.restored:
-            parts.append(f"{counted(len(self.restored), 'file')} brought back")
+            parts.append(f"{count_phrase(len(self.restored), 'file')} brought back")
         if self.over_target:
             parts.append("still over its target")
         if self.warnings:
-            parts.append(counted(len(self.warnings), "warning"))
+            parts.append(count_phrase(len(self.warnings), "warning"))
         return ", ".join(parts)
 
 
@@ -119,11 +119,11 @@ class Truncated:
     def __str__(self) -> str:
         parts = []
         if self.filtered:
-            parts.append(f"{counted(self.filtered, 'call')} removed")
+            parts.append(f"{count_phrase(self.filtered, 'call')} removed")
         if self.folded:
-            parts.append(f"{counted(self.folded, 'file view')} folded")
+            parts.append(f"{count_phrase(self.folded, 'file view')} folded")
         if self.deleted:
-            parts.append(f"{counted(self.deleted, 'message')} deleted")
+            parts.append(f"{count_phrase(self.deleted, 'message')} deleted")
         if not self.still_over:
             return ", ".join(parts)
         return ", ".join([*(parts or ["nothing removed"]), "still over its limit"])
@@ -234,9 +234,9 @@ class Result:
 
     def __repr__(self) -> str:
         parts = [
-            counted(len(self.messages), "message"),
+            count_phrase(len(self.messages), "message"),
             f"{self.tokens_before:,} to {self.tokens_after:,} tokens",
-            counted(len(self.reports), "report"),
+            count_phrase(len(self.reports), "report"),
         ]
         if self.repaired:
             parts.append(f"{len(self.repaired)} repaired")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["counted", "one_line"]
+__all__ = ["count_phrase", "one_line"]
 
 
-def counted(number: int, name: str) -> str:
+def count_phrase(number: int, name: str) -> str:
     """*number* and *name*, which is a plural unless it is one: 1 message, 2 messages."""
     plural = "" if number == 1 else "s"
     return f"{number:,} {name}{plural}"

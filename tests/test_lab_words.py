@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ctxpipe.lab.words import cost
-from ctxpipe.words import counted, one_line
+from ctxpipe.words import count_phrase, one_line
 
 
 def test_one_of_a_kind_is_told_in_the_singular():
-    words = [counted(number, "fault") for number in (0, 1, 1200)]
+    words = [count_phrase(number, "fault") for number in (0, 1, 1200)]
     assert words == ["0 faults", "1 fault", "1,200 faults"]
 
 

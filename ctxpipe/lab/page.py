@@ -16,7 +16,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from ..words import counted
+from ..words import count_phrase
 from .charts import charts, library
 from .report import KINDS, Action, BlockFate, Kind, PageTurn, Report
 from .words import cost
@@ -249,7 +249,7 @@ def _lead(report: Report) -> str:
     costs = ""
     if cost_without:
         costs = f"{report.policy} cost {cost / cost_without:.0%} of {report.baseline}; "
-    turns = counted(len(report.turns), "turn")
+    turns = count_phrase(len(report.turns), "turn")
     return (
         f"{turns}: {costs}the largest context was {largest:,.0f} tokens instead of {without:,.0f}."
     )
@@ -342,7 +342,7 @@ def _actions(report: Report) -> Iterator[str]:
         rows.append((str(number), button, what, saved))
     header = ("turn", "action", "what", "tokens saved")
     table = _grid("What each stage did", header, rows, (0, 3))
-    name = f"Table: {counted(len(actions), 'action')}"
+    name = f"Table: {count_phrase(len(actions), 'action')}"
     yield _details(name, table, is_open=len(actions) <= FEW)
     yield "</section>\n"
 
@@ -357,7 +357,7 @@ def _by_stage(actions: Iterable[tuple[int, Action]]) -> str:
     parts = []
     for stage, count in times.items():
         tokens = f"{saved[stage]:,} tokens saved"
-        parts.append(f"{stage} {counted(count, 'time')}, {tokens}")
+        parts.append(f"{stage} {count_phrase(count, 'time')}, {tokens}")
     return f"{'; '.join(parts)}."
 
 

@@ -30,7 +30,7 @@ from ..messages import (
 )
 from ..reports import Compacted, Offloaded, Outcome, StageReport
 from ..tokens import TokenCounter
-from ..words import counted, one_line
+from ..words import count_phrase, one_line
 from .references import stored_at
 from .report import Action, BlockFate, Kind, Replaced
 
@@ -307,7 +307,7 @@ class _Reader:
         for piece in removed:
             self._set_fate(piece, moment, fate, report)
         where = getattr(report.detail, "archive", None) or ""
-        name = counted(len(removed), "block")
+        name = count_phrase(len(removed), "block")
         return report, self._replacement(name, removed, added, where)
 
     def _set_fate(

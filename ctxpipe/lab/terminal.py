@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..words import counted
+from ..words import count_phrase
 from .calibration import Calibration
 from .tables import Figures
 from .tune import Candidate, Score, Tuned, front
@@ -56,7 +56,7 @@ def unit(model: str) -> str:
 
 def calibration_text(found: Calibration) -> str:
     """How far the simulation is from the bills, in a sentence."""
-    calls = counted(found.calls, "call")
+    calls = count_phrase(found.calls, "call")
     return (
         f"The bills of {calls} hold {found.factor:.2f} times the prompt tokens "
         "that are simulated without management; "

@@ -15,7 +15,7 @@ from ..messages.identity import says_the_same
 from ..settings import excerpt
 from ..threads import in_thread, in_thread_if
 from ..timeline import Step, Timeline
-from ..words import counted
+from ..words import count_phrase
 from .journal import DAMAGED, Entry, Journal, chain
 from .lost_files import write_lost_files
 from .packing import Packing, Replay
@@ -242,7 +242,7 @@ class Memory:
             )
             return
         if count:
-            files = counted(count, "file")
+            files = count_phrase(count, "file")
             self.notify(f"{files} that the context refers to had gone: written again")
 
     # Writing --------------------------------------------------------------------------------------

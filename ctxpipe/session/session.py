@@ -35,7 +35,7 @@ from ..storage.protocol import JOURNAL_STORAGE
 from ..threads import in_thread_if
 from ..tokens.billed import cached_tokens
 from ..tokens.ledger import is_possible
-from ..words import counted
+from ..words import count_phrase
 from .client import (
     check_usage,
     has_usage,
@@ -118,7 +118,7 @@ class Session:
         self._appended: list[Message] = []  # by `append`, since the last turn
 
     def __repr__(self) -> str:
-        known = counted(len(self._memory.timeline.history), "message")
+        known = count_phrase(len(self._memory.timeline.history), "message")
         return f"<Session {excerpt(self.session_id)}: {known} known>"
 
     async def __aenter__(self) -> Self:
