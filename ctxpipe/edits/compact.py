@@ -7,6 +7,7 @@ import logging
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -75,7 +76,11 @@ def partition(messages: Sequence[Message]) -> tuple[list[Message], list[Message]
     return split_system(messages)
 
 
-def assemble(head: Sequence[Message], summary: str, restored: Sequence[Message]) -> list[Message]:
+def assemble(
+    head: Sequence[Message],
+    summary: str,
+    restored: Sequence[Message],
+) -> list[Message]:
     """*head*, the summary pair, and each restored file with its acknowledgement.
 
     Source: CR-37 to CR-42.
@@ -194,14 +199,16 @@ def after_summary(
     index = leading(messages)
     while index < len(messages):
         message = messages[index]
-        if not is_connective(message) and digest(as_stored(message)) not in known:
+        is_known = is_connective(message) or digest(as_stored(message)) in known
+        if not is_known:
             break
         index += 1
     unanswered = archived[open_tail(archived) :]
-    pending = "\n\n".join(filter(None, map(own_words, unanswered)))
+    words = map(own_words, unanswered)
+    pending = "\n\n".join(filter(None, words))
     if pending and index < len(messages):
-        words = own_words(as_stored(messages[index]))
-        if is_cut(words, pending):
+        stored = as_stored(messages[index])
+        if is_cut(own_words(stored), pending):
             index += 1
     return list(messages[index:])
 
@@ -315,7 +322,11 @@ _MOST_BLOCKS = 8
 Count: TypeAlias = Callable[[str], int]
 
 
-def evidence_block(evidence: Evidence, room: Room, count: Count) -> tuple[str, list[str]]:
+def evidence_block(
+    evidence: Evidence,
+    room: Room,
+    count: Count,
+) -> tuple[str, list[str]]:
     """The text that follows a summary, and the paths for which its budget, *room*, is too small.
 
     The first request, the archives, the index and the notes are always in it, and so is the last
@@ -386,7 +397,11 @@ def named_archives(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def _last_lines(lines: Sequence[str], max_tokens: int, count: Count) -> list[str]:
+def _last_lines(
+    lines: Sequence[str],
+    max_tokens: int,
+    count: Count,
+) -> list[str]:
     """As many of the last *lines* as *max_tokens* hold."""
     kept: list[str] = []
     left = max_tokens
@@ -398,7 +413,11 @@ def _last_lines(lines: Sequence[str], max_tokens: int, count: Count) -> list[str
     return kept[::-1]
 
 
-def _request_lines(evidence: Evidence, room: Room, count: Count) -> list[str]:
+def _request_lines(
+    evidence: Evidence,
+    room: Room,
+    count: Count,
+) -> list[str]:
     if not evidence.requests:
         return []
     where = evidence.archives[-1] if evidence.archives else ""
@@ -418,13 +437,21 @@ def _request_lines(evidence: Evidence, room: Room, count: Count) -> list[str]:
     return lines + recent
 
 
-def _cut(text: str, limit: int, where: str, redact: Callable[[str], str]) -> str:
+def _cut(
+    text: str,
+    limit: int,
+    where: str,
+    redact: Callable[[str], str],
+) -> str:
     if len(text) <= limit:
         return text
     return shortened(redact(text), limit, where)
 
 
-def _path_lines(paths: Iterable[str], written: Mapping[str, bool]) -> list[str]:
+def _path_lines(
+    paths: Iterable[str],
+    written: Mapping[str, bool],
+) -> list[str]:
     """*paths* by folder: ``src/app/: main.py, util.py``."""
     paths = sorted(paths)
     lines: list[str] = []
@@ -529,11 +556,21 @@ def open_tail(messages: Sequence[Message]) -> int:
         while start and messages[start - 1]["role"] == "assistant":
             start -= 1
         called, wanted = _server_ids(messages[start:])
-        missing = wanted - called
-        before = [i for i in range(start) if _server_ids([messages[i]])[0] & missing]
-        if not before:
+        place = _last_call(messages[:start], wanted - called)
+        if place < 0:
             return start
-        start = before[-1]
+        start = place
+
+
+def _last_call(messages: Sequence[Message], wanted: AbstractSet[str]) -> int:
+    """The index of the last message with one of the *wanted* server calls, or -1."""
+    if not wanted:
+        return -1
+    for index in reversed(range(len(messages))):
+        called, _ = _server_ids([messages[index]])
+        if called & wanted:
+            return index
+    return -1
 
 
 def _server_ids(messages: Iterable[Message]) -> tuple[set[str], set[str]]:
@@ -649,7 +686,10 @@ def drafts(
     return [first]
 
 
-def _in_force(messages: Sequence[Message], max_chars: int) -> tuple[list[Message], int]:
+def _in_force(
+    messages: Sequence[Message],
+    max_chars: int,
+) -> tuple[list[Message], int]:
     """The newest system messages in *messages* that still hold, each once, up to *max_chars*.
 
     And the number of the older ones that hold.
@@ -664,7 +704,11 @@ def _in_force(messages: Sequence[Message], max_chars: int) -> tuple[list[Message
     return found[:number][::-1], len(found) - number
 
 
-def _with_tail(draft: Draft, tail: Sequence[Message], source: Source) -> Draft:
+def _with_tail(
+    draft: Draft,
+    tail: Sequence[Message],
+    source: Source,
+) -> Draft:
     """*draft* with the unanswered messages of *tail* as they are.
 
     Before results, a message says what they are a part of.
@@ -674,8 +718,11 @@ def _with_tail(draft: Draft, tail: Sequence[Message], source: Source) -> Draft:
     before = requests[: len(requests) - len(pending)]
     if tail[0]["role"] != "assistant":
         return _close(draft, before, tail)
-    text = IN_PROGRESS + before[-1] if before else CONTINUE
-    return _close(draft, before[:-1], [_user(text), *tail])
+    text = CONTINUE
+    if before:
+        text = IN_PROGRESS + before[-1]
+    closing = [_user(text), *tail]
+    return _close(draft, before[:-1], closing)
 
 
 def _words_in(tail: Sequence[Message], source: Source) -> list[str]:
@@ -692,16 +739,21 @@ def _with_words(
     """*draft* with only the user's words of *tail*, cut head and tail above *max_chars*."""
     requests = draft.evidence.requests
     pending = _words_in(tail, source)
-    before = requests[: len(requests) - max(1, len(pending))]
+    later = max(1, len(pending))
+    before = requests[: len(requests) - later]
     words = "\n\n".join(pending)
     if words:
         text = _cut(words, max_chars, archive, source.redact)
     elif requests:
-        text = IN_PROGRESS + _cut(requests[-1], max_chars, archive, source.redact)
+        request = _cut(requests[-1], max_chars, archive, source.redact)
+        text = IN_PROGRESS + request
     else:
         text = CONTINUE
-    media = [name for message in tail for name in _media(blocks(message))]
-    text += "".join(missing_text(name, archive) for name in media)
+    media: list[str] = []
+    for message in tail:
+        media += _media(blocks(message))
+    for name in media:
+        text += missing_text(name, archive)
     cuts = [*draft.cuts]
     if len(words) > max_chars:
         length = len(words)
@@ -713,7 +765,8 @@ def _with_words(
         number = len(media)
         cuts.append(f"{number} pictures or documents of the newest message are in the archive only")
     systems = [message for message in tail if message["role"] == "system"]
-    closed = _close(draft, before, [_user(text), *systems])
+    closing = [_user(text), *systems]
+    closed = _close(draft, before, closing)
     return replace(closed, cuts=cuts)
 
 
@@ -728,7 +781,11 @@ def _media(content: Iterable[object]) -> Iterator[str]:
                 yield from _media(inner)
 
 
-def _close(draft: Draft, requests: Sequence[str], closing: Sequence[Message]) -> Draft:
+def _close(
+    draft: Draft,
+    requests: Sequence[str],
+    closing: Sequence[Message],
+) -> Draft:
     """*draft* that ends with *closing*, and has these *requests* in its evidence."""
     evidence = replace(draft.evidence, requests=requests)
     return replace(draft, evidence=evidence, closing=closing)
@@ -737,7 +794,10 @@ def _close(draft: Draft, requests: Sequence[str], closing: Sequence[Message]) ->
 # Pinned -------------------------------------------------------------------------------------------
 
 
-def kept_messages(rest: Sequence[Message], pin: Callable[[Message], bool]) -> list[Message]:
+def kept_messages(
+    rest: Sequence[Message],
+    pin: Callable[[Message], bool],
+) -> list[Message]:
     """The messages that *pin* chooses, the very same objects, as a valid piece of conversation.
 
     It begins with the user and ends with the assistant. A call is kept with its results, and
@@ -749,7 +809,8 @@ def kept_messages(rest: Sequence[Message], pin: Callable[[Message], bool]) -> li
         message = rest[index]
         role = message["role"]
         if role == last_role:
-            kept.append(_user(KEPT) if role == "assistant" else _assistant(SEEN))
+            between = _user(KEPT) if role == "assistant" else _assistant(SEEN)
+            kept.append(between)
         kept.append(message)
         last_role = role
     if last_role == "user":
@@ -757,7 +818,10 @@ def kept_messages(rest: Sequence[Message], pin: Callable[[Message], bool]) -> li
     return kept
 
 
-def pinned(messages: Sequence[Message], pin: Callable[[Message], bool]) -> set[int]:
+def pinned(
+    messages: Sequence[Message],
+    pin: Callable[[Message], bool],
+) -> set[int]:
     """The indices of the messages that *pin* chooses, and of their calls and results.
 
     What a compaction put there is never pinned, and no system message: `drafts` keeps those that
@@ -771,9 +835,11 @@ def pinned(messages: Sequence[Message], pin: Callable[[Message], bool]) -> set[i
             continue
         if pin(message):
             chosen.add(index)
+    last = len(messages) - 1
     for index in sorted(chosen):
-        if any(tool_calls([messages[index]])) and index + 1 < len(messages):
+        message = messages[index]
+        if index < last and any(tool_calls([message])):
             chosen.add(index + 1)
-        if any(tool_results([messages[index]])) and index:
+        if index > 0 and any(tool_results([message])):
             chosen.add(index - 1)
     return chosen

@@ -109,7 +109,10 @@ def repair(
 
 
 def _repair_once(
-    messages: Sequence[Message], beside: MarksBeside, *, encoding: bool
+    messages: Sequence[Message],
+    beside: MarksBeside,
+    *,
+    encoding: bool,
 ) -> list[Message]:
     head, body = split_system(messages)
     body = [_clean(message) for message in _from_replacement(body)]
@@ -136,19 +139,21 @@ def _from_replacement(body: list[Message]) -> list[Message]:
     That block replaces everything before it. What a later block without a signature summarizes is
     still in *body*.
     """
-    for index in range(len(body) - 1, -1, -1):
+    for index in reversed(range(len(body))):
         content = blocks(body[index])
-        for place in range(len(content) - 1, -1, -1):
+        for place in reversed(range(len(content))):
             if is_replacement(content[place]):
                 first = _from_block(body[index], place)
-                return [first, *map(_without_compaction, body[index + 1 :])]
+                later = [_without_compaction(message) for message in body[index + 1 :]]
+                return [first, *later]
     return body
 
 
 def _from_block(message: Message, place: int) -> Message:
     """*message* from its block *place* on, without compaction blocks after that one."""
     content = blocks(message)
-    later = [block for block in content[place + 1 :] if kind(block) != "compaction"]
+    later = content[place + 1 :]
+    later = [block for block in later if kind(block) != "compaction"]
     if place == 0 and len(later) == len(content) - 1:
         return message
     return _with_content(message, [content[place], *later])
@@ -166,9 +171,9 @@ def _clean(message: Message) -> Message:
     """*message* with nothing in it that the API refuses in any conversation."""
     role = message["role"]
     content = message["content"]
-    if any(not is_message_key(role, key) for key in message):
-        fields = {key: value for key, value in message.items() if is_message_key(role, key)}
-        message = cast("Message", fields)
+    unknown = [key for key in message if not is_message_key(role, key)]
+    for key in unknown:
+        message = cast("Message", _without(message, key))
     if isinstance(content, str):
         if content and is_blank(content):
             return _with_content(message, "")
@@ -184,7 +189,9 @@ def _clean(message: Message) -> Message:
 
 
 def _are_same(some: Sequence[object], others: Sequence[object]) -> bool:
-    return len(some) == len(others) and all(map(operator.is_, some, others))
+    if len(some) != len(others):
+        return False
+    return all(map(operator.is_, some, others))
 
 
 def _with_content(message: Message, content: str | list[Any]) -> Message:
@@ -233,7 +240,9 @@ def _as_text(block: Block) -> dict[str, Any] | None:
 
 
 def _without(block: Block, key: str) -> dict[str, Any]:
-    return {name: value for name, value in as_dict(block).items() if name != key}
+    rest = as_dict(block)
+    rest.pop(key, None)
+    return rest
 
 
 def _changes(block: Block, name: str) -> dict[str, object]:
@@ -245,8 +254,9 @@ def _changes(block: Block, name: str) -> dict[str, object]:
         changes = _call_changes(block, name)
     caller = program(block)
     if caller is not None and not is_id(caller, PROGRAM):
-        caller_fields = as_dict(field(block, "caller"))
-        changes["caller"] = {**caller_fields, "tool_id": _valid_id(caller, PROGRAM)}
+        valid = as_dict(field(block, "caller"))
+        valid["tool_id"] = _valid_id(caller, PROGRAM)
+        changes["caller"] = valid
     return changes
 
 
@@ -273,7 +283,8 @@ def _result_changes(block: Block, name: str) -> dict[str, object]:
     if name != "tool_result":
         return changes
     content = field(block, "content")
-    if isinstance(content, list | tuple) and not all(map(kind, content)):
+    is_list = isinstance(content, list | tuple)
+    if is_list and not all(map(kind, content)):
         content = _blocks_with_types(content)
         changes["content"] = content
     if not field(block, "is_error"):
@@ -281,15 +292,21 @@ def _result_changes(block: Block, name: str) -> dict[str, object]:
     # A result that failed must hold text, and nothing but text.
     if not content:
         changes["content"] = SILENT_ERROR
-    elif not isinstance(content, str) and any(kind(inner) != "text" for inner in content):
-        changes["is_error"] = False
+    elif not isinstance(content, str):
+        kinds = set(map(kind, content))
+        if kinds != {"text"}:
+            changes["is_error"] = False
     return changes
 
 
 def _blocks_with_types(content: Sequence[Any]) -> list[Any]:
     """*content*, in which blocks without a type became text blocks, or are gone."""
-    typed = [block if kind(block) else _as_text(block) for block in content]
-    return [block for block in typed if block is not None]
+    valid: list[Any] = []
+    for block in content:
+        typed = block if kind(block) else _as_text(block)
+        if typed is not None:
+            valid.append(typed)
+    return valid
 
 
 def _valid_id(given: object, name: str) -> str:
@@ -345,8 +362,8 @@ def _complete_turn(turn: list[Message], *, closed: bool) -> list[Message]:
     """
     places = list(_places(turn))
     lone = _lone_places(turn, places, closed=closed)
-    has_callers = any(_caller(_block_at(turn, place)) is not None for place in places)
-    if not lone and not has_callers:
+    callers = [_caller(_block_at(turn, place)) for place in places]
+    if not lone and not any(caller is not None for caller in callers):
         return turn
     last_reply = -1
     for index, message in enumerate(turn):
@@ -367,7 +384,8 @@ def _complete_turn(turn: list[Message], *, closed: bool) -> list[Message]:
         is_over = closed and place[0] == last_reply and kind(block) == "tool_use"
         if is_over or caller not in made:
             changes[place] = _without(block, "caller")
-    return [_change_blocks(message, index, changes) for index, message in enumerate(turn)]
+    numbered = enumerate(turn)
+    return [_change_blocks(message, index, changes) for index, message in numbered]
 
 
 def _places(turn: Sequence[Message]) -> Iterator[Place]:
@@ -386,7 +404,12 @@ def _caller(block: Block) -> str | None:
     return str(field(caller, "tool_id", ""))
 
 
-def _lone_places(turn: Sequence[Message], places: Sequence[Place], *, closed: bool) -> set[Place]:
+def _lone_places(
+    turn: Sequence[Message],
+    places: Sequence[Place],
+    *,
+    closed: bool,
+) -> set[Place]:
     """The *places* in *turn* of server tools' calls and results without their other half."""
     lone: set[Place] = set()
     waiting: dict[str, list[Place]] = {}
@@ -413,14 +436,23 @@ def _block_at(turn: Sequence[Message], place: Place) -> Block:
     return blocks(turn[index])[number]
 
 
-def _change_blocks(message: Message, index: int, changes: Mapping[Place, Block | None]) -> Message:
+def _change_blocks(
+    message: Message,
+    index: int,
+    changes: Mapping[Place, Block | None],
+) -> Message:
     """*message* with the blocks that *changes* names replaced, or removed where it says None."""
-    content = blocks(message)
-    if not any((index, place) in changes for place in range(len(content))):
-        return message
-    changed = [changes.get((index, place), block) for place, block in enumerate(content)]
-    kept = [block for block in changed if block is not None]
-    return _with_content(message, kept)
+    content: list[Any] = []
+    is_changed = False
+    for place, block in enumerate(blocks(message)):
+        if (index, place) not in changes:
+            content.append(block)
+            continue
+        is_changed = True
+        other = changes[index, place]
+        if other is not None:
+            content.append(other)
+    return _with_content(message, content) if is_changed else message
 
 
 # Exchanges ----------------------------------------------------------------------------------------
@@ -443,7 +475,11 @@ def _exchanges(body: Sequence[Message]) -> Iterator[list[Message]]:
         yield exchange
 
 
-def _repair_exchange(exchange: list[Message], *, is_last: bool) -> list[Message]:
+def _repair_exchange(
+    exchange: list[Message],
+    *,
+    is_last: bool,
+) -> list[Message]:
     if _is_valid(exchange):
         return exchange
     replies = [message for message in exchange if message["role"] != "assistant"]
@@ -451,9 +487,10 @@ def _repair_exchange(exchange: list[Message], *, is_last: bool) -> list[Message]
     rest = [_without_results(message) for message in replies]
     rest = [message for message in rest if message["content"] or is_directive(message)]
     # What the system adds ends what the user said.
-    repaired = _with_replies(repaired, [m for m in rest if m["role"] == "user"])
-    added = [m for m in rest if m["role"] == "system"]
-    lost_reply = is_last and any(m["role"] == "user" for m in replies)
+    said = [message for message in rest if message["role"] == "user"]
+    added = [message for message in rest if message["role"] == "system"]
+    repaired = _with_replies(repaired, said)
+    lost_reply = is_last and any(message["role"] == "user" for message in replies)
     needs_user = lost_reply or not all(map(is_directive, added))
     ends_with_user = bool(repaired) and repaired[-1]["role"] != "assistant"
     if needs_user and not ends_with_user:
@@ -461,10 +498,16 @@ def _repair_exchange(exchange: list[Message], *, is_last: bool) -> list[Message]
     return [*repaired, *added]
 
 
-def _repair_calls(exchange: Sequence[Message], replies: Sequence[Message]) -> list[Message]:
+def _repair_calls(
+    exchange: Sequence[Message],
+    replies: Sequence[Message],
+) -> list[Message]:
     """The assistant's messages of *exchange*, each followed by the results of all its calls."""
-    turns = _join_turns([m for m in exchange if m["role"] == "assistant" and m["content"]])
-    called = {call for turn in turns for call in _call_ids(turn)}
+    said = [message for message in exchange if message["role"] == "assistant"]
+    turns = _join_turns([message for message in said if message["content"]])
+    called: set[str] = set()
+    for turn in turns:
+        called.update(_call_ids(turn))
     results = _results(replies, called)
     # Only in the last exchange of all does nobody reply: its last calls may still wait for their
     # results.
@@ -517,7 +560,10 @@ def _has_valid_system(exchange: list[Message]) -> bool:
     return spoken > 0 and ends_in_server_result(exchange[spoken - 1])
 
 
-def _with_replies(merged: Sequence[Message], rest: Sequence[Message]) -> list[Message]:
+def _with_replies(
+    merged: Sequence[Message],
+    rest: Sequence[Message],
+) -> list[Message]:
     """*merged* and the user messages *rest*, in which neighbours from the user are merged."""
     merged = list(merged)
     for message in rest:
@@ -540,17 +586,21 @@ def _join_turns(turns: Sequence[Message]) -> list[Message]:
 
 
 def _join(first: Message, second: Message) -> Message:
-    return _with_content(first, [*as_blocks(first), *as_blocks(second)])
+    content = [*as_blocks(first), *as_blocks(second)]
+    return _with_content(first, content)
 
 
 def _call_ids(message: Message) -> list[str]:
     if message["role"] != "assistant":
         return []
     calls = [block for block in blocks(message) if kind(block) == "tool_use"]
-    return [str(field(block, "id", "")) for block in calls]
+    return [str(field(call, "id", "")) for call in calls]
 
 
-def _results(messages: Sequence[Message], called: set[str]) -> dict[str, list[Block]]:
+def _results(
+    messages: Sequence[Message],
+    called: set[str],
+) -> dict[str, list[Block]]:
     """The results that answer one of the calls, by id, in order."""
     found: dict[str, list[Block]] = {}
     for message in messages:
@@ -564,13 +614,17 @@ def _results(messages: Sequence[Message], called: set[str]) -> dict[str, list[Bl
 
 
 def _answers(
-    calls: Sequence[str], names: Sequence[str], results: Mapping[str, list[Block]]
+    calls: Sequence[str],
+    names: Sequence[str],
+    results: Mapping[str, list[Block]],
 ) -> list[Any]:
     """A result for each of *calls*, which are now called *names*; it is taken out of *results*."""
     answers: list[Any] = []
-    for place, (call, name) in enumerate(zip(calls, names, strict=True)):
+    for place, call in enumerate(calls):
         is_last = call not in calls[place + 1 :]
-        answers.append(_answer(name, results.get(call, []), is_last=is_last))
+        own = results.get(call, [])
+        answer = _answer(names[place], own, is_last=is_last)
+        answers.append(answer)
     return answers
 
 
@@ -581,11 +635,12 @@ def _answer(name: str, results: list[Block], *, is_last: bool) -> Any:
     """
     if not results:
         return interrupted(name)
-    place = 0
+    chosen = 0
     if is_last:
-        failed = (i for i, result in enumerate(results) if field(result, "is_error"))
-        place = next(failed, 0)
-    result = results.pop(place)
+        failed = [bool(field(result, "is_error")) for result in results]
+        if any(failed):
+            chosen = failed.index(True)
+    result = results.pop(chosen)
     if str(field(result, "tool_use_id", "")) == name:
         return result
     return {**as_dict(result), "tool_use_id": name}
@@ -593,7 +648,12 @@ def _answer(name: str, results: list[Block], *, is_last: bool) -> Any:
 
 def interrupted(name: str) -> dict[str, object]:
     """The result that takes the place of one that never came, for the call *name*."""
-    return {"type": "tool_result", "tool_use_id": name, "content": INTERRUPTED, "is_error": True}
+    return {
+        "type": "tool_result",
+        "tool_use_id": name,
+        "content": INTERRUPTED,
+        "is_error": True,
+    }
 
 
 def _unique_ids(ids: Sequence[str]) -> list[str]:
@@ -658,7 +718,10 @@ def _without_surrogates(value: Any) -> Any:
     return without_surrogates(value) if isinstance(value, str) else value
 
 
-def _limit_marks(messages: list[Message], beside: MarksBeside) -> list[Message]:
+def _limit_marks(
+    messages: list[Message],
+    beside: MarksBeside,
+) -> list[Message]:
     """*messages* with no more cache marks than *beside* leaves: the last ones cover the most.
 
     No mark for an hour stays after a shorter one.
@@ -673,7 +736,10 @@ def _limit_marks(messages: list[Message], beside: MarksBeside) -> list[Message]:
 
 
 def _without_marks(
-    messages: Sequence[Message], marks: Iterable[tuple[int, Mark]], *, hour_only: bool = False
+    messages: Sequence[Message],
+    marks: Iterable[tuple[int, Mark]],
+    *,
+    hour_only: bool = False,
 ) -> list[Message]:
     """*messages* without these *marks*; with *hour_only* they lose only their hour."""
     by_message: dict[int, list[Mark]] = {}
@@ -681,11 +747,17 @@ def _without_marks(
         by_message.setdefault(index, []).append(mark)
     changed = list(messages)
     for index, own in by_message.items():
-        changed[index] = _unmark(messages[index], own, hour_only=hour_only)
+        message = messages[index]
+        changed[index] = _unmark(message, own, hour_only=hour_only)
     return changed
 
 
-def _unmark(message: Message, marks: Iterable[Mark], *, hour_only: bool) -> Message:
+def _unmark(
+    message: Message,
+    marks: Iterable[Mark],
+    *,
+    hour_only: bool,
+) -> Message:
     content: list[Any] = list(blocks(message))
     for place, inner in marks:
         if inner is None:

@@ -107,7 +107,11 @@ def middle(
     return range(begin, stop)
 
 
-def _between(sums: Sequence[int], start: Fraction, end: Fraction) -> range:
+def _between(
+    sums: Sequence[int],
+    start: Fraction,
+    end: Fraction,
+) -> range:
     base = sums[0]
     total = sums[-1] - base
     if not total:
@@ -159,7 +163,9 @@ class FileView:
 
 
 def file_views(
-    messages: Sequence[Message], tools: ReadingTools = READING_TOOLS, shell: bool = False
+    messages: Sequence[Message],
+    tools: ReadingTools = READING_TOOLS,
+    shell: bool = False,
 ) -> list[FileView]:
     """Every file view that is answered, oldest first.
 
@@ -266,21 +272,29 @@ def joined(parts: Sequence[Part]) -> list[Message]:
 
 def _merge(first: Message, second: Message) -> Message:
     content = [*as_blocks(first)]
-    content += [block for block in as_blocks(second) if kind(block) not in THINKING]
+    added = as_blocks(second)
+    content += [block for block in added if kind(block) not in THINKING]
     content.sort(key=lambda block: kind(block) != "tool_result")
     return _with_content(first, content)
 
 
 def _meets(one: Part, other: Part) -> bool:
     """Whether two neighbouring parts have the same role, and had other messages between them."""
-    return one.message["role"] == other.message["role"] and other.index > one.index + 1
+    if other.index <= one.index + 1:
+        return False
+    return one.message["role"] == other.message["role"]
 
 
 # The API takes a system message only after the user's, and before the assistant's.
 _MISPLACED = frozenset({("assistant", "system"), ("system", "user")})
 
 
-def _fits(parts: Sequence[Part], ground: Ground, *, merging: bool = True) -> bool:
+def _fits(
+    parts: Sequence[Part],
+    ground: Ground,
+    *,
+    merging: bool = True,
+) -> bool:
     """Whether *parts* can follow each other.
 
     Without *merging*, whether their roles differ where they meet.
@@ -320,7 +334,9 @@ class Filtered:
 
 
 def filter_calls(
-    messages: Sequence[Message], ground: Ground, views: Collection[tuple[int, int]] = ()
+    messages: Sequence[Message],
+    ground: Ground,
+    views: Collection[tuple[int, int]] = (),
 ) -> Filtered:
     """Delete each tool call that lies in the middle with its result, except the file views *views*.
 
@@ -331,7 +347,8 @@ def filter_calls(
     viewing: set[tuple[int, str]] = set()
     for index, place in views:
         view = blocks(messages[index])[place]
-        viewing.add((index - 1, str(read(view, "tool_use_id"))))
+        call = str(read(view, "tool_use_id"))
+        viewing.add((index - 1, call))
     # From the last to the first: whether a call may go depends on what follows it.
     parts: list[Part] = []
     calls = 0
@@ -340,8 +357,11 @@ def filter_calls(
         going = _removable_calls(messages, index - 1, ground, viewing)
         if going:
             rest = _without_calls(messages, index - 1, going)
-            before = [Part(index - 2, messages[index - 2])] if index >= 2 else []
-            if _fits([*before, *rest, *parts[-1:]], ground):
+            neighbours = [*rest, *parts[-1:]]
+            if index >= 2:
+                before = Part(index - 2, messages[index - 2])
+                neighbours.insert(0, before)
+            if _fits(neighbours, ground):
                 parts += reversed(rest)
                 calls += len(going)
                 index -= 2
@@ -380,25 +400,31 @@ def _without_calls(
     going: Collection[str],
 ) -> list[Part]:
     """What is left of the calling message *index* and of its answer when the calls *going* go."""
-    said = _other_blocks(messages[index], "tool_use", "id", going)
+    call, result = messages[index : index + 2]
+    said = _other_blocks(call, "tool_use", "id", going)
     while said and kind(said[-1]) in THINKING:
         said.pop()
-    answer = _other_blocks(messages[index + 1], "tool_result", "tool_use_id", going)
+    answer = _other_blocks(result, "tool_result", "tool_use_id", going)
     parts: list[Part] = []
     if said:
-        parts.append(Part(index, _with_content(messages[index], said)))
+        parts.append(Part(index, _with_content(call, said)))
     if answer:
-        parts.append(Part(index + 1, _with_content(messages[index + 1], answer)))
+        parts.append(Part(index + 1, _with_content(result, answer)))
     return parts
 
 
-def _other_blocks(message: Message, name: str, key: str, going: Collection[str]) -> list[Block]:
+def _other_blocks(
+    message: Message,
+    name: str,
+    key: str,
+    going: Collection[str],
+) -> list[Block]:
     """The blocks of *message*, except those of the kind *name* whose *key* is in *going*."""
     kept: list[Block] = []
     for block in blocks(message):
-        if kind(block) == name and str(read(block, key)) in going:
-            continue
-        kept.append(block)
+        goes = kind(block) == name and str(read(block, key)) in going
+        if not goes:
+            kept.append(block)
     return kept
 
 
@@ -419,8 +445,9 @@ def _without_moving_thinking(parts: Sequence[Part]) -> list[Part]:
 def _without_thinking(part: Part) -> Part:
     if not has_thinking(part.message):
         return part
-    content = [block for block in blocks(part.message) if kind(block) not in THINKING]
-    return Part(part.index, _with_content(part.message, content))
+    content = blocks(part.message)
+    kept = [block for block in content if kind(block) not in THINKING]
+    return Part(part.index, _with_content(part.message, kept))
 
 
 # Deleting -----------------------------------------------------------------------------------------
@@ -469,14 +496,23 @@ def delete_centre(
         chosen = units[block.start : block.stop]
         start = chosen[0].span.start
         stop = chosen[-1].span.stop
-        holes = [parts[place] for unit in chosen if unit.stays for place in unit.span]
-        if _fits([parts[start - 1], *holes, parts[stop]], ground, merging=merging):
+        holes: list[Part] = []
+        for unit in chosen:
+            if unit.stays:
+                holes += parts[unit.span.start : unit.span.stop]
+        edge = [parts[start - 1], *holes, parts[stop]]
+        if _fits(edge, ground, merging=merging):
             before = _add_marker(parts[:start], marker, ground)
-            return _without_moving_thinking([*before, *holes, *parts[stop:]])
+            kept = [*before, *holes, *parts[stop:]]
+            return _without_moving_thinking(kept)
     return parts
 
 
-def _units(parts: Sequence[Part], sizes: Sequence[int], ground: Ground) -> list[_Unit]:
+def _units(
+    parts: Sequence[Part],
+    sizes: Sequence[int],
+    ground: Ground,
+) -> list[_Unit]:
     """The middle as units; what begins before it or ends after it is left out."""
     inside = [place for place, part in enumerate(parts) if part.index in ground.middle]
     if not inside:
@@ -488,18 +524,27 @@ def _units(parts: Sequence[Part], sizes: Sequence[int], ground: Ground) -> list[
         if span.start < first or span.stop > last + 1:
             continue
         own = parts[span.start : span.stop]
-        stays = any(part.index in ground.pinned or has_command(part.message) for part in own)
         tokens = sum(sizes[span.start : span.stop])
+        stays = any(_stays(part, ground) for part in own)
         units.append(_Unit(span, tokens, stays))
     return units
 
 
-def _around_centre(units: Sequence[_Unit], messages: int, tokens: int) -> range:
+def _stays(part: Part, ground: Ground) -> bool:
+    return part.index in ground.pinned or has_command(part.message)
+
+
+def _around_centre(
+    units: Sequence[_Unit],
+    messages: int,
+    tokens: int,
+) -> range:
     """Units around the centre: enough to delete that many *messages* and *tokens*, or all."""
     edges = [unit.span.start for unit in units]
     edges.append(units[-1].span.stop)
     centre = (edges[0] + edges[-1]) / 2
-    low = min(range(len(edges)), key=lambda place: abs(edges[place] - centre))
+    distances = [abs(edge - centre) for edge in edges]
+    low = distances.index(min(distances))
     high = low
     while (messages > 0 or tokens > 0) and high - low < len(units):
         can_grow_left = low > 0
@@ -540,7 +585,11 @@ def _widen(wanted: range, more: int, units: int) -> Iterator[range]:
             yield range(start, stop)
 
 
-def _add_marker(parts: list[Part], marker: str, ground: Ground) -> list[Part]:
+def _add_marker(
+    parts: list[Part],
+    marker: str,
+    ground: Ground,
+) -> list[Part]:
     """*parts* with *marker* after the last words or results of the user that are not pinned.
 
     The very same list for "".
@@ -553,7 +602,8 @@ def _add_marker(parts: list[Part], marker: str, ground: Ground) -> list[Part]:
     part = parts[place]
     if marker in texts(part.message):
         return parts
-    content = [*as_blocks(part.message), {"type": "text", "text": marker}]
+    block = {"type": "text", "text": marker}
+    content = [*as_blocks(part.message), block]
     marked = Part(part.index, _with_content(part.message, content))
     return [*parts[:place], marked, *parts[place + 1 :]]
 
@@ -563,7 +613,7 @@ def _marker_place(parts: Sequence[Part], ground: Ground) -> int:
     at_work: set[int] = set()
     for span in server_spans([part.message for part in parts]):
         at_work.update(span)
-    for place in range(len(parts) - 1, -1, -1):
+    for place in reversed(range(len(parts))):
         part = parts[place]
         if part.message["role"] != "user" or place in at_work:
             continue
@@ -613,7 +663,10 @@ def _region(index: int, first: int, last: int, middle: range) -> str:
 # Without counting ---------------------------------------------------------------------------------
 
 
-def truncate_conversation(messages: list[Message], fraction: float | Fraction) -> list[Message]:
+def truncate_conversation(
+    messages: list[Message],
+    fraction: float | Fraction,
+) -> list[Message]:
     """*messages* without the oldest after the first request: that *fraction*, an even number.
 
     The head, the first request and all from a summary of the server's on stay. A cut between a call
@@ -621,7 +674,8 @@ def truncate_conversation(messages: list[Message], fraction: float | Fraction) -
     Source: CM-4, UP-21, A-66.
     """
     first = len(split_system(messages)[0]) + 1
-    going = int((len(messages) - first) * Fraction(str(fraction)))
+    later = len(messages) - first
+    going = int(later * Fraction(str(fraction)))
     going = max(0, going // 2 * 2)
     # What the server has summarized, and what it reads of that, stays.
     summary = first
