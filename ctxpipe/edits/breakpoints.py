@@ -38,10 +38,11 @@ def with_breakpoints(
     shared: dict[str, Sequence[Any]] = {}
     marked_shared = 0
     for name in ("system", "tools"):
-        if body.get(name):
-            content = _as_blocks(body[name])
-            shared[name] = content
-            marked_shared += sum(map(_is_marked, content))
+        if not body.get(name):
+            continue
+        content = _as_blocks(body[name])
+        shared[name] = content
+        marked_shared += sum(map(_is_marked, content))
     automatic = bool(field(body, "cache_control"))
     free = min(limit, MAX_CACHE_MARKS - marked - marked_shared - automatic)
     ends: list[int] = []
@@ -51,8 +52,9 @@ def with_breakpoints(
     if ends:
         changed["messages"] = _mark_messages(messages, ends)
     if shared and not marked_shared and free > len(ends):
-        name = next(iter(shared))
-        changed[name] = _mark_last(shared[name], _mark_before(body))
+        name, content = next(iter(shared.items()))
+        mark = _mark_before(body)
+        changed[name] = _mark_last(content, mark)
     return changed
 
 
@@ -77,7 +79,8 @@ def _mark_before(body: Mapping[str, Any]) -> dict[str, Any]:
     marks = [body.get("cache_control")]
     for message in body.get("messages", ()):
         marks += _marks(message)
-    if any(field(mark, "ttl") == "1h" for mark in marks):
+    lifetimes = [field(mark, "ttl") for mark in marks]
+    if "1h" in lifetimes:
         return {**MARK, "ttl": "1h"}
     return dict(MARK)
 
@@ -103,15 +106,16 @@ def _ends(
     for index in reversed(range(len(messages))):
         if messages[index]["role"] == "user":
             last.append(index)
-            if len(last) == 2:
-                break
+        if len(last) == 2:
+            break
     # No request has held what follows the last of them yet.
     if last and rewritten is not None:
         start, stop = rewritten
         if start <= last[-1]:
             last = [last[0], start - 1, stop - 1]
-    last = [index for index in dict.fromkeys(last) if index >= 0]
-    return [index for index in last if _markable(messages[index])]
+    unique = dict.fromkeys(last)
+    existing = [index for index in unique if index >= 0]
+    return [index for index in existing if _markable(messages[index])]
 
 
 def _markable(message: Any) -> bool:
@@ -121,7 +125,9 @@ def _markable(message: Any) -> bool:
     content = message["content"]
     if isinstance(content, str):
         return not is_blank(content)
-    return bool(content) and kind(content[-1]) in _MARKABLE
+    if not content:
+        return False
+    return kind(content[-1]) in _MARKABLE
 
 
 def _as_blocks(content: str | Sequence[Any]) -> Sequence[Any]:

@@ -121,7 +121,7 @@ def extract_commands(messages: Iterable[Message]) -> list[str]:
     do not count. A text in the form of a summary is trusted here; `user_commands` trusts none.
     Source: ST-19, A-47.
     """
-    return _commands_in(_carried_commands(message) or own_words(message) for message in messages)
+    return _commands_in(_commands_of_summary(message) or own_words(message) for message in messages)
 
 
 def _commands_in(texts: Iterable[str]) -> list[str]:
@@ -132,7 +132,7 @@ def _commands_in(texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _carried_commands(message: Message) -> str:
+def _commands_of_summary(message: Message) -> str:
     extras = summary_extras(message)
     if not extras.startswith(_WORKFLOWS):
         return ""
@@ -371,7 +371,8 @@ def _split_paths(
 
     fitting = len(ranked)
     if is_too_long(fitting):
-        fitting = bisect_left(range(fitting), True, key=lambda last: is_too_long(last + 1))
+        numbers = range(1, fitting + 1)
+        fitting = bisect_left(numbers, True, key=is_too_long)
     return ranked[:fitting], ranked[fitting:]
 
 
@@ -388,9 +389,10 @@ def named_archives(text: str) -> list[tuple[str, str]]:
     Anybody may have written so: it is to be verified.
     """
     found: list[tuple[str, str]] = []
-    for block in text.split(_BLOCK)[1 : _MOST_BLOCKS + 1]:
-        lines = block.split("\n", _ARCHIVES_NAMED)[:_ARCHIVES_NAMED]
-        for line in lines:
+    _, *after_marks = text.split(_BLOCK)
+    for block in after_marks[:_MOST_BLOCKS]:
+        lines = block.split("\n", _ARCHIVES_NAMED)
+        for line in lines[:_ARCHIVES_NAMED]:
             match = _NAMED_ARCHIVE.fullmatch(line)
             if match:
                 found.append((match[1], match[2]))
@@ -515,15 +517,17 @@ def _open_server_calls(messages: Sequence[Message]) -> list[str]:
     """
     waiting: dict[str, None] = {}
     for message in messages:
-        if message["role"] == "user" and _has_words(message):
+        role = message["role"]
+        if role == "user" and _has_words(message):
             waiting.clear()
-        if message["role"] != "assistant":
+        if role != "assistant":
             continue
         for block in blocks(message):
             if _is_server_call(block):
                 waiting[str(read(block, "id"))] = None
             elif _is_server_result(block):
-                waiting.pop(str(read(block, "tool_use_id")), None)
+                call = str(read(block, "tool_use_id"))
+                waiting.pop(call, None)
     return list(waiting)
 
 
@@ -584,7 +588,8 @@ def _server_ids(messages: Iterable[Message]) -> tuple[set[str], set[str]]:
             elif _is_server_result(block):
                 wanted.add(str(read(block, "tool_use_id")))
             elif kind(block) == "tool_use":
-                program = read(read(block, "caller") or {}, "tool_id")
+                caller = read(block, "caller") or {}
+                program = read(caller, "tool_id")
                 if program:
                     wanted.add(str(program))
     return called, wanted
@@ -666,21 +671,24 @@ def drafts(
     cuts: list[str] = []
     if left_out:
         cuts.append(f"{left_out} older system messages are in the archive only")
+    commands_kept = reminder(user_commands(source))
     draft = Draft(
         head=head,
-        summary=safe_summary(summary) + reminder(user_commands(source)),
+        summary=safe_summary(summary) + commands_kept,
         evidence=evidence,
         systems=systems,
-        kept=kept_messages(rest, pin) if pin else (),
         cuts=cuts,
     )
+    if pin:
+        draft = replace(draft, kept=kept_messages(rest, pin))
     if not unanswered:
         return [draft]
     shorter = _with_words(draft, unanswered, source, max_request_chars, archive)
     if not whole:
         return [shorter]
-    kept = kept_messages(rest[:tail], pin) if pin else ()
-    first = _with_tail(replace(draft, kept=kept), unanswered, source)
+    if pin:
+        draft = replace(draft, kept=kept_messages(rest[:tail], pin))
+    first = _with_tail(draft, unanswered, source)
     if len(shorter.cuts) > len(first.cuts):
         return [first, shorter]
     return [first]
@@ -701,7 +709,8 @@ def _in_force(
             found.append(message)
     sizes = accumulate(len(text_of(message)) for message in found)
     number = sum(size <= max_chars for size in sizes)
-    return found[:number][::-1], len(found) - number
+    newest_first = found[:number]
+    return newest_first[::-1], len(found) - number
 
 
 def _with_tail(
@@ -809,8 +818,10 @@ def kept_messages(
         message = rest[index]
         role = message["role"]
         if role == last_role:
-            between = _user(KEPT) if role == "assistant" else _assistant(SEEN)
-            kept.append(between)
+            if role == "assistant":
+                kept.append(_user(KEPT))
+            else:
+                kept.append(_assistant(SEEN))
         kept.append(message)
         last_role = role
     if last_role == "user":
@@ -828,7 +839,8 @@ def pinned(
     are in force.
     """
     first = len(split_system(messages)[0])
-    ours = range(first, first + placed(messages[first:]))
+    stop = first + placed(messages[first:])
+    ours = range(first, stop)
     chosen: set[int] = set()
     for index, message in enumerate(messages):
         if index in ours or message["role"] == "system" or is_connective(message):

@@ -55,7 +55,8 @@ def _between_anchors(
     old = start
     new = start
     for index in range(start, len(after)):
-        place = places.get(id(after[index]), -1)
+        message = after[index]
+        place = places.get(id(message), -1)
         if place < old:
             continue
         yield range(old, place), range(new, index)
@@ -78,12 +79,12 @@ def _edits(
     added = after[new.start : new.stop]
     can_pair = paired and len(old) == len(new)
     if not can_pair or not all(map(_has_same_shape, removed, added)):
-        edit = Edit(old.start, old.stop, list(added))
-        return [edit]
+        return [Edit(old.start, old.stop, list(added))]
     edits: list[Edit] = []
     for index, one, other in zip(old, removed, added, strict=True):
         if not is_equal(one, other):
-            edits.append(Edit(index, index + 1, [other]))
+            edit = Edit(index, index + 1, [other])
+            edits.append(edit)
     return edits
 
 

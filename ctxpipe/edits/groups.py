@@ -25,7 +25,9 @@ def groups(messages: Sequence[Message]) -> Iterator[range]:
     # For each message, the end of the group that it makes with those after it.
     ends: list[int] = []
     for index, message in enumerate(messages):
-        end = index + 2 if has_calls(message) else index + 1
+        end = index + 1
+        if has_calls(message):
+            end += 1
         ends.append(min(end, length))
     for span in server_spans(messages):
         end = ends[span.start]

@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..messages import (
     MEDIA,
@@ -33,6 +33,8 @@ from ..placeholders import BATCH, MAX_SHOWN, any_reference, previewed_reference,
 
 if TYPE_CHECKING:
     from ..messages import Block, Message
+
+_Content: TypeAlias = "str | Sequence[Block] | None"  # of a tool result
 
 __all__ = [
     "Candidate",
@@ -115,14 +117,16 @@ _CHARACTERS: Mapping[str, Callable[[Block], int]] = {
 }
 
 
-def result_characters(content: str | Sequence[Block] | None) -> int:
+def result_characters(content: _Content) -> int:
     """The size of a tool result's content: the length of a text, of blocks that of their JSON.
 
     The JSON is compact; images and documents count nothing (BO-15, BO-16).
     """
     if isinstance(content, str):
         return len(content)
-    counted = [block for block in content or () if kind(block) not in MEDIA]
+    if not content:
+        return 0
+    counted = [block for block in content if kind(block) not in MEDIA]
     if not counted:
         return 0
     return len(compact_json(counted))
@@ -139,7 +143,7 @@ def _only_text(content: object) -> str:
         return content
     if not isinstance(content, list | tuple):
         return ""
-    texts = [block for block in content if kind(block) == "text"]
+    texts = _text_blocks(content)
     if len(texts) != 1:
         return ""
     text = texts[0]
@@ -148,7 +152,7 @@ def _only_text(content: object) -> str:
     return read(text, "text") or ""
 
 
-def is_text(content: str | Sequence[Block] | None) -> bool:
+def is_text(content: _Content) -> bool:
     """Whether a tool result holds text and nothing else (A-05)."""
     if isinstance(content, str):
         return True
@@ -158,7 +162,7 @@ def is_text(content: str | Sequence[Block] | None) -> bool:
 
 
 def stored_text(
-    content: str | Sequence[Block] | None,
+    content: _Content,
     *,
     indent: int | None,
 ) -> str:
@@ -168,12 +172,12 @@ def stored_text(
     """
     if isinstance(content, str):
         return content
-    texts = [as_dict(block) for block in content or () if kind(block) == "text"]
+    texts = [as_dict(block) for block in _text_blocks(content)]
     return as_json(texts, indent=indent, ensure_ascii=False)
 
 
 def replaced(
-    content: str | Sequence[Block] | None,
+    content: _Content,
     text: str,
 ) -> str | list[Any]:
     """*content* after offloading: *text*, followed by the images and other blocks (R14).
@@ -191,18 +195,22 @@ def replaced(
         last_mark = read(block, "cache_control") or last_mark
     if not others and last_mark is None:
         return text
-    first: dict[str, Any] = {"type": "text", "text": text}
+    first = {"type": "text", "text": text}
     if last_mark is not None:
         first["cache_control"] = last_mark
     return [first, *others]
 
 
-def said(content: str | Sequence[Block] | None) -> str:
+def said(content: _Content) -> str:
     """The text of a tool result; several text blocks are concatenated."""
     if isinstance(content, str):
         return content
-    texts = [block for block in content or () if kind(block) == "text"]
+    texts = _text_blocks(content)
     return "".join(read(block, "text") or "" for block in texts)
+
+
+def _text_blocks(content: Iterable[Block] | None) -> list[Block]:
+    return [block for block in content or () if kind(block) == "text"]
 
 
 MOST_COMPARED = 10_000_000  # characters
@@ -216,7 +224,8 @@ def lies_in(stored: str, text: str, start: int, end: int) -> bool:
     False for texts of more than `MOST_COMPARED` characters: to compare them would block the
     interpreter for too long.
     """
-    if max(len(stored), len(text)) > MOST_COMPARED:
+    longest = max(len(stored), len(text))
+    if longest > MOST_COMPARED:
         return False
     if text[start:end] in stored:
         return True
@@ -224,7 +233,8 @@ def lies_in(stored: str, text: str, start: int, end: int) -> bool:
     last = text.find("\n", end)
     if last < 0:
         last = len(text)
-    lines = [line.rstrip() for line in _lines(text[first:last])]
+    part = text[first:last]
+    lines = [line.rstrip() for line in _lines(part)]
     stored_lines = _frame(map(str.rstrip, _lines(stored)))
     if _frame(lines) in stored_lines:
         return True
@@ -236,7 +246,8 @@ def _lines(text: str) -> Iterator[str]:
     """What `str.splitlines` gives, in steps: one call would block the interpreter."""
     start = 0
     while start < len(text):
-        end = text.find("\n", start + _STEP_CHARS) + 1 or len(text)
+        found = text.find("\n", start + _STEP_CHARS)
+        end = found + 1 if found >= 0 else len(text)
         yield from text[start:end].splitlines()
         start = end
 
@@ -277,7 +288,8 @@ def prescan(messages: Sequence[Message], min_chars: int) -> Scan:
 def scanned(messages: Sequence[Message], found: Iterable[Candidate]) -> Scan:
     """The gate's two sums, given the results *found* that may leave."""
     total = sum(map(characters, messages))
-    return Scan(total, sum(candidate.chars for candidate in found))
+    leaving = sum(candidate.chars for candidate in found)
+    return Scan(total, leaving)
 
 
 def passes(scan: Scan, ratio: Decimal | float) -> bool:
@@ -287,7 +299,8 @@ def passes(scan: Scan, ratio: Decimal | float) -> bool:
     """
     if scan.total_chars == 0 or scan.offloadable_chars == 0:
         return False
-    return scan.offloadable_chars >= Decimal(str(ratio)) * scan.total_chars
+    least = Decimal(str(ratio)) * scan.total_chars
+    return scan.offloadable_chars >= least
 
 
 # The stages' rules --------------------------------------------------------------------------------
@@ -339,16 +352,18 @@ class Selection:
 
     def input(self, call: ToolCall) -> Candidate | None:
         """The input of *call* as a candidate, None when it must stay."""
-        if call.name not in self.input_tools or call.program is not None:
+        if call.program is not None or call.name not in self.input_tools:
             return None
-        chars = sum(map(len, self.long_texts(call)))
+        texts = self.long_texts(call)
+        chars = sum(map(len, texts))
         return Candidate(call, chars) if chars else None
 
     def long_texts(self, call: ToolCall) -> list[str]:
         """The texts in the call's input that are long enough to leave, except placeholders."""
         least = self.min_input_chars
-        texts = [text for text in strings(call.input) if len(text) >= least]
-        return [text for text in texts if any_reference(text, MAX_SHOWN) is None]
+        texts = strings(call.input)
+        long = [text for text in texts if len(text) >= least]
+        return [text for text in long if any_reference(text, MAX_SHOWN) is None]
 
     def read_back(self, call: ToolCall | None) -> str | None:
         """The path of an offloaded file that the call's input names, such as in a shell command."""
@@ -367,7 +382,8 @@ def measured(result: ToolResult) -> Candidate:
     content = result.content
     if not said(content):
         return Candidate(result, 0)
-    return Candidate(result, len(stored_text(content, indent=None)))
+    text = stored_text(content, indent=None)
+    return Candidate(result, len(text))
 
 
 def _is_own_preview(result: ToolResult) -> bool:
@@ -378,7 +394,8 @@ def _is_own_preview(result: ToolResult) -> bool:
     path = previewed_reference(_only_text(result.content), MAX_SHOWN)
     if path is None:
         return False
-    file = path.replace("\\", "/").rsplit("/", 1)[-1]
+    path = path.replace("\\", "/")
+    *_, file = path.rsplit("/", 1)
     name = without_surrogates(result.tool_use_id)
     return safe_name(name) in file
 
@@ -404,7 +421,8 @@ def answered(
             continue  # most results are short: their calls need not be looked up
         if result.message != index:
             index = result.message
-            before = tool_calls(messages, max(0, index - 1), index)
+            reply = max(0, index - 1)
+            before = tool_calls(messages, reply, index)
             calls = {call.id: call for call in before}
         yield result, calls.get(result.tool_use_id)
 
@@ -417,11 +435,13 @@ def rewritten_before(messages: Sequence[Message]) -> tuple[int, int] | None:
     """
     places: list[tuple[int, int]] = []
     for result in tool_results(messages):
-        if is_batch(_only_text(result.content)):
+        text = _only_text(result.content)
+        if is_batch(text):
             places.append(result.place)
             break
     for call in tool_calls(messages):
-        if any(map(is_batch, strings(call.input))):
+        texts = strings(call.input)
+        if any(map(is_batch, texts)):
             places.append(call.place)
             break
     return min(places, default=None)
@@ -508,8 +528,9 @@ class Running:
         """The gate's sums, with the candidates from message *start* up to *end*."""
         first = bisect_left(self._places, start)
         last = bisect_left(self._places, end)
-        offloadable_chars = self._sums[last] - self._sums[first]
-        return Scan(self._totals[-1], max(0, offloadable_chars))
+        leaving = self._sums[last] - self._sums[first]
+        total = self._totals[-1]
+        return Scan(total, max(0, leaving))
 
     def candidates(self, start: int, end: int) -> list[Candidate]:
         """The candidates from message *start* up to *end*, oldest first."""

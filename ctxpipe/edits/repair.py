@@ -12,7 +12,6 @@ import json
 import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ..messages import (
@@ -152,16 +151,21 @@ def _from_replacement(body: list[Message]) -> list[Message]:
 def _from_block(message: Message, place: int) -> Message:
     """*message* from its block *place* on, without compaction blocks after that one."""
     content = blocks(message)
-    later = content[place + 1 :]
-    later = [block for block in later if kind(block) != "compaction"]
-    if place == 0 and len(later) == len(content) - 1:
+    later = _other_blocks(content[place + 1 :], "compaction")
+    kept = [content[place], *later]
+    if len(kept) == len(content):
         return message
-    return _with_content(message, [content[place], *later])
+    return _with_content(message, kept)
+
+
+def _other_blocks(content: Sequence[Block], name: str) -> list[Block]:
+    """The blocks of *content* that are not of the kind *name*."""
+    return [block for block in content if kind(block) != name]
 
 
 def _without_compaction(message: Message) -> Message:
     content = blocks(message)
-    kept = [block for block in content if kind(block) != "compaction"]
+    kept = _other_blocks(content, "compaction")
     if len(kept) == len(content):
         return message
     return _with_content(message, kept)
@@ -208,7 +212,8 @@ def _valid_block(block: Block, role: str) -> Block | None:
     if name in THINKING:
         return _valid_thinking(block)
     if name == "text":
-        return None if is_blank(field(block, "text")) else block
+        text = field(block, "text")
+        return None if is_blank(text) else block
     return _valid_other(block, name)
 
 
@@ -267,8 +272,9 @@ def _call_changes(block: Block, name: str) -> dict[str, object]:
         changes["id"] = _valid_id(call_id, name)
     tool = field(block, "name")
     if not is_tool_name(tool):
-        is_usable = isinstance(tool, str) and tool
-        changes["name"] = tool[:MAX_TOOL_NAME] if is_usable else UNKNOWN_TOOL
+        changes["name"] = UNKNOWN_TOOL
+        if isinstance(tool, str) and tool:
+            changes["name"] = tool[:MAX_TOOL_NAME]
     arguments = field(block, "input")
     if not is_object(arguments):
         changes["input"] = _valid_input(arguments)
@@ -363,7 +369,8 @@ def _complete_turn(turn: list[Message], *, closed: bool) -> list[Message]:
     places = list(_places(turn))
     lone = _lone_places(turn, places, closed=closed)
     callers = [_caller(_block_at(turn, place)) for place in places]
-    if not lone and not any(caller is not None for caller in callers):
+    called = [caller for caller in callers if caller is not None]
+    if not lone and not called:
         return turn
     last_reply = -1
     for index, message in enumerate(turn):
@@ -381,7 +388,8 @@ def _complete_turn(turn: list[Message], *, closed: bool) -> list[Message]:
         caller = _caller(block)
         if caller is None:
             continue
-        is_over = closed and place[0] == last_reply and kind(block) == "tool_use"
+        index, _ = place
+        is_over = closed and index == last_reply and kind(block) == "tool_use"
         if is_over or caller not in made:
             changes[place] = _without(block, "caller")
     numbered = enumerate(turn)
@@ -452,7 +460,9 @@ def _change_blocks(
         other = changes[index, place]
         if other is not None:
             content.append(other)
-    return _with_content(message, content) if is_changed else message
+    if not is_changed:
+        return message
+    return _with_content(message, content)
 
 
 # Exchanges ----------------------------------------------------------------------------------------
@@ -467,12 +477,21 @@ def _exchanges(body: Sequence[Message]) -> Iterator[list[Message]]:
     for message in body:
         # An assistant message of which nothing is left begins nothing.
         begins = message["role"] == "assistant" and message["content"]
-        if begins and any(earlier["role"] != "assistant" for earlier in exchange):
+        if begins and _replies(exchange):
             yield exchange
             exchange = []
         exchange.append(message)
     if exchange:
         yield exchange
+
+
+def _of_role(messages: Sequence[Message], role: str) -> list[Message]:
+    return [message for message in messages if message["role"] == role]
+
+
+def _replies(exchange: Sequence[Message]) -> list[Message]:
+    """What the user and the system say in *exchange*."""
+    return [message for message in exchange if message["role"] != "assistant"]
 
 
 def _repair_exchange(
@@ -482,18 +501,17 @@ def _repair_exchange(
 ) -> list[Message]:
     if _is_valid(exchange):
         return exchange
-    replies = [message for message in exchange if message["role"] != "assistant"]
+    replies = _replies(exchange)
     repaired = _repair_calls(exchange, replies)
     rest = [_without_results(message) for message in replies]
     rest = [message for message in rest if message["content"] or is_directive(message)]
     # What the system adds ends what the user said.
-    said = [message for message in rest if message["role"] == "user"]
-    added = [message for message in rest if message["role"] == "system"]
-    repaired = _with_replies(repaired, said)
-    lost_reply = is_last and any(message["role"] == "user" for message in replies)
+    added = _of_role(rest, "system")
+    repaired = _with_replies(repaired, _of_role(rest, "user"))
+    lost_reply = is_last and bool(_of_role(replies, "user"))
     needs_user = lost_reply or not all(map(is_directive, added))
-    ends_with_user = bool(repaired) and repaired[-1]["role"] != "assistant"
-    if needs_user and not ends_with_user:
+    needs_filler = not repaired or repaired[-1]["role"] == "assistant"
+    if needs_user and needs_filler:
         repaired.append({"role": "user", "content": DROPPED})
     return [*repaired, *added]
 
@@ -503,8 +521,9 @@ def _repair_calls(
     replies: Sequence[Message],
 ) -> list[Message]:
     """The assistant's messages of *exchange*, each followed by the results of all its calls."""
-    said = [message for message in exchange if message["role"] == "assistant"]
-    turns = _join_turns([message for message in said if message["content"]])
+    said = _of_role(exchange, "assistant")
+    said = [message for message in said if message["content"]]
+    turns = _join_turns(said)
     called: set[str] = set()
     for turn in turns:
         called.update(_call_ids(turn))
@@ -543,7 +562,7 @@ def _is_valid(exchange: list[Message]) -> bool:
 
 def _has_valid_system(exchange: list[Message]) -> bool:
     """Whether no system message of *exchange*, directives aside, is where the API refuses it."""
-    replies = [message for message in exchange if message["role"] != "assistant"]
+    replies = _replies(exchange)
     places = [
         place
         for place, message in enumerate(replies)
@@ -552,7 +571,7 @@ def _has_valid_system(exchange: list[Message]) -> bool:
     if not places:
         return True
     first = places[0]
-    if any(message["role"] == "user" for message in replies[first:]):
+    if _of_role(replies[first:], "user"):
         return False
     if first > 0:
         return True
@@ -567,8 +586,9 @@ def _with_replies(
     """*merged* and the user messages *rest*, in which neighbours from the user are merged."""
     merged = list(merged)
     for message in rest:
-        if merged and merged[-1]["role"] == message["role"] == "user":
-            merged[-1] = _join(merged[-1], message)
+        previous = merged[-1] if merged else None
+        if previous and previous["role"] == message["role"] == "user":
+            merged[-1] = _join(previous, message)
         else:
             merged.append(message)
     return merged
@@ -578,10 +598,11 @@ def _join_turns(turns: Sequence[Message]) -> list[Message]:
     """Neighbouring assistant messages as one, but never where one of the two carries thinking."""
     joined: list[Message] = []
     for turn in turns:
-        if joined and not has_thinking(joined[-1]) and not has_thinking(turn):
-            joined[-1] = _join(joined[-1], turn)
-        else:
+        previous = joined[-1] if joined else None
+        if previous is None or has_thinking(previous) or has_thinking(turn):
             joined.append(turn)
+        else:
+            joined[-1] = _join(previous, turn)
     return joined
 
 
@@ -637,9 +658,9 @@ def _answer(name: str, results: list[Block], *, is_last: bool) -> Any:
         return interrupted(name)
     chosen = 0
     if is_last:
-        failed = [bool(field(result, "is_error")) for result in results]
-        if any(failed):
-            chosen = failed.index(True)
+        failed = [place for place, result in enumerate(results) if field(result, "is_error")]
+        if failed:
+            chosen = failed[0]
     result = results.pop(chosen)
     if str(field(result, "tool_use_id", "")) == name:
         return result
@@ -664,8 +685,10 @@ def _unique_ids(ids: Sequence[str]) -> list[str]:
             names.append(given)
             continue
         used = {*ids, *names}
-        numbered = (f"{given}-{number}" for number in count(2))
-        names.append(next(name for name in numbered if name not in used))
+        number = 2
+        while f"{given}-{number}" in used:
+            number += 1
+        names.append(f"{given}-{number}")
     return names
 
 
@@ -674,18 +697,19 @@ def _rename_calls(turn: Message, names: Sequence[str]) -> Message:
     rest = iter(names)
     content: list[Any] = []
     for block in blocks(turn):
-        name = next(rest) if kind(block) == "tool_use" else None
-        if name is None or field(block, "id") == name:
-            content.append(block)
-        else:
-            content.append({**as_dict(block), "id": name})
+        renamed = block
+        if kind(block) == "tool_use":
+            name = next(rest)
+            if field(block, "id") != name:
+                renamed = {**as_dict(block), "id": name}
+        content.append(renamed)
     return _with_content(turn, content)
 
 
 def _without_results(message: Message) -> Message:
     if not has_results(message):
         return message
-    rest = [block for block in blocks(message) if kind(block) != "tool_result"]
+    rest = _other_blocks(blocks(message), "tool_result")
     return _with_content(message, rest)
 
 
@@ -700,7 +724,9 @@ def _encodable(message: Message) -> Message:
     content = message["content"]
     if isinstance(content, str):
         text = without_surrogates(content)
-        return message if text is content else _with_content(message, text)
+        if text is content:
+            return message
+        return _with_content(message, text)
     given = blocks(message)
     valid = [_encodable_block(block) for block in given]
     if _are_same(valid, given):
@@ -729,9 +755,11 @@ def _limit_marks(
     marks: list[tuple[int, Mark]] = []
     for index, message in enumerate(messages):
         marks += [(index, mark) for mark in cache_marks(message)]
-    surplus = max(0, len(marks) - marks_left(beside))
+    allowed = marks_left(beside)
+    surplus = max(0, len(marks) - allowed)
     messages = _without_marks(messages, marks[:surplus])
-    late = late_hours(messages, range(len(messages)), beside)
+    every = range(len(messages))
+    late = late_hours(messages, every, beside)
     return _without_marks(messages, late, hour_only=True)
 
 
@@ -760,12 +788,14 @@ def _unmark(
 ) -> Message:
     content: list[Any] = list(blocks(message))
     for place, inner in marks:
+        block = content[place]
         if inner is None:
-            content[place] = _without_mark(content[place], hour_only=hour_only)
+            content[place] = _without_mark(block, hour_only=hour_only)
             continue
-        block = as_dict(content[place])
+        block = as_dict(block)
         parts = list(block["content"])
-        parts[inner] = _without_mark(parts[inner], hour_only=hour_only)
+        part = parts[inner]
+        parts[inner] = _without_mark(part, hour_only=hour_only)
         block["content"] = parts
         content[place] = block
     return _with_content(message, content)

@@ -47,7 +47,8 @@ def mark_stale(
     first, start = place
     for index in range(first, len(messages)):
         content = blocks(messages[index])
-        if any(kind(block) in THINKING for block in content[start:]):
+        later = content[start:]
+        if any(kind(block) in THINKING for block in later):
             known = stale.get(index, start)
             stale[index] = min(start, known)
         start = 0  # only the first message has unchanged blocks
@@ -64,9 +65,13 @@ def shift_stale(stale: Stale, edit: Edit) -> Stale:
     moved = len(messages) - (stop - start)
     is_replacement = messages and start < stop
     last = start if is_replacement else start - 1
-    kept = {index: block for index, block in stale.items() if index <= last}
-    later = {index + moved: block for index, block in stale.items() if index >= stop}
-    return kept | later
+    shifted: Stale = {}
+    for index, block in stale.items():
+        if index <= last:
+            shifted[index] = block
+        elif index >= stop:
+            shifted[index + moved] = block
+    return shifted
 
 
 def strip(messages: list[Message], stale: Stale) -> list[Message]:
@@ -136,12 +141,13 @@ def drop_block(request: Mapping[str, object] | None = None) -> dict[str, Any]:
         thinking = {"type": "adaptive"}
     if thinking.get("type") not in BINDABLE:
         return {}
-    binding = {**_mapping(thinking.get("block_binding")), **BLOCK_BINDING}
-    bound_thinking = {**thinking, "block_binding": binding}
+    binding = _mapping(thinking.get("block_binding"))
+    binding.update(BLOCK_BINDING)
+    thinking["block_binding"] = binding
     # The method's own `thinking` would work too, but a caller who passes that could not pass ours
     # as well.
     return {
-        "extra_body": {**body, "thinking": bound_thinking},
+        "extra_body": {**body, "thinking": thinking},
         **_with_beta(request),
     }
 

@@ -99,7 +99,8 @@ def middle(
     The first request and the last turn are never in it. Source: ST-18, A-49, A-63.
     """
     first = len(split_system(messages)[0])
-    found = _between(sums[first:], Fraction(start), Fraction(end))
+    rest = sums[first:]
+    found = _between(rest, Fraction(start), Fraction(end))
     begin = max(found.start, 1) + first
     stop = min(found.stop + first, last_turn(messages))
     if not found or begin >= stop:
@@ -159,7 +160,9 @@ class FileView:
         """Whether the text is a file's, neither a pointer to an offloaded one nor folded (A-17)."""
         if not self.text or any_reference(self.text, MAX_SHOWN) is not None:
             return False
-        return len(self.text) > _MOST_FOLDED or not _FOLDED.match(self.text)
+        if len(self.text) > _MOST_FOLDED:
+            return True
+        return not _FOLDED.match(self.text)
 
 
 def file_views(
@@ -182,7 +185,8 @@ def file_views(
     for result in tool_results(messages):
         path = paths.get((result.message, result.tool_use_id))
         if path is not None:
-            view = FileView(result.place, path, _only_text(result.content))
+            text = _only_text(result.content)
+            view = FileView(result.place, path, text)
             views.append(view)
     return views
 
@@ -235,7 +239,8 @@ def ground(
     does every message outside the middle, which then is not even merged with.
     """
     if middle.stop > protected:
-        middle = range(max(middle.start, protected), middle.stop)
+        start = max(middle.start, protected)
+        middle = range(start, middle.stop)
     else:
         middle = range(0)
     every = range(len(messages))
@@ -243,7 +248,8 @@ def ground(
         stay = frozenset(every) - frozenset(middle)
     else:
         first = len(split_system(messages)[0])
-        stay = frozenset({first, *every[last_turn(messages) :]})
+        last = last_turn(messages)
+        stay = frozenset({first, *every[last:]})
     movable_end = min(middle.stop, open_loop(messages))
     return Ground(
         middle=middle,
@@ -263,7 +269,8 @@ def joined(parts: Sequence[Part]) -> list[Message]:
     previous = None
     for part in parts:
         if previous is not None and _meets(previous, part):
-            messages[-1] = _merge(messages[-1], part.message)
+            message = messages.pop()
+            messages.append(_merge(message, part.message))
         else:
             messages.append(part.message)
         previous = part
@@ -315,7 +322,9 @@ def _fits(
 def _joinable(one: Part, other: Part, ground: Ground) -> bool:
     if one.index in ground.stay or other.index in ground.stay:
         return False
-    return other.index in ground.movable or not has_thinking(other.message)
+    if other.index in ground.movable:
+        return True
+    return not has_thinking(other.message)
 
 
 def _with_content(message: Message, content: Sequence[Block]) -> Message:
@@ -400,16 +409,17 @@ def _without_calls(
     going: Collection[str],
 ) -> list[Part]:
     """What is left of the calling message *index* and of its answer when the calls *going* go."""
-    call, result = messages[index : index + 2]
-    said = _other_blocks(call, "tool_use", "id", going)
+    call = Part(index, messages[index])
+    result = Part(index + 1, messages[index + 1])
+    said = _other_blocks(call.message, "tool_use", "id", going)
     while said and kind(said[-1]) in THINKING:
         said.pop()
-    answer = _other_blocks(result, "tool_result", "tool_use_id", going)
+    answer = _other_blocks(result.message, "tool_result", "tool_use_id", going)
     parts: list[Part] = []
     if said:
-        parts.append(Part(index, _with_content(call, said)))
+        parts.append(_change_content(call, said))
     if answer:
-        parts.append(Part(index + 1, _with_content(result, answer)))
+        parts.append(_change_content(result, answer))
     return parts
 
 
@@ -436,8 +446,10 @@ def _without_moving_thinking(parts: Sequence[Part]) -> list[Part]:
     kept: list[Part] = []
     previous = None
     for part in parts:
-        moves = previous is not None and _meets(previous, part)
-        kept.append(_without_thinking(part) if moves else part)
+        if previous is not None and _meets(previous, part):
+            kept.append(_without_thinking(part))
+        else:
+            kept.append(part)
         previous = part
     return kept
 
@@ -447,7 +459,12 @@ def _without_thinking(part: Part) -> Part:
         return part
     content = blocks(part.message)
     kept = [block for block in content if kind(block) not in THINKING]
-    return Part(part.index, _with_content(part.message, kept))
+    return _change_content(part, kept)
+
+
+def _change_content(part: Part, content: Sequence[Block]) -> Part:
+    message = _with_content(part.message, content)
+    return Part(part.index, message)
 
 
 # Deleting -----------------------------------------------------------------------------------------
@@ -491,7 +508,8 @@ def delete_centre(
         return parts
     total = excess * sum(len(unit.span) for unit in free)
     messages = -(-total // tokens)  # rounded up
-    wanted = _around_centre(units, messages, excess if window == "covering" else 0)
+    covering = excess if window == "covering" else 0
+    wanted = _around_centre(units, messages, covering)
     for block, merging in _candidates(wanted, len(units)):
         chosen = units[block.start : block.stop]
         start = chosen[0].span.start
@@ -503,8 +521,8 @@ def delete_centre(
         edge = [parts[start - 1], *holes, parts[stop]]
         if _fits(edge, ground, merging=merging):
             before = _add_marker(parts[:start], marker, ground)
-            kept = [*before, *holes, *parts[stop:]]
-            return _without_moving_thinking(kept)
+            after = parts[stop:]
+            return _without_moving_thinking([*before, *holes, *after])
     return parts
 
 
@@ -573,7 +591,8 @@ def _candidates(wanted: range, units: int) -> Iterator[tuple[range, bool]]:
     for less in range(1, min(len(wanted), _MOST_WIDENING)):
         for left in range(less + 1):
             start = wanted.start + left
-            yield range(start, start + len(wanted) - less), True
+            stop = start + len(wanted) - less
+            yield range(start, stop), True
 
 
 def _widen(wanted: range, more: int, units: int) -> Iterator[range]:
@@ -604,7 +623,7 @@ def _add_marker(
         return parts
     block = {"type": "text", "text": marker}
     content = [*as_blocks(part.message), block]
-    marked = Part(part.index, _with_content(part.message, content))
+    marked = _change_content(part, content)
     return [*parts[:place], marked, *parts[place + 1 :]]
 
 
