@@ -203,7 +203,7 @@ async def test_still_over_says_what_holds_the_rest() -> None:
     assert result.detail.still_over
     assert result.detail.tokens_after == count_tokens(result.messages, system="p" * 70, counter=len)
     assert result.detail.holds.startswith(
-        "900 tokens in the first request, 300 tokens in what stands behind the middle"
+        "900 tokens in the first request, 300 tokens in what follows the middle"
     )
     assert "70 tokens in the system prompt and the tools" in result.detail.holds
     assert "50 tokens in the system messages" in result.detail.holds

@@ -1,4 +1,4 @@
-"""Put a summary where the history was, and behind it what no model may forget."""
+"""Replace a history by a summary, followed by what must not be lost."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -68,22 +69,33 @@ logger = logging.getLogger("ctxpipe")
 
 
 def partition(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """The head (leading system messages), which stays, and the rest, which is summarised.
+    """The head (leading system messages), which stays, and the rest, which is summarized.
 
     Source: CR-1 to CR-6.
     """
     return split_system(messages)
 
 
-def assemble(head: Sequence[Message], summary: str, restored: Sequence[Message]) -> list[Message]:
+def assemble(
+    head: Sequence[Message],
+    summary: str,
+    restored: Sequence[Message],
+) -> list[Message]:
     """*head*, the summary pair, and each restored file with its acknowledgement.
 
     Source: CR-37 to CR-42.
     """
     if not summary:
-        logger.warning("an empty summary is put in the place of a history")
-    files = [message for file in restored for message in (file, _assistant(FILE_ACKNOWLEDGED))]
-    return [*head, _user(SUMMARY + summary), _assistant(ACKNOWLEDGED), *files]
+        logger.warning("an empty summary replaces a history")
+    files: list[Message] = []
+    for file in restored:
+        files += [file, _assistant(FILE_ACKNOWLEDGED)]
+    return [
+        *head,
+        _user(SUMMARY + summary),
+        _assistant(ACKNOWLEDGED),
+        *files,
+    ]
 
 
 def _user(text: str) -> Message:
@@ -97,35 +109,42 @@ def _assistant(text: str) -> Message:
 # Commands of the user -----------------------------------------------------------------------------
 
 _COMMAND = re.compile(r"<command(?:\s[^<>]*)?>.*?</command>", re.DOTALL)
-_END = "</command>"  # behind the last one, each beginning would be followed to the end of the text
+# After the last end tag, each start tag would be followed to the end of the text.
+_END = "</command>"
 _WORKFLOWS = f"{REMINDER}## Active Workflows\nThese commands of the user stay in force:\n"
 
 
 def extract_commands(messages: Iterable[Message]) -> list[str]:
-    """The ``<command>`` blocks that the user wrote in *messages*, each once, oldest first. Source:
-    ST-19, A-47.
+    """The ``<command>`` blocks that the user wrote in *messages*, each once, oldest first.
 
     Those that an earlier compaction carried on come first; tool results and the assistant's words
-    do not count. A text in the form of a summary is believed; `user_commands` believes none.
+    do not count. A text in the form of a summary is trusted here; `user_commands` trusts none.
+    Source: ST-19, A-47.
     """
-    return _commands_in(_carried(message) or own_words(message) for message in messages)
+    return _commands_in(_commands_of_summary(message) or own_words(message) for message in messages)
 
 
 def _commands_in(texts: Iterable[str]) -> list[str]:
-    found = (
-        block for text in texts for block in _COMMAND.findall(text, 0, text.rfind(_END) + len(_END))
-    )
+    found: list[str] = []
+    for text in texts:
+        end = text.rfind(_END) + len(_END)
+        found += _COMMAND.findall(text, 0, end)
     return list(dict.fromkeys(found))
 
 
-def _carried(message: Message) -> str:
+def _commands_of_summary(message: Message) -> str:
     extras = summary_extras(message)
-    return extras.split(REMINDER_END, 1)[0] if extras.startswith(_WORKFLOWS) else ""
+    if not extras.startswith(_WORKFLOWS):
+        return ""
+    return extras.split(REMINDER_END, 1)[0]
 
 
 def reminder(found: Sequence[str]) -> str:
-    """What stands behind the summary to keep *found* in force; "" when there is nothing."""
-    return f"{_WORKFLOWS}{chr(10).join(found)}{REMINDER_END}" if found else ""
+    """The text after a summary that keeps the commands *found* in force; "" when there are none."""
+    if not found:
+        return ""
+    lines = "\n".join(found)
+    return f"{_WORKFLOWS}{lines}{REMINDER_END}"
 
 
 # Where evidence comes from ------------------------------------------------------------------------
@@ -133,12 +152,12 @@ def reminder(found: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The *messages* that evidence is taken from, and the *archives* that hold those before them.
+    """The *messages* that evidence is taken from, and the *archives* of those before them.
 
-    With *is_raw* they are the caller's own history: what stands in them is the user's, whatever it
-    looks like. Else they may hold texts of ours, and what looks like one is nobody's words. What is
-    cut out of a text is cut after
-    *redact*, which would not know half of a secret again.
+    With *is_raw* they are the caller's own history: every text of the user in it is the user's,
+    whatever it looks like. Otherwise they may hold texts of ours, and what looks like one is
+    nobody's words. Texts are redacted before they are cut, since *redact* would not recognize half
+    a secret.
     """
 
     messages: Sequence[Message]
@@ -151,10 +170,12 @@ class Source:
         return [words for words in map(self.words_of, self.messages) if words]
 
     def words_of(self, message: Message) -> str:
-        """What the user wrote in *message*; "" when it is not his, or blank."""
+        """What the user wrote in *message*; "" when the user did not write it, or it is blank."""
         if not self.is_raw:
             return own_words(message)
-        text = text_of(message) if message["role"] == "user" else ""
+        if message["role"] != "user":
+            return ""
+        text = text_of(message)
         return "" if text.isspace() else text
 
 
@@ -168,23 +189,27 @@ def after_summary(
     archived: Sequence[Message],
     as_stored: Callable[[Message], Message],
 ) -> list[Message]:
-    """What was said in *messages* after the compaction that they begin with, and that *archived*
-    these messages.
+    """The part of *messages* that came after the compaction that they begin with.
 
-    *as_stored* gives a message as it stands in an archive, redacted.
-
-    What a compaction has put there itself is left out: the summary, files, and what it kept of the
-    archived messages.
+    That compaction *archived* these messages; *as_stored* gives a message as it is in an archive,
+    redacted. What the compaction itself put there is left out: the summary, files, and the archived
+    messages that it kept.
     """
     known = {digest(message) for message in archived}
     index = leading(messages)
-    while index < len(messages) and (
-        is_connective(messages[index]) or digest(as_stored(messages[index])) in known
-    ):
+    while index < len(messages):
+        message = messages[index]
+        is_known = is_connective(message) or digest(as_stored(message)) in known
+        if not is_known:
+            break
         index += 1
-    pending = "\n\n".join(filter(None, map(own_words, archived[open_tail(archived) :])))
-    if index < len(messages) and pending and is_cut(own_words(as_stored(messages[index])), pending):
-        index += 1
+    unanswered = archived[open_tail(archived) :]
+    words = map(own_words, unanswered)
+    pending = "\n\n".join(filter(None, words))
+    if pending and index < len(messages):
+        stored = as_stored(messages[index])
+        if is_cut(own_words(stored), pending):
+            index += 1
     return list(messages[index:])
 
 
@@ -193,13 +218,13 @@ def after_summary(
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known about a history without a model; in each collection the most recent stands
-    last.
+    """What is known about a history without a model; each collection ends with the most recent.
 
-    *paths* tells for each path whether it was written, *commands* for each command line whether it failed last.
-    *requests* are the user's own words, *archives* the files with the raw messages, *digest* that of the last one,
-    *index* the file with further paths, *notes* what is to be known about restored files. *last_stands* says that the
-    last request stands nowhere else. A request that must be cut is cut after *redact*.
+    *paths* tells for each path whether it was written, *commands* for each command line whether it
+    failed last. *requests* are the user's own words, *archives* the files with the raw messages,
+    *digest* that of the last one, *index* the file with further paths, *notes* remarks about
+    restored files. *last_stands* says that the last request is nowhere else in the context. A
+    request that must be cut is cut after *redact*.
     """
 
     paths: Mapping[str, bool]
@@ -229,52 +254,63 @@ class Room:
 
     @classmethod
     def of(cls, tokens: int) -> Room:
-        """A room whose list of paths may take *tokens*, and the rest in proportion."""
-        return cls(tokens, tokens // 5, tokens // 10, tokens)
+        """A budget of *tokens* for the list of paths, and in proportion for the rest."""
+        return cls(
+            paths=tokens,
+            commands=tokens // 5,
+            identifiers=tokens // 10,
+            requests=tokens,
+        )
 
 
 def gathered(source: Source) -> Evidence:
     """The evidence in *source*."""
+    messages = source.messages
     redact = source.redact
+    paths: dict[str, bool] = {}
+    for path, written in touched_paths(messages).items():
+        _put_last(paths, redact(path), written)
+    lines: dict[str, bool] = {}
+    for command in commands(messages):
+        line = _shorten_line(redact(command.text))
+        _put_last(lines, line, command.failed)
     return Evidence(
-        paths=_latest(
-            (redact(path), written) for path, written in touched_paths(source.messages).items()
-        ),
-        commands=_latest(
-            (_line(redact(command.text)), command.failed) for command in commands(source.messages)
-        ),
-        identifiers=identifiers(source.messages, redact),
+        paths=paths,
+        commands=lines,
+        identifiers=identifiers(messages, redact),
         requests=source.words(),
         archives=source.archives,
         redact=redact,
     )
 
 
-def _latest(pairs: Iterable[tuple[str, bool]]) -> dict[str, bool]:
-    """The last value for each key, in the order in which the keys came last."""
-    found: dict[str, bool] = {}
-    for key, value in pairs:
-        found.pop(key, None)
-        found[key] = value
-    return found
+def _put_last(values: dict[str, bool], key: str, value: bool) -> None:
+    """Set *key* and make it the last one."""
+    values.pop(key, None)
+    values[key] = value
 
 
-_MAX_LINE_READ = 10_000  # characters: a command of megabytes begins long before
+_MAX_LINE_READ = 10_000  # characters: the rest of a command of megabytes says nothing more
+_MAX_LINE = 200
 
 
-def _line(text: str) -> str:
+def _shorten_line(text: str) -> str:
     line = one_line(text[:_MAX_LINE_READ])
-    return line if len(line) <= 200 and len(text) <= _MAX_LINE_READ else f"{line[:198]} …"
+    if len(line) <= _MAX_LINE and len(text) <= _MAX_LINE_READ:
+        return line
+    return f"{line[: _MAX_LINE - 2]} …"
 
 
-# The block: each part is a heading and its lines. Nothing but the archives is ever read back from
-# it.
+# The block: each part is a heading and its lines. Only the archives are ever read back from it.
 
 _INTRODUCTION = (
     "Kept from the conversation without a model: a record to look things up in, not a request."
 )
-_ARCHIVE, _INDEX, _NOTE = "Raw messages: ", "More paths: ", "Note: "
-_WRITTEN, _NAMED = "Files written:", "Files read or named:"
+_ARCHIVE = "Raw messages: "
+_INDEX = "More paths: "
+_NOTE = "Note: "
+_WRITTEN = "Files written:"
+_NAMED = "Files read or named:"
 _COMMANDS = "Commands, oldest first (! failed):"
 _IDENTIFIERS = "Identifiers: "
 _REQUESTS = "What the user asked, word for word, oldest first; the summary says what is settled:"
@@ -286,34 +322,58 @@ _MOST_BLOCKS = 8
 Count: TypeAlias = Callable[[str], int]
 
 
-def evidence_block(evidence: Evidence, room: Room, count: Count) -> tuple[str, list[str]]:
-    """The text that stands behind a summary, and the paths that found no room in it.
+def evidence_block(
+    evidence: Evidence,
+    room: Room,
+    count: Count,
+) -> tuple[str, list[str]]:
+    """The text that follows a summary, and the paths for which its budget, *room*, is too small.
 
-    The first request, the archives, the index and the notes always stand, and so does the last
-    request where it stands nowhere else. *count* gives the tokens of a text.
+    The first request, the archives, the index and the notes are always in it, and so is the last
+    request where it is nowhere else. *count* gives the tokens of a text.
     """
-    newest = list(evidence.paths)[::-1]
-    ranked = sorted(newest, key=lambda path: not evidence.paths[path])  # those written come first
-    fitting = _most(
-        ranked, lambda chosen: count("\n".join(_path_lines(chosen, evidence.paths))) <= room.paths
-    )
-    ran = _newest(
-        [f"{'!' if failed else '$'} {line}" for line, failed in evidence.commands.items()],
-        room.commands,
-        count,
-    )
-    used = _newest(evidence.identifiers, room.identifiers, count)
+    paths, surplus = _split_paths(evidence.paths, room.paths, count)
     lines = [
         _INTRODUCTION,
         *_archive_lines(evidence),
-        *_path_lines(ranked[:fitting], evidence.paths),
-        *([f"{_INDEX}{evidence.index}"] if evidence.index else []),
-        *([_COMMANDS, *ran] if ran else []),
-        *([_IDENTIFIERS + ", ".join(used)] if used else []),
-        *(f"{_NOTE}{one_line(note)}" for note in evidence.notes),
-        *_request_lines(evidence, room, count),
+        *_path_lines(paths, evidence.paths),
     ]
-    return EVIDENCE + "\n".join(lines) + EVIDENCE_END, ranked[fitting:]
+    if evidence.index:
+        lines.append(f"{_INDEX}{evidence.index}")
+    ran: list[str] = []
+    for line, failed in evidence.commands.items():
+        sign = "!" if failed else "$"
+        ran.append(f"{sign} {line}")
+    ran = _last_lines(ran, room.commands, count)
+    if ran:
+        lines += [_COMMANDS, *ran]
+    used = _last_lines(evidence.identifiers, room.identifiers, count)
+    if used:
+        lines.append(_IDENTIFIERS + ", ".join(used))
+    lines += [f"{_NOTE}{one_line(note)}" for note in evidence.notes]
+    lines += _request_lines(evidence, room, count)
+    text = "\n".join(lines)
+    return f"{EVIDENCE}{text}{EVIDENCE_END}", surplus
+
+
+def _split_paths(
+    paths: Mapping[str, bool],
+    max_tokens: int,
+    count: Count,
+) -> tuple[list[str], list[str]]:
+    """The *paths* that fit into *max_tokens*, those written first, and the others."""
+    recent = list(paths)[::-1]
+    ranked = sorted(recent, key=lambda path: not paths[path])
+
+    def is_too_long(number: int) -> bool:
+        lines = _path_lines(ranked[:number], paths)
+        return count("\n".join(lines)) > max_tokens
+
+    fitting = len(ranked)
+    if is_too_long(fitting):
+        numbers = range(1, fitting + 1)
+        fitting = bisect_left(numbers, True, key=is_too_long)
+    return ranked[:fitting], ranked[fitting:]
 
 
 def _archive_lines(evidence: Evidence) -> list[str]:
@@ -324,78 +384,104 @@ def _archive_lines(evidence: Evidence) -> list[str]:
 
 
 def named_archives(text: str) -> list[tuple[str, str]]:
-    """Path and digest of each archive that *text*, perhaps a summary of ours, says to have taken
-    the place of.
+    """Path and digest of each archive that *text*, perhaps a summary of ours, claims to replace.
 
     Anybody may have written so: it is to be verified.
     """
     found: list[tuple[str, str]] = []
-    for block in text.split(_BLOCK)[1 : _MOST_BLOCKS + 1]:
-        matches = [
-            _NAMED_ARCHIVE.fullmatch(line)
-            for line in block.split("\n", _ARCHIVES_NAMED)[:_ARCHIVES_NAMED]
-        ]
-        found += [(match[1], match[2]) for match in matches if match]
+    _, *after_marks = text.split(_BLOCK)
+    for block in after_marks[:_MOST_BLOCKS]:
+        lines = block.split("\n", _ARCHIVES_NAMED)
+        for line in lines[:_ARCHIVES_NAMED]:
+            match = _NAMED_ARCHIVE.fullmatch(line)
+            if match:
+                found.append((match[1], match[2]))
     return found
 
 
-def _most(items: Sequence[str], fits: Callable[[Sequence[str]], bool]) -> int:
-    """How many leading items fit."""
-    if fits(items):
-        return len(items)
-    return bisect_left(range(len(items)), True, key=lambda number: not fits(items[: number + 1]))
-
-
-def _newest(lines: Sequence[str], room: int, count: Count) -> list[str]:
-    """As many of the last *lines* as *room* tokens hold."""
+def _last_lines(
+    lines: Sequence[str],
+    max_tokens: int,
+    count: Count,
+) -> list[str]:
+    """As many of the last *lines* as *max_tokens* hold."""
     kept: list[str] = []
+    left = max_tokens
     for line in reversed(lines):
-        room -= count(line) + 1
-        if room < 0:
+        left -= count(line) + 1
+        if left < 0:
             break
         kept.append(line)
     return kept[::-1]
 
 
-def _request_lines(evidence: Evidence, room: Room, count: Count) -> list[str]:
-    where = evidence.archives[-1] if evidence.archives else ""
-    texts = (_cut(text, room.request_chars, where, evidence.redact) for text in evidence.requests)
-    # The length, and not the end tag, says where a text ends: the user may have written anything.
-    requests = [f'<request chars="{len(text)}">{text}</request>' for text in texts]
-    if not requests:
+def _request_lines(
+    evidence: Evidence,
+    room: Room,
+    count: Count,
+) -> list[str]:
+    if not evidence.requests:
         return []
-    newest = _newest(requests[1:], room.requests, count)
-    if evidence.last_stands and not newest:
-        newest = requests[1:][-1:]
-    left_out = len(requests) - 1 - len(newest)
-    gap = [f"[{left_out} requests of that time are in the raw messages]"] if left_out else []
-    return [_REQUESTS, requests[0], *gap, *newest]
+    where = evidence.archives[-1] if evidence.archives else ""
+    requests: list[str] = []
+    for request in evidence.requests:
+        text = _cut(request, room.request_chars, where, evidence.redact)
+        # The length, not the end tag, says where a text ends: the user may have written anything.
+        requests.append(f'<request chars="{len(text)}">{text}</request>')
+    first, *later = requests
+    recent = _last_lines(later, room.requests, count)
+    if evidence.last_stands and not recent:
+        recent = later[-1:]
+    lines = [_REQUESTS, first]
+    left_out = len(later) - len(recent)
+    if left_out:
+        lines.append(f"[{left_out} requests of that time are in the raw messages]")
+    return lines + recent
 
 
-def _cut(text: str, limit: int, where: str, redact: Callable[[str], str]) -> str:
-    return text if len(text) <= limit else shortened(redact(text), limit, where)
+def _cut(
+    text: str,
+    limit: int,
+    where: str,
+    redact: Callable[[str], str],
+) -> str:
+    if len(text) <= limit:
+        return text
+    return shortened(redact(text), limit, where)
 
 
-def _path_lines(paths: Iterable[str], written: Mapping[str, bool]) -> list[str]:
+def _path_lines(
+    paths: Iterable[str],
+    written: Mapping[str, bool],
+) -> list[str]:
     """*paths* by folder: ``src/app/: main.py, util.py``."""
+    paths = sorted(paths)
     lines: list[str] = []
-    for heading, wanted in ((_WRITTEN, True), (_NAMED, False)):
-        folders: dict[str, list[str]] = {}
-        for path in sorted(path for path in paths if written[path] is wanted):
-            cut = path.rstrip("/").rfind("/") + 1
-            folders.setdefault(path[:cut] or "./", []).append(_quoted(path[cut:]))
-        if folders:
-            lines += [
-                heading,
-                *(f"{_quoted(folder)}: {', '.join(names)}" for folder, names in folders.items()),
-            ]
+    for heading, is_written in ((_WRITTEN, True), (_NAMED, False)):
+        chosen = [path for path in paths if written[path] is is_written]
+        if chosen:
+            lines.append(heading)
+            lines += _folder_lines(chosen)
     return lines
 
 
-def _quoted(name: str) -> str:
+def _folder_lines(paths: Iterable[str]) -> Iterator[str]:
+    folders: dict[str, list[str]] = {}
+    for path in paths:
+        cut = path.rstrip("/").rfind("/") + 1
+        folder = path[:cut] or "./"
+        name = _quote(path[cut:])
+        folders.setdefault(folder, []).append(name)
+    for folder, names in folders.items():
+        yield f"{_quote(folder)}: {', '.join(names)}"
+
+
+def _quote(name: str) -> str:
     if not is_one_line(name):
         return json.dumps(name)
-    return json.dumps(name, ensure_ascii=False) if re.search(r'[",:]|^\s|\s$', name) else name
+    if re.search(r'[",:]|^\s|\s$', name):
+        return json.dumps(name, ensure_ascii=False)
+    return name
 
 
 # What only the server may touch -------------------------------------------------------------------
@@ -408,44 +494,47 @@ def obstacle(rest: Sequence[Message]) -> str:
     waiting = pending_calls(rest)
     if waiting:
         return f"postponed: {len(waiting)} calls wait for their results"
-    if any(_has_summary(block) for message in rest for block in blocks(message)):
+    if any(map(_has_summary, rest)):
         return "left to the server: its own compaction block is in the context"
     open_calls = _open_server_calls(rest)
-    return (
-        f"postponed: {len(open_calls)} calls of server tools wait for their results"
-        if open_calls
-        else ""
-    )
+    if open_calls:
+        return f"postponed: {len(open_calls)} calls of server tools wait for their results"
+    return ""
 
 
-def _has_summary(block: object) -> bool:
-    """Whether *block* is a summary of the server's: without content its compaction has failed."""
-    return kind(block) == "compaction" and read(block, "content") is not None
+def _has_summary(message: Message) -> bool:
+    """Whether a server-side compaction in *message* succeeded: one without content has failed."""
+    for block in blocks(message):
+        if kind(block) == "compaction" and read(block, "content") is not None:
+            return True
+    return False
 
 
 def _open_server_calls(messages: Sequence[Message]) -> list[str]:
-    """The calls of server tools that still wait for their results: a paused turn, or code that is
-    running.
+    """The calls of server tools that wait for results: a paused turn, or code that is running.
 
     Words of the user end a turn, and with it what was open in it.
     """
     waiting: dict[str, None] = {}
     for message in messages:
-        if message["role"] == "assistant":
-            for block in blocks(message):
-                if _is_server_call(block):
-                    waiting[str(read(block, "id"))] = None
-                elif _is_server_result(block):
-                    waiting.pop(str(read(block, "tool_use_id")), None)
-        elif message["role"] == "user" and any(
-            kind(block) != "tool_result" for block in _said(message)
-        ):
+        role = message["role"]
+        if role == "user" and _has_words(message):
             waiting.clear()
+        if role != "assistant":
+            continue
+        for block in blocks(message):
+            if _is_server_call(block):
+                waiting[str(read(block, "id"))] = None
+            elif _is_server_result(block):
+                call = str(read(block, "tool_use_id"))
+                waiting.pop(call, None)
     return list(waiting)
 
 
-def _said(message: Message) -> Sequence[object]:
-    return blocks(message) or [{"type": "text"}]
+def _has_words(message: Message) -> bool:
+    """Whether *message* holds more than tool results."""
+    content = blocks(message)
+    return not content or any(kind(block) != "tool_result" for block in content)
 
 
 def _is_server_call(block: object) -> bool:
@@ -460,8 +549,7 @@ def _is_server_result(block: object) -> bool:
 
 
 def open_tail(messages: Sequence[Message]) -> int:
-    """Where the part of *messages* begins that the model has not answered; their length when it has
-    answered all.
+    """Where the part of *messages* begins that the model has not answered, or their length.
 
     Results need their calls, and those the calls and results of server tools that they go with.
     """
@@ -472,33 +560,48 @@ def open_tail(messages: Sequence[Message]) -> int:
         while start and messages[start - 1]["role"] == "assistant":
             start -= 1
         called, wanted = _server_ids(messages[start:])
-        before = [i for i in range(start) if _server_ids([messages[i]])[0] & (wanted - called)]
-        if not before:
+        place = _last_call(messages[:start], wanted - called)
+        if place < 0:
             return start
-        start = before[-1]
+        start = place
+
+
+def _last_call(messages: Sequence[Message], wanted: AbstractSet[str]) -> int:
+    """The index of the last message with one of the *wanted* server calls, or -1."""
+    if not wanted:
+        return -1
+    for index in reversed(range(len(messages))):
+        called, _ = _server_ids([messages[index]])
+        if called & wanted:
+            return index
+    return -1
 
 
 def _server_ids(messages: Iterable[Message]) -> tuple[set[str], set[str]]:
     """The calls of server tools in *messages*, and those that other blocks there refer to."""
     called: set[str] = set()
     wanted: set[str] = set()
-    for block in (block for message in messages for block in blocks(message)):
-        if _is_server_call(block):
-            called.add(str(read(block, "id")))
-        elif _is_server_result(block):
-            wanted.add(str(read(block, "tool_use_id")))
-        elif kind(block) == "tool_use" and read(read(block, "caller") or {}, "tool_id"):
-            wanted.add(str(read(read(block, "caller"), "tool_id")))
+    for message in messages:
+        for block in blocks(message):
+            if _is_server_call(block):
+                called.add(str(read(block, "id")))
+            elif _is_server_result(block):
+                wanted.add(str(read(block, "tool_use_id")))
+            elif kind(block) == "tool_use":
+                caller = read(block, "caller") or {}
+                program = read(caller, "tool_id")
+                if program:
+                    wanted.add(str(program))
     return called, wanted
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a new context is made of; how much of the evidence and of the files stands in it is
-    still to be decided.
+    """What a new context is made of, before it is decided how much evidence and files fit.
 
-    *systems* are system messages from the middle of the history that are still in force, *kept* pinned messages, and
-    *closing* what the context ends with. *cuts* says what of the newest messages is not in it.
+    *systems* are system messages from the middle of the history that are still in force, *kept* are
+    pinned messages, and *closing* is what the context ends with. *cuts* says what of the newest
+    messages is not in it.
     """
 
     head: Sequence[Message]
@@ -510,14 +613,26 @@ class Draft:
     cuts: Sequence[str] = ()
 
     def messages(
-        self, block: str, files: Sequence[Message] = (), folded: Sequence[str] = ()
+        self,
+        block: str,
+        files: Sequence[Message] = (),
+        folded: Sequence[str] = (),
     ) -> list[Message]:
-        """The context with the evidence *block*, the restored *files* and, behind the summary, the
-        *folded* ones.
+        """The context with the evidence *block* and the restored *files*.
+
+        The *folded* files follow the summary in the same message.
         """
-        found = "".join(f"\n\n{text}" for text in folded)
-        summary, *others = assemble([], self.summary + block + found, files)
-        return [*self.head, summary, *self.systems, *others, *self.kept, *self.closing]
+        folded_files = "".join(f"\n\n{text}" for text in folded)
+        text = self.summary + block + folded_files
+        summary, *others = assemble([], text, files)
+        return [
+            *self.head,
+            summary,
+            *self.systems,
+            *others,
+            *self.kept,
+            *self.closing,
+        ]
 
 
 def drafts(
@@ -535,148 +650,208 @@ def drafts(
 ) -> list[Draft]:
     """The new contexts for *head* and *rest* to choose from, the best first.
 
-    In the first one what the model has not answered stands as it came; in the second, where that is
-    not the same, long words are cut to *max_request_chars*, and pictures and results are left out.
-    Not *whole*: only the second. Evidence is taken from *source*. A request stands once: at the
-    end, or in the evidence.
+    The first one keeps the messages that the model has not answered as they are. The second, where
+    that makes a difference, cuts long words to *max_request_chars*, and leaves pictures and results
+    out. Not *whole*: only the second. Evidence is taken from *source*. A request is there once: at
+    the end, or in the evidence.
     """
     tail = open_tail(rest)
+    unanswered = rest[tail:]
     systems, left_out = _in_force(rest[:tail], max_request_chars)
-    draft = Draft(
-        head,
-        safe_summary(summary) + reminder(user_commands(source)),
-        replace(
-            gathered(source),
-            archives=[*source.archives, *([archive] if archive else [])],
-            digest=archive_digest,
-            notes=notes,
-            last_stands=tail == len(rest),
-        ),
-        systems,
-        kept_messages(rest, pin) if pin else (),
-        cuts=[f"{left_out} older system messages are in the archive only"] if left_out else [],
+    archives = [*source.archives]
+    if archive:
+        archives.append(archive)
+    evidence = replace(
+        gathered(source),
+        archives=archives,
+        digest=archive_digest,
+        notes=notes,
+        last_stands=not unanswered,
     )
-    if tail == len(rest):
+    cuts: list[str] = []
+    if left_out:
+        cuts.append(f"{left_out} older system messages are in the archive only")
+    commands_kept = reminder(user_commands(source))
+    draft = Draft(
+        head=head,
+        summary=safe_summary(summary) + commands_kept,
+        evidence=evidence,
+        systems=systems,
+        cuts=cuts,
+    )
+    if pin:
+        draft = replace(draft, kept=kept_messages(rest, pin))
+    if not unanswered:
         return [draft]
-    shorter = _with_words(draft, rest[tail:], source, max_request_chars, archive)
+    shorter = _with_words(draft, unanswered, source, max_request_chars, archive)
     if not whole:
         return [shorter]
-    kept = kept_messages(rest[:tail], pin) if pin else ()
-    first = _with_tail(replace(draft, kept=kept), rest[tail:], source)
-    return [first, shorter] if len(shorter.cuts) > len(first.cuts) else [first]
+    if pin:
+        draft = replace(draft, kept=kept_messages(rest[:tail], pin))
+    first = _with_tail(draft, unanswered, source)
+    if len(shorter.cuts) > len(first.cuts):
+        return [first, shorter]
+    return [first]
 
 
-def _in_force(messages: Sequence[Message], max_chars: int) -> tuple[list[Message], int]:
-    """The system messages in *messages* that still hold, each once, of so many characters.
+def _in_force(
+    messages: Sequence[Message],
+    max_chars: int,
+) -> tuple[list[Message], int]:
+    """The newest system messages in *messages* that still hold, each once, up to *max_chars*.
 
-    And how many others do.
+    And the number of the older ones that hold.
     """
     found: list[Message] = []
     for message in reversed(messages):
-        if message["role"] == "system" and "clear_at" not in message and message not in found:
+        is_lasting = message["role"] == "system" and "clear_at" not in message
+        if is_lasting and message not in found:
             found.append(message)
     sizes = accumulate(len(text_of(message)) for message in found)
     number = sum(size <= max_chars for size in sizes)
-    return found[:number][::-1], len(found) - number
+    newest_first = found[:number]
+    return newest_first[::-1], len(found) - number
 
 
-def _with_tail(draft: Draft, tail: Sequence[Message], source: Source) -> Draft:
+def _with_tail(
+    draft: Draft,
+    tail: Sequence[Message],
+    source: Source,
+) -> Draft:
     """*draft* with the unanswered messages of *tail* as they are.
 
-    Before results, what they are a part of is said.
+    Before results, a message says what they are a part of.
     """
     requests = draft.evidence.requests
-    before = requests[: len(requests) - sum(1 for message in tail if source.words_of(message))]
+    pending = _words_in(tail, source)
+    before = requests[: len(requests) - len(pending)]
     if tail[0]["role"] != "assistant":
-        return _closed(draft, before, tail)
-    text = IN_PROGRESS + before[-1] if before else CONTINUE
-    return _closed(draft, before[:-1], [_user(text), *tail])
+        return _close(draft, before, tail)
+    text = CONTINUE
+    if before:
+        text = IN_PROGRESS + before[-1]
+    closing = [_user(text), *tail]
+    return _close(draft, before[:-1], closing)
+
+
+def _words_in(tail: Sequence[Message], source: Source) -> list[str]:
+    return [words for words in map(source.words_of, tail) if words]
 
 
 def _with_words(
-    draft: Draft, tail: Sequence[Message], source: Source, max_chars: int, archive: str
+    draft: Draft,
+    tail: Sequence[Message],
+    source: Source,
+    max_chars: int,
+    archive: str,
 ) -> Draft:
-    """*draft* with no more of *tail* than the user's words, above *max_chars* their head and tail."""
+    """*draft* with only the user's words of *tail*, cut head and tail above *max_chars*."""
     requests = draft.evidence.requests
-    pending = [words for words in map(source.words_of, tail) if words]
-    told = "\n\n".join(pending)
-    before = requests[: len(requests) - max(1, len(pending))]
-    if told:
-        text = _cut(told, max_chars, archive, source.redact)
+    pending = _words_in(tail, source)
+    later = max(1, len(pending))
+    before = requests[: len(requests) - later]
+    words = "\n\n".join(pending)
+    if words:
+        text = _cut(words, max_chars, archive, source.redact)
     elif requests:
-        text = IN_PROGRESS + _cut(requests[-1], max_chars, archive, source.redact)
+        request = _cut(requests[-1], max_chars, archive, source.redact)
+        text = IN_PROGRESS + request
     else:
         text = CONTINUE
-    media = [name for message in tail for name in _media(blocks(message))]
-    text += "".join(missing_text(name, archive) for name in media)
+    media: list[str] = []
+    for message in tail:
+        media += _media(blocks(message))
+    for name in media:
+        text += missing_text(name, archive)
     cuts = [*draft.cuts]
-    if len(told) > max_chars:
-        cuts.append(
-            f"of the newest message's {len(told)} characters {max_chars} are in the context"
-        )
+    if len(words) > max_chars:
+        length = len(words)
+        cuts.append(f"of the newest message's {length} characters {max_chars} are in the context")
     results = sum(1 for _ in tool_results(tail))
     if results:
         cuts.append(f"{results} new tool results are in the summary and the archive only")
     if media:
-        cuts.append(
-            f"{len(media)} pictures or documents of the newest message are in the archive only"
-        )
+        number = len(media)
+        cuts.append(f"{number} pictures or documents of the newest message are in the archive only")
     systems = [message for message in tail if message["role"] == "system"]
-    return replace(_closed(draft, before, [_user(text), *systems]), cuts=cuts)
+    closing = [_user(text), *systems]
+    closed = _close(draft, before, closing)
+    return replace(closed, cuts=cuts)
 
 
 def _media(content: Iterable[object]) -> Iterator[str]:
     for block in content:
-        if kind(block) in MEDIA:
-            yield kind(block)
-        inner = read(block, "content") if kind(block) == "tool_result" else None
-        if isinstance(inner, list | tuple):
-            yield from _media(inner)
+        name = kind(block)
+        if name in MEDIA:
+            yield name
+        elif name == "tool_result":
+            inner = read(block, "content")
+            if isinstance(inner, list | tuple):
+                yield from _media(inner)
 
 
-def _closed(draft: Draft, requests: Sequence[str], closing: Sequence[Message]) -> Draft:
-    return replace(draft, evidence=replace(draft.evidence, requests=requests), closing=closing)
+def _close(
+    draft: Draft,
+    requests: Sequence[str],
+    closing: Sequence[Message],
+) -> Draft:
+    """*draft* that ends with *closing*, and has these *requests* in its evidence."""
+    evidence = replace(draft.evidence, requests=requests)
+    return replace(draft, evidence=evidence, closing=closing)
 
 
 # Pinned -------------------------------------------------------------------------------------------
 
 
-def kept_messages(rest: Sequence[Message], pin: Callable[[Message], bool]) -> list[Message]:
-    """The messages that *pin* chooses, the very same objects, as a sound piece of conversation.
-    Source: R4c.
+def kept_messages(
+    rest: Sequence[Message],
+    pin: Callable[[Message], bool],
+) -> list[Message]:
+    """The messages that *pin* chooses, the very same objects, as a valid piece of conversation.
 
     It begins with the user and ends with the assistant. A call is kept with its results, and
-    results with their call.
+    results with their call. Source: R4c.
     """
     kept: list[Message] = []
-    for message in (rest[index] for index in sorted(pinned(rest, pin))):
-        role = kept[-1]["role"] if kept else "assistant"
-        if message["role"] == role:
-            kept.append(_user(KEPT) if role == "assistant" else _assistant(SEEN))
+    last_role = "assistant"
+    for index in sorted(pinned(rest, pin)):
+        message = rest[index]
+        role = message["role"]
+        if role == last_role:
+            if role == "assistant":
+                kept.append(_user(KEPT))
+            else:
+                kept.append(_assistant(SEEN))
         kept.append(message)
-    return [*kept, _assistant(SEEN)] if kept and kept[-1]["role"] == "user" else kept
+        last_role = role
+    if last_role == "user":
+        kept.append(_assistant(SEEN))
+    return kept
 
 
-def pinned(messages: Sequence[Message], pin: Callable[[Message], bool]) -> set[int]:
-    """The indices of the messages that *pin* chooses, of the results of their calls, and of the
-    calls of their results.
+def pinned(
+    messages: Sequence[Message],
+    pin: Callable[[Message], bool],
+) -> set[int]:
+    """The indices of the messages that *pin* chooses, and of their calls and results.
 
-    What a compaction put there is never pinned, and no system message: `drafts` sees to those that
+    What a compaction put there is never pinned, and no system message: `drafts` keeps those that
     are in force.
     """
     first = len(split_system(messages)[0])
-    ours = range(first, first + placed(messages[first:]))
-    chosen = {
-        index
-        for index, message in enumerate(messages)
-        if index not in ours
-        and message["role"] != "system"
-        and not is_connective(message)
-        and pin(message)
-    }
+    stop = first + placed(messages[first:])
+    ours = range(first, stop)
+    chosen: set[int] = set()
+    for index, message in enumerate(messages):
+        if index in ours or message["role"] == "system" or is_connective(message):
+            continue
+        if pin(message):
+            chosen.add(index)
+    last = len(messages) - 1
     for index in sorted(chosen):
-        if any(tool_calls([messages[index]])) and index + 1 < len(messages):
+        message = messages[index]
+        if index < last and any(tool_calls([message])):
             chosen.add(index + 1)
-        if any(tool_results([messages[index]])) and index:
+        if index > 0 and any(tool_results([message])):
             chosen.add(index - 1)
     return chosen

@@ -14,20 +14,25 @@ __all__ = ["Edit", "apply_edits", "diff", "first_changed_block"]
 
 
 class Edit(NamedTuple):
-    """*messages* stand where ``before[start:stop]`` stood."""
+    """*messages* replace ``before[start:stop]``."""
 
     start: int
     stop: int
     messages: list[Message]
 
 
-def diff(before: Sequence[Message], after: Sequence[Message], *, paired: bool = True) -> list[Edit]:
-    """What turns *before* into *after*, the last edit first, so that each index is still right when
-    it is used.
+def diff(
+    before: Sequence[Message],
+    after: Sequence[Message],
+    *,
+    paired: bool = True,
+) -> list[Edit]:
+    """The edits that turn *before* into *after*.
 
-    Messages that are the very same object are anchors. Between two anchors the messages are
-    paired one by one where their number, roles and numbers of blocks agree; else they are one edit.
-    Without *paired* they always are, as a summary has to be that is as long as what it stands for.
+    The last comes first, so that each index is still right when it is used. Messages that are the
+    very same object are anchors. Between two anchors the messages are paired one by one where their
+    number, roles and numbers of blocks agree; otherwise they are one edit. Without *paired* they
+    always are, which a summary needs that has as many messages as it replaces.
     """
     start = common_prefix(before, after)
     if start == len(before) == len(after):
@@ -39,38 +44,61 @@ def diff(before: Sequence[Message], after: Sequence[Message], *, paired: bool = 
 
 
 def _between_anchors(
-    before: Sequence[Message], after: Sequence[Message], start: int
+    before: Sequence[Message],
+    after: Sequence[Message],
+    start: int,
 ) -> Iterator[tuple[range, range]]:
-    """The parts of both lists, from *start* on, that lie between messages which both share."""
-    places = {id(before[index]): index for index in range(len(before) - 1, start - 1, -1)}
-    old, new = start, start
+    """The parts of both lists, from *start* on, that are between messages which both share."""
+    places: dict[int, int] = {}
+    for index in range(start, len(before)):
+        places.setdefault(id(before[index]), index)
+    old = start
+    new = start
     for index in range(start, len(after)):
-        place = places.get(id(after[index]), -1)
+        message = after[index]
+        place = places.get(id(message), -1)
         if place < old:
             continue
         yield range(old, place), range(new, index)
-        old, new = place + 1, index + 1
+        old = place + 1
+        new = index + 1
     yield range(old, len(before)), range(new, len(after))
 
 
 def _edits(
-    before: Sequence[Message], after: Sequence[Message], old: range, new: range, *, paired: bool
+    before: Sequence[Message],
+    after: Sequence[Message],
+    old: range,
+    new: range,
+    *,
+    paired: bool,
 ) -> list[Edit]:
-    pairs = [(before[i], after[j]) for i, j in zip(old, new, strict=False)]
-    if paired and len(old) == len(new) and all(_has_same_shape(one, other) for one, other in pairs):
-        numbered = zip(old, pairs, strict=True)
-        return [Edit(i, i + 1, [other]) for i, (one, other) in numbered if not is_equal(one, other)]
     if not old and not new:
         return []
-    return [Edit(old.start, old.stop, [after[j] for j in new])]
+    removed = before[old.start : old.stop]
+    added = after[new.start : new.stop]
+    can_pair = paired and len(old) == len(new)
+    if not can_pair or not all(map(_has_same_shape, removed, added)):
+        return [Edit(old.start, old.stop, list(added))]
+    edits: list[Edit] = []
+    for index, one, other in zip(old, removed, added, strict=True):
+        if not is_equal(one, other):
+            edit = Edit(index, index + 1, [other])
+            edits.append(edit)
+    return edits
 
 
 def _has_same_shape(one: Message, other: Message) -> bool:
-    return one["role"] == other["role"] and len(blocks(one)) == len(blocks(other))
+    if one["role"] != other["role"]:
+        return False
+    return len(blocks(one)) == len(blocks(other))
 
 
-def apply_edits(messages: Sequence[Message], edits: Sequence[Edit]) -> list[Message]:
-    """*messages* after *edits*, one after the other."""
+def apply_edits(
+    messages: Sequence[Message],
+    edits: Sequence[Edit],
+) -> list[Message]:
+    """*messages* after *edits*, which are applied in order."""
     changed = list(messages)
     for edit in edits:
         changed[edit.start : edit.stop] = edit.messages
@@ -84,11 +112,14 @@ def first_changed_block(before: Sequence[Message], edit: Edit) -> int:
     """
     if edit.start == edit.stop or not edit.messages:
         return 0
-    old, new = before[edit.start], edit.messages[0]
+    old = before[edit.start]
+    new = edit.messages[0]
     if old["role"] != new["role"]:
         return 0
-    pairs = list(zip(as_blocks(old), as_blocks(new), strict=False))
-    different = (
-        i for i, (one, other) in enumerate(pairs) if one is not other and not is_equal(one, other)
-    )
-    return next(different, len(pairs))
+    place = 0
+    pairs = zip(as_blocks(old), as_blocks(new), strict=False)
+    for one, other in pairs:
+        if one is not other and not is_equal(one, other):
+            break
+        place += 1
+    return place

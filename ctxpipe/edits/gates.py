@@ -1,4 +1,4 @@
-"""Which old results are worth a rewrite of the cached context: pure sums, no forecast."""
+"""Which old results are worth a rewrite of the cached context: only sums, no forecast."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ __all__ = ["Flush", "Holdings", "Rates", "Stock", "best_flush", "whole_stock"]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a token costs when it is *read* from the cache and when it is written (*write*); *alpha*
-    is the patience.
+    """What a token costs when it is *read* from the cache, and when it is written (*write*).
 
-    With *alpha* 1 a rewrite is due when the price paid for carrying what could have left equals
-    that of the rewrite.
+    *alpha* is the patience. With 1, a rewrite is due when the price paid for carrying what could
+    have left equals that of the rewrite.
     """
 
     read: float
@@ -31,8 +30,9 @@ class Rates:
 class Stock:
     """The candidates, oldest first, as parallel columns.
 
-    *freed*: tokens that leave with each, net of its placeholder. *reads*: calls that have re-read it since it got old.
-    *starts*: tokens in front of its message. *cached* tokens of the context lie in the provider's cache.
+    *freed*: tokens that leave with each, net of its placeholder. *reads*: calls that have re-read
+    it since it got old. *starts*: tokens before its message. *cached*: tokens of the context that
+    are in the provider's cache.
     """
 
     freed: Sequence[int]
@@ -43,8 +43,9 @@ class Stock:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Offloading the candidates from *start* on: tokens *freed*, and what it *gains* in the money
-    of the rates.
+    """Offloading the candidates from *start* on.
+
+    The tokens *freed*, and the *gain* in the currency of the rates.
     """
 
     start: int
@@ -53,45 +54,51 @@ class Flush:
 
 
 def best_flush(
-    stock: Stock, rates: Rates, cliff: Callable[[int], float] | None = None
+    stock: Stock,
+    rates: Rates,
+    cliff: Callable[[int], float] | None = None,
 ) -> Flush | None:
-    """The suffix of the candidates for which (carried so far) - alpha x (cost of rewriting) is
-    greatest.
+    """The suffix of the candidates with the greatest gain, None without candidates.
 
-    Carried is what was paid to read the suffix's results again; rewriting writes once more what is
-    cached behind its first message and stays. *cliff* adds what was overpaid above a price cliff
-    that freeing so many tokens leaves. None without candidates. One pass from the newest candidate
-    to the oldest; of equal suffixes the shortest wins. Source: economics, the rent-or-buy gate.
+    The gain is (carried so far) - alpha x (cost of rewriting). Carried is what was paid to read the
+    suffix's results again; rewriting means to write again what is cached after its first message
+    and stays. *cliff* gives, for a number of freed tokens, what was overpaid above a price
+    threshold that freeing them gets below. One pass from the newest candidate to the oldest; of
+    equal suffixes the shortest wins. Source: economics, the rent-or-buy gate.
     """
     best: Flush | None = None
-    carried = freed = freed_cached = 0
+    carried = 0
+    freed = 0
+    freed_cached = 0
     rewrite = rates.alpha * (rates.write - rates.read)
-    for index in range(len(stock.freed) - 1, -1, -1):
-        tokens, start = stock.freed[index], stock.starts[index]
+    for index in reversed(range(len(stock.freed))):
+        tokens = stock.freed[index]
+        start = stock.starts[index]
         freed += tokens
         carried += tokens * stock.reads[index]
         if start < stock.cached:
             freed_cached += tokens
         surviving = max(0, stock.cached - start - freed_cached)
-        gain = rates.read * carried - rewrite * surviving + (cliff(freed) if cliff else 0.0)
+        overpaid = cliff(freed) if cliff else 0.0
+        gain = rates.read * carried - rewrite * surviving + overpaid
         if best is None or gain > best.gain:
             best = Flush(index, freed, gain)
     return best
 
 
 def whole_stock(stock: Stock) -> Flush:
-    """Offloading every candidate, which gains whatever it frees: the cache is cold and must be
-    written anyway.
+    """Offloading every candidate, which gains whatever it frees.
+
+    The cache has expired, and must be written anyway.
     """
     freed = sum(stock.freed)
     return Flush(0, freed, float(freed))
 
 
 class Holdings:
-    """What the gate needs to know of one conversation, kept from turn to turn: a turn costs its new
-    messages only.
+    """What the gate needs to know of one conversation, kept from turn to turn.
 
-    Whoever changes the messages says so with `rewind`.
+    A turn costs its new messages only. Whoever changes earlier messages reports it with `rewind`.
     """
 
     __slots__ = ("_replies", "_tokens")
@@ -102,11 +109,11 @@ class Holdings:
 
     def rewind(self, known: int) -> None:
         """Forget all but the first *known* messages."""
-        if known + 1 < len(self._replies):
-            del self._replies[known + 1 :]
-            self._tokens = {
-                place: tokens for place, tokens in self._tokens.items() if place[0] < known
-            }
+        if known + 1 >= len(self._replies):
+            return
+        del self._replies[known + 1 :]
+        places = [place for place in self._tokens if place[0] < known]
+        self._tokens = {place: self._tokens[place] for place in places}
 
     def extend(
         self,
@@ -114,12 +121,16 @@ class Holdings:
         candidates: Sequence[Candidate],
         tokens: Callable[[Candidate], int],
     ) -> None:
-        """Take in the messages behind those that are known, and the candidates that are new."""
-        for index in range(len(self._replies) - 1, len(messages)):
-            self._replies.append(self._replies[-1] + (messages[index]["role"] == "assistant"))
+        """Add the messages after those that are known, and the candidates that are new."""
+        known = len(self._replies) - 1
+        replies = self._replies[-1]
+        for index in range(known, len(messages)):
+            replies += messages[index]["role"] == "assistant"
+            self._replies.append(replies)
         for candidate in candidates:
-            if candidate.item.place not in self._tokens:
-                self._tokens[candidate.item.place] = tokens(candidate)
+            place = candidate.item.place
+            if place not in self._tokens:
+                self._tokens[place] = tokens(candidate)
 
     @property
     def calls(self) -> int:
@@ -129,10 +140,12 @@ class Holdings:
     @property
     def sent(self) -> int:
         """Messages that the last call sent: those before its reply."""
-        return bisect_left(self._replies, self.calls) - 1 if self.calls else 0
+        if not self.calls:
+            return 0
+        return bisect_left(self._replies, self.calls) - 1
 
     def calls_since(self, message: int) -> int:
-        """Calls that have read *message*, the coming one included."""
+        """Calls that have read *message*, including the next one."""
         return self.calls - self._replies[message] + 1
 
     def stock(
@@ -145,16 +158,17 @@ class Holdings:
     ) -> Stock:
         """The columns of *candidates*.
 
-        The first *free_calls* calls after each are not held against it.
+        The first *free_calls* calls after each do not count.
         """
         last = self.calls - free_calls + 1
-        messages = [candidate.item.message for candidate in candidates]
-        return Stock(
-            [
-                max(0, self._tokens[candidate.item.place] - placeholder_tokens)
-                for candidate in candidates
-            ],
-            [max(0, last - self._replies[message]) for message in messages],
-            [sums[message] for message in messages],
-            cached,
-        )
+        freed: list[int] = []
+        reads: list[int] = []
+        starts: list[int] = []
+        for candidate in candidates:
+            message = candidate.item.message
+            tokens = self._tokens[candidate.item.place]
+            freed.append(max(0, tokens - placeholder_tokens))
+            replies = self._replies[message]
+            reads.append(max(0, last - replies))
+            starts.append(sums[message])
+        return Stock(freed, reads, starts, cached)

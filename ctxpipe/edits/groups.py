@@ -1,4 +1,4 @@
-"""What belongs together: messages of which none may go without the others, or be parted from them."""
+"""Which messages belong together: none of a group may go without the others."""
 
 from __future__ import annotations
 
@@ -18,54 +18,72 @@ __all__ = ["after_compaction", "groups", "has_compaction", "server_spans"]
 def groups(messages: Sequence[Message]) -> Iterator[range]:
     """The messages as groups that stay or go as one.
 
-    Such are a call with its results, a server tool's call with its result and all between them, and
-    a message with the system messages that follow it.
+    A group is a call with its results, a server tool's call with its result and all between them,
+    and a message with the system messages that follow it.
     """
-    reach = [
-        min(index + has_calls(message), len(messages) - 1) for index, message in enumerate(messages)
-    ]
+    length = len(messages)
+    # For each message, the end of the group that it makes with those after it.
+    ends: list[int] = []
+    for index, message in enumerate(messages):
+        end = index + 1
+        if has_calls(message):
+            end += 1
+        ends.append(min(end, length))
     for span in server_spans(messages):
-        reach[span.start] = max(reach[span.start], span.stop - 1)
-    place = 0
-    while place < len(messages):
-        stop, seen = place + 1, place
+        end = ends[span.start]
+        ends[span.start] = max(end, span.stop)
+    start = 0
+    while start < length:
+        stop = start + 1
+        seen = start
         while seen < stop:
-            stop = max(stop, reach[seen] + 1)
+            stop = max(stop, ends[seen])
             seen += 1
-        while stop < len(messages) and messages[stop]["role"] == "system":
+        while stop < length and messages[stop]["role"] == "system":
             stop += 1
-        yield range(place, stop)
-        place = stop
+        yield range(start, stop)
+        start = stop
 
 
 def server_spans(messages: Sequence[Message]) -> list[range]:
-    """For each server tool, the messages from its call up to its result, with all calls of its
-    program.
+    """For each call of a server tool, the messages from it up to its result.
 
-    Where the server is still at work, they go on to the end.
+    All calls that its program made are included. Where the server is still at work, the messages go
+    on to the end.
     """
     spans: list[range] = []
     waiting: dict[str, int] = {}
     made: dict[str, int] = {}
     for index, message in enumerate(messages):
         if closes_turn(message):
-            waiting, made = {}, {}
-        for block in blocks(message) if message["role"] == "assistant" else ():
-            call, result, caller = server_call(block), server_result(block), program(block)
+            waiting.clear()
+            made.clear()
+        if message["role"] != "assistant":
+            continue
+        for block in blocks(message):
+            call = server_call(block)
             if call is not None:
-                waiting[call] = made[call] = index
+                waiting[call] = index
+                made[call] = index
+            result = server_result(block)
             if result in waiting:
-                spans.append(range(waiting.pop(result), index + 1))
+                start = waiting.pop(result)
+                spans.append(range(start, index + 1))
+            caller = program(block)
             if caller in made:
-                spans.append(range(made[caller], index + 1))
-    return spans + [range(index, len(messages)) for index in waiting.values()]
+                start = made[caller]
+                spans.append(range(start, index + 1))
+    length = len(messages)
+    spans += [range(start, length) for start in waiting.values()]
+    return spans
 
 
 def after_compaction(messages: Sequence[Message]) -> int:
-    """The index after the last message with a summary of the server's, which reads nothing that
-    comes before.
+    """The index after the last message with a summary of the server's.
+
+    The server reads nothing that comes before it.
     """
-    for index in range(len(messages) - 1, -1, -1):
+    for index in reversed(range(len(messages))):
         if server_summary(messages[index]) is not None:
             return index + 1
     return 0

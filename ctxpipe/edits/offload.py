@@ -1,4 +1,4 @@
-"""Which tool results leave the context, and what stands in their place."""
+"""Which tool results leave the context, and what replaces them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..messages import (
     MEDIA,
@@ -33,6 +33,8 @@ from ..placeholders import BATCH, MAX_SHOWN, any_reference, previewed_reference,
 
 if TYPE_CHECKING:
     from ..messages import Block, Message
+
+_Content: TypeAlias = "str | Sequence[Block] | None"  # of a tool result
 
 __all__ = [
     "Candidate",
@@ -65,8 +67,9 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A tool result, or the input of a tool call, that may leave the context; *chars* is what would
-    leave.
+    """A tool result, or the input of a tool call, that may leave the context.
+
+    *chars* is what would leave.
     """
 
     item: ToolResult | ToolCall
@@ -75,7 +78,9 @@ class Candidate:
     @property
     def id(self) -> str:
         """The id of the tool call that this is part of."""
-        return self.item.id if isinstance(self.item, ToolCall) else self.item.tool_use_id
+        if isinstance(self.item, ToolCall):
+            return self.item.id
+        return self.item.tool_use_id
 
 
 # Measuring ----------------------------------------------------------------------------------------
@@ -88,9 +93,9 @@ def characters(message: Message) -> int:
     content, media 0.
     """
     content = message["content"]
-    return (
-        len(content) if isinstance(content, str) else sum(map(_block_characters, blocks(message)))
-    )
+    if isinstance(content, str):
+        return len(content)
+    return sum(map(_block_characters, blocks(message)))
 
 
 def _block_characters(block: Block) -> int:
@@ -98,7 +103,9 @@ def _block_characters(block: Block) -> int:
     measure = _CHARACTERS.get(name)
     if measure is not None:
         return measure(block)
-    return 0 if name in MEDIA else len(compact_json(as_dict(block)))
+    if name in MEDIA:
+        return 0
+    return len(compact_json(as_dict(block)))
 
 
 _CHARACTERS: Mapping[str, Callable[[Block], int]] = {
@@ -110,84 +117,100 @@ _CHARACTERS: Mapping[str, Callable[[Block], int]] = {
 }
 
 
-def result_characters(content: str | Sequence[Block] | None) -> int:
-    """The size of a tool result's content: its length, of blocks that of their compact JSON (BO-15,
-    BO-16).
+def result_characters(content: _Content) -> int:
+    """The size of a tool result's content: the length of a text, of blocks that of their JSON.
 
-    Images and documents count nothing.
+    The JSON is compact; images and documents count nothing (BO-15, BO-16).
     """
     if isinstance(content, str):
         return len(content)
-    told = [block for block in content or () if kind(block) not in MEDIA]
-    return len(compact_json(told)) if told else 0
+    if not content:
+        return 0
+    counted = [block for block in content if kind(block) not in MEDIA]
+    if not counted:
+        return 0
+    return len(compact_json(counted))
 
 
 def is_placeholder(content: object) -> bool:
-    """Whether *content* is nothing but one of our placeholders, alone or in front of kept images
-    (A-17).
-    """
+    """Whether *content* is only one of our placeholders, alone or before kept images (A-17)."""
     return reference(_only_text(content)) is not None
 
 
 def _only_text(content: object) -> str:
-    """The one text that stands in a tool result, at its beginning; "" when it opens otherwise, or
-    there are more.
-    """
+    """The text that a tool result begins with, when it is the only one; otherwise ""."""
     if isinstance(content, str):
         return content
-    texts = (
-        [block for block in content if kind(block) == "text"]
-        if isinstance(content, list | tuple)
-        else []
-    )
-    return (
-        (read(texts[0], "text") or "")
-        if len(texts) == 1 and texts[0] is cast("Any", content)[0]
-        else ""
-    )
+    if not isinstance(content, list | tuple):
+        return ""
+    texts = _text_blocks(content)
+    if len(texts) != 1:
+        return ""
+    text = texts[0]
+    if text is not content[0]:
+        return ""
+    return read(text, "text") or ""
 
 
-def is_text(content: str | Sequence[Block] | None) -> bool:
+def is_text(content: _Content) -> bool:
     """Whether a tool result holds text and nothing else (A-05)."""
-    return isinstance(content, str) or (
-        bool(content) and all(kind(block) == "text" for block in content or ())
-    )
+    if isinstance(content, str):
+        return True
+    if not content:
+        return False
+    return all(kind(block) == "text" for block in content)
 
 
-def stored_text(content: str | Sequence[Block] | None, *, indent: int | None) -> str:
-    """What goes into the file: text as it is, text blocks as JSON, indented or compact (A-04,
-    A-06).
+def stored_text(
+    content: _Content,
+    *,
+    indent: int | None,
+) -> str:
+    """What the file holds: a text as it is, text blocks as JSON (A-04, A-06).
+
+    The JSON is compact without *indent*.
     """
     if isinstance(content, str):
         return content
-    told = [as_dict(block) for block in content or () if kind(block) == "text"]
-    return as_json(told, indent=indent, ensure_ascii=False)
+    texts = [as_dict(block) for block in _text_blocks(content)]
+    return as_json(texts, indent=indent, ensure_ascii=False)
 
 
-def replaced(content: str | Sequence[Block] | None, text: str) -> str | list[Any]:
-    """*content* after offloading: *text*, and behind it the images and whatever else is no text
-    (R14).
+def replaced(
+    content: _Content,
+    text: str,
+) -> str | list[Any]:
+    """*content* after offloading: *text*, followed by the images and other blocks (R14).
 
-    A mark for the cache on one of the texts goes with them (R5).
+    A cache mark on one of the old texts moves to the new one (R5).
     """
     if isinstance(content, str) or content is None:
         return text
-    kept = [block for block in content if kind(block) != "text"]
-    marks = [
-        mark
-        for block in content
-        if kind(block) == "text" and (mark := read(block, "cache_control"))
-    ]
-    if not kept and not marks:
+    others: list[Block] = []
+    last_mark = None
+    for block in content:
+        if kind(block) != "text":
+            others.append(block)
+            continue
+        last_mark = read(block, "cache_control") or last_mark
+    if not others and last_mark is None:
         return text
-    return [{"type": "text", "text": text} | ({"cache_control": marks[-1]} if marks else {}), *kept]
+    first = {"type": "text", "text": text}
+    if last_mark is not None:
+        first["cache_control"] = last_mark
+    return [first, *others]
 
 
-def said(content: str | Sequence[Block] | None) -> str:
-    """What a tool result says: its text, or its text blocks one behind the other."""
+def said(content: _Content) -> str:
+    """The text of a tool result; several text blocks are concatenated."""
     if isinstance(content, str):
         return content
-    return "".join(read(block, "text") or "" for block in content or () if kind(block) == "text")
+    texts = _text_blocks(content)
+    return "".join(read(block, "text") or "" for block in texts)
+
+
+def _text_blocks(content: Iterable[Block] | None) -> list[Block]:
+    return [block for block in content or () if kind(block) == "text"]
 
 
 MOST_COMPARED = 10_000_000  # characters
@@ -196,47 +219,65 @@ _GUTTER = re.compile(r"^[ \t]*[0-9]{1,9}(?:[→│|:] ?|\t)")
 
 
 def lies_in(stored: str, text: str, start: int, end: int) -> bool:
-    """Whether what *text* says from *start* to *end* stands in *stored*: as it is, or in lines that
-    are numbered.
+    """Whether *stored* holds *text* from *start* to *end*, as it is or with its lines numbered.
 
-    Of texts above some megabytes it says no: to compare them would hold the interpreter for too
-    long.
+    False for texts of more than `MOST_COMPARED` characters: to compare them would block the
+    interpreter for too long.
     """
-    if max(len(stored), len(text)) > MOST_COMPARED:
+    longest = max(len(stored), len(text))
+    if longest > MOST_COMPARED:
         return False
     if text[start:end] in stored:
         return True
-    first, last = text.rfind("\n", 0, start) + 1, text.find("\n", end)
-    lines = [line.rstrip() for line in _lines(text[first : last if last >= 0 else None])]
-    held = _framed(map(str.rstrip, _lines(stored)))
-    return _framed(lines) in held or _framed(_GUTTER.sub("", line) for line in lines) in held
+    first = text.rfind("\n", 0, start) + 1
+    last = text.find("\n", end)
+    if last < 0:
+        last = len(text)
+    part = text[first:last]
+    lines = [line.rstrip() for line in _lines(part)]
+    stored_lines = _frame(map(str.rstrip, _lines(stored)))
+    if _frame(lines) in stored_lines:
+        return True
+    unnumbered = [_GUTTER.sub("", line) for line in lines]
+    return _frame(unnumbered) in stored_lines
 
 
 def _lines(text: str) -> Iterator[str]:
-    """What `str.splitlines` gives, in steps: one call would hold the interpreter."""
+    """What `str.splitlines` gives, in steps: one call would block the interpreter."""
     start = 0
     while start < len(text):
-        end = text.find("\n", start + _STEP_CHARS) + 1 or len(text)
+        found = text.find("\n", start + _STEP_CHARS)
+        end = found + 1 if found >= 0 else len(text)
         yield from text[start:end].splitlines()
         start = end
 
 
-def _framed(lines: Iterable[str]) -> str:
+def _frame(lines: Iterable[str]) -> str:
+    """*lines* with a line break before and after each, so that only whole lines are found."""
     return "\n" + "".join(f"{line}\n" for line in lines)
 
 
 # The functions' rules -----------------------------------------------------------------------------
 
 
-def offloadable(messages: Sequence[Message], min_chars: int) -> list[Candidate]:
-    """Every textual tool result of *min_chars* or more that is no placeholder, oldest first (BO-1,
-    BO-17).
+def offloadable(
+    messages: Sequence[Message],
+    min_chars: int,
+) -> list[Candidate]:
+    """Every textual tool result of *min_chars* or more, oldest first (BO-1, BO-17).
+
+    Placeholders are left out.
     """
-    textual = (
-        r for r in tool_results(messages) if is_text(r.content) and not is_placeholder(r.content)
-    )
-    sized = (Candidate(result, result_characters(result.content)) for result in textual)
-    return [found for found in sized if found.chars >= max(min_chars, 1)]
+    least = max(min_chars, 1)
+    found: list[Candidate] = []
+    for result in tool_results(messages):
+        content = result.content
+        if not is_text(content) or is_placeholder(content):
+            continue
+        chars = result_characters(content)
+        if chars >= least:
+            found.append(Candidate(result, chars))
+    return found
 
 
 def prescan(messages: Sequence[Message], min_chars: int) -> Scan:
@@ -245,17 +286,21 @@ def prescan(messages: Sequence[Message], min_chars: int) -> Scan:
 
 
 def scanned(messages: Sequence[Message], found: Iterable[Candidate]) -> Scan:
-    """The gate's two sums, once the results that may leave are *found*."""
-    return Scan(sum(map(characters, messages)), sum(candidate.chars for candidate in found))
+    """The gate's two sums, given the results *found* that may leave."""
+    total = sum(map(characters, messages))
+    leaving = sum(candidate.chars for candidate in found)
+    return Scan(total, leaving)
 
 
 def passes(scan: Scan, ratio: Decimal | float) -> bool:
-    """The three skip checks of the ratio gate, in their order, compared exactly (RG-5 … RG-7,
-    A-08).
+    """Whether the ratio gate lets *scan* pass: its three checks, compared exactly.
+
+    Source: RG-5 to RG-7, A-08.
     """
     if scan.total_chars == 0 or scan.offloadable_chars == 0:
         return False
-    return scan.offloadable_chars >= Decimal(str(ratio)) * scan.total_chars
+    least = Decimal(str(ratio)) * scan.total_chars
+    return scan.offloadable_chars >= least
 
 
 # The stages' rules --------------------------------------------------------------------------------
@@ -265,10 +310,10 @@ def passes(scan: Scan, ratio: Decimal | float) -> bool:
 class Selection:
     """What a stage may offload at all, whatever its gate says.
 
-    *min_chars* in characters, *per_tool* overrides it by tool name (None: never), *exempt_tools* are never
-    offloaded, nor is the result of a call that reads an offloaded file back (*ours* finds its path;
-    A-27). The inputs of *input_tools* may go where one of their texts has *min_input_chars* or more
-    (R20).
+    *min_chars* in characters, *per_tool* overrides it by tool name (None: never), *exempt_tools*
+    are never offloaded, nor is the result of a call that reads an offloaded file back (*ours* finds
+    its path; A-27). The inputs of *input_tools* may go where one of their texts has
+    *min_input_chars* or more (R20).
     """
 
     min_chars: int
@@ -280,76 +325,83 @@ class Selection:
     least_chars: int = field(init=False)  # below it no result is a candidate, whatever its tool
 
     def __post_init__(self) -> None:
-        limits = (limit for limit in (self.min_chars, *self.per_tool.values()) if limit is not None)
-        object.__setattr__(self, "least_chars", max(1, min(limits)))
+        limits = [self.min_chars, *self.per_tool.values()]
+        least = min(limit for limit in limits if limit is not None)
+        object.__setattr__(self, "least_chars", max(1, least))
 
-    def result(self, result: ToolResult, call: ToolCall | None) -> Candidate | None:
+    def result(
+        self,
+        result: ToolResult,
+        call: ToolCall | None,
+    ) -> Candidate | None:
         """*result* as a candidate, None when it must stay."""
         if call is not None and call.program is not None:
             return None  # a program reads it, and would take the placeholder for its data
         name = call.name if call else ""
         limit = self.per_tool.get(name, self.min_chars)
-        if limit is None or name in self.exempt_tools or is_placeholder(result.content):
+        if limit is None or name in self.exempt_tools:
             return None
-        found = measured(result)
-        if found.chars < max(limit, 1) or self.read_back(call) or _is_own_preview(result):
+        if is_placeholder(result.content):
             return None
-        return found
+        candidate = measured(result)
+        if candidate.chars < max(limit, 1):
+            return None
+        if self.read_back(call) or _is_own_preview(result):
+            return None
+        return candidate
 
     def input(self, call: ToolCall) -> Candidate | None:
         """The input of *call* as a candidate, None when it must stay."""
-        if call.name not in self.input_tools or call.program is not None:
+        if call.program is not None or call.name not in self.input_tools:
             return None
-        chars = sum(map(len, self.long_texts(call)))
+        texts = self.long_texts(call)
+        chars = sum(map(len, texts))
         return Candidate(call, chars) if chars else None
 
     def long_texts(self, call: ToolCall) -> list[str]:
-        """The texts in the call's input that are long enough to leave and are not placeholders
-        already.
-        """
-        found = (text for text in strings(call.input) if len(text) >= self.min_input_chars)
-        return [text for text in found if any_reference(text, MAX_SHOWN) is None]
+        """The texts in the call's input that are long enough to leave, except placeholders."""
+        least = self.min_input_chars
+        texts = strings(call.input)
+        long = [text for text in texts if len(text) >= least]
+        return [text for text in long if any_reference(text, MAX_SHOWN) is None]
 
     def read_back(self, call: ToolCall | None) -> str | None:
-        """The path of an offloaded file that the call's input names somewhere, in a shell command
-        for example.
-        """
+        """The path of an offloaded file that the call's input names, such as in a shell command."""
         if self.ours is None or call is None:
             return None
-        matches = (
-            self.ours.search(piece)
-            for text in strings(call.input)
-            for piece in overlapping_pieces(text)
-        )
-        return next((match[0] for match in matches if match), None)
+        for text in strings(call.input):
+            for piece in overlapping_pieces(text):
+                match = self.ours.search(piece)
+                if match:
+                    return match[0]
+        return None
 
 
 def measured(result: ToolResult) -> Candidate:
     """*result* as a candidate, with the characters of its texts."""
     content = result.content
-    chars = (
-        len(content)
-        if isinstance(content, str)
-        else len(stored_text(content, indent=None))
-        if content
-        else 0
-    )
-    return Candidate(result, chars if said(content) else 0)
+    if not said(content):
+        return Candidate(result, 0)
+    text = stored_text(content, indent=None)
+    return Candidate(result, len(text))
 
 
 def _is_own_preview(result: ToolResult) -> bool:
-    """Whether it opens with our placeholder and a preview: the path must be the one that this id
-    leads to (A-17).
+    """Whether it opens with our placeholder and a preview.
+
+    The path must be the one that this id leads to (A-17).
     """
-    where = previewed_reference(_only_text(result.content), MAX_SHOWN)
-    name = safe_name(without_surrogates(result.tool_use_id))
-    return where is not None and name in where.replace("\\", "/").rsplit("/", 1)[-1]
+    path = previewed_reference(_only_text(result.content), MAX_SHOWN)
+    if path is None:
+        return False
+    path = path.replace("\\", "/")
+    *_, file = path.rsplit("/", 1)
+    name = without_surrogates(result.tool_use_id)
+    return safe_name(name) in file
 
 
 def newest(messages: Sequence[Message]) -> int:
-    """The index behind the last reply: the results from there on have not been seen by the model
-    yet.
-    """
+    """The index after the last reply: the model has not seen the results from there on yet."""
     start = len(messages)
     while start and messages[start - 1]["role"] != "assistant":
         start -= 1
@@ -357,11 +409,11 @@ def newest(messages: Sequence[Message]) -> int:
 
 
 def answered(
-    messages: Sequence[Message], start: int, min_chars: int = 0
+    messages: Sequence[Message],
+    start: int,
+    min_chars: int = 0,
 ) -> Iterator[tuple[ToolResult, ToolCall | None]]:
-    """Each tool result of *min_chars* or more from message *start* on, with the call that it
-    answers.
-    """
+    """Each tool result of *min_chars* or more from message *start* on, with its call."""
     calls: dict[str, ToolCall] = {}
     index = -1
     for result in tool_results(messages, start):
@@ -369,54 +421,66 @@ def answered(
             continue  # most results are short: their calls need not be looked up
         if result.message != index:
             index = result.message
-            calls = {call.id: call for call in tool_calls(messages, max(0, index - 1), index)}
+            reply = max(0, index - 1)
+            before = tool_calls(messages, reply, index)
+            calls = {call.id: call for call in before}
         yield result, calls.get(result.tool_use_id)
 
 
 def rewritten_before(messages: Sequence[Message]) -> tuple[int, int] | None:
-    """The place of the first block that batch offloading replaced: what the model said behind it
-    saw the text.
+    """The place of the first block that batch offloading replaced.
 
-    Direct offloading leaves no such trace: it acts before the model has seen anything.
+    The model saw the original when it wrote what follows. Direct offloading leaves no such trace:
+    it acts before the model has seen anything.
     """
-    results = (r.place for r in tool_results(messages) if is_batch(_only_text(r.content)))
-    inputs = (c.place for c in tool_calls(messages) if any(map(is_batch, strings(c.input))))
-    return min(
-        (place for place in (next(results, None), next(inputs, None)) if place), default=None
-    )
+    places: list[tuple[int, int]] = []
+    for result in tool_results(messages):
+        text = _only_text(result.content)
+        if is_batch(text):
+            places.append(result.place)
+            break
+    for call in tool_calls(messages):
+        texts = strings(call.input)
+        if any(map(is_batch, texts)):
+            places.append(call.place)
+            break
+    return min(places, default=None)
+
+
+_BATCH_START = BATCH.split("{}")[0]
 
 
 def is_batch(text: str) -> bool:
     """Whether *text* is a placeholder of batch offloading."""
-    return text.startswith(BATCH.split("{}")[0]) and any_reference(text, MAX_SHOWN) is not None
+    if not text.startswith(_BATCH_START):
+        return False
+    return any_reference(text, MAX_SHOWN) is not None
 
 
 def protected_from(messages: Sequence[Message], keep_recent: int) -> int:
-    """The index from which on results are protected: the model has answered fewer than
-    *keep_recent* times since.
+    """The index from which on results are protected.
 
-    A reply that nothing follows is always protected: tools are still to read the inputs of its
-    calls.
+    The model has answered fewer than *keep_recent* times since. A reply that nothing follows is
+    always protected: tools have yet to read the inputs of its calls.
     """
-    index, replies = len(messages), 0
+    index = len(messages)
+    replies = 0
     while index and replies < keep_recent:
         index -= 1
         replies += messages[index]["role"] == "assistant"
     if replies < keep_recent:
         return 0
-    # Results stand in the user messages behind the reply that was counted last.
-    return (
-        index - 1
-        if index and index == len(messages) and messages[-1]["role"] == "assistant"
-        else index
-    )
+    if messages and index == len(messages):
+        ends_with_reply = messages[-1]["role"] == "assistant"
+        return index - 1 if ends_with_reply else index
+    # Results are in the user messages after the reply that was counted last.
+    return index
 
 
 class Running:
-    """The sums behind the gate for one conversation, kept from turn to turn: a turn costs its new
-    messages only.
+    """The sums behind the gate for one conversation, kept from turn to turn.
 
-    Whoever changes the messages below it says so with `rewind`.
+    A turn costs its new messages only. Whoever changes earlier messages reports it with `rewind`.
     """
 
     __slots__ = ("_candidates", "_places", "_sums", "_totals")
@@ -429,39 +493,65 @@ class Running:
 
     @property
     def known(self) -> int:
-        """How many messages have been taken in."""
+        """How many messages the sums include."""
         return len(self._totals) - 1
 
     def rewind(self, known: int) -> None:
         """Forget all but the first *known* messages."""
-        if known + 1 < len(self._totals):
-            del self._totals[known + 1 :]
-            count = bisect_left(self._places, known)
-            del self._candidates[count:], self._places[count:], self._sums[count + 1 :]
+        if known + 1 >= len(self._totals):
+            return
+        count = bisect_left(self._places, known)
+        del self._totals[known + 1 :]
+        del self._candidates[count:]
+        del self._places[count:]
+        del self._sums[count + 1 :]
 
-    def extend(self, messages: Sequence[Message], selection: Selection) -> None:
-        """Take in the messages behind those that are known."""
+    def extend(
+        self,
+        messages: Sequence[Message],
+        selection: Selection,
+    ) -> None:
+        """Add the messages after those that are known."""
         known = self.known
-        sizes = [characters(messages[index]) for index in range(known, len(messages))]
-        pairs = answered(messages, known, selection.least_chars)
-        results = (selection.result(result, call) for result, call in pairs)
-        inputs = map(selection.input, tool_calls(messages, known)) if selection.input_tools else ()
-        found = sorted(
-            filter(None, (*results, *inputs)), key=lambda candidate: candidate.item.message
-        )
-        # From here on nothing can fail: a record that knows a message by half would never make it
-        # good.
-        self._totals.extend(accumulate(sizes, initial=self._totals.pop()))
+        sizes = [characters(message) for message in messages[known:]]
+        found = _candidates(messages, known, selection)
+        # From here on nothing can fail: a half-known message would never be completed.
+        total = self._totals.pop()
+        self._totals.extend(accumulate(sizes, initial=total))
         for candidate in found:
+            total = self._sums[-1] + candidate.chars
             self._candidates.append(candidate)
             self._places.append(candidate.item.message)
-            self._sums.append(self._sums[-1] + candidate.chars)
+            self._sums.append(total)
 
     def scan(self, start: int, end: int) -> Scan:
         """The gate's sums, with the candidates from message *start* up to *end*."""
-        first, last = bisect_left(self._places, start), bisect_left(self._places, end)
-        return Scan(self._totals[-1], max(0, self._sums[last] - self._sums[first]))
+        first = bisect_left(self._places, start)
+        last = bisect_left(self._places, end)
+        leaving = self._sums[last] - self._sums[first]
+        total = self._totals[-1]
+        return Scan(total, max(0, leaving))
 
     def candidates(self, start: int, end: int) -> list[Candidate]:
         """The candidates from message *start* up to *end*, oldest first."""
-        return self._candidates[bisect_left(self._places, start) : bisect_left(self._places, end)]
+        first = bisect_left(self._places, start)
+        last = bisect_left(self._places, end)
+        return self._candidates[first:last]
+
+
+def _candidates(
+    messages: Sequence[Message],
+    start: int,
+    selection: Selection,
+) -> list[Candidate]:
+    """The candidates from message *start* on, oldest first."""
+    found: list[Candidate] = []
+    for result, call in answered(messages, start, selection.least_chars):
+        candidate = selection.result(result, call)
+        if candidate is not None:
+            found.append(candidate)
+    if selection.input_tools:
+        inputs = map(selection.input, tool_calls(messages, start))
+        found += [candidate for candidate in inputs if candidate is not None]
+    found.sort(key=lambda candidate: candidate.item.message)
+    return found

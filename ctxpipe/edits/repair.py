@@ -1,19 +1,17 @@
-"""Repair a history that the Messages API would refuse, rule by rule as `ctxpipe.messages.RULES`
-says.
+"""Repair a history that the Messages API would refuse.
 
-First each message by itself, then the server tools of each turn, then the exchanges: a run of
-assistant messages, and whatever follows until the next one. A valid exchange keeps its very
-objects; a broken one is built anew.
+`ctxpipe.messages.RULES` says what is done for each rule. First comes each message by itself, then
+the server tools of each turn, then the exchanges: a run of assistant messages, and whatever follows
+until the next one. A valid exchange keeps its very objects; a broken one is rebuilt.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from itertools import count
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ..messages import (
@@ -73,16 +71,14 @@ OPENING = "[The conversation begins here.]"
 DROPPED = "[Nothing of this message could be kept.]"
 SILENT_ERROR = "[The tool failed and gave no further word.]"
 UNKNOWN_TOOL = "unknown_tool"
-# what goes can break another rule: a reply of which nothing is left ends a server tool's turn
+# A removal can break another rule: a reply that becomes empty ends the turn of a server tool.
 _PASSES = 3
 
 Place: TypeAlias = tuple[int, int]
 """Message and block index."""
 
 Mark: TypeAlias = tuple[int, int | None]
-"""Where a message is marked for the cache: the block's index, and the inner one where a tool result
-holds it.
-"""
+"""The position of a cache mark in a message: block index, and the index inside a tool result."""
 
 PROGRAM = "server_tool_use"  # the call whose code calls tools
 _NOT_IN_ID = re.compile(r"[^a-zA-Z0-9_-]")
@@ -95,296 +91,393 @@ def repair(
     encoding: bool = True,
     beside: MarksBeside = NO_MARKS,
 ) -> list[Message]:
-    """*messages* with every broken rule repaired; the very same list when nothing is wrong from
-    *start* on.
+    """Repair every broken rule in *messages*.
 
-    What is done for each rule says `RULES`. Thinking blocks are never joined, moved or changed.
-    Valid messages stay the same objects. Lone surrogates are replaced by U+FFFD, but not without
-    *encoding*. *beside* are the cache marks in the rest of the request. What no client can encode
-    stays as it is.
+    The very same list comes back when nothing is wrong from *start* on. `RULES` says what is done
+    for each rule. Thinking blocks are never joined, moved or changed. Valid messages stay the same
+    objects. Lone surrogates are replaced by U+FFFD, but not without *encoding*. *beside* are the
+    cache marks in the rest of the request. What no client can encode stays as it is.
     """
     problems = check(messages, start, encoding=encoding, beside=beside)
     for _ in range(_PASSES):
         if all(problem.rule == "value" for problem in problems):
             break
-        messages = _repaired(messages, beside, encoding=encoding)
+        messages = _repair_once(messages, beside, encoding=encoding)
         problems = check(messages, encoding=encoding, beside=beside)
     return messages
 
 
-def _repaired(messages: Sequence[Message], beside: MarksBeside, *, encoding: bool) -> list[Message]:
+def _repair_once(
+    messages: Sequence[Message],
+    beside: MarksBeside,
+    *,
+    encoding: bool,
+) -> list[Message]:
     head, body = split_system(messages)
-    body = _whole_turns([_cleaned(message) for message in _from_replacement(body)])
+    body = [_clean(message) for message in _from_replacement(body)]
+    body = _complete_turns(body)
     exchanges = list(_exchanges(body))
-    body = [
-        m
-        for exchange in exchanges
-        for m in _valid_exchange(exchange, is_last=exchange is exchanges[-1])
-    ]
-    if body and not may_open(body[0]):
-        body.insert(0, {"role": "user", "content": OPENING})
-    fewer = _fewer_marks([*head, *body], beside)
-    return [_encodable(message) for message in fewer] if encoding else fewer
+    repaired: list[Message] = []
+    for exchange in exchanges:
+        is_last = exchange is exchanges[-1]
+        repaired += _repair_exchange(exchange, is_last=is_last)
+    if repaired and not may_open(repaired[0]):
+        repaired.insert(0, {"role": "user", "content": OPENING})
+    repaired = _limit_marks([*head, *repaired], beside)
+    if not encoding:
+        return repaired
+    return [_encodable(message) for message in repaired]
 
 
 # Single messages ----------------------------------------------------------------------------------
 
 
 def _from_replacement(body: list[Message]) -> list[Message]:
-    """*body* from its last signed compaction block on, which stands for all that is before it,
-    without any other.
+    """*body* from its last signed compaction block on, without any other compaction block.
 
-    What a later block without signature summarizes is in *body* still.
+    That block replaces everything before it. What a later block without a signature summarizes is
+    still in *body*.
     """
-    for index in range(len(body) - 1, -1, -1):
-        held = blocks(body[index])
-        place = next((p for p in range(len(held) - 1, -1, -1) if is_replacement(held[p])), None)
-        if place is not None:
-            later = [b for b in held[place + 1 :] if kind(b) != "compaction"]
-            is_same = place == 0 and len(later) == len(held) - 1
-            first = body[index] if is_same else _with(body[index], [held[place], *later])
-            return [first, *map(_without_compaction, body[index + 1 :])]
+    for index in reversed(range(len(body))):
+        content = blocks(body[index])
+        for place in reversed(range(len(content))):
+            if is_replacement(content[place]):
+                first = _from_block(body[index], place)
+                later = [_without_compaction(message) for message in body[index + 1 :]]
+                return [first, *later]
     return body
 
 
+def _from_block(message: Message, place: int) -> Message:
+    """*message* from its block *place* on, without compaction blocks after that one."""
+    content = blocks(message)
+    later = _other_blocks(content[place + 1 :], "compaction")
+    kept = [content[place], *later]
+    if len(kept) == len(content):
+        return message
+    return _with_content(message, kept)
+
+
+def _other_blocks(content: Sequence[Block], name: str) -> list[Block]:
+    """The blocks of *content* that are not of the kind *name*."""
+    return [block for block in content if kind(block) != name]
+
+
 def _without_compaction(message: Message) -> Message:
-    held = blocks(message)
-    kept = [block for block in held if kind(block) != "compaction"]
-    return message if len(kept) == len(held) else _with(message, kept)
+    content = blocks(message)
+    kept = _other_blocks(content, "compaction")
+    if len(kept) == len(content):
+        return message
+    return _with_content(message, kept)
 
 
-def _cleaned(message: Message) -> Message:
-    """*message* as it may be sent by itself: without what does not belong, its ids and inputs as
-    the API takes them.
-    """
-    role, content = message["role"], message["content"]
-    if any(not is_message_key(role, key) for key in message):
-        message = cast(
-            "Message", {key: value for key, value in message.items() if is_message_key(role, key)}
-        )
+def _clean(message: Message) -> Message:
+    """*message* with nothing in it that the API refuses in any conversation."""
+    role = message["role"]
+    content = message["content"]
+    unknown = [key for key in message if not is_message_key(role, key)]
+    for key in unknown:
+        message = cast("Message", _without(message, key))
     if isinstance(content, str):
-        return (
-            cast("Message", {**message, "content": ""})
-            if content and is_blank(content)
-            else message
-        )
-    held = blocks(message)  # none for None
-    kept = [valid for block in held for valid in _valid_block(block, role)]
-    while role == "assistant" and kept and kind(kept[-1]) in THINKING:
-        kept.pop()
-    are_same = len(kept) == len(held) and all(
-        new is old for new, old in zip(kept, held, strict=True)
-    )
-    return message if are_same and content is not None else _with(message, kept)
+        if content and is_blank(content):
+            return _with_content(message, "")
+        return message
+    given = blocks(message)  # none for None
+    checked = [_valid_block(block, role) for block in given]
+    valid = [block for block in checked if block is not None]
+    while role == "assistant" and valid and kind(valid[-1]) in THINKING:
+        valid.pop()
+    if content is not None and _are_same(valid, given):
+        return message
+    return _with_content(message, valid)
 
 
-def _with(message: Message, content: Sequence[Block]) -> Message:
-    return cast("Message", {**message, "content": list(content)})
+def _are_same(some: Sequence[object], others: Sequence[object]) -> bool:
+    if len(some) != len(others):
+        return False
+    return all(map(operator.is_, some, others))
 
 
-def _valid_block(block: Block, role: str) -> Iterator[Block]:
-    """*block* as the API takes it in a message of *role*; nothing when it must go."""
+def _with_content(message: Message, content: str | list[Any]) -> Message:
+    return cast("Message", {**message, "content": content})
+
+
+def _valid_block(block: Block, role: str) -> Block | None:
+    """*block* as the API takes it in a message of *role*; None when it must go."""
     name = kind(block)
     if not name:
-        yield from _as_text(block)
-    elif not is_said_by(role, name):
-        return
-    elif name == "text":
-        if not is_blank(field(block, "text")):
-            yield block
-    elif name in THINKING:
-        if is_signed(block):
-            yield _without(block, "cache_control") if field(block, "cache_control") else block
-    elif name != "compaction" or field(block, "content") != "":
-        for key in surplus_keys(block):
-            block = _without(block, key)
-        changes = dict(_changes(block, name))
-        yield {**as_dict(block), **changes} if changes else block
+        return _as_text(block)
+    if not is_said_by(role, name):
+        return None
+    if name in THINKING:
+        return _valid_thinking(block)
+    if name == "text":
+        text = field(block, "text")
+        return None if is_blank(text) else block
+    return _valid_other(block, name)
 
 
-def _as_text(block: Block) -> list[Any]:
-    """*block*, which has no type, as a text block where it has a text."""
+def _valid_other(block: Block, name: str) -> Block | None:
+    if name == "compaction" and field(block, "content") == "":
+        return None
+    for key in surplus_keys(block):
+        block = _without(block, key)
+    changes = _changes(block, name)
+    if not changes:
+        return block
+    return {**as_dict(block), **changes}
+
+
+def _valid_thinking(block: Block) -> Block | None:
+    if not is_signed(block):
+        return None
+    if field(block, "cache_control"):
+        return _without(block, "cache_control")
+    return block
+
+
+def _as_text(block: Block) -> dict[str, Any] | None:
+    """*block*, which has no type, as a text block; None when it has no text."""
     text = field(block, "text")
-    return (
-        [{**as_dict(block), "type": "text"}] if isinstance(text, str) and not is_blank(text) else []
-    )
+    if not isinstance(text, str) or is_blank(text):
+        return None
+    return {**as_dict(block), "type": "text"}
 
 
 def _without(block: Block, key: str) -> dict[str, Any]:
-    return {name: value for name, value in as_dict(block).items() if name != key}
+    rest = as_dict(block)
+    rest.pop(key, None)
+    return rest
 
 
-def _changes(block: Block, name: str) -> Iterator[tuple[str, object]]:
-    """The keys of a call or a result that the API does not take as they are, and what it takes."""
+def _changes(block: Block, name: str) -> dict[str, object]:
+    """The keys of a call or a result that the API refuses as they are, with valid values."""
+    changes: dict[str, object] = {}
     if name == "tool_result" or name in SERVER_RESULTS:
-        if not is_id(given := field(block, "tool_use_id"), name):
-            yield "tool_use_id", _valid_id(given, name)
-        if name == "tool_result":
-            yield from _result_changes(block)
+        changes = _result_changes(block, name)
     elif name in CALLS:
-        if not is_id(given := field(block, "id"), name):
-            yield "id", _valid_id(given, name)
-        if not is_tool_name(given := field(block, "name")):
-            yield (
-                "name",
-                given[:MAX_TOOL_NAME] if isinstance(given, str) and given else UNKNOWN_TOOL,
-            )
-        if not is_object(given := field(block, "input")):
-            yield "input", _valid_input(given)
+        changes = _call_changes(block, name)
     caller = program(block)
     if caller is not None and not is_id(caller, PROGRAM):
-        yield "caller", {**as_dict(field(block, "caller")), "tool_id": _valid_id(caller, PROGRAM)}
+        valid = as_dict(field(block, "caller"))
+        valid["tool_id"] = _valid_id(caller, PROGRAM)
+        changes["caller"] = valid
+    return changes
 
 
-def _result_changes(block: Block) -> Iterator[tuple[str, object]]:
-    """What of a tool_result must become another, so that it fails in words alone."""
+def _call_changes(block: Block, name: str) -> dict[str, object]:
+    changes: dict[str, object] = {}
+    call_id = field(block, "id")
+    if not is_id(call_id, name):
+        changes["id"] = _valid_id(call_id, name)
+    tool = field(block, "name")
+    if not is_tool_name(tool):
+        changes["name"] = UNKNOWN_TOOL
+        if isinstance(tool, str) and tool:
+            changes["name"] = tool[:MAX_TOOL_NAME]
+    arguments = field(block, "input")
+    if not is_object(arguments):
+        changes["input"] = _valid_input(arguments)
+    return changes
+
+
+def _result_changes(block: Block, name: str) -> dict[str, object]:
+    changes: dict[str, object] = {}
+    call_id = field(block, "tool_use_id")
+    if not is_id(call_id, name):
+        changes["tool_use_id"] = _valid_id(call_id, name)
+    if name != "tool_result":
+        return changes
     content = field(block, "content")
-    if isinstance(content, list | tuple) and not all(map(kind, content)):
-        content = [
-            valid for held in content for valid in ([held] if kind(held) else _as_text(held))
-        ]
-        yield "content", content
+    is_list = isinstance(content, list | tuple)
+    if is_list and not all(map(kind, content)):
+        content = _blocks_with_types(content)
+        changes["content"] = content
     if not field(block, "is_error"):
-        return
+        return changes
+    # A result that failed must hold text, and nothing but text.
     if not content:
-        yield "content", SILENT_ERROR
-    elif not isinstance(content, str) and any(kind(held) != "text" for held in content):
-        yield "is_error", False
+        changes["content"] = SILENT_ERROR
+    elif not isinstance(content, str):
+        kinds = set(map(kind, content))
+        if kinds != {"text"}:
+            changes["is_error"] = False
+    return changes
+
+
+def _blocks_with_types(content: Sequence[Any]) -> list[Any]:
+    """*content*, in which blocks without a type became text blocks, or are gone."""
+    valid: list[Any] = []
+    for block in content:
+        typed = block if kind(block) else _as_text(block)
+        if typed is not None:
+            valid.append(typed)
+    return valid
 
 
 def _valid_id(given: object, name: str) -> str:
-    """An id that the API takes in blocks of the kind *name*: the same wherever *given* stands, and
-    for no other id.
+    """An id that the API takes in blocks of the kind *name*.
+
+    Equal ids become the same id everywhere, and different ones stay different.
     """
     text = "" if given is None else str(given)
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    encoded = text.encode("utf-8", "surrogatepass")
+    digest = hashlib.sha256(encoded).hexdigest()[:16]
     words = _NOT_IN_ID.sub("_", text)[:40]
-    return (
-        f"srvtoolu_{words.replace('-', '_')}_{digest[:16]}"
-        if has_server_id(name)
-        else f"{words}_{digest[:16]}"
-    )
+    if not has_server_id(name):
+        return f"{words}_{digest}"
+    words = words.replace("-", "_")
+    return f"srvtoolu_{words}_{digest}"
 
 
 def _valid_input(given: object) -> dict[str, Any]:
-    """The object that an input means: what JSON text says, or *given* under a key of its own."""
+    """The object that an input means: its parsed JSON, or *given* under a key of its own."""
     if given is None or given == "":
         return {}
     if isinstance(given, str):
         try:
-            told = json.loads(given)
+            parsed = json.loads(given)
         except (ValueError, RecursionError):
-            told = None
-        if isinstance(told, dict) and not encoding_fault(told):
-            return told
+            parsed = None
+        if isinstance(parsed, dict) and not encoding_fault(parsed):
+            return parsed
     return {"input": given}
 
 
 # Server tools -------------------------------------------------------------------------------------
 
 
-def _whole_turns(body: Sequence[Message]) -> list[Message]:
-    """*body* without the server tools' calls and results that have not their other half in their
-    turn.
-    """
+def _complete_turns(body: Sequence[Message]) -> list[Message]:
+    """*body* without server tools' calls and results whose other half is not in the same turn."""
     repaired: list[Message] = []
     turn: list[Message] = []
     for message in body:
-        if closes_turn(message):
-            repaired += [*_whole(turn, closed=True), message]
-            turn = []
-        else:
+        if not closes_turn(message):
             turn.append(message)
-    return repaired + _whole(turn, closed=False)
+            continue
+        repaired += _complete_turn(turn, closed=True)
+        repaired.append(message)
+        turn = []
+    return repaired + _complete_turn(turn, closed=False)
 
 
-def _whole(turn: list[Message], *, closed: bool) -> list[Message]:
+def _complete_turn(turn: list[Message], *, closed: bool) -> list[Message]:
     """*turn* with whole pairs only.
 
     In the last one, which is not *closed*, the server may still be at work.
     """
-    said = [
-        (index, place)
-        for index, message in enumerate(turn)
-        for place in range(len(blocks(message)))
-    ]
-    lone = _lone(turn, said, closed=closed)
-    called = [place for place in said if _caller(_at(turn, place)) is not None]
+    places = list(_places(turn))
+    lone = _lone_places(turn, places, closed=closed)
+    callers = [_caller(_block_at(turn, place)) for place in places]
+    called = [caller for caller in callers if caller is not None]
     if not lone and not called:
         return turn
-    last = max(
-        (index for index, message in enumerate(turn) if message["role"] == "assistant"), default=-1
-    )
+    last_reply = -1
+    for index, message in enumerate(turn):
+        if message["role"] == "assistant":
+            last_reply = index
     made: set[str] = set()
-    changed: dict[tuple[int, int], list[Block]] = {place: [] for place in lone}
-    for place in said:
-        block = _at(turn, place)
+    changes: dict[Place, Block | None] = dict.fromkeys(lone)
+    for place in places:
         if place in lone:
             continue
-        if (call := server_call(block)) is not None:
+        block = _block_at(turn, place)
+        call = server_call(block)
+        if call is not None:
             made.add(call)
-        is_over = closed and place[0] == last and kind(block) == "tool_use"
-        if (caller := _caller(block)) is not None and (caller not in made or is_over):
-            changed[place] = [_without(block, "caller")]
-    return [_changed(message, index, changed) for index, message in enumerate(turn)]
+        caller = _caller(block)
+        if caller is None:
+            continue
+        index, _ = place
+        is_over = closed and index == last_reply and kind(block) == "tool_use"
+        if is_over or caller not in made:
+            changes[place] = _without(block, "caller")
+    numbered = enumerate(turn)
+    return [_change_blocks(message, index, changes) for index, message in numbered]
+
+
+def _places(turn: Sequence[Message]) -> Iterator[Place]:
+    for index, message in enumerate(turn):
+        for place in range(len(blocks(message))):
+            yield index, place
 
 
 def _caller(block: Block) -> str | None:
-    """The id of the program that has made the call *block*, or the call that it is the result of."""
+    """The id of the program that made the call *block*, or the call that it is the result of."""
     if server_result(block) is None:
         return program(block)
     caller = field(block, "caller")
-    return (
-        None if field(caller, "type", "direct") == "direct" else str(field(caller, "tool_id", ""))
-    )
+    if field(caller, "type", "direct") == "direct":
+        return None
+    return str(field(caller, "tool_id", ""))
 
 
-def _lone(turn: Sequence[Message], said: Sequence[Place], *, closed: bool) -> set[Place]:
-    """The places, of those *said* in *turn*, of server tools' calls and results without their other
-    half.
-    """
+def _lone_places(
+    turn: Sequence[Message],
+    places: Sequence[Place],
+    *,
+    closed: bool,
+) -> set[Place]:
+    """The *places* in *turn* of server tools' calls and results without their other half."""
     lone: set[Place] = set()
     waiting: dict[str, list[Place]] = {}
-    for place in said:
-        call, result = server_call(_at(turn, place)), server_result(_at(turn, place))
+    for place in places:
+        block = _block_at(turn, place)
+        call = server_call(block)
         if call is not None:
             waiting.setdefault(call, []).append(place)
-        elif result is not None and waiting.get(result):
+            continue
+        result = server_result(block)
+        if result is None:
+            continue
+        if waiting.get(result):
             waiting[result].pop()
-        elif result is not None and needs_call(_at(turn, place)):
+        elif needs_call(block):
             lone.add(place)
-    return lone.union(*waiting.values()) if closed else lone
+    if not closed:
+        return lone
+    return lone.union(*waiting.values())
 
 
-def _at(turn: Sequence[Message], place: Place) -> Block:
-    return blocks(turn[place[0]])[place[1]]
+def _block_at(turn: Sequence[Message], place: Place) -> Block:
+    index, number = place
+    return blocks(turn[index])[number]
 
 
-def _changed(message: Message, index: int, changes: Mapping[Place, list[Block]]) -> Message:
-    """*message* with other blocks at the places that *changes* names."""
-    held = blocks(message)
-    if not any((index, place) in changes for place in range(len(held))):
+def _change_blocks(
+    message: Message,
+    index: int,
+    changes: Mapping[Place, Block | None],
+) -> Message:
+    """*message* with the blocks that *changes* names replaced, or removed where it says None."""
+    content: list[Any] = []
+    is_changed = False
+    for place, block in enumerate(blocks(message)):
+        if (index, place) not in changes:
+            content.append(block)
+            continue
+        is_changed = True
+        other = changes[index, place]
+        if other is not None:
+            content.append(other)
+    if not is_changed:
         return message
-    kept = [changes.get((index, place), [block]) for place, block in enumerate(held)]
-    return _with(message, [block for parts in kept for block in parts])
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
+    return _with_content(message, content)
 
 
 # Exchanges ----------------------------------------------------------------------------------------
 
 
 def _exchanges(body: Sequence[Message]) -> Iterator[list[Message]]:
-    """Runs of messages, each beginning with the assistant's (the first one perhaps with the
-    user's).
+    """Runs of messages, each of which begins with the assistant's.
+
+    Only the first run may begin with the user's.
     """
     exchange: list[Message] = []
     for message in body:
         # An assistant message of which nothing is left begins nothing.
         begins = message["role"] == "assistant" and message["content"]
-        if begins and any(earlier["role"] != "assistant" for earlier in exchange):
+        if begins and _replies(exchange):
             yield exchange
             exchange = []
         exchange.append(message)
@@ -392,162 +485,232 @@ def _exchanges(body: Sequence[Message]) -> Iterator[list[Message]]:
         yield exchange
 
 
-def _valid_exchange(exchange: list[Message], *, is_last: bool) -> list[Message]:
+def _of_role(messages: Sequence[Message], role: str) -> list[Message]:
+    return [message for message in messages if message["role"] == role]
+
+
+def _replies(exchange: Sequence[Message]) -> list[Message]:
+    """What the user and the system say in *exchange*."""
+    return [message for message in exchange if message["role"] != "assistant"]
+
+
+def _repair_exchange(
+    exchange: list[Message],
+    *,
+    is_last: bool,
+) -> list[Message]:
     if _is_valid(exchange):
         return exchange
-    turns = _joined([m for m in exchange if m["role"] == "assistant" and m["content"]])
-    replies = [m for m in exchange if m["role"] != "assistant"]
-    results = _results(replies, {name for turn in turns for name in _call_ids(turn)})
-    rest = [m for m in map(_without_results, replies) if m["content"] or is_directive(m)]
-    # Only in the last exchange of all does nobody reply: its last calls may still wait for their
-    # results.
-    waiting = turns[-1] if turns and not replies and _call_ids(exchange[-1]) else None
-    repaired: list[Message] = []
-    for turn in turns:
-        calls = _call_ids(turn)
-        names = _told_apart(calls)
-        repaired.append(turn if names == calls else _renamed(turn, names))
-        if turn is not waiting and calls:
-            answers: list[Any] = [
-                _answer(call, name, results, is_last=call not in calls[place + 1 :])
-                for place, (call, name) in enumerate(zip(calls, names, strict=True))
-            ]
-            repaired.append({"role": "user", "content": answers})
+    replies = _replies(exchange)
+    repaired = _repair_calls(exchange, replies)
+    rest = [_without_results(message) for message in replies]
+    rest = [message for message in rest if message["content"] or is_directive(message)]
     # What the system adds ends what the user said.
-    repaired = _with_replies(repaired, [m for m in rest if m["role"] == "user"])
-    added = [m for m in rest if m["role"] == "system"]
-    lost_reply = is_last and any(m["role"] == "user" for m in replies)
-    if (lost_reply or not all(map(is_directive, added))) and (
-        not repaired or repaired[-1]["role"] == "assistant"
-    ):
+    added = _of_role(rest, "system")
+    repaired = _with_replies(repaired, _of_role(rest, "user"))
+    lost_reply = is_last and bool(_of_role(replies, "user"))
+    needs_user = lost_reply or not all(map(is_directive, added))
+    needs_filler = not repaired or repaired[-1]["role"] == "assistant"
+    if needs_user and needs_filler:
         repaired.append({"role": "user", "content": DROPPED})
     return [*repaired, *added]
 
 
+def _repair_calls(
+    exchange: Sequence[Message],
+    replies: Sequence[Message],
+) -> list[Message]:
+    """The assistant's messages of *exchange*, each followed by the results of all its calls."""
+    said = _of_role(exchange, "assistant")
+    said = [message for message in said if message["content"]]
+    turns = _join_turns(said)
+    called: set[str] = set()
+    for turn in turns:
+        called.update(_call_ids(turn))
+    results = _results(replies, called)
+    # Only in the last exchange of all does nobody reply: its last calls may still wait for their
+    # results.
+    waiting = None
+    if turns and not replies and _call_ids(exchange[-1]):
+        waiting = turns[-1]
+    repaired: list[Message] = []
+    for turn in turns:
+        calls = _call_ids(turn)
+        names = _unique_ids(calls)
+        if names != calls:
+            repaired.append(_rename_calls(turn, names))
+        else:
+            repaired.append(turn)
+        if calls and turn is not waiting:
+            answers: list[Any] = _answers(calls, names, results)
+            repaired.append({"role": "user", "content": answers})
+    return repaired
+
+
 def _is_valid(exchange: list[Message]) -> bool:
     """Whether *exchange*, whose blocks are valid one by one, breaks no rule of its own."""
-    replies = [m for m in exchange if m["role"] != "assistant"]
-    first = next(
-        (place for place, m in enumerate(replies) if m["role"] == "system" and not is_directive(m)),
-        None,
-    )
-    if first is not None:
-        after_result = (
-            ends_in_server_result(exchange[-len(replies) - 1])
-            if len(replies) < len(exchange)
-            else False
-        )
-        if (first == 0 and not after_result) or any(m["role"] == "user" for m in replies[first:]):
-            return False
+    if not _has_valid_system(exchange):
+        return False
     for index, message in enumerate(exchange):
         kinds = [kind(block) for block in blocks(message)]
-        if message_problems(index, message, kinds, encoding=False) or pair_problems(
-            exchange, index, kinds
-        ):
+        if message_problems(index, message, kinds, encoding=False):
+            return False
+        if pair_problems(exchange, index, kinds):
             return False
     return True
 
 
-def _with_replies(merged: Sequence[Message], rest: Sequence[Message]) -> list[Message]:
-    """*merged* and *rest*, whose user messages are merged with the answers before them and with
-    each other.
-    """
+def _has_valid_system(exchange: list[Message]) -> bool:
+    """Whether no system message of *exchange*, directives aside, is where the API refuses it."""
+    replies = _replies(exchange)
+    places = [
+        place
+        for place, message in enumerate(replies)
+        if message["role"] == "system" and not is_directive(message)
+    ]
+    if not places:
+        return True
+    first = places[0]
+    if _of_role(replies[first:], "user"):
+        return False
+    if first > 0:
+        return True
+    spoken = len(exchange) - len(replies)
+    return spoken > 0 and ends_in_server_result(exchange[spoken - 1])
+
+
+def _with_replies(
+    merged: Sequence[Message],
+    rest: Sequence[Message],
+) -> list[Message]:
+    """*merged* and the user messages *rest*, in which neighbours from the user are merged."""
     merged = list(merged)
     for message in rest:
-        if merged and merged[-1]["role"] == message["role"] == "user":
-            merged[-1] = _join(merged[-1], message)
+        previous = merged[-1] if merged else None
+        if previous and previous["role"] == message["role"] == "user":
+            merged[-1] = _join(previous, message)
         else:
             merged.append(message)
     return merged
 
 
-def _joined(turns: Sequence[Message]) -> list[Message]:
+def _join_turns(turns: Sequence[Message]) -> list[Message]:
     """Neighbouring assistant messages as one, but never where one of the two carries thinking."""
     joined: list[Message] = []
     for turn in turns:
-        if joined and not has_thinking(joined[-1]) and not has_thinking(turn):
-            joined[-1] = _join(joined[-1], turn)
-        else:
+        previous = joined[-1] if joined else None
+        if previous is None or has_thinking(previous) or has_thinking(turn):
             joined.append(turn)
+        else:
+            joined[-1] = _join(previous, turn)
     return joined
 
 
 def _join(first: Message, second: Message) -> Message:
-    return cast("Message", {**first, "content": [*as_blocks(first), *as_blocks(second)]})
+    content = [*as_blocks(first), *as_blocks(second)]
+    return _with_content(first, content)
 
 
 def _call_ids(message: Message) -> list[str]:
     if message["role"] != "assistant":
         return []
-    return [str(field(block, "id", "")) for block in blocks(message) if kind(block) == "tool_use"]
+    calls = [block for block in blocks(message) if kind(block) == "tool_use"]
+    return [str(field(call, "id", "")) for call in calls]
 
 
-def _results(messages: Sequence[Message], called: set[str]) -> dict[str, list[Block]]:
+def _results(
+    messages: Sequence[Message],
+    called: set[str],
+) -> dict[str, list[Block]]:
     """The results that answer one of the calls, by id, in order."""
     found: dict[str, list[Block]] = {}
     for message in messages:
         for block in blocks(message):
-            if (
-                kind(block) == "tool_result"
-                and (name := str(field(block, "tool_use_id", ""))) in called
-            ):
-                found.setdefault(name, []).append(block)
+            if kind(block) != "tool_result":
+                continue
+            call = str(field(block, "tool_use_id", ""))
+            if call in called:
+                found.setdefault(call, []).append(block)
     return found
 
 
-def _answer(call: str, name: str, results: Mapping[str, list[Block]], *, is_last: bool) -> Any:
-    """The result for *call*, which is now called *name*: of several for the last call of that id,
-    one that failed.
+def _answers(
+    calls: Sequence[str],
+    names: Sequence[str],
+    results: Mapping[str, list[Block]],
+) -> list[Any]:
+    """A result for each of *calls*, which are now called *names*; it is taken out of *results*."""
+    answers: list[Any] = []
+    for place, call in enumerate(calls):
+        is_last = call not in calls[place + 1 :]
+        own = results.get(call, [])
+        answer = _answer(names[place], own, is_last=is_last)
+        answers.append(answer)
+    return answers
+
+
+def _answer(name: str, results: list[Block], *, is_last: bool) -> Any:
+    """One of *results* for the call *name*.
+
+    Of several, the last call of that id gets one that failed.
     """
-    if results.get(call):
-        failed = (
-            place
-            for place, result in enumerate(results[call])
-            if is_last and field(result, "is_error")
-        )
-        result = results[call].pop(next(failed, 0))
-        return result if name == call else {**as_dict(result), "tool_use_id": name}
-    return interrupted(name)
+    if not results:
+        return interrupted(name)
+    chosen = 0
+    if is_last:
+        failed = [place for place, result in enumerate(results) if field(result, "is_error")]
+        if failed:
+            chosen = failed[0]
+    result = results.pop(chosen)
+    if str(field(result, "tool_use_id", "")) == name:
+        return result
+    return {**as_dict(result), "tool_use_id": name}
 
 
 def interrupted(name: str) -> dict[str, object]:
-    """The result that stands for one that never came, of the call *name*."""
-    return {"type": "tool_result", "tool_use_id": name, "content": INTERRUPTED, "is_error": True}
+    """The result that takes the place of one that never came, for the call *name*."""
+    return {
+        "type": "tool_result",
+        "tool_use_id": name,
+        "content": INTERRUPTED,
+        "is_error": True,
+    }
 
 
-def _told_apart(ids: Sequence[str]) -> list[str]:
-    """*ids*, of which one that came before in the same message has a number added: the API wants
-    them unique there.
-    """
+def _unique_ids(ids: Sequence[str]) -> list[str]:
+    """*ids* with a number added to each that came before, since the API wants them unique."""
     names: list[str] = []
     for given in ids:
-        free = (
-            name
-            for number in count(2)
-            if (name := f"{given}-{number}") not in ids and name not in names
-        )
-        names.append(given if given not in names else next(free))
+        if given not in names:
+            names.append(given)
+            continue
+        used = {*ids, *names}
+        number = 2
+        while f"{given}-{number}" in used:
+            number += 1
+        names.append(f"{given}-{number}")
     return names
 
 
-def _renamed(turn: Message, names: Sequence[str]) -> Message:
+def _rename_calls(turn: Message, names: Sequence[str]) -> Message:
     """*turn* whose calls have these *names* as ids, in order."""
     rest = iter(names)
-    content = [
-        {**as_dict(block), "id": name}
-        if kind(block) == "tool_use" and field(block, "id") != (name := next(rest))
-        else block
-        for block in blocks(turn)
-    ]
-    return cast("Message", {**turn, "content": content})
+    content: list[Any] = []
+    for block in blocks(turn):
+        renamed = block
+        if kind(block) == "tool_use":
+            name = next(rest)
+            if field(block, "id") != name:
+                renamed = {**as_dict(block), "id": name}
+        content.append(renamed)
+    return _with_content(turn, content)
 
 
 def _without_results(message: Message) -> Message:
     if not has_results(message):
         return message
-    return cast(
-        "Message", {**message, "content": [b for b in blocks(message) if kind(b) != "tool_result"]}
-    )
+    rest = _other_blocks(blocks(message), "tool_result")
+    return _with_content(message, rest)
 
 
 # The whole ----------------------------------------------------------------------------------------
@@ -561,17 +724,19 @@ def _encodable(message: Message) -> Message:
     content = message["content"]
     if isinstance(content, str):
         text = without_surrogates(content)
-        return message if text is content else cast("Message", {**message, "content": text})
-    held = blocks(message)
-    valid = [_replaced(block) if _has_surrogates(block) else block for block in held]
-    return message if all(map(_is, valid, held)) else _with(message, valid)
+        if text is content:
+            return message
+        return _with_content(message, text)
+    given = blocks(message)
+    valid = [_encodable_block(block) for block in given]
+    if _are_same(valid, given):
+        return message
+    return _with_content(message, valid)
 
 
-def _has_surrogates(block: Block) -> bool:
-    return kind(block) not in THINKING and encoding_fault(block) == SURROGATE
-
-
-def _replaced(block: Block) -> Any:
+def _encodable_block(block: Block) -> Any:
+    if kind(block) in THINKING or encoding_fault(block) != SURROGATE:
+        return block
     return rebuilt(block, _without_surrogates, key=_without_surrogates)
 
 
@@ -579,46 +744,65 @@ def _without_surrogates(value: Any) -> Any:
     return without_surrogates(value) if isinstance(value, str) else value
 
 
-def _fewer_marks(messages: list[Message], beside: MarksBeside) -> list[Message]:
-    """As many cache marks as *beside* leaves, the last ones, which cover the most.
+def _limit_marks(
+    messages: list[Message],
+    beside: MarksBeside,
+) -> list[Message]:
+    """*messages* with no more cache marks than *beside* leaves: the last ones cover the most.
 
-    None for an hour after a shorter.
+    No mark for an hour stays after a shorter one.
     """
-    marked = [
-        (index, mark) for index, message in enumerate(messages) for mark in cache_marks(message)
-    ]
-    surplus: dict[int, set[Mark]] = {}
-    for index, mark in marked[: max(0, len(marked) - marks_left(beside))]:
-        surplus.setdefault(index, set()).add(mark)
-    fewer = [
-        _unmarked(message, surplus.get(index, set())) for index, message in enumerate(messages)
-    ]
-    late: dict[int, set[Mark]] = {}
-    for index, mark in late_hours(fewer, range(len(fewer)), beside):
-        late.setdefault(index, set()).add(mark)
-    return [
-        _unmarked(message, late.get(index, set()), for_hour=True)
-        for index, message in enumerate(fewer)
-    ]
+    marks: list[tuple[int, Mark]] = []
+    for index, message in enumerate(messages):
+        marks += [(index, mark) for mark in cache_marks(message)]
+    allowed = marks_left(beside)
+    surplus = max(0, len(marks) - allowed)
+    messages = _without_marks(messages, marks[:surplus])
+    every = range(len(messages))
+    late = late_hours(messages, every, beside)
+    return _without_marks(messages, late, hour_only=True)
 
 
-def _unmarked(message: Message, marks: AbstractSet[Mark], *, for_hour: bool = False) -> Message:
-    """*message* without these *marks*; with *for_hour* they only lose their hour."""
-    if not marks:
-        return message
+def _without_marks(
+    messages: Sequence[Message],
+    marks: Iterable[tuple[int, Mark]],
+    *,
+    hour_only: bool = False,
+) -> list[Message]:
+    """*messages* without these *marks*; with *hour_only* they lose only their hour."""
+    by_message: dict[int, list[Mark]] = {}
+    for index, mark in marks:
+        by_message.setdefault(index, []).append(mark)
+    changed = list(messages)
+    for index, own in by_message.items():
+        message = messages[index]
+        changed[index] = _unmark(message, own, hour_only=hour_only)
+    return changed
+
+
+def _unmark(
+    message: Message,
+    marks: Iterable[Mark],
+    *,
+    hour_only: bool,
+) -> Message:
     content: list[Any] = list(blocks(message))
     for place, inner in marks:
+        block = content[place]
         if inner is None:
-            content[place] = _without_mark(content[place], for_hour=for_hour)
-        else:
-            block = as_dict(content[place])
-            held = block["content"] = list(block["content"])
-            held[inner] = _without_mark(held[inner], for_hour=for_hour)
-            content[place] = block
-    return cast("Message", {**message, "content": content})
+            content[place] = _without_mark(block, hour_only=hour_only)
+            continue
+        block = as_dict(block)
+        parts = list(block["content"])
+        part = parts[inner]
+        parts[inner] = _without_mark(part, hour_only=hour_only)
+        block["content"] = parts
+        content[place] = block
+    return _with_content(message, content)
 
 
-def _without_mark(block: Block, *, for_hour: bool) -> dict[str, Any]:
-    if not for_hour:
+def _without_mark(block: Block, *, hour_only: bool) -> dict[str, Any]:
+    if not hour_only:
         return _without(block, "cache_control")
-    return {**as_dict(block), "cache_control": _without(field(block, "cache_control"), "ttl")}
+    mark = _without(field(block, "cache_control"), "ttl")
+    return {**as_dict(block), "cache_control": mark}

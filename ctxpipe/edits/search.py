@@ -8,12 +8,12 @@ from dataclasses import dataclass
 __all__ = ["LINE_CHARS", "literal_matches", "regex_matches"]
 
 LINE_CHARS = 400
-_STEP_CHARS = 2**20  # one step of a search holds the interpreter
+_STEP_CHARS = 2**20  # one step of a search blocks the interpreter
 
 
 @dataclass(slots=True)
 class _Cursor:
-    """The line of a text on which an offset lies, for offsets that only grow."""
+    """The line of a text that holds an offset, for offsets that only grow."""
 
     text: str
     number: int = 1
@@ -32,51 +32,73 @@ class _Cursor:
     @property
     def is_long(self) -> bool:
         end = self.start + LINE_CHARS + 1
-        return len(self.text) >= end and self.text.find("\n", self.start, end) < 0
+        if len(self.text) < end:
+            return False
+        return self.text.find("\n", self.start, end) < 0
 
 
 def literal_matches(pattern: str, text: str, limit: int) -> list[str]:
-    """The first *limit* lines, or parts of long lines, in which *pattern* stands, each with line
-    number and offset.
+    """The first *limit* lines, or parts of long lines, that contain *pattern*.
+
+    Each with its line number and offset.
     """
     found: list[str] = []
-    line, shown = _Cursor(text), 0
+    line = _Cursor(text)
+    shown = 0
     for offset in _occurrences(pattern, text):
         if offset < shown:
             continue
         line.advance(offset)
-        shown, match = _excerpt(text, line.number, line.start, offset, is_long=line.is_long)
-        found.append(match)
+        shown, excerpt = _excerpt(
+            text,
+            line.number,
+            line.start,
+            offset,
+            is_long=line.is_long,
+        )
+        found.append(excerpt)
         if len(found) >= limit:
             break
     return found
 
 
 def _occurrences(pattern: str, text: str) -> Iterator[int]:
-    """Where *pattern* stands in *text*; nowhere when it spans lines."""
+    """The offsets of *pattern* in *text*; none when it spans lines."""
+    if "\n" in pattern:
+        return
     start = 0
-    while "\n" not in pattern and start < len(text):
+    while start < len(text):
         stop = start + _STEP_CHARS
         offset = text.find(pattern, start, stop + len(pattern) - 1)
-        if offset >= 0:
+        if offset < 0:
+            start = stop
+        else:
             yield offset
-        start = stop if offset < 0 else offset + len(pattern)
+            start = offset + len(pattern)
 
 
-def _excerpt(text: str, number: int, start: int, offset: int, *, is_long: bool) -> tuple[int, str]:
-    """What is shown of the line at *start* around *offset*, and where the next excerpt may begin."""
-    begin = max(start, offset - LINE_CHARS // 2) if is_long else start
+def _excerpt(
+    text: str,
+    number: int,
+    start: int,
+    offset: int,
+    *,
+    is_long: bool,
+) -> tuple[int, str]:
+    """Where the next excerpt may begin, and the text shown for *offset* in the line at *start*."""
+    begin = start
+    if is_long:
+        begin = max(start, offset - LINE_CHARS // 2)
     line, *_ = text[begin : begin + LINE_CHARS].split("\n", 1)
-    end = begin + LINE_CHARS if is_long else start + len(line) + 1
-    return end, f"line {number}, offset {begin}: {line}"
+    length = LINE_CHARS if is_long else len(line) + 1
+    return begin + length, f"line {number}, offset {begin}: {line}"
 
 
 def regex_matches(texts: Sequence[str]) -> Iterator[str | dict[str, str]]:
-    """The matches of a regular expression, as `literal_matches` gives them; texts are pattern,
-    limit and text.
+    """The matches of a regular expression, as `literal_matches` gives them.
 
-    A pattern that is none is answered by ``{"error": reason}``. It may take for ever and all
-    memory: run it in a process under limits.
+    *texts* are pattern, limit and text. An invalid pattern gives ``{"error": reason}``. A search
+    may never end, and may take all memory: run it in a process with limits.
     """
     import regex
 
@@ -89,11 +111,12 @@ def regex_matches(texts: Sequence[str]) -> Iterator[str | dict[str, str]]:
     wanted = int(limit)
     for number, start, line in _lines(text):
         shown = 0
+        is_long = len(line) > LINE_CHARS
         for match in compiled.finditer(line):
-            if start + match.start() < shown:
-                continue
             offset = start + match.start()
-            shown, excerpt = _excerpt(text, number, start, offset, is_long=len(line) > LINE_CHARS)
+            if offset < shown:
+                continue
+            shown, excerpt = _excerpt(text, number, start, offset, is_long=is_long)
             yield excerpt
             wanted -= 1
             if wanted <= 0:

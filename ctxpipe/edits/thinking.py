@@ -1,9 +1,8 @@
-"""Thinking blocks after a rewritten message, which newer models refuse: find them, strip them, or
-have them dropped.
+"""Stale thinking blocks: find them, strip them, or let the API drop them.
 
-The models of late 2026 bind each thinking block to everything before it: system prompt, tools,
-messages, and the thinking blocks before it. Rewriting an older message breaks that bond for all
-thinking behind it (R8).
+The models of late 2026 sign each thinking block together with everything before it: system prompt,
+tools, messages, and earlier thinking blocks. Rewriting an older message makes the signatures of all
+later thinking stale, and newer models refuse it (R8).
 """
 
 from __future__ import annotations
@@ -39,108 +38,116 @@ Stale: TypeAlias = dict[int, int]
 """By message, the first block from which on the signatures of its thinking are stale."""
 
 
-def mark_stale(stale: Stale, messages: Sequence[Message], place: Place) -> None:
-    """Note in *stale* that the text before all thinking in *messages* at *place* and behind it has
-    changed.
-    """
-    first, block = place
+def mark_stale(
+    stale: Stale,
+    messages: Sequence[Message],
+    place: Place,
+) -> None:
+    """Note in *stale* all thinking in *messages* from *place* on, since its prefix has changed."""
+    first, start = place
     for index in range(first, len(messages)):
-        start = block if index == first else 0
-        if any(kind(held) in THINKING for held in blocks(messages[index])[start:]):
-            stale[index] = min(start, stale.get(index, start))
+        content = blocks(messages[index])
+        later = content[start:]
+        if any(kind(block) in THINKING for block in later):
+            known = stale.get(index, start)
+            stale[index] = min(start, known)
+        start = 0  # only the first message has unchanged blocks
 
 
 def shift_stale(stale: Stale, edit: Edit) -> Stale:
-    """*stale* where *edit* has taken messages out and put others in, of which the first may keep
-    its thinking.
+    """*stale* after *edit*, which removed messages and added others.
+
+    The first message that it added may have kept the thinking of the first one that it removed.
     """
     if not stale:
         return stale
     start, stop, messages = edit
     moved = len(messages) - (stop - start)
-    last = start if messages and start < stop else start - 1
-    kept = {index: block for index, block in stale.items() if index <= last}
-    return kept | {index + moved: block for index, block in stale.items() if index >= stop}
+    is_replacement = messages and start < stop
+    last = start if is_replacement else start - 1
+    shifted: Stale = {}
+    for index, block in stale.items():
+        if index <= last:
+            shifted[index] = block
+        elif index >= stop:
+            shifted[index + moved] = block
+    return shifted
 
 
 def strip(messages: list[Message], stale: Stale) -> list[Message]:
-    """*messages* without the thinking blocks that are *stale*; the very same list when there are
-    none.
+    """*messages* without the thinking blocks that are *stale*.
 
-    Whole blocks go, nothing else changes. The thinking of a tool loop that is still open stays,
-    because the API asks for it; its signature is stale all the same, so a request with it needs
-    `drop_block`.
+    The very same list comes back when there are none. Whole blocks go, nothing else changes. The
+    thinking of a tool loop that is still open stays, because the API asks for it; its signature is
+    stale nonetheless, so a request with it needs `drop_block`.
     """
     end = open_loop(messages)
-    kept = {index: _others(messages[index], start) for index, start in stale.items() if index < end}
-    # A message of nothing but thinking is broken already, and not ours to empty.
-    stripped = {
-        index: content
-        for index, content in kept.items()
-        if content and len(content) < len(blocks(messages[index]))
-    }
+    stripped: dict[int, list[Block]] = {}
+    for index, start in stale.items():
+        if index >= end:
+            continue
+        content = blocks(messages[index])
+        kept = [*content[:start]]
+        later = content[start:]
+        kept += [block for block in later if kind(block) not in THINKING]
+        # A message that holds only thinking is invalid already, and is not emptied here.
+        if kept and len(kept) < len(content):
+            stripped[index] = kept
     if not stripped:
         return messages
-    return [
-        cast("Message", {**message, "content": stripped[index]}) if index in stripped else message
-        for index, message in enumerate(messages)
-    ]
-
-
-def _others(message: Message, start: int) -> list[Block]:
-    """The blocks of *message* but for the thinking from block *start* on."""
-    return [
-        block
-        for place, block in enumerate(blocks(message))
-        if place < start or kind(block) not in THINKING
-    ]
+    changed = list(messages)
+    for index, kept in stripped.items():
+        message = {**messages[index], "content": kept}
+        changed[index] = cast("Message", message)
+    return changed
 
 
 def open_loop(messages: Sequence[Message]) -> int:
-    """Where the tool loop that is still open begins: behind the last message that a user wrote
-    himself.
+    """Where the tool loop that is still open begins: after the last message in a user's own words.
 
     The length of *messages* when no loop is open: they end with the user's own words, or with the
     assistant's.
     """
-    if not messages or not (has_results(messages[-1]) or has_calls(messages[-1])):
+    if not messages:
+        return 0
+    last = messages[-1]
+    if not has_results(last) and not has_calls(last):
         return len(messages)
-    turns = range(len(messages) - 1, -1, -1)
-    return next(
-        (
-            index + 1
-            for index in turns
-            if messages[index]["role"] == "user" and not has_results(messages[index])
-        ),
-        0,
-    )
+    for index in reversed(range(len(messages))):
+        message = messages[index]
+        if message["role"] == "user" and not has_results(message):
+            return index + 1
+    return 0
 
 
 def drop_block(request: Mapping[str, object] | None = None) -> dict[str, Any]:
-    """The arguments with which ``messages.create`` drops thinking whose bond is broken, instead of
-    refusing it.
+    """The arguments with which ``messages.create`` drops stale thinking instead of refusing it.
 
     Both the plain and the beta method take them. *request* holds the caller's own arguments as far
     as they matter (thinking, betas, extra_headers, extra_body); what is returned replaces those of
-    the same name, and carries them on. Where thinking is not configured, "adaptive" is named: the
-    models that check bonds think so by default.
+    the same name, and includes their values. Where thinking is not configured, it is set to
+    "adaptive": the default of the models that check signatures.
 
-    The API keeps no memory of it: every later request with the same messages needs it too. Empty
+    The API does not remember it: every later request with the same messages needs it too. Empty
     when thinking is configured in a way that cannot carry the control ("disabled",
     "between_tools"): strip the blocks then.
     """
     request = request or {}
     body = _mapping(request.get("extra_body"))
-    thinking = (
-        _mapping(body.get("thinking")) or _mapping(request.get("thinking")) or {"type": "adaptive"}
-    )
+    thinking = _mapping(body.get("thinking"))
+    if not thinking:
+        thinking = _mapping(request.get("thinking"))
+    if not thinking:
+        thinking = {"type": "adaptive"}
     if thinking.get("type") not in BINDABLE:
         return {}
-    binding = {**_mapping(thinking.get("block_binding")), **BLOCK_BINDING}
-    # The method's own `thinking` would do as well, but a caller who passes that too could not pass
-    # ours beside it.
+    binding = _mapping(thinking.get("block_binding"))
+    binding.update(BLOCK_BINDING)
+    thinking["block_binding"] = binding
+    # The method's own `thinking` would work too, but a caller who passes that could not pass ours
+    # as well.
     return {
-        "extra_body": {**body, "thinking": {**thinking, "block_binding": binding}},
+        "extra_body": {**body, "thinking": thinking},
         **_with_beta(request),
     }
 
@@ -148,15 +155,23 @@ def drop_block(request: Mapping[str, object] | None = None) -> dict[str, Any]:
 def _with_beta(request: Mapping[str, object]) -> dict[str, object]:
     betas = request.get("betas")
     if isinstance(betas, list | tuple):  # a header beside them would replace them
-        return {"betas": list(dict.fromkeys([*betas, BINDING_BETA]))}
+        unique = dict.fromkeys([*betas, BINDING_BETA])
+        return {"betas": list(unique)}
     headers = _mapping(request.get("extra_headers"))
-    sent = next(
-        (str(value) for name, value in headers.items() if name.lower() == "anthropic-beta"), ""
-    )
-    named = dict.fromkeys([*filter(None, map(str.strip, sent.split(","))), BINDING_BETA])
-    others = {name: value for name, value in headers.items() if name.lower() != "anthropic-beta"}
-    return {"extra_headers": {**others, "anthropic-beta": ",".join(named)}}
+    own = [name for name in headers if name.lower() == "anthropic-beta"]
+    names: list[str] = []
+    if own:
+        value = str(headers[own[0]])
+        names = [name.strip() for name in value.split(",")]
+    named = dict.fromkeys([*filter(None, names), BINDING_BETA])
+    for name in own:
+        del headers[name]
+    headers["anthropic-beta"] = ",".join(named)
+    return {"extra_headers": headers}
 
 
 def _mapping(value: object) -> dict[str, object]:
-    return dict(value) if isinstance(value, Mapping) else {}
+    """A copy of *value*; empty when it is no mapping."""
+    if not isinstance(value, Mapping):
+        return {}
+    return dict(value)

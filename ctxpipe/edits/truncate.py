@@ -1,5 +1,6 @@
-"""Shorten the middle of a history without a model: tool calls filtered, then a block deleted from
-the centre.
+"""Shorten the middle of a history without a model.
+
+First tool calls are filtered out, then a block is deleted from the centre.
 """
 
 from __future__ import annotations
@@ -57,11 +58,13 @@ __all__ = [
 ]
 
 Window: TypeAlias = Literal["average", "covering"]
-"""How much is deleted: ceil(excess / average) messages, or whole turns until the excess is covered
-(A-62).
+"""How much is deleted (A-62).
+
+Either ceil(excess / average) messages, or whole turns until the excess is covered.
 """
 
-MIDDLE_START, MIDDLE_END = Fraction(1, 6), Fraction(5, 6)
+MIDDLE_START = Fraction(1, 6)
+MIDDLE_END = Fraction(5, 6)
 
 _FOLDED = re.compile(r"<system-reminder>\n## File Context: ")
 _MOST_FOLDED = 50_000  # characters of a text that is taken for a folded file
@@ -76,12 +79,13 @@ def middle_range(
     start: Fraction | float = MIDDLE_START,
     end: Fraction | float = MIDDLE_END,
 ) -> range:
-    """The messages that lie wholly between *start* and *end* of all *tokens*, given the tokens of
-    each.
+    """The messages that lie wholly between *start* and *end* of all *tokens*.
 
-    Half-open; ``range(0, 0)`` when there are none. Source: ST-1 to ST-3, A-49.
+    *tokens* are those of each message. Half-open; ``range(0, 0)`` when there are none.
+    Source: ST-1 to ST-3, A-49.
     """
-    return _between([0, *accumulate(tokens)], Fraction(start), Fraction(end))
+    sums = [0, *accumulate(tokens)]
+    return _between(sums, Fraction(start), Fraction(end))
 
 
 def middle(
@@ -90,31 +94,43 @@ def middle(
     start: Fraction | float = MIDDLE_START,
     end: Fraction | float = MIDDLE_END,
 ) -> range:
-    """The middle of what stands behind the head, given the tokens of the first 0, 1, 2, … messages.
+    """The middle of what follows the head, given the tokens of the first 0, 1, 2, … messages.
 
     The first request and the last turn are never in it. Source: ST-18, A-49, A-63.
     """
     first = len(split_system(messages)[0])
-    found = _between(sums[first:], Fraction(start), Fraction(end))
-    inside = range(max(found.start, 1) + first, min(found.stop + first, last_turn(messages)))
-    return inside if found and inside else range(0)
+    rest = sums[first:]
+    found = _between(rest, Fraction(start), Fraction(end))
+    begin = max(found.start, 1) + first
+    stop = min(found.stop + first, last_turn(messages))
+    if not found or begin >= stop:
+        return range(0)
+    return range(begin, stop)
 
 
-def _between(sums: Sequence[int], start: Fraction, end: Fraction) -> range:
-    base, total = sums[0], sums[-1] - sums[0]
-    found = range(
-        bisect_left(sums, base + start * total), bisect_right(sums, base + end * total) - 1
-    )
-    return found if found and total else range(0)
+def _between(
+    sums: Sequence[int],
+    start: Fraction,
+    end: Fraction,
+) -> range:
+    base = sums[0]
+    total = sums[-1] - base
+    if not total:
+        return range(0)
+    first = bisect_left(sums, base + start * total)
+    stop = bisect_right(sums, base + end * total) - 1
+    if first >= stop:
+        return range(0)
+    return range(first, stop)
 
 
 def last_turn(messages: Sequence[Message]) -> int:
-    """Where the last turn begins: what the model has not answered yet, with the calls that were
-    answered in it.
-    """
+    """Where the last turn begins: unanswered messages, with the calls that were answered in it."""
     start = newest(messages)
     answers = next(tool_results(messages, start), None) is not None
-    return max(0, start - 1 if answers or start == len(messages) else start)
+    if answers or start == len(messages):
+        start -= 1
+    return max(0, start)
 
 
 def has_command(message: Message) -> bool:
@@ -130,8 +146,9 @@ def has_command(message: Message) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FileView:
-    """The result of a call that looked at a file: where it stands, the path, and the text that the
-    model saw.
+    """The result of a call that looked at a file.
+
+    Its *place* (message and block index), the *path*, and the *text* that the model saw.
     """
 
     place: tuple[int, int]
@@ -140,40 +157,46 @@ class FileView:
 
     @property
     def foldable(self) -> bool:
-        """Whether the text is a file's: no pointer to an offloaded one (A-17), and not folded
-        already.
-        """
+        """Whether the text is a file's, neither a pointer to an offloaded one nor folded (A-17)."""
         if not self.text or any_reference(self.text, MAX_SHOWN) is not None:
             return False
-        return len(self.text) > _MOST_FOLDED or not _FOLDED.match(self.text)
+        if len(self.text) > _MOST_FOLDED:
+            return True
+        return not _FOLDED.match(self.text)
 
 
 def file_views(
-    messages: Sequence[Message], tools: ReadingTools = READING_TOOLS, shell: bool = False
+    messages: Sequence[Message],
+    tools: ReadingTools = READING_TOOLS,
+    shell: bool = False,
 ) -> list[FileView]:
-    """Every file view that is answered, oldest first; *text* is "" for one with anything but text.
-    Source: A-54.
+    """Every file view that is answered, oldest first.
 
-    What a program has read is no view: it has not come before the model.
+    *text* is "" for one with anything but text. What a program has read is no view: the model has
+    not seen it. Source: A-54.
     """
-    own = (call for call in tool_calls(messages) if call.program is None)
-    calls = ((call, viewed_path(call, tools, shell)) for call in own)
-    paths = {(call.message + 1, call.id): path for call, path in calls if path is not None}
-    return [
-        FileView(result.place, path, _text(result.content))
-        for result in tool_results(messages)
-        if (path := paths.get((result.message, result.tool_use_id))) is not None
-    ]
+    paths: dict[tuple[int, str], str] = {}
+    for call in tool_calls(messages):
+        if call.program is None:
+            path = viewed_path(call, tools, shell)
+            if path is not None:
+                paths[call.message + 1, call.id] = path
+    views: list[FileView] = []
+    for result in tool_results(messages):
+        path = paths.get((result.message, result.tool_use_id))
+        if path is not None:
+            text = _only_text(result.content)
+            view = FileView(result.place, path, text)
+            views.append(view)
+    return views
 
 
-def _text(content: str | Sequence[Block] | None) -> str:
+def _only_text(content: str | Sequence[Block] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return (
-        "\n".join(read(b, "text") or "" for b in content)
-        if all(kind(b) == "text" for b in content)
-        else ""
-    )
+    if any(kind(block) != "text" for block in content):
+        return ""
+    return "\n".join(read(block, "text") or "" for block in content)
 
 
 # Parts --------------------------------------------------------------------------------------------
@@ -181,10 +204,7 @@ def _text(content: str | Sequence[Block] | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A message on its way out: what is left of message *index*.
-
-    The parts of a history are joined at the end.
-    """
+    """What is left of message *index*, until the parts of a history are joined."""
 
     index: int
     message: Message
@@ -192,11 +212,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What may be touched, as indices of the history: the *middle*, and what must *stay* exactly as
-    it is.
+    """What may be edited, as indices of the history.
 
-    Thinking may be taken out of messages in *movable*: in the middle, and in no tool loop that is
-    still open (R8). What is *pinned* stays although it lies in the middle (R4c).
+    The *middle* may, and what is in *stay* must not be touched at all. Thinking may be taken out of
+    messages in *movable*: in the middle, and in no tool loop that is still open (R8). What is
+    *pinned* stays although it lies in the middle (R4c).
     """
 
     middle: range
@@ -213,73 +233,101 @@ def ground(
     strict: bool = False,
     pinned: AbstractSet[int] = frozenset(),
 ) -> Ground:
-    """The ground around *middle*, as far as it lies behind the first *protected* messages.
+    """What may be edited of *middle*, as far as it lies after the first *protected* messages.
 
     The first request, the last turn and the messages *pinned* stay as they are; with *strict* so
     does every message outside the middle, which then is not even merged with.
     """
-    middle = (
-        range(max(middle.start, protected), middle.stop) if middle.stop > protected else range(0)
-    )
-    ends = {len(split_system(messages)[0]), *range(last_turn(messages), len(messages))}
-    stay = frozenset(range(len(messages))) - frozenset(middle) if strict else frozenset(ends)
+    if middle.stop > protected:
+        start = max(middle.start, protected)
+        middle = range(start, middle.stop)
+    else:
+        middle = range(0)
+    every = range(len(messages))
+    if strict:
+        stay = frozenset(every) - frozenset(middle)
+    else:
+        first = len(split_system(messages)[0])
+        last = last_turn(messages)
+        stay = frozenset({first, *every[last:]})
+    movable_end = min(middle.stop, open_loop(messages))
     return Ground(
-        middle, stay | pinned, range(middle.start, min(middle.stop, open_loop(messages))), pinned
+        middle=middle,
+        stay=stay | pinned,
+        movable=range(middle.start, movable_end),
+        pinned=pinned,
     )
 
 
 def joined(parts: Sequence[Part]) -> list[Message]:
-    """The messages that *parts* make: neighbours of the same role merged where messages between
-    them are gone.
+    """The messages that *parts* make.
 
-    Results come first, and of the second message no thinking is taken along, since it would move.
-    Source: A-52, R8.
+    Neighbours of the same role are merged where messages between them are gone. Results come first,
+    and the thinking of the second message is left out, since it would move. Source: A-52, R8.
     """
     messages: list[Message] = []
-    for before, part in zip([None, *parts], parts, strict=False):
-        if before is not None and _meets(before, part):
-            content = [
-                *as_blocks(messages[-1]),
-                *(b for b in as_blocks(part.message) if kind(b) not in THINKING),
-            ]
-            messages[-1] = _with(
-                messages[-1], sorted(content, key=lambda block: kind(block) != "tool_result")
-            )
+    previous = None
+    for part in parts:
+        if previous is not None and _meets(previous, part):
+            message = messages.pop()
+            messages.append(_merge(message, part.message))
         else:
             messages.append(part.message)
+        previous = part
     return messages
+
+
+def _merge(first: Message, second: Message) -> Message:
+    content = [*as_blocks(first)]
+    added = as_blocks(second)
+    content += [block for block in added if kind(block) not in THINKING]
+    content.sort(key=lambda block: kind(block) != "tool_result")
+    return _with_content(first, content)
 
 
 def _meets(one: Part, other: Part) -> bool:
     """Whether two neighbouring parts have the same role, and had other messages between them."""
-    return one.message["role"] == other.message["role"] and other.index > one.index + 1
+    if other.index <= one.index + 1:
+        return False
+    return one.message["role"] == other.message["role"]
 
 
 # The API takes a system message only after the user's, and before the assistant's.
 _MISPLACED = frozenset({("assistant", "system"), ("system", "user")})
 
 
-def _fits(parts: Sequence[Part], ground: Ground, *, merging: bool = True) -> bool:
-    """Whether *parts* can stand one behind the other.
+def _fits(
+    parts: Sequence[Part],
+    ground: Ground,
+    *,
+    merging: bool = True,
+) -> bool:
+    """Whether *parts* can follow each other.
 
     Without *merging*, whether their roles differ where they meet.
     """
     for one, other in pairwise(parts):
         if other.index == one.index + 1:
             continue
-        if (one.message["role"], other.message["role"]) in _MISPLACED:
+        roles = (one.message["role"], other.message["role"])
+        if roles in _MISPLACED:
             return False
-        if _meets(one, other) and not (merging and _joinable(one, other, ground)):
+        if not _meets(one, other):
+            continue
+        if not merging or not _joinable(one, other, ground):
             return False
     return True
 
 
 def _joinable(one: Part, other: Part, ground: Ground) -> bool:
-    untouched = one.index not in ground.stay and other.index not in ground.stay
-    return untouched and (other.index in ground.movable or not has_thinking(other.message))
+    if one.index in ground.stay or other.index in ground.stay:
+        return False
+    if other.index in ground.movable:
+        return True
+    return not has_thinking(other.message)
 
 
-def _with(message: Message, content: Sequence[Block]) -> Message:
+def _with_content(message: Message, content: Sequence[Block]) -> Message:
     return cast("Message", {**message, "content": list(content)})
 
 
@@ -295,85 +343,128 @@ class Filtered:
 
 
 def filter_calls(
-    messages: Sequence[Message], ground: Ground, views: Collection[tuple[int, int]] = ()
+    messages: Sequence[Message],
+    ground: Ground,
+    views: Collection[tuple[int, int]] = (),
 ) -> Filtered:
-    """Delete every tool call whose call and result both lie in the middle, except the file views at
-    *views*.
+    """Delete each tool call that lies in the middle with its result, except the file views *views*.
 
     All text stays. Thinking goes with its call when nothing else is left, and where a merge would
     move it. A call is spared where its removal would touch a message that must stay, or move
     thinking that may not move. Source: ST-4 to ST-8, A-50 to A-53, R8.
     """
-    viewing = {
-        (index - 1, str(read(blocks(messages[index])[place], "tool_use_id")))
-        for index, place in views
-    }
-    parts: list[
-        Part
-    ] = []  # from the last to the first: whether a call may go depends on what follows it
-    calls, index = 0, len(messages) - 1
+    viewing: set[tuple[int, str]] = set()
+    for index, place in views:
+        view = blocks(messages[index])[place]
+        call = str(read(view, "tool_use_id"))
+        viewing.add((index - 1, call))
+    # From the last to the first: whether a call may go depends on what follows it.
+    parts: list[Part] = []
+    calls = 0
+    index = len(messages) - 1
     while index >= 0:
-        free = all(
-            place in ground.middle and place not in ground.pinned for place in (index - 1, index)
-        )
-        going = _going(messages, index - 1, viewing) if free else ()
-        rest = _rest(messages, index - 1, going)
-        before = [Part(index - 2, messages[index - 2])] if index >= 2 else []
-        if going and _fits([*before, *rest, *parts[-1:]], ground):
-            calls += len(going)
-            index -= 2
-        else:
-            rest = [Part(index, messages[index])]
-            index -= 1
-        parts += reversed(rest)
+        going = _removable_calls(messages, index - 1, ground, viewing)
+        if going:
+            rest = _without_calls(messages, index - 1, going)
+            neighbours = [*rest, *parts[-1:]]
+            if index >= 2:
+                before = Part(index - 2, messages[index - 2])
+                neighbours.insert(0, before)
+            if _fits(neighbours, ground):
+                parts += reversed(rest)
+                calls += len(going)
+                index -= 2
+                continue
+        parts.append(Part(index, messages[index]))
+        index -= 1
     parts.reverse()
-    return Filtered(_unmoved(parts) if calls else parts, calls)
+    if calls:
+        parts = _without_moving_thinking(parts)
+    return Filtered(parts, calls)
 
 
-def _going(
-    messages: Sequence[Message], index: int, viewing: AbstractSet[tuple[int, str]]
-) -> frozenset[str]:
-    """The ids of the calls of message *index* that are no file views, and no part of a running
-    program.
+def _removable_calls(
+    messages: Sequence[Message],
+    index: int,
+    ground: Ground,
+    viewing: AbstractSet[tuple[int, str]],
+) -> AbstractSet[str]:
+    """The ids of the calls of message *index* that are no file views, nor part of a program.
+
+    None where the message or the one with the results must not be edited.
     """
-    calls = tool_calls(messages, index, index + 1)
-    return frozenset(
-        call.id for call in calls if call.program is None and (index, call.id) not in viewing
-    )
+    for place in (index, index + 1):
+        if place not in ground.middle or place in ground.pinned:
+            return frozenset()
+    going: set[str] = set()
+    for call in tool_calls(messages, index, index + 1):
+        if call.program is None and (index, call.id) not in viewing:
+            going.add(call.id)
+    return going
 
 
-def _rest(messages: Sequence[Message], index: int, going: Collection[str]) -> list[Part]:
+def _without_calls(
+    messages: Sequence[Message],
+    index: int,
+    going: Collection[str],
+) -> list[Part]:
     """What is left of the calling message *index* and of its answer when the calls *going* go."""
-    if not going:
-        return []
-    said = [
-        b
-        for b in blocks(messages[index])
-        if kind(b) != "tool_use" or str(read(b, "id")) not in going
-    ]
+    call = Part(index, messages[index])
+    result = Part(index + 1, messages[index + 1])
+    said = _other_blocks(call.message, "tool_use", "id", going)
     while said and kind(said[-1]) in THINKING:
         said.pop()
-    results = blocks(messages[index + 1])
-    answered = [
-        b for b in results if kind(b) != "tool_result" or str(read(b, "tool_use_id")) not in going
-    ]
-    contents = ((index, said), (index + 1, answered))
-    return [Part(place, _with(messages[place], content)) for place, content in contents if content]
+    answer = _other_blocks(result.message, "tool_result", "tool_use_id", going)
+    parts: list[Part] = []
+    if said:
+        parts.append(_change_content(call, said))
+    if answer:
+        parts.append(_change_content(result, answer))
+    return parts
 
 
-def _unmoved(parts: Sequence[Part]) -> list[Part]:
-    """*parts* without the thinking that would move when they are joined, so that their sizes are
-    what they will be.
+def _other_blocks(
+    message: Message,
+    name: str,
+    key: str,
+    going: Collection[str],
+) -> list[Block]:
+    """The blocks of *message*, except those of the kind *name* whose *key* is in *going*."""
+    kept: list[Block] = []
+    for block in blocks(message):
+        goes = kind(block) == name and str(read(block, key)) in going
+        if not goes:
+            kept.append(block)
+    return kept
+
+
+def _without_moving_thinking(parts: Sequence[Part]) -> list[Part]:
+    """*parts* without the thinking that would move when they are joined.
+
+    So their sizes are already what they will be.
     """
-    return [
-        Part(
-            part.index,
-            _with(part.message, [b for b in blocks(part.message) if kind(b) not in THINKING]),
-        )
-        if before is not None and _meets(before, part) and has_thinking(part.message)
-        else part
-        for before, part in zip([None, *parts], parts, strict=False)
-    ]
+    kept: list[Part] = []
+    previous = None
+    for part in parts:
+        if previous is not None and _meets(previous, part):
+            kept.append(_without_thinking(part))
+        else:
+            kept.append(part)
+        previous = part
+    return kept
+
+
+def _without_thinking(part: Part) -> Part:
+    if not has_thinking(part.message):
+        return part
+    content = blocks(part.message)
+    kept = [block for block in content if kind(block) not in THINKING]
+    return _change_content(part, kept)
+
+
+def _change_content(part: Part, content: Sequence[Block]) -> Part:
+    message = _with_content(part.message, content)
+    return Part(part.index, message)
 
 
 # Deleting -----------------------------------------------------------------------------------------
@@ -381,8 +472,9 @@ def _unmoved(parts: Sequence[Part]) -> list[Part]:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Places of parts that go together, or stay: a turn's call with its results, or a single
-    message.
+    """Places of parts that go together, or stay.
+
+    A turn's call with its results, or a single message.
     """
 
     span: range
@@ -401,57 +493,87 @@ def delete_centre(
 ) -> list[Part]:
     """Delete one block from the centre of the middle outwards, in one pass: whole turns and pairs.
 
-    *sizes* are the tokens of each part. With "average" the block has ceil(excess / average of the middle) messages,
-    with "covering" at least as many, and whole turns whose sizes cover the excess. It is widened
-    until roles alternate at its edges; where that is not possible the neighbours are merged. A
-    message with a user's ``<command>`` stays as a hole in it. *marker* is put behind the user's
-    words before it (A-67).
+    *sizes* are the tokens of each part. With "average" the block has ceil(excess / average of the
+    middle) messages, with "covering" at least as many, and whole turns whose sizes cover the
+    excess. It is widened until roles alternate at its edges; where that is not possible the
+    neighbours are merged. A message with a user's ``<command>`` stays as a hole in it. *marker* is
+    put after the user's words before it (A-67).
 
     The very same list comes back when nothing can go. Source: ST-13 to ST-19, A-62, A-63.
     """
     units = _units(parts, sizes, ground)
     free = [unit for unit in units if not unit.stays]
-    tokens, count = sum(unit.tokens for unit in free), sum(len(unit.span) for unit in free)
+    tokens = sum(unit.tokens for unit in free)
     if excess <= 0 or not tokens:
         return parts
-    wanted = _centred(units, -(-excess * count // tokens), excess if window == "covering" else 0)
+    total = excess * sum(len(unit.span) for unit in free)
+    messages = -(-total // tokens)  # rounded up
+    covering = excess if window == "covering" else 0
+    wanted = _around_centre(units, messages, covering)
     for block, merging in _candidates(wanted, len(units)):
-        span = range(units[block.start].span.start, units[block.stop - 1].span.stop)
-        holes = [
-            parts[i] for unit in units[block.start : block.stop] if unit.stays for i in unit.span
-        ]
-        if _fits([parts[span.start - 1], *holes, parts[span.stop]], ground, merging=merging):
-            return _unmoved(
-                [*_marked(parts[: span.start], marker, ground), *holes, *parts[span.stop :]]
-            )
+        chosen = units[block.start : block.stop]
+        start = chosen[0].span.start
+        stop = chosen[-1].span.stop
+        holes: list[Part] = []
+        for unit in chosen:
+            if unit.stays:
+                holes += parts[unit.span.start : unit.span.stop]
+        edge = [parts[start - 1], *holes, parts[stop]]
+        if _fits(edge, ground, merging=merging):
+            before = _add_marker(parts[:start], marker, ground)
+            after = parts[stop:]
+            return _without_moving_thinking([*before, *holes, *after])
     return parts
 
 
-def _units(parts: Sequence[Part], sizes: Sequence[int], ground: Ground) -> list[_Unit]:
-    """The middle as turns that can go; what began before it or ends behind it is left out."""
+def _units(
+    parts: Sequence[Part],
+    sizes: Sequence[int],
+    ground: Ground,
+) -> list[_Unit]:
+    """The middle as units; what begins before it or ends after it is left out."""
     inside = [place for place, part in enumerate(parts) if part.index in ground.middle]
-    first, end = (inside[0], inside[-1] + 1) if inside else (0, 0)
+    if not inside:
+        return []
+    first = inside[0]
+    last = inside[-1]
     units: list[_Unit] = []
     for span in groups([part.message for part in parts]):
-        if span.start >= first and span.stop <= end:
-            stays = any(
-                parts[i].index in ground.pinned or has_command(parts[i].message) for i in span
-            )
-            units.append(_Unit(span, sum(sizes[span.start : span.stop]), stays))
+        if span.start < first or span.stop > last + 1:
+            continue
+        own = parts[span.start : span.stop]
+        tokens = sum(sizes[span.start : span.stop])
+        stays = any(_stays(part, ground) for part in own)
+        units.append(_Unit(span, tokens, stays))
     return units
 
 
-def _centred(units: Sequence[_Unit], messages: int, tokens: int) -> range:
-    """Units around the centre: enough to hold that many *messages* and *tokens* that can go, or
-    all.
-    """
-    edges = [unit.span.start for unit in units] + [units[-1].span.stop]
+def _stays(part: Part, ground: Ground) -> bool:
+    return part.index in ground.pinned or has_command(part.message)
+
+
+def _around_centre(
+    units: Sequence[_Unit],
+    messages: int,
+    tokens: int,
+) -> range:
+    """Units around the centre: enough to delete that many *messages* and *tokens*, or all."""
+    edges = [unit.span.start for unit in units]
+    edges.append(units[-1].span.stop)
     centre = (edges[0] + edges[-1]) / 2
-    low = high = min(range(len(edges)), key=lambda place: abs(edges[place] - centre))
+    distances = [abs(edge - centre) for edge in edges]
+    low = distances.index(min(distances))
+    high = low
     while (messages > 0 or tokens > 0) and high - low < len(units):
-        leftwards = low > 0 and (high == len(units) or centre - edges[low] <= edges[high] - centre)
-        low, high = (low - 1, high) if leftwards else (low, high + 1)
-        unit = units[low if leftwards else high - 1]
+        can_grow_left = low > 0
+        can_grow_right = high < len(units)
+        is_left_nearer = centre - edges[low] <= edges[high] - centre
+        if can_grow_left and (is_left_nearer or not can_grow_right):
+            low -= 1
+            unit = units[low]
+        else:
+            unit = units[high]
+            high += 1
         if not unit.stays:
             messages -= len(unit.span)
             tokens -= unit.tokens
@@ -459,43 +581,64 @@ def _centred(units: Sequence[_Unit], messages: int, tokens: int) -> range:
 
 
 def _candidates(wanted: range, units: int) -> Iterator[tuple[range, bool]]:
-    """Blocks near the one *wanted*, the best first, each with whether neighbours may be merged at
-    it.
-    """
+    """Blocks near the one *wanted*, the best first, each with whether its edges may be merged."""
     for more in range(3):
-        yield from ((block, False) for block in _widened(wanted, more, units))
+        for block in _widen(wanted, more, units):
+            yield block, False
     for more in range(_MOST_WIDENING):
-        yield from ((block, True) for block in _widened(wanted, more, units))
+        for block in _widen(wanted, more, units):
+            yield block, True
     for less in range(1, min(len(wanted), _MOST_WIDENING)):
-        yield from (
-            (range(wanted.start + left, wanted.stop - less + left), True)
-            for left in range(less + 1)
-        )
+        for left in range(less + 1):
+            start = wanted.start + left
+            stop = start + len(wanted) - less
+            yield range(start, stop), True
 
 
-def _widened(wanted: range, more: int, units: int) -> Iterator[range]:
+def _widen(wanted: range, more: int, units: int) -> Iterator[range]:
+    """The blocks of *more* units that contain the one *wanted*."""
     for left in range(more + 1):
-        if left <= wanted.start and wanted.stop + more - left <= units:
-            yield range(wanted.start - left, wanted.stop + more - left)
+        start = wanted.start - left
+        stop = start + len(wanted) + more
+        if start >= 0 and stop <= units:
+            yield range(start, stop)
 
 
-def _marked(parts: list[Part], marker: str, ground: Ground) -> list[Part]:
-    """*parts* with *marker* behind the last words or results of the user that are not pinned.
+def _add_marker(
+    parts: list[Part],
+    marker: str,
+    ground: Ground,
+) -> list[Part]:
+    """*parts* with *marker* after the last words or results of the user that are not pinned.
 
-    As they are for "".
+    The very same list for "".
     """
-    at_work = {place for span in server_spans([part.message for part in parts]) for place in span}
-    users = (
-        i
-        for i in range(len(parts) - 1, -1, -1)
-        if parts[i].message["role"] == "user" and i not in at_work
-    )
-    place = next((i for i in users if parts[i].index not in ground.pinned), None)
-    if not marker or place is None or marker in texts(parts[place].message):
+    if not marker:
         return parts
-    index, message = parts[place].index, parts[place].message
-    part = Part(index, _with(message, [*as_blocks(message), {"type": "text", "text": marker}]))
-    return [*parts[:place], part, *parts[place + 1 :]]
+    place = _marker_place(parts, ground)
+    if place < 0:
+        return parts
+    part = parts[place]
+    if marker in texts(part.message):
+        return parts
+    block = {"type": "text", "text": marker}
+    content = [*as_blocks(part.message), block]
+    marked = _change_content(part, content)
+    return [*parts[:place], marked, *parts[place + 1 :]]
+
+
+def _marker_place(parts: Sequence[Part], ground: Ground) -> int:
+    """The place of the last part of the user's that may be changed, -1 when there is none."""
+    at_work: set[int] = set()
+    for span in server_spans([part.message for part in parts]):
+        at_work.update(span)
+    for place in reversed(range(len(parts))):
+        part = parts[place]
+        if part.message["role"] != "user" or place in at_work:
+            continue
+        if part.index not in ground.pinned:
+            return place
+    return -1
 
 
 # Reports ------------------------------------------------------------------------------------------
@@ -508,20 +651,21 @@ def held(
     ground: Ground,
     overhead: int,
 ) -> str:
-    """What holds the tokens that could not be removed, the largest share first.
+    """What takes the tokens that could not be removed, the largest share first.
 
     *parts* are what is left of *messages*, *sizes* their tokens.
     """
-    first, last = len(split_system(messages)[0]), last_turn(messages)
+    first = len(split_system(messages)[0])
+    last = last_turn(messages)
     shares = {"the system prompt and the tools": overhead}
     for part, tokens in zip(parts, sizes, strict=True):
-        name = _place(part.index, first, last, ground.middle)
+        name = _region(part.index, first, last, ground.middle)
         shares[name] = shares.get(name, 0) + tokens
     largest = sorted(shares.items(), key=lambda share: -share[1])
     return ", ".join(f"{tokens:,} tokens in {name}" for name, tokens in largest if tokens)
 
 
-def _place(index: int, first: int, last: int, middle: range) -> str:
+def _region(index: int, first: int, last: int, middle: range) -> str:
     if index < first:
         return "the system messages"
     if index >= last:
@@ -530,29 +674,37 @@ def _place(index: int, first: int, last: int, middle: range) -> str:
         return "the first request"
     if index in middle:
         return "file views, commands and texts of the middle"
-    return (
-        "what stands behind the middle" if index >= middle.stop else "what stands before the middle"
-    )
+    if index >= middle.stop:
+        return "what follows the middle"
+    return "what precedes the middle"
 
 
 # Without counting ---------------------------------------------------------------------------------
 
 
-def truncate_conversation(messages: list[Message], fraction: float | Fraction) -> list[Message]:
-    """*messages* without that *fraction* of those behind the first request: the oldest, an even
-    number of them.
+def truncate_conversation(
+    messages: list[Message],
+    fraction: float | Fraction,
+) -> list[Message]:
+    """*messages* without the oldest after the first request: that *fraction*, an even number.
 
     The head, the first request and all from a summary of the server's on stay. A cut between a call
     and its result moves back, so that fewer go. The very same list comes back when none goes.
     Source: CM-4, UP-21, A-66.
     """
     first = len(split_system(messages)[0]) + 1
-    going = int((len(messages) - first) * Fraction(str(fraction))) // 2 * 2
+    later = len(messages) - first
+    going = int(later * Fraction(str(fraction)))
+    going = max(0, going // 2 * 2)
     # What the server has summarized, and what it reads of that, stays.
-    summary = next(
-        (i for i in range(first, len(messages)) if has_compaction(messages[i])), len(messages)
-    )
-    wanted = min(first + max(0, going), summary)
-    edges = [*(span.start for span in groups(messages)), len(messages)]
-    stop = max((edge for edge in edges if edge <= wanted), default=first)
-    return [*messages[:first], *messages[stop:]] if stop > first else messages
+    summary = first
+    while summary < len(messages) and not has_compaction(messages[summary]):
+        summary += 1
+    wanted = min(first + going, summary)
+    stop = first
+    for span in groups(messages):
+        if first < span.stop <= wanted:
+            stop = span.stop
+    if stop == first:
+        return messages
+    return [*messages[:first], *messages[stop:]]
