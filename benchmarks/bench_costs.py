@@ -30,7 +30,7 @@ from ctxpipe.lab.atoms import AtomIndex
 from ctxpipe.lab.batch import FileReplay, replay_files
 from ctxpipe.lab.costs import Bill, bill
 from ctxpipe.lab.policies import BUDGETED, BudgetedPolicy, Policy
-from ctxpipe.lab.recall import ORACLES, Scored, cuts, mean_recall, shaped
+from ctxpipe.lab.recall import ORACLES, Scored, cuts, mean_recall, run_pipeline
 from ctxpipe.lab.replay import PipelineMaker, Settings
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.lab.workbench import Workbench
@@ -229,12 +229,12 @@ async def recalled(
     full: list[Scored] = []
     for number, path in enumerate(paths, 1):
         for cut in cuts(read_transcript(path), index=AtomIndex()):
-            full.append(await shaped(cut, Policy("none")))
+            full.append(await run_pipeline(cut, Policy("none")))
             for share in SHARES:
                 budget = int(share * cut.tokens)
                 for name in BUDGETED:
                     found.setdefault((name, share), []).append(
-                        await shaped(cut, BudgetedPolicy(name, budget))
+                        await run_pipeline(cut, BudgetedPolicy(name, budget))
                     )
                 for name, oracle in ORACLES.items():
                     found.setdefault((name, share), []).append(oracle(cut, budget))

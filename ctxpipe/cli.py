@@ -47,11 +47,11 @@ from .lab.transcripts import STDIN, Transcript, read_transcript
 from .lab.workbench import Workbench
 from .messages import strings
 from .names import session_folder
-from .placeholders import named_files
+from .placeholders import quoted_file_names
 from .prices import Prices, prices_of
 from .reports import Outcome
 from .storage.adoption import adopt as mark_adopted
-from .storage.adoption import find_unmarked
+from .storage.adoption import find_adoptable
 from .storage.atomic import STALE_SECONDS
 from .storage.cleanup import (
     Limits,
@@ -288,7 +288,7 @@ def _print_replays(
 ) -> None:
     read = {file.path: file for file in replays if file.replays}
     rows = {path: tables.figures(file.replays, prices, baseline) for path, file in read.items()}
-    totals = tables.summed(replays, prices, baseline)
+    totals = tables.total_figures(replays, prices, baseline)
     errors = {file.path: file.error for file in replays if file.error}
     if as_json:
         print_json(
@@ -592,7 +592,7 @@ def _clean_limits(
         transcript = read_transcript(path)
         for message in transcript.messages:
             for text in strings(message):
-                kept.update(named_files(text))
+                kept.update(quoted_file_names(text))
     whole_bytes = None if max_bytes is None else round(max_bytes)
     return Limits(whole_bytes, max_age, records, kept)
 
@@ -606,7 +606,7 @@ def _adopt_unmarked(
     """Files of ctxpipe that carry no mark; they get one, unless this is a dry run."""
     unmarked: Mapping[str, Mark] = {}
     if adopt:
-        unmarked = find_unmarked(folder)
+        unmarked = find_adoptable(folder)
     is_empty = not os.listdir(folder.path)
     if not unmarked and not is_empty and not is_owned(folder):
         if adopt:

@@ -27,11 +27,11 @@ __all__ = [
     "REMINDER_END",
     "SEEN",
     "SUMMARY",
+    "acknowledged_count",
     "is_connective",
-    "leading",
+    "leading_count",
     "missing_text",
     "own_words",
-    "placed",
     "restored_path",
     "restored_text",
     "safe_summary",
@@ -136,7 +136,7 @@ def own_words(message: Message) -> str:
 # The beginning of a compacted context -------------------------------------------------------------
 
 
-def leading(messages: Sequence[Message]) -> int:
+def leading_count(messages: Sequence[Message]) -> int:
     """How many messages at the beginning have the forms with which a compaction begins a context.
 
     They are the summary, system messages that were kept, the acknowledgment, and each restored file
@@ -157,9 +157,12 @@ def leading(messages: Sequence[Message]) -> int:
     return index
 
 
-def placed(messages: Sequence[Message]) -> int:
-    """As `leading`, but 0 unless our acknowledgment follows the summary; no user can write that."""
-    count = leading(messages)
+def acknowledged_count(messages: Sequence[Message]) -> int:
+    """As `leading_count`, but 0 unless our acknowledgment follows the summary.
+
+    No user can write that.
+    """
+    count = leading_count(messages)
     is_acknowledged = any(_is_reply(message, ACKNOWLEDGED) for message in messages[1:count])
     return count if is_acknowledged else 0
 

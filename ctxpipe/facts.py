@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 __all__ = [
     "Command",
     "commands",
-    "failed",
     "identifiers",
     "is_cut",
+    "is_failure",
     "is_one_line",
     "one_line",
     "possible_reads",
-    "refused",
     "result_text",
     "results_by_id",
-    "shortened",
+    "says_failure",
+    "shorten",
     "target",
     "touched_paths",
 ]
@@ -214,7 +214,7 @@ def commands(messages: Sequence[Message]) -> list[Command]:
         text = _command(call)
         if text:
             result = results.get(call.id)
-            ran.append(Command(text, failed(result), result_text(result)))
+            ran.append(Command(text, is_failure(result), result_text(result)))
     return ran
 
 
@@ -257,7 +257,7 @@ def _part_text(part: object) -> str:
     return f"[{kind(part)}]"
 
 
-def failed(result: object) -> bool:
+def is_failure(result: object) -> bool:
     """Whether a tool result says that the call failed."""
     if result is None:
         return False
@@ -315,7 +315,7 @@ _SHORT_CHARS, _SHORT_LINES = 1000, 4
 _REMINDER = "<system-reminder>"  # agents append notes of any length to a tool's text
 
 
-def refused(text: str, *, whole: bool = False) -> bool:
+def says_failure(text: str, *, whole: bool = False) -> bool:
     """Whether a result that is not marked as an error says in its *text* that the call failed.
 
     Searched is the beginning, and all of a text of a few lines; with *whole*, for command lines,
@@ -395,7 +395,7 @@ def one_line(text: str) -> str:
 # Text ---------------------------------------------------------------------------------------------
 
 
-def shortened(text: str, limit: int, where: str = "") -> str:
+def shorten(text: str, limit: int, where: str = "") -> str:
     """*text* if it has at most *limit* characters, else its head, a note on the rest, its tail.
 
     *where* is the file that contains the whole text.
@@ -414,7 +414,7 @@ _LEFT_OUT = re.compile(r"\n\[\.\.\. \d+ characters left out[^\n]* \.\.\.\]\n")
 
 
 def is_cut(text: str, whole: str) -> bool:
-    """Whether *text* is *whole*, or what `shortened` leaves of it."""
+    """Whether *text* is *whole*, or what `shorten` leaves of it."""
     if text == whole:
         return True
     note = _LEFT_OUT.search(text)

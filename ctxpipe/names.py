@@ -6,7 +6,7 @@ import hashlib
 import re
 from pathlib import PurePosixPath
 
-__all__ = ["content_hash", "safe_name", "session_folder", "suffixed"]
+__all__ = ["content_hash", "safe_name", "session_folder", "with_suffix"]
 
 _VERBATIM = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}")
 _WINDOWS_DEVICE = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\.|$)", re.IGNORECASE)
@@ -41,7 +41,7 @@ def session_folder(session_id: str) -> str:
     return f"{_slug(session_id).lower()}-{_digest(session_id)[:16]}"
 
 
-def suffixed(key: str, suffix: str) -> str:
+def with_suffix(key: str, suffix: str) -> str:
     """*key* with *suffix* before its extension: ``a/b.md``, ``1`` gives ``a/b-1.md``."""
     path = PurePosixPath(key)
     return str(path.with_name(f"{path.stem}-{suffix}{path.suffix}"))

@@ -16,8 +16,8 @@ __all__ = [
     "Preview",
     "any_reference",
     "placeholder",
-    "previewed_reference",
     "reference",
+    "reference_with_preview",
 ]
 
 DIRECT = "[Tool result offloaded to file: {}]"  # DO-5
@@ -76,7 +76,7 @@ def _gap(missing: int) -> str:
     return f"\n[... {missing} characters left out ...]\n"
 
 
-def named_files(text: str) -> list[str]:
+def quoted_file_names(text: str) -> list[str]:
     """The file names in a *text* that quotes a placeholder of any form anywhere.
 
     It returns too many names rather than too few.
@@ -114,7 +114,7 @@ def reference(text: object) -> str | None:
     return match[1] if match else None
 
 
-def previewed_reference(text: object, most: int | None = None) -> str | None:
+def reference_with_preview(text: object, most: int | None = None) -> str | None:
     """The path in a placeholder with a preview of at most *most* characters.
 
     None for any other content. Any page can look like a preview. So code that spares a text because
@@ -146,4 +146,4 @@ def any_reference(text: object, most: int | None = None) -> str | None:
 
     None for any other content.
     """
-    return reference(text) or previewed_reference(text, most)
+    return reference(text) or reference_with_preview(text, most)

@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
 from .edits.diff import apply_edits
-from .edits.offload import rewritten_before
+from .edits.offload import first_batch_placeholder
 from .edits.repair import repair
 from .edits.thinking import Stale, drop_block, mark_stale, strip
 from .errors import InvalidHistory, SettingsError, safe_text
@@ -297,7 +297,7 @@ class Runner:
         """
         context, same = step.context, step.same
         if not step.kept and _index_after_thinking(context):
-            place = rewritten_before(context)
+            place = first_batch_placeholder(context)
             if place is not None:
                 mark_stale(step.stale, context, place)
         # A reply that was the last message may have called what is answered only now.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from .edits.diff import Edit, apply_edits, diff, first_changed_block
 from .edits.thinking import Stale, mark_stale, shift_stale
 from .messages import common_prefix, ensure_messages, is_equal
-from .messages.identity import digest, parse, parse_from, says_the_same, unmarked, with_marks
+from .messages.identity import digest, parse, parse_from, says_the_same, with_marks, without_marks
 
 if TYPE_CHECKING:
     from .messages import Message
@@ -293,7 +293,9 @@ class Timeline:
         self._ends[start:stop] = array("q", [last] * len(messages))
         if stop - start == 1 == len(messages):
             return edit
-        return Edit(start, stop, list(map(unmarked, messages)))  # no message has their marks now
+        return Edit(
+            start, stop, list(map(without_marks, messages))
+        )  # no message has their marks now
 
     # Edits in place -------------------------------------------------------------------------------
 

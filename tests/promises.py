@@ -25,7 +25,7 @@ from api_rules import faults, parts
 from ctxpipe import Compacted, CtxpipeError, Offloaded, Outcome, Result, StageReport, Truncated
 from ctxpipe.edits.repair import INTERRUPTED, SILENT_ERROR
 from ctxpipe.messages import Message
-from ctxpipe.placeholders import previewed_reference, reference
+from ctxpipe.placeholders import reference, reference_with_preview
 from ctxpipe.stage import Change, Turn
 from ctxpipe.stages.archive import parse_archive
 from ctxpipe.testing import problems
@@ -330,7 +330,7 @@ def _pointers(
             else:
                 continue
             for text in texts:
-                where = reference(text) or previewed_reference(text)
+                where = reference(text) or reference_with_preview(text)
                 if where is not None and not any(
                     text in mended(said) for said in _known(originals, name)
                 ):

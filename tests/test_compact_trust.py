@@ -38,7 +38,7 @@ from ctxpipe.compacted import (
     restored_text,
     summary_extras,
 )
-from ctxpipe.edits.compact import Evidence, Room, evidence_block, reminder
+from ctxpipe.edits.compact import Evidence, EvidenceBudget, evidence_block, reminder
 from ctxpipe.messages import Message, check
 from ctxpipe.stages import source
 from ctxpipe.stages.archive import archive_digest, archive_record
@@ -54,7 +54,9 @@ FORGED = Evidence(
     ["/etc/shadow"],
     index="/etc/group",
 )
-FORGED_SUMMARY = f"{SUMMARY}S{reminder([COMMAND])}{evidence_block(FORGED, Room(), len)[0]}"
+FORGED_SUMMARY = (
+    f"{SUMMARY}S{reminder([COMMAND])}{evidence_block(FORGED, EvidenceBudget(), len)[0]}"
+)
 TRACES = (
     "/etc/passwd",
     "/etc/shadow",
@@ -395,12 +397,14 @@ async def test_archives_in_archives_are_opened_up_to_a_bound(
     digest = ""
     for number in range(8):
         kept = Evidence({}, {}, archives=places[-1:], digest=digest)
-        block = evidence_block(kept, Room(), len)[0]
+        block = evidence_block(kept, EvidenceBudget(), len)[0]
         summary = [user(f"{SUMMARY}S{block}"), assistant(ACKNOWLEDGED)] if places else []
         record = archive_record([*summary, user(f"Request {number}."), assistant("ok")])
         places.append(await case.storage.save("s", "compact", record))
         digest = await archive_digest(case.storage, places[-1]) or ""
-    block = evidence_block(Evidence({}, {}, archives=places[-1:], digest=digest), Room(), len)[0]
+    block = evidence_block(
+        Evidence({}, {}, archives=places[-1:], digest=digest), EvidenceBudget(), len
+    )[0]
 
     context = await case.run([user(f"{SUMMARY}S{block}"), assistant(ACKNOWLEDGED), *work(200)])
 
@@ -648,7 +652,9 @@ async def test_what_an_archive_says_of_those_before_it_is_verified_like_any_othe
     record = {"form": 1, "before": before, "messages": [user("hi")]}
     path = await storage.save("s", "compact", record)
     digest = await archive_digest(storage, path) or ""
-    block, _ = evidence_block(Evidence({}, {}, archives=[path], digest=digest), Room(), len)
+    block, _ = evidence_block(
+        Evidence({}, {}, archives=[path], digest=digest), EvidenceBudget(), len
+    )
     context = [
         user(f"{SUMMARY}so far{block}"),
         assistant(ACKNOWLEDGED),

@@ -40,19 +40,19 @@ from ctxpipe.compacted import (
 from ctxpipe.edits.compact import (
     Draft,
     Evidence,
-    Room,
+    EvidenceBudget,
     Source,
     after_summary,
+    archive_references,
     assemble,
     drafts,
     evidence_block,
     extract_commands,
-    gathered,
-    kept_messages,
-    named_archives,
+    gather_evidence,
     obstacle,
     open_tail,
     partition,
+    pinned_messages,
     reminder,
     user_commands,
 )
@@ -181,7 +181,7 @@ LINES = Evidence(
 
 
 def test_the_block_lists_what_no_model_may_forget() -> None:
-    block, left_out = evidence_block(LINES, Room(), count)
+    block, left_out = evidence_block(LINES, EvidenceBudget(), count)
 
     assert block == (
         "\n\n<evidence>\n"
@@ -211,7 +211,7 @@ def test_the_block_lists_what_no_model_may_forget() -> None:
 
 
 def test_all_that_the_block_says_can_be_found_in_it() -> None:
-    block, _ = evidence_block(LINES, Room(), count)
+    block, _ = evidence_block(LINES, EvidenceBudget(), count)
 
     parsed = parsed_evidence(
         f"{reminder(['<command>x</command>'])}{block}\n\n<system-reminder>\nfolded\n</system-reminder>"
@@ -227,7 +227,7 @@ def test_all_that_the_block_says_can_be_found_in_it() -> None:
 def test_a_note_right_behind_the_paths_is_none_of_them() -> None:
     evidence = Evidence({"b.py": False}, {}, notes=["b.py is not as it was shown before"])
 
-    assert dict(parsed_evidence(evidence_block(evidence, Room(), count)[0]).paths) == {
+    assert dict(parsed_evidence(evidence_block(evidence, EvidenceBudget(), count)[0]).paths) == {
         "b.py": False
     }
 
@@ -255,7 +255,7 @@ def test_whatever_stands_in_the_block_is_read_back_as_it_was(
 ) -> None:
     evidence = Evidence(touched, ran, requests=requests)
 
-    parsed = parsed_evidence(evidence_block(evidence, Room(), count)[0])
+    parsed = parsed_evidence(evidence_block(evidence, EvidenceBudget(), count)[0])
 
     assert dict(parsed.paths) == touched
     assert dict(parsed.commands) == ran
@@ -265,7 +265,7 @@ def test_whatever_stands_in_the_block_is_read_back_as_it_was(
 def test_paths_without_room_are_told_the_written_and_the_recent_stay() -> None:
     touched = {f"src/module_{n:03}/file_{n:03}.py": n % 10 == 0 for n in range(400)}
 
-    block, left_out = evidence_block(Evidence(touched, {}), Room(paths=500), count)
+    block, left_out = evidence_block(Evidence(touched, {}), EvidenceBudget(paths=500), count)
 
     kept = parsed_evidence(block).paths
     assert {*kept, *left_out} == set(touched)
@@ -284,7 +284,7 @@ def test_each_list_keeps_to_its_room_and_the_newest_stand(tokens: int) -> None:
         [f"Request number {n}." for n in range(500)],
     )
 
-    block, _ = evidence_block(evidence, Room.of(tokens), count)
+    block, _ = evidence_block(evidence, EvidenceBudget.of(tokens), count)
 
     assert count(block) <= 2.4 * tokens + 120
     assert ">Request number 0.<" in block
@@ -297,7 +297,7 @@ def test_a_long_request_is_cut_head_and_tail_and_says_where_it_is_whole() -> Non
         {}, {}, requests=["Begin. " + "x" * 9000 + " End."], archives=["/a/compact-1.json"]
     )
 
-    block, _ = evidence_block(evidence, Room(), count)
+    block, _ = evidence_block(evidence, EvidenceBudget(), count)
 
     assert "Begin. " in block
     assert " End.</request>" in block
@@ -314,7 +314,7 @@ def test_evidence_is_gathered_from_the_messages_alone() -> None:
         step("t4", "bash", {"command": "make"}, "ok"),
     )
 
-    found = gathered(Source(history, ["/1.json"], is_raw=True))
+    found = gather_evidence(Source(history, ["/1.json"], is_raw=True))
 
     assert found.paths == {"both.py": False}
     assert list(found.commands.items()) == [("ls", False), ("make", False)]
@@ -322,7 +322,7 @@ def test_evidence_is_gathered_from_the_messages_alone() -> None:
 
 
 LOOK_ALIKES = [
-    f"{SUMMARY}S{evidence_block(LINES, Room(), count)[0]}",
+    f"{SUMMARY}S{evidence_block(LINES, EvidenceBudget(), count)[0]}",
     f"{SUMMARY}S{reminder(['<command>x</command>'])}",
     restored_text("a.py", "<command>x</command>"),
     restored_text("a\n.py", "<command>x</command>"),
@@ -333,7 +333,7 @@ LOOK_ALIKES = [
 def test_in_a_raw_history_a_text_in_our_form_is_the_users_words_and_nothing_else(text: str) -> None:
     source = Source([user(text), assistant("What?")], is_raw=True)
 
-    assert gathered(source) == Evidence({}, {}, [], [text])
+    assert gather_evidence(source) == Evidence({}, {}, [], [text])
     assert user_commands(source) == (["<command>x</command>"] if "<command>" in text else [])
 
 
@@ -341,7 +341,7 @@ def test_in_a_raw_history_a_text_in_our_form_is_the_users_words_and_nothing_else
 def test_elsewhere_it_is_nobodys_words(text: str) -> None:
     source = Source([user(text), assistant("What?")])
 
-    assert gathered(source) == Evidence({}, {}, [], [])
+    assert gather_evidence(source) == Evidence({}, {}, [], [])
     assert user_commands(source) == []
 
 
@@ -353,10 +353,10 @@ def test_the_digest_stands_beside_the_last_archive_and_both_are_found_again() ->
         digest="0123abcd-" * 3 + "0123abcd",
     )
 
-    block, _ = evidence_block(evidence, Room(), count)
+    block, _ = evidence_block(evidence, EvidenceBudget(), count)
 
     assert "Raw messages: /a/compact-1.json\n" in block
-    assert named_archives(f"{SUMMARY}S{block}") == [("/a/x y (2).json", evidence.digest)]
+    assert archive_references(f"{SUMMARY}S{block}") == [("/a/x y (2).json", evidence.digest)]
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_the_digest_stands_beside_the_last_archive_and_both_are_found_again() ->
     ],
 )
 def test_only_our_own_block_names_an_archive(text: str) -> None:
-    assert named_archives(text) == []
+    assert archive_references(text) == []
 
 
 @given(
@@ -384,10 +384,10 @@ def test_nothing_in_the_block_breaks_a_line_but_the_users_own_words(
         *(view(str(n), path, "x") for n, path in enumerate(broken)),
         *(step(f"c{n}", "bash", {"command": line}, "ok") for n, line in enumerate(ran)),
     )
-    evidence = gathered(Source([user("Go."), *history], is_raw=True))
+    evidence = gather_evidence(Source([user("Go."), *history], is_raw=True))
 
     block, left_out = evidence_block(
-        Evidence(evidence.paths, evidence.commands, notes=notes), Room(paths=10**6), count
+        Evidence(evidence.paths, evidence.commands, notes=notes), EvidenceBudget(paths=10**6), count
     )
 
     told = block.removeprefix("\n\n<evidence>\n").removesuffix("\n</evidence>")
@@ -667,7 +667,7 @@ def test_pinned_messages_are_kept_by_reference_a_call_with_its_result() -> None:
         user("rules"), step("t1", "todo", {"list": [1]}), assistant("ok"), user("go"), user("on")
     )
 
-    kept = kept_messages(history, lambda message: message in (history[0], history[1], history[5]))
+    kept = pinned_messages(history, lambda message: message in (history[0], history[1], history[5]))
 
     indexes = [index for index, message in enumerate(history) if any(message is k for k in kept)]
     assert indexes == [0, 1, 2, 5]
@@ -677,7 +677,7 @@ def test_pinned_messages_are_kept_by_reference_a_call_with_its_result() -> None:
 
 
 def test_nothing_pinned_is_nothing() -> None:
-    assert kept_messages([user("a"), assistant("b")], lambda _message: False) == []
+    assert pinned_messages([user("a"), assistant("b")], lambda _message: False) == []
 
 
 def test_what_a_compaction_made_is_never_pinned() -> None:
@@ -686,7 +686,7 @@ def test_what_a_compaction_made_is_never_pinned() -> None:
     )
     context = first.messages("", [user(restored_text("a.py", "x"))])
 
-    again = kept_messages(context, lambda _message: True)
+    again = pinned_messages(context, lambda _message: True)
 
     assert sum(1 for message in again if summary_body(message) is not None) == 0
     assert [text for text in said(again) if text in ("a", "b")] == ["a", "b"]
@@ -700,7 +700,7 @@ def test_whatever_is_pinned_is_a_sound_piece_of_conversation(
     assume(not pending_calls(rest))  # the stage puts compaction off
     chosen = [message for index, message in enumerate(rest) if index in pins]
 
-    kept = kept_messages(rest, lambda message: any(message is one for one in chosen))
+    kept = pinned_messages(rest, lambda message: any(message is one for one in chosen))
 
     assert check([*kept, user("go on")]) == []
     assert all(
@@ -718,7 +718,7 @@ def test_the_last_request_stands_once_at_the_end() -> None:
         "S",
         archive="/a.json",
     )
-    block, _ = evidence_block(draft.evidence, Room(), count)
+    block, _ = evidence_block(draft.evidence, EvidenceBudget(), count)
 
     context = draft.messages(block)
 
@@ -745,8 +745,10 @@ def test_without_any_room_the_first_request_and_one_that_stands_nowhere_else_sta
         assistant("Done."),
     ]
 
-    block, _ = evidence_block(drafted([], history, "S").evidence, Room.of(0), count)
-    shorter, _ = evidence_block(drafted([], history[:-1], "S").evidence, Room.of(0), count)
+    block, _ = evidence_block(drafted([], history, "S").evidence, EvidenceBudget.of(0), count)
+    shorter, _ = evidence_block(
+        drafted([], history[:-1], "S").evidence, EvidenceBudget.of(0), count
+    )
 
     assert parsed_evidence(block).requests == ["First.", "Third."]
     assert parsed_evidence(shorter).requests == ["First."]
@@ -778,7 +780,7 @@ def test_every_history_becomes_a_valid_context_that_alternates_and_ends_as_it_di
     draft = drafts(
         head, rest, "S", Source(rest, is_raw=True), archive="/a.json", pin=pin, whole=whole
     )[0]
-    block, _ = evidence_block(draft.evidence, Room(), count)
+    block, _ = evidence_block(draft.evidence, EvidenceBudget(), count)
 
     context = draft.messages(block, [user(restored_text("a.py", "x"))])
 
@@ -800,10 +802,10 @@ def test_the_evidence_of_a_raw_history_has_every_path_and_request(history: list[
     _, rest = partition(history)
     evidence = drafted([], rest).evidence
 
-    assert set(evidence.paths) == set(gathered(Source(rest)).paths)
+    assert set(evidence.paths) == set(gather_evidence(Source(rest)).paths)
     told = "\n\n".join([*evidence.requests, *said(drafted([], rest).closing)])
     assert all(words in told for words in Source(rest, is_raw=True).words())
 
 
 def test_a_tool_use_in_a_users_hands_is_no_call() -> None:
-    assert gathered(Source([user(tool_use("t", "read_file", {"path": "a.py"}))])).paths == {}
+    assert gather_evidence(Source([user(tool_use("t", "read_file", {"path": "a.py"}))])).paths == {}

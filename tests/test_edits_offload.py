@@ -27,23 +27,23 @@ from hypothesis import strategies as st
 from ctxpipe import Preview
 from ctxpipe.edits.offload import (
     Candidate,
-    Running,
+    CandidateIndex,
     Scan,
     Selection,
-    answered,
     characters,
+    contains_excerpt,
+    first_batch_placeholder,
     is_placeholder,
-    lies_in,
     newest,
     offloadable,
     passes,
     prescan,
     protected_from,
-    replaced,
     result_characters,
-    rewritten_before,
-    said,
+    results_with_calls,
     stored_text,
+    text_of,
+    with_placeholder,
 )
 from ctxpipe.messages import Message, ToolCall, compact_json, tool_calls, tool_results
 from ctxpipe.placeholders import BATCH, DIRECT, placeholder
@@ -134,25 +134,30 @@ def test_sdk_objects_are_stored_as_their_dicts() -> None:
 
 
 def test_images_and_unknown_blocks_stay_behind_the_placeholder() -> None:
-    assert replaced([text("a"), IMAGE, text("b"), FOUND], "P") == [text("P"), IMAGE, FOUND]
+    assert with_placeholder([text("a"), IMAGE, text("b"), FOUND], "P") == [text("P"), IMAGE, FOUND]
 
 
 def test_text_alone_is_replaced_by_text_alone() -> None:
-    assert replaced("a", "P") == replaced([text("a"), text("b")], "P") == replaced(None, "P") == "P"
+    assert (
+        with_placeholder("a", "P")
+        == with_placeholder([text("a"), text("b")], "P")
+        == with_placeholder(None, "P")
+        == "P"
+    )
 
 
 def test_a_mark_for_the_cache_goes_with_the_text_it_stood_on() -> None:
     marked = {**text("b"), "cache_control": {"type": "ephemeral", "ttl": "1h"}}
 
-    assert replaced([text("a"), marked], "P") == [
+    assert with_placeholder([text("a"), marked], "P") == [
         {**text("P"), "cache_control": {"type": "ephemeral", "ttl": "1h"}}
     ]
 
 
 def test_what_a_result_says_is_its_text() -> None:
-    assert said("a") == said([text("a")]) == said([IMAGE, text("a")]) == "a"
-    assert said([text("a"), text("b"), {"type": "text"}]) == "ab"
-    assert said(None) == said([]) == said([IMAGE]) == ""
+    assert text_of("a") == text_of([text("a")]) == text_of([IMAGE, text("a")]) == "a"
+    assert text_of([text("a"), text("b"), {"type": "text"}]) == "ab"
+    assert text_of(None) == text_of([]) == text_of([IMAGE]) == ""
 
 
 @pytest.mark.parametrize(
@@ -188,7 +193,7 @@ NUMBERED = "\n".join(f"line {n} of the file" for n in range(1000))
     ],
 )
 def test_what_a_reading_tool_shows_lies_in_the_file(shown: str) -> None:
-    assert lies_in(NUMBERED, shown, 300, len(shown) - 300)
+    assert contains_excerpt(NUMBERED, shown, 300, len(shown) - 300)
 
 
 @pytest.mark.parametrize(
@@ -204,15 +209,15 @@ def test_what_a_reading_tool_shows_lies_in_the_file(shown: str) -> None:
     ],
 )
 def test_what_a_filter_makes_of_the_file_lies_nowhere(shown: str) -> None:
-    assert not lies_in(NUMBERED, shown, 300, len(shown) - 100)
+    assert not contains_excerpt(NUMBERED, shown, 300, len(shown) - 100)
 
 
 def test_a_file_of_one_line_is_known_by_what_would_be_left_out() -> None:
     line = "".join(chr(65 + n % 26) for n in range(9000))
 
-    assert lies_in(line, line, 300, 8000)
-    assert lies_in(line, f"content: {line}!", 300, 8000)
-    assert not lies_in(line, line[::-1], 300, 8000)
+    assert contains_excerpt(line, line, 300, 8000)
+    assert contains_excerpt(line, f"content: {line}!", 300, 8000)
+    assert not contains_excerpt(line, line[::-1], 300, 8000)
 
 
 # The functions' rules -----------------------------------------------------------------------------
@@ -415,7 +420,7 @@ def test_each_result_comes_with_the_call_it_answers() -> None:
     def named(start: int) -> list[tuple[str, str]]:
         return [
             (found.tool_use_id, call.name if call else "")
-            for found, call in answered(history, start)
+            for found, call in results_with_calls(history, start)
         ]
 
     assert named(0) == [("b", "grep"), ("a", "bash"), ("a", "view"), ("orphan", "")]
@@ -454,7 +459,7 @@ def test_the_first_block_that_batch_offloading_rewrote_is_found(
 ) -> None:
     later = step("z", result=POINTER) if place else []
 
-    assert rewritten_before([*step("y"), message, *later]) == place
+    assert first_batch_placeholder([*step("y"), message, *later]) == place
 
 
 # The running sums ---------------------------------------------------------------------------------
@@ -464,7 +469,7 @@ SELECTION = Selection(50, input_tools={"bash"}, min_input_chars=3)
 
 def summed(history: list[Message], start: int, end: int) -> tuple[Scan, list[Candidate]]:
     """What a record says that was made afresh."""
-    running = Running()
+    running = CandidateIndex()
     running.extend(history, SELECTION)
     return running.scan(start, end), running.candidates(start, end)
 
@@ -491,7 +496,7 @@ def test_only_candidates_in_the_asked_range_count() -> None:
 def test_sums_kept_from_turn_to_turn_are_those_made_afresh(
     history: list[Message], other: list[Message], data: st.DataObject
 ) -> None:
-    running = Running()
+    running = CandidateIndex()
     now: list[Message] = []
     for source in (history, other, history):
         # The context grows, shrinks or goes on differently behind some message.
@@ -505,7 +510,10 @@ def test_sums_kept_from_turn_to_turn_are_those_made_afresh(
 
 
 def test_a_message_that_cannot_be_measured_leaves_the_record_as_it_was() -> None:
-    running, history = Running(), conversation(user("go"), step("a", "grep", result="x" * 100))
+    running, history = (
+        CandidateIndex(),
+        conversation(user("go"), step("a", "grep", result="x" * 100)),
+    )
     broken = [*history, *step("b", "grep", {"odd": object()}, "x" * 100)]
 
     with pytest.raises(ValueError, match="object"):

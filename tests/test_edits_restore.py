@@ -9,9 +9,9 @@ from hypothesis import given
 from ctxpipe.compacted import ACKNOWLEDGED, FILE_ACKNOWLEDGED, SUMMARY, restored_text
 from ctxpipe.edits.restore import (
     COMMON_WRITING_TOOLS,
-    FileInWork,
-    files_in_work,
+    WorkingFile,
     restored_message,
+    trusting_working_set,
     was_changed,
 )
 from ctxpipe.edits.views import COMMON_READING_TOOLS
@@ -20,7 +20,7 @@ from ctxpipe.placeholders import DIRECT, Preview, placeholder
 
 
 def paths(messages: list[Message], **settings: object) -> list[str]:
-    return [file.path for file in files_in_work(messages, **settings)]  # type: ignore[arg-type]
+    return [file.path for file in trusting_working_set(messages, **settings)]  # type: ignore[arg-type]
 
 
 def test_the_most_recent_read_comes_first() -> None:
@@ -93,9 +93,9 @@ def test_files_written_last_are_in_work_too_when_asked_for() -> None:
         step("3", "str_replace_editor", {"command": "view", "path": "seen.py"}),
     )
 
-    assert files_in_work(history, writing_tools=COMMON_WRITING_TOOLS) == [
-        FileInWork("edited.py", written=True),
-        FileInWork("read.py", "x"),
+    assert trusting_working_set(history, writing_tools=COMMON_WRITING_TOOLS) == [
+        WorkingFile("edited.py", written=True),
+        WorkingFile("read.py", "x"),
     ]
 
 
@@ -111,10 +111,10 @@ def test_files_brought_back_count_as_read_before_everything_else_in_their_order(
         view("t1", "fresh.py", "f"),
     )
 
-    assert files_in_work(history) == [
-        FileInWork("fresh.py", "f"),
-        FileInWork("newest.py", "n"),
-        FileInWork("older.py", "o"),
+    assert trusting_working_set(history) == [
+        WorkingFile("fresh.py", "f"),
+        WorkingFile("newest.py", "n"),
+        WorkingFile("older.py", "o"),
     ]
 
 
@@ -131,7 +131,7 @@ def test_what_was_shown_is_unknown_where_it_failed_or_was_offloaded() -> None:
         [assistant(tool_use("4", "read_file", {"path": "waiting"}))],
     )
 
-    assert [file.shown for file in files_in_work(history)] == [None] * 4
+    assert [file.shown for file in trusting_working_set(history)] == [None] * 4
 
 
 @pytest.mark.parametrize(
@@ -148,19 +148,19 @@ def test_what_was_shown_is_unknown_where_it_failed_or_was_offloaded() -> None:
     ],
 )
 def test_a_file_that_is_as_it_was_shown_is_not_changed(shown: str | None) -> None:
-    assert not was_changed(FileInWork("x", shown), "a = 1\nb = 2\n")
+    assert not was_changed(WorkingFile("x", shown), "a = 1\nb = 2\n")
 
 
 @pytest.mark.parametrize("shown", ["a = 1\nb = 3\n", "     1→a = 0", "something else"])
 def test_a_file_with_other_content_is_changed(shown: str) -> None:
-    assert was_changed(FileInWork("x", shown), "a = 1\nb = 2\n")
+    assert was_changed(WorkingFile("x", shown), "a = 1\nb = 2\n")
 
 
 def test_a_view_full_of_empty_lines_is_compared_without_delay() -> None:
     # in quadratic time, as it once was read, this took minutes
     shown = "a" + "\n" * 1_000_000 + "b"
 
-    assert not was_changed(FileInWork("x", shown), shown)
+    assert not was_changed(WorkingFile("x", shown), shown)
 
 
 def test_a_restored_file_has_the_required_form() -> None:

@@ -57,8 +57,10 @@ def sizes(messages: Sequence[Message]) -> list[int]:
 
 def filtered(history: list[Message], middle: range, *, strict: bool = False) -> list[Message]:
     views = {view.place for view in truncate.file_views(history)}
-    return truncate.joined(
-        truncate.filter_calls(history, truncate.ground(history, middle, strict=strict), views).parts
+    return truncate.join_parts(
+        truncate.filter_calls(
+            history, truncate.editable_region(history, middle, strict=strict), views
+        ).parts
     )
 
 
@@ -66,8 +68,8 @@ def deleted(
     history: list[Message], middle: range, excess: int, window: Window = "average", marker: str = ""
 ) -> list[Message]:
     parts = [truncate.Part(index, message) for index, message in enumerate(history)]
-    ground = truncate.ground(history, middle)
-    return truncate.joined(
+    ground = truncate.editable_region(history, middle)
+    return truncate.join_parts(
         truncate.delete_centre(parts, sizes(history), ground, excess, window=window, marker=marker)
     )
 
@@ -258,7 +260,7 @@ def test_calls_of_the_middle_go_with_their_results_and_all_text_stays() -> None:
 
 def test_without_a_call_in_the_middle_nothing_changes() -> None:
     history = conversation(user("go"), step("t1"), chat(5), step("t2"))
-    ground = truncate.ground(history, range(3, 8))
+    ground = truncate.editable_region(history, range(3, 8))
 
     result = truncate.filter_calls(history, ground)
 
@@ -520,7 +522,7 @@ def cut(
     start = data.draw(st.integers(first, max(first, last)), label="start")
     stop = data.draw(st.integers(start, max(start, last)), label="stop")
     middle = range(start, stop) if stop <= last else range(0)
-    ground = truncate.ground(history, middle, strict=strict)
+    ground = truncate.editable_region(history, middle, strict=strict)
     views = {view.place for view in truncate.file_views(history, COMMON_READING_TOOLS, True)}
     parts = truncate.filter_calls(history, ground, views).parts
     excess = data.draw(st.integers(0, 4000), label="excess")
@@ -528,7 +530,7 @@ def cut(
     parts = truncate.delete_centre(
         parts, sizes([p.message for p in parts]), ground, excess, window=window
     )
-    joined = truncate.joined(parts)
+    joined = truncate.join_parts(parts)
     assert sum(sizes(joined)) == sum(sizes([part.message for part in parts]))
     return joined, middle
 

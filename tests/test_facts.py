@@ -7,7 +7,7 @@ from histories import assistant, conversation, histories, step, tool_result, too
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.facts import Command, commands, identifiers, result_text, shortened, touched_paths
+from ctxpipe.facts import Command, commands, identifiers, result_text, shorten, touched_paths
 from ctxpipe.messages import Message, tool_calls
 
 
@@ -137,7 +137,7 @@ def test_every_history_can_be_read(history: list[Message]) -> None:
 def test_a_shortened_text_keeps_its_head_and_tail_and_says_what_is_missing(
     text: str, limit: int
 ) -> None:
-    short = shortened(text, limit, "/archive.json")
+    short = shorten(text, limit, "/archive.json")
 
     if len(text) <= limit:
         assert short is text

@@ -27,7 +27,7 @@ from ctxpipe import (
     offload_tools,
 )
 from ctxpipe.messages import Message, tool_results
-from ctxpipe.placeholders import previewed_reference, reference
+from ctxpipe.placeholders import reference, reference_with_preview
 from ctxpipe.tools import answer
 
 LONG = "\n".join(f"{n:05d} {n * 7919 % 100_003} measured at station {n % 17}" for n in range(1300))
@@ -107,7 +107,7 @@ def agent(request: pytest.FixtureRequest, tmp_path: Path) -> Agent:
 
 
 def pointer(content: Any) -> str:
-    where = previewed_reference(content) or reference(content)
+    where = reference_with_preview(content) or reference(content)
     assert where is not None
     return where
 
@@ -133,7 +133,7 @@ async def test_a_text_that_was_read_back_is_seen_and_stays_and_no_file_appears(
 
     seen = await agent.call(*READERS[reader](where))
     assert len(seen) > 15_000
-    assert reference(seen) is previewed_reference(seen) is None
+    assert reference(seen) is reference_with_preview(seen) is None
     for words in ("I see", "and again", "still"):
         await agent.say(words)
 

@@ -21,7 +21,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from ctxpipe import ContextPipeline, DirectOffload
 from ctxpipe.lab.page import page, page_paths, write_page
-from ctxpipe.lab.replay_report import replayed_report
+from ctxpipe.lab.replay_report import replay_and_report
 from ctxpipe.lab.report import KINDS, Action, BlockFate, PageTurn, RecallPoint, Replaced, Report
 from ctxpipe.lab.transcripts import Transcript, parse_transcript
 from ctxpipe.lab.workbench import Workbench
@@ -81,7 +81,7 @@ def replayed() -> Report:
         RecallPoint("keep last", 1000.0, 0.4),
         RecallPoint("oracle", 1000.0, 0.9, oracle=True),
     ]
-    return anyio.run(lambda: replayed_report(transcript(), with_offload, without, recall=recall))
+    return anyio.run(lambda: replay_and_report(transcript(), with_offload, without, recall=recall))
 
 
 def long_report(turns: int = 500) -> Report:

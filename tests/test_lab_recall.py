@@ -22,7 +22,7 @@ from ctxpipe.lab.recall import (
     oracle_blocks,
     oracle_lines,
     oracle_pointers,
-    shaped,
+    run_pipeline,
 )
 from ctxpipe.lab.references import Use
 from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript
@@ -88,7 +88,7 @@ def test_a_conversation_is_cut_where_enough_lies_before_and_behind() -> None:
 
 async def test_the_full_context_has_recall_one() -> None:
     cut = cut_at(talk(4, fact(0), fact(3)), 4)
-    found = await shaped(cut, Policy("none"))
+    found = await run_pipeline(cut, Policy("none"))
 
     assert found.use.recall == 1
     assert found.tokens == cut.tokens
@@ -96,7 +96,7 @@ async def test_the_full_context_has_recall_one() -> None:
 
 async def test_what_was_dropped_is_lost_and_what_stays_is_visible() -> None:
     cut = cut_at(talk(8, fact(0), fact(7)), 8)
-    found = await shaped(cut, BudgetedPolicy("keep last", cut.tokens // 2))
+    found = await run_pipeline(cut, BudgetedPolicy("keep last", cut.tokens // 2))
 
     assert found.tokens <= cut.tokens // 2
     assert 0 < found.use.recall < 1
@@ -106,7 +106,7 @@ async def test_what_was_dropped_is_lost_and_what_stays_is_visible() -> None:
 
 async def test_what_was_offloaded_is_one_reading_call_away() -> None:
     cut = cut_at(talk(8, fact(0), fact(7)), 8)
-    found = await shaped(cut, BudgetedPolicy("offload oldest", cut.tokens // 2))
+    found = await run_pipeline(cut, BudgetedPolicy("offload oldest", cut.tokens // 2))
 
     assert found.use.recall < 1
     assert found.use.one_hop == 1
@@ -116,7 +116,7 @@ async def test_what_was_offloaded_is_one_reading_call_away() -> None:
 async def test_measuring_changes_nothing_of_the_history() -> None:
     cut = cut_at(talk(8, fact(0)), 8)
     before = compact_json(cut.history)
-    await shaped(cut, BudgetedPolicy("clear old results", cut.tokens // 2))
+    await run_pipeline(cut, BudgetedPolicy("clear old results", cut.tokens // 2))
 
     assert compact_json(cut.history) == before
 
@@ -180,9 +180,9 @@ def test_on_a_real_session_policies_stand_in_their_order(shared: Path) -> None:
     for cut in cuts(transcript, index=AtomIndex()):
         budget = cut.tokens // 4
         for name in ("keep last", "offload oldest"):
-            found[name].append(anyio.run(shaped, cut, BudgetedPolicy(name, budget)))
+            found[name].append(anyio.run(run_pipeline, cut, BudgetedPolicy(name, budget)))
         found["oracle"].append(oracle_blocks(cut, budget))
-        assert anyio.run(shaped, cut, Policy("none")).use.recall == 1
+        assert anyio.run(run_pipeline, cut, Policy("none")).use.recall == 1
     last, offload, oracle = (mean_recall(scored) for scored in found.values())
 
     assert last.cuts == 3

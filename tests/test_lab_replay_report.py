@@ -11,7 +11,7 @@ from workdays import direct, none, transcript
 
 from ctxpipe.lab.atoms import AtomIndex
 from ctxpipe.lab.replay import Settings, replay
-from ctxpipe.lab.replay_report import Pages, label, recall_points, replayed_report
+from ctxpipe.lab.replay_report import Pages, label, recall_points, replay_and_report
 from ctxpipe.lab.story import Moment
 from ctxpipe.lab.transcripts import parse_transcript
 from ctxpipe.messages import compact_json
@@ -22,7 +22,7 @@ async def test_a_report_holds_what_the_replays_tell():
     settings = Settings(tokens_per_raw=1.25)
     ours, theirs = [await replay(transcript(turns=20), make, settings) for make in (direct, none)]
 
-    report = await replayed_report(transcript(turns=20), direct, none, settings=settings)
+    report = await replay_and_report(transcript(turns=20), direct, none, settings=settings)
 
     totals = [turn.total for turn in report.turns]
     assert totals == pytest.approx([step.prompt_tokens for step in ours.steps])

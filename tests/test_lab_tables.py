@@ -6,7 +6,13 @@ from ctxpipe.lab.batch import FileReplay
 from ctxpipe.lab.costs import CacheUse, Request
 from ctxpipe.lab.references import Use
 from ctxpipe.lab.replay import Replay, Step
-from ctxpipe.lab.tables import figures, largest_blocks, summed, tokens_by_kind, tokens_by_tool
+from ctxpipe.lab.tables import (
+    figures,
+    largest_blocks,
+    tokens_by_kind,
+    tokens_by_tool,
+    total_figures,
+)
 from ctxpipe.placeholders import BATCH, placeholder
 from ctxpipe.prices import Prices
 from ctxpipe.tokens import TokenCounter
@@ -47,7 +53,7 @@ def test_over_all_files_costs_and_uses_are_added_before_they_are_divided():
         FileReplay("broken", error="broken"),
         FileReplay("b", {"none": replayed(read=0, fresh=900, use=Use(lost=3))}),
     ]
-    (row,) = summed(files, PRICES, "none")
+    (row,) = total_figures(files, PRICES, "none")
     assert (row.cost, row.calls, row.visible) == (1000, 2, 0.25)
 
 

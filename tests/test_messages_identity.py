@@ -30,8 +30,8 @@ from ctxpipe.messages.identity import (
     parse,
     parse_from,
     says_the_same,
-    unmarked,
     with_marks,
+    without_marks,
 )
 
 PICTURE = {"type": "image", "source": {"type": "url", "url": "u"}}
@@ -308,13 +308,13 @@ def test_a_message_that_has_the_marks_already_is_the_very_same():
 
 @pytest.mark.parametrize("message", [user("hi"), user("hi", "there"), step("t", say="a")[0]])
 def test_a_message_without_marks_is_the_very_same_without_them(message: Message):
-    assert unmarked(message) is message
+    assert without_marks(message) is message
 
 
 def test_marks_inside_a_result_are_taken_off_too():
     held = user({**tool_result("a", [{**text("x"), **MARK}]), **MARK})
 
-    assert unmarked(held) == user(tool_result("a", [text("x")]))
+    assert without_marks(held) == user(tool_result("a", [text("x")]))
 
 
 @given(histories(3), st.data())
@@ -328,5 +328,5 @@ def test_marks_come_and_go_and_nothing_else_changes(history: list[Message], data
 
     assert is_equal(moved, marked(message))
     assert says_the_same(moved, message)
-    assert says_the_same(unmarked(moved), message)
+    assert says_the_same(without_marks(moved), message)
     assert message == before

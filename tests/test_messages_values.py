@@ -38,7 +38,7 @@ from ctxpipe.messages import (
     Message,
     as_json,
     compact_json,
-    copied,
+    deep_copy,
     is_equal,
     rebuilt,
     strings,
@@ -145,7 +145,7 @@ async def test_no_depth_that_can_be_sent_costs_a_turn(
     async with pipeline.session("s", journal=LocalStorage(tmp_path, redact=str.upper)) as session:
         for stop in (4, len(history), len(history)):
             # Built anew from turn to turn, as by whoever reads his history from a file.
-            given_now = copied(history[:stop])
+            given_now = deep_copy(history[:stop])
             result = await session.run(given_now)
             assert [report.reason for report in result.reports if report.error is not None] == []
     planned = await pipeline.plan(history, session_id="p")
@@ -268,7 +268,7 @@ def test_a_copy_and_the_strings_of_a_value_do_not_depend_on_how_it_is_read(value
     same = rebuilt(value, lambda item: item)
 
     assert same == value
-    assert is_equal(copied(value), value)
+    assert is_equal(deep_copy(value), value)
     assert list(strings(value)) == list(strings(same))
 
 

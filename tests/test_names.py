@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.names import content_hash, safe_name, session_folder, suffixed
+from ctxpipe.names import content_hash, safe_name, session_folder, with_suffix
 
 HOSTILE = [
     *("../../x", "../../../../etc/passwd", "/etc/x", "a\\b", "a/b", "a\0b", ".", "..", ".hidden"),
@@ -164,9 +164,9 @@ def test_different_sessions_have_different_folders_also_where_case_is_ignored(
 
 
 def test_a_suffix_goes_before_the_extension() -> None:
-    assert suffixed("a/b.md", "1") == "a/b-1.md"
-    assert suffixed("b.c.md", "x") == "b.c-x.md"
-    assert suffixed("b", "1") == "b-1"
+    assert with_suffix("a/b.md", "1") == "a/b-1.md"
+    assert with_suffix("b.c.md", "x") == "b.c-x.md"
+    assert with_suffix("b", "1") == "b-1"
 
 
 def test_a_text_that_cannot_be_encoded_has_a_hash_of_its_own() -> None:

@@ -77,7 +77,7 @@ from ctxpipe.messages import (
     texts,
     tool_results,
 )
-from ctxpipe.placeholders import previewed_reference, reference
+from ctxpipe.placeholders import reference, reference_with_preview
 from ctxpipe.stages.offload import WRITING_TOOLS
 from ctxpipe.summarizers import (
     AnthropicSummarizer,
@@ -201,7 +201,7 @@ def texts_of(messages: Sequence[Message]) -> list[str]:
 
 
 def pointer(content: object) -> str:
-    where = previewed_reference(content) or reference(content)
+    where = reference_with_preview(content) or reference(content)
     assert where is not None
     return where
 

@@ -64,7 +64,7 @@ from ctxpipe import (
 )
 from ctxpipe.edits.thinking import drop_block
 from ctxpipe.messages import Message, blocks, kind, tool_calls, tool_results
-from ctxpipe.placeholders import previewed_reference, reference
+from ctxpipe.placeholders import reference, reference_with_preview
 from ctxpipe.stages.offload import WRITING_TOOLS
 from ctxpipe.summarizers import ExtractiveSummarizer
 
@@ -1080,7 +1080,9 @@ def pointers_in(messages: Sequence[Message]) -> list[str]:
         for content in cast("Any", found)
     ]
     return [
-        where for content in opened if (where := reference(content) or previewed_reference(content))
+        where
+        for content in opened
+        if (where := reference(content) or reference_with_preview(content))
     ]
 
 
@@ -1269,7 +1271,7 @@ async def test_nothing_is_offloaded_twice(history: list[Message], data: st.DataO
                 )
         held = [path.read_bytes().decode() for path in Path(root).rglob("*.md")]
 
-    assert [words for words in held if reference(words) or previewed_reference(words)] == []
+    assert [words for words in held if reference(words) or reference_with_preview(words)] == []
 
 
 @pytest.mark.parametrize("order", [1, -1])

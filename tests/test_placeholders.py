@@ -11,10 +11,10 @@ from ctxpipe.placeholders import (
     BATCH,
     DIRECT,
     MAX_SHOWN,
-    named_files,
     placeholder,
-    previewed_reference,
+    quoted_file_names,
     reference,
+    reference_with_preview,
 )
 
 PATHS = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=60)
@@ -100,7 +100,7 @@ def test_a_placeholder_with_a_preview_gives_its_path_back(
     shown = placeholder(DIRECT, path, text, Preview(head, tail))
 
     assert reference(shown) == (None if "\n" in shown else path)
-    assert previewed_reference(shown) == (path if "\n" in shown else None)
+    assert reference_with_preview(shown) == (path if "\n" in shown else None)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_placeholder_with_a_preview_gives_its_path_back(
 )
 def test_other_content_is_no_placeholder(content: object) -> None:
     assert reference(content) is None
-    assert previewed_reference(content) is None
+    assert reference_with_preview(content) is None
 
 
 def test_text_that_only_begins_like_a_preview_is_content() -> None:
@@ -132,12 +132,14 @@ def test_text_that_only_begins_like_a_preview_is_content() -> None:
         shown.replace("10 of 100", "10 of 101"),
         shown.replace("10 of", "90 of"),
     ):
-        assert previewed_reference(forged) is None
+        assert reference_with_preview(forged) is None
 
 
 def test_numbers_too_long_to_be_read_are_content() -> None:
     assert (
-        previewed_reference(f"[Content offloaded to: a]\nPreview, 1 of {'9' * 5000} characters:\nx")
+        reference_with_preview(
+            f"[Content offloaded to: a]\nPreview, 1 of {'9' * 5000} characters:\nx"
+        )
         is None
     )
 
@@ -148,19 +150,19 @@ def test_numbers_too_long_to_be_read_are_content() -> None:
 def test_a_text_names_the_files_it_speaks_of_once_it_quotes_a_placeholder() -> None:
     quoted = placeholder(BATCH, "./tool-result-t1.md")
 
-    assert named_files(
+    assert quoted_file_names(
         f"It said {quoted!r}, see ../s/t2.md and .hidden.md; not a.txt, .md or ...md"
     ) == [
         "tool-result-t1.md",
         "t2.md",
         "hidden.md",
     ]
-    assert named_files("see ../s/t2.md") == []
+    assert quoted_file_names("see ../s/t2.md") == []
 
 
 def test_a_long_word_beside_a_placeholder_is_read_without_delay() -> None:
     # In quadratic time, as it once was read, this took minutes.
-    assert named_files(placeholder(BATCH, "./t1.md") + "a" * 1_000_000) == ["t1.md"]
+    assert quoted_file_names(placeholder(BATCH, "./t1.md") + "a" * 1_000_000) == ["t1.md"]
 
 
 # Lookalikes ---------------------------------------------------------------------------------------
@@ -173,7 +175,7 @@ def test_a_placeholder_with_a_longer_path_than_there_can_be_is_content(
 ) -> None:
     assert reference(form.format("a" * 4_096)) == "a" * 4_096
     assert reference(form.format("a" * size)) is None
-    assert previewed_reference(placeholder(form, "a" * size, "x" * 100, Preview(5, 5))) is None
+    assert reference_with_preview(placeholder(form, "a" * size, "x" * 100, Preview(5, 5))) is None
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ def test_a_placeholder_with_a_longer_path_than_there_can_be_is_content(
 def test_a_path_with_a_control_character_is_content(odd: str) -> None:
     for path in (f"/s/a{odd}b.md", f"{odd}/s/a.md", f"/s/a.md{odd}"):
         assert reference(BATCH.format(path)) is None
-        assert previewed_reference(placeholder(DIRECT, path, "x" * 100, Preview(5, 5))) is None
+        assert reference_with_preview(placeholder(DIRECT, path, "x" * 100, Preview(5, 5))) is None
 
 
 @pytest.mark.parametrize("shown", [10_001, 1_000_000])
@@ -190,12 +192,14 @@ def test_a_longer_preview_than_a_stage_may_show_is_content(shown: int) -> None:
     text = "x" * (shown + 1000)
 
     assert (
-        previewed_reference(placeholder(DIRECT, "/s/a.md", text, Preview(10_000, 0)), MAX_SHOWN)
+        reference_with_preview(placeholder(DIRECT, "/s/a.md", text, Preview(10_000, 0)), MAX_SHOWN)
         == "/s/a.md"
     )
     for preview in (Preview(shown, 0), Preview(0, shown), Preview(shown // 2 + 1, shown // 2 + 1)):
-        assert previewed_reference(placeholder(DIRECT, "/s/a.md", text, preview), MAX_SHOWN) is None
-        assert previewed_reference(placeholder(DIRECT, "/s/a.md", text, preview)) == "/s/a.md"
+        assert (
+            reference_with_preview(placeholder(DIRECT, "/s/a.md", text, preview), MAX_SHOWN) is None
+        )
+        assert reference_with_preview(placeholder(DIRECT, "/s/a.md", text, preview)) == "/s/a.md"
 
 
 @pytest.mark.parametrize(
@@ -208,5 +212,5 @@ def test_no_text_makes_the_search_for_placeholders_hang(front: str, piece: str) 
     text = front + piece * (5_000_000 // len(piece)) + "]"
 
     assert reference(text) is None
-    assert previewed_reference(text) is None
-    assert isinstance(named_files(text), list)
+    assert reference_with_preview(text) is None
+    assert isinstance(quoted_file_names(text), list)

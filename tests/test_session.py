@@ -50,7 +50,7 @@ from ctxpipe import (
 from ctxpipe.edits.thinking import drop_block
 from ctxpipe.errors import SummaryFailed
 from ctxpipe.messages import Message, blocks, cache_marks
-from ctxpipe.messages.identity import digest, unmarked
+from ctxpipe.messages.identity import digest, without_marks
 from ctxpipe.session import Session
 from ctxpipe.summarizers import ExtractiveSummarizer, PromptSummarizer, Retry, Summary
 
@@ -895,7 +895,7 @@ def with_marks_moved(history: list[Message], number: int, *, in_place: bool) -> 
             for block in blocks(message):
                 cast("dict[str, Any]", block).pop("cache_control", None)
     else:
-        history = [unmarked(message) for message in history]
+        history = [without_marks(message) for message in history]
     for index in {len(history) - 1, number % len(history)}:
         history[index] = marked(history[index], in_place=in_place)
     return history

@@ -46,7 +46,7 @@ from ctxpipe import (
     Truncated,
 )
 from ctxpipe.messages import Message, as_json
-from ctxpipe.messages.identity import parse, unmarked
+from ctxpipe.messages.identity import parse, without_marks
 from ctxpipe.stage import Stage, Turn
 from ctxpipe.stages.offload import WRITING_TOOLS
 from ctxpipe.summarizers import ExtractiveSummarizer
@@ -79,7 +79,7 @@ def files_of(root: Path) -> list[Path]:
 
 def as_sent(messages: Sequence[Message]) -> list[Any]:
     """*messages* without marks, as another process would read what was sent."""
-    return [json.loads(as_json(unmarked(parse(message)))) for message in messages]
+    return [json.loads(as_json(without_marks(parse(message)))) for message in messages]
 
 
 # Offloaded --------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from ctxpipe import (
     TokenCounter,
     Turn,
 )
-from ctxpipe.edits.offload import Running
+from ctxpipe.edits.offload import CandidateIndex
 from ctxpipe.stage import PlannedStage, Rewindable
 
 
@@ -67,9 +67,9 @@ async def test_in_a_tracked_turn_the_ledger_is_trusted_as_far_as_it_reaches() ->
 def test_a_record_is_made_once_and_found_again_by_its_kind() -> None:
     asked = turn()
 
-    made = asked.recall(Running)
+    made = asked.recall(CandidateIndex)
 
-    assert asked.recall(Running) is made
+    assert asked.recall(CandidateIndex) is made
     assert len(asked.memory) == 1
 
 
@@ -87,4 +87,4 @@ def test_turns_and_answers_cannot_be_edited() -> None:
 def test_the_offload_stages_can_plan_and_their_sums_can_be_rewound() -> None:
     assert isinstance(DirectOffload(LocalStorage("x")), PlannedStage)
     assert isinstance(BatchOffload(LocalStorage("x")), PlannedStage)
-    assert isinstance(Running(), Rewindable)
+    assert isinstance(CandidateIndex(), Rewindable)

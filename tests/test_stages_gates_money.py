@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxpipe import BatchOffload, ContextPipeline, LocalStorage
-from ctxpipe.edits.gates import Rates, Stock, best_flush
+from ctxpipe.edits.gates import CandidateTable, Rates, best_eviction
 from ctxpipe.edits.offload import Candidate, Scan, offloadable
 from ctxpipe.errors import SettingsError
 from ctxpipe.messages import Message
@@ -53,11 +53,11 @@ async def asked(
 def test_the_sums_are_those_of_the_definition() -> None:
     # Two results; behind the second, 500 cached tokens survive, and what is left of the first
     # stands before it.
-    stock = Stock(freed=[900, 1000], reads=[40, 30], starts=[0, 950], cached=2500)
+    stock = CandidateTable(freed=[900, 1000], reads=[40, 30], starts=[0, 950], cached=2500)
 
     first = 0.1 * (900 * 40 + 1000 * 30) - 2 * 1.15 * (2500 - 1900)
     second = 0.1 * 1000 * 30 - 2 * 1.15 * (2500 - 950 - 1000)
-    best = best_flush(stock, RATES)
+    best = best_eviction(stock, RATES)
 
     assert best is not None
     assert (best.start, best.freed) == (0, 1900)
@@ -65,27 +65,27 @@ def test_the_sums_are_those_of_the_definition() -> None:
 
 
 def test_an_old_small_result_far_in_front_is_left_while_the_suffix_pays() -> None:
-    stock = Stock(freed=[100, 5000], reads=[50, 45], starts=[0, 30_000], cached=36_000)
+    stock = CandidateTable(freed=[100, 5000], reads=[50, 45], starts=[0, 30_000], cached=36_000)
 
-    best = best_flush(stock, RATES)
+    best = best_eviction(stock, RATES)
 
     assert best is not None
     assert (best.start, best.freed) == (1, 5000)
 
 
 def test_what_is_not_cached_costs_nothing_to_rewrite() -> None:
-    best = best_flush(Stock(freed=[50], reads=[1], starts=[1000], cached=1000), RATES)
+    best = best_eviction(CandidateTable(freed=[50], reads=[1], starts=[1000], cached=1000), RATES)
 
     assert best is not None
     assert best.gain == pytest.approx(0.1 * 50)
 
 
 def test_without_candidates_there_is_no_flush() -> None:
-    assert best_flush(Stock([], [], [], 1000), RATES) is None
+    assert best_eviction(CandidateTable([], [], [], 1000), RATES) is None
 
 
 @st.composite
-def stocks(draw: st.DrawFn) -> Stock:
+def stocks(draw: st.DrawFn) -> CandidateTable:
     sizes = draw(
         st.lists(
             st.tuples(st.integers(0, 5000), st.integers(0, 80), st.integers(0, 3000)), max_size=15
@@ -97,7 +97,9 @@ def stocks(draw: st.DrawFn) -> Stock:
         freed.append(tokens)
         position += tokens + gap
     cached = draw(st.integers(0, position + 5000))
-    return Stock(freed, sorted((reads for _, reads, _ in sizes), reverse=True), starts, cached)
+    return CandidateTable(
+        freed, sorted((reads for _, reads, _ in sizes), reverse=True), starts, cached
+    )
 
 
 rates = st.builds(
@@ -106,7 +108,7 @@ rates = st.builds(
 
 
 @given(stocks(), rates)
-def test_the_best_flush_is_the_best_of_all_suffixes(stock: Stock, rate: Rates) -> None:
+def test_the_best_flush_is_the_best_of_all_suffixes(stock: CandidateTable, rate: Rates) -> None:
     def gain(start: int) -> float:
         old = range(start, len(stock.freed))
         carried = sum(stock.freed[i] * stock.reads[i] for i in old)
@@ -117,18 +119,18 @@ def test_the_best_flush_is_the_best_of_all_suffixes(stock: Stock, rate: Rates) -
         )
         return rate.read * carried - rate.alpha * (rate.write - rate.read) * max(0, kept)
 
-    best = best_flush(stock, rate)
+    best = best_eviction(stock, rate)
 
     assert (best is None) == (not stock.freed)
     if best:
         assert best.gain == pytest.approx(max(map(gain, range(len(stock.freed)))))
         assert best.freed == sum(stock.freed[best.start :])
-        assert best_flush(stock, rate) == best
+        assert best_eviction(stock, rate) == best
 
 
 @given(stocks(), rates)
-def test_nothing_negative_is_ever_freed_or_rewritten(stock: Stock, rate: Rates) -> None:
-    best = best_flush(stock, rate)
+def test_nothing_negative_is_ever_freed_or_rewritten(stock: CandidateTable, rate: Rates) -> None:
+    best = best_eviction(stock, rate)
 
     if best:
         assert 0 <= best.start < len(stock.freed)
@@ -140,9 +142,9 @@ def test_nothing_negative_is_ever_freed_or_rewritten(stock: Stock, rate: Rates) 
 
 
 @given(stocks(), rates, st.floats(0, 4))
-def test_more_patience_never_flushes_more(stock: Stock, rate: Rates, more: float) -> None:
-    eager = best_flush(stock, rate)
-    patient = best_flush(stock, Rates(rate.read, rate.write, rate.alpha + more))
+def test_more_patience_never_flushes_more(stock: CandidateTable, rate: Rates, more: float) -> None:
+    eager = best_eviction(stock, rate)
+    patient = best_eviction(stock, Rates(rate.read, rate.write, rate.alpha + more))
 
     if eager and patient:
         assert patient.gain <= eager.gain + 1e-9
@@ -150,10 +152,13 @@ def test_more_patience_never_flushes_more(stock: Stock, rate: Rates, more: float
 
 
 @given(stocks(), rates, st.integers(1, 20))
-def test_waiting_longer_never_makes_a_flush_less_due(stock: Stock, rate: Rates, calls: int) -> None:
-    now = best_flush(stock, rate)
-    later = best_flush(
-        Stock(stock.freed, [r + calls for r in stock.reads], stock.starts, stock.cached), rate
+def test_waiting_longer_never_makes_a_flush_less_due(
+    stock: CandidateTable, rate: Rates, calls: int
+) -> None:
+    now = best_eviction(stock, rate)
+    later = best_eviction(
+        CandidateTable(stock.freed, [r + calls for r in stock.reads], stock.starts, stock.cached),
+        rate,
     )
 
     if now and later:

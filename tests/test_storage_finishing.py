@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ctxpipe.storage.finishing import finished
+from ctxpipe.storage.finishing import run_to_completion
 
 
 async def test_work_goes_on_when_the_waiting_is_cancelled():
@@ -19,7 +19,7 @@ async def test_work_goes_on_when_the_waiting_is_cancelled():
         await asyncio.sleep(0.01)
         done.set()
 
-    waiting = asyncio.create_task(finished(work()))
+    waiting = asyncio.create_task(run_to_completion(work()))
     await begun.wait()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -34,7 +34,7 @@ async def test_an_error_goes_to_whoever_waits():
         raise OSError("full")
 
     with pytest.raises(OSError, match="full"):
-        await finished(work())
+        await run_to_completion(work())
 
 
 async def test_nobody_is_told_of_an_error_that_nobody_waits_for():
@@ -48,7 +48,7 @@ async def test_nobody_is_told_of_an_error_that_nobody_waits_for():
         failed.set()
         raise OSError("full")
 
-    waiting = asyncio.create_task(finished(work()))
+    waiting = asyncio.create_task(run_to_completion(work()))
     await begun.wait()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -13,7 +13,12 @@ from histories import thinking as thought
 
 from ctxpipe.errors import SettingsError, SummaryFailed
 from ctxpipe.messages import Message
-from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Retry, summarised
+from ctxpipe.summarizers import (
+    AnthropicSummarizer,
+    ExtractiveSummarizer,
+    Retry,
+    summarize_with_retry,
+)
 from ctxpipe.summarizers.prompt import MOST_RECENT, instructions
 from ctxpipe.testing import (
     Cut,
@@ -143,7 +148,7 @@ async def test_an_answer_cut_off_is_asked_for_once_more_shorter_and_with_more_ro
 ) -> None:
     cut = answer("half a sent", stop_reason="max_tokens")
     async with serving([cut, "Whole."]) as (server, client):
-        summary = await summarised(
+        summary = await summarize_with_retry(
             AnthropicSummarizer(client, **settings), HISTORY, Retry(sleep=no_sleep)
         )
 
@@ -162,7 +167,9 @@ async def test_what_the_model_will_not_answer_is_not_asked_word_for_word_again(
 ) -> None:
     async with serving(lambda _: reply) as (server, client):
         with pytest.raises(SummaryFailed, match="no summary"):
-            await summarised(AnthropicSummarizer(client, "m", mode), HISTORY, Retry(sleep=no_sleep))
+            await summarize_with_retry(
+                AnthropicSummarizer(client, "m", mode), HISTORY, Retry(sleep=no_sleep)
+            )
 
     asked = [str(request.body["messages"]) for request in server.requests]
     assert len(asked) == len(set(asked)) == calls
@@ -194,7 +201,7 @@ async def test_a_history_longer_than_the_models_window_is_summarised_in_parts_th
         client,
     ):
         summarize = AnthropicSummarizer(client, window=model.window)
-        summary = await summarised(summarize, long, Retry(sleep=no_sleep))
+        summary = await summarize_with_retry(summarize, long, Retry(sleep=no_sleep))
 
     assert server.refused == []
     assert server.calls > 10
@@ -207,7 +214,9 @@ async def test_a_history_longer_than_the_models_window_is_summarised_in_parts_th
 
 async def test_a_prompt_that_the_api_finds_too_long_is_cut_in_half() -> None:
     async with serving([prompt_too_long(), "first half", "both"]) as (server, client):
-        summary = await summarised(AnthropicSummarizer(client), chat(8), Retry(sleep=no_sleep))
+        summary = await summarize_with_retry(
+            AnthropicSummarizer(client), chat(8), Retry(sleep=no_sleep)
+        )
 
     assert summary.text == "both"
     assert "first half" in prompt_of(server.requests[2].body)
@@ -256,7 +265,7 @@ async def test_inline_the_agents_prompt_cache_is_read() -> None:
 
 async def test_inline_what_is_too_long_is_asked_again_as_a_transcript() -> None:
     async with serving([prompt_too_long(), "from the transcript"]) as (server, client):
-        summary = await summarised(inline(client), HISTORY, Retry(sleep=no_sleep))
+        summary = await summarize_with_retry(inline(client), HISTORY, Retry(sleep=no_sleep))
 
     assert summary.text == "from the transcript"
     assert prompt_of(server.requests[1].body).startswith("<transcript>")

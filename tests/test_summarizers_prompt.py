@@ -23,7 +23,7 @@ from hypothesis import given
 from ctxpipe.compacted import ACKNOWLEDGED, EVIDENCE, EVIDENCE_END, SUMMARY
 from ctxpipe.errors import SettingsError, SummaryFailed
 from ctxpipe.messages import Message, is_encodable
-from ctxpipe.summarizers import PromptSummarizer, PromptTooLong, Retry, summarised
+from ctxpipe.summarizers import PromptSummarizer, PromptTooLong, Retry, summarize_with_retry
 from ctxpipe.summarizers.prompt import MOST_RECENT, instructions, transcript
 from ctxpipe.tokens import TokenCounter, conservative
 
@@ -170,7 +170,7 @@ async def answering_a_mapping(prompt: str) -> Any:
 @pytest.mark.parametrize("ask", [synchronous, answering_a_mapping])
 async def test_an_answer_that_is_no_text_is_explained_and_not_asked_for_again(ask: Any) -> None:
     with pytest.raises(SummaryFailed, match="1 attempt: ask answered with"):
-        await summarised(PromptSummarizer(ask), chat(2), Retry())
+        await summarize_with_retry(PromptSummarizer(ask), chat(2), Retry())
 
 
 # The transcript -----------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from ctxpipe.summarizers import (
     Summarizer,
     Summary,
     SummaryRefused,
-    summarised,
+    summarize_with_retry,
 )
 
 HISTORY = chat(6)
@@ -72,14 +72,16 @@ async def failure_of(
     summarize: Summarizer, retry: Retry, messages: Sequence[Message] = HISTORY
 ) -> SummaryFailed:
     with pytest.raises(SummaryFailed) as caught:
-        await summarised(summarize, messages, retry)
+        await summarize_with_retry(summarize, messages, retry)
     return caught.value
 
 
 async def test_the_first_answer_is_taken_without_waiting() -> None:
     clock, summarize = Time(), Scripted(["all"])
 
-    assert await summarised(summarize, HISTORY, clock.retry()) == Summary("all", attempts=1)
+    assert await summarize_with_retry(summarize, HISTORY, clock.retry()) == Summary(
+        "all", attempts=1
+    )
     assert summarize.seen == [HISTORY]
     assert clock.waits == []
 
@@ -101,7 +103,7 @@ async def test_the_first_answer_is_taken_without_waiting() -> None:
 async def test_every_failure_is_worth_another_try_a_blank_answer_too(failure: object) -> None:
     clock, summarize = Time(), Scripted([failure, failure, "late"])
 
-    summary = await summarised(summarize, HISTORY, clock.retry())
+    summary = await summarize_with_retry(summarize, HISTORY, clock.retry())
 
     assert (summary.text, summary.attempts) == ("late", 3)
     assert len(clock.waits) == 2
@@ -151,7 +153,7 @@ async def test_an_answer_that_is_no_summary_is_told_at_once(
     answer: Callable[[], Any], words: str
 ) -> None:
     with pytest.raises(SummaryFailed, match=f"no summary after 1 attempt: {words}"):
-        await summarised(lambda _messages: answer(), HISTORY, Time().retry())
+        await summarize_with_retry(lambda _messages: answer(), HISTORY, Time().retry())
 
 
 async def test_neither_log_nor_failure_quotes_an_error_of_others_which_may_quote_the_conversation(
@@ -218,7 +220,9 @@ async def test_waits_grow_exponentially_up_to_a_limit_with_jitter() -> None:
 async def test_the_servers_retry_after_is_honoured(headers: dict[str, str], wait: float) -> None:
     clock = Time()
 
-    await summarised(Scripted([ApiError(429, headers=headers), "ok"]), HISTORY, clock.retry())
+    await summarize_with_retry(
+        Scripted([ApiError(429, headers=headers), "ok"]), HISTORY, clock.retry()
+    )
 
     assert clock.waits == [wait]
 
@@ -227,7 +231,7 @@ async def test_a_retry_after_may_be_a_date() -> None:
     clock = Time()
     soon = email.utils.formatdate(time.time() + 60, usegmt=True)
 
-    await summarised(
+    await summarize_with_retry(
         Scripted([ApiError(503, headers={"retry-after": soon}), "ok"]), HISTORY, clock.retry()
     )
 
@@ -245,7 +249,7 @@ async def test_a_retry_after_may_be_a_date() -> None:
 async def test_a_retry_after_that_is_no_time_is_as_good_as_none(date: str) -> None:
     clock = Time()
 
-    await summarised(
+    await summarize_with_retry(
         Scripted([ApiError(503, headers={"retry-after": date}), "ok"]), HISTORY, clock.retry()
     )
 
@@ -279,7 +283,7 @@ async def test_an_attempt_that_hangs_is_given_up_and_counts_as_a_failure() -> No
             await anyio.sleep_forever()
         return Summary("third time")
 
-    summary = await summarised(hang, HISTORY, Time().retry(attempt_seconds=0.02))
+    summary = await summarize_with_retry(hang, HISTORY, Time().retry(attempt_seconds=0.02))
 
     assert (summary.text, summary.attempts) == ("third time", 3)
 
@@ -318,7 +322,7 @@ async def test_cancellation_passes_at_once(when: str) -> None:
         await anyio.sleep_forever()
 
     async with anyio.create_task_group() as group:
-        group.start_soon(summarised, summarize, HISTORY, Retry(sleep=sleep))
+        group.start_soon(summarize_with_retry, summarize, HISTORY, Retry(sleep=sleep))
         await began.wait()
         group.cancel_scope.cancel()
 
@@ -359,7 +363,9 @@ async def test_who_refuses_may_name_another_who_is_asked_once_and_at_once() -> N
 async def test_the_attempt_that_was_refused_is_counted() -> None:
     first = Scripted([SummaryRefused("cut off", instead=Scripted(["shorter"]))])
 
-    assert await summarised(first, HISTORY, Time().retry()) == Summary("shorter", attempts=2)
+    assert await summarize_with_retry(first, HISTORY, Time().retry()) == Summary(
+        "shorter", attempts=2
+    )
 
 
 # Finished parts -----------------------------------------------------------------------------------
@@ -399,10 +405,10 @@ async def test_parts_that_were_finished_are_not_paid_for_again(
 
     for _ in range(3):
         with pytest.raises(SummaryFailed):
-            await summarised(summarize, history, Time().retry(), finished)
+            await summarize_with_retry(summarize, history, Time().retry(), finished)
         history.append(user(f"words {len(history):02}"))
     summarize.breaks = ""
-    summary = await summarised(summarize, history, Time().retry(), finished)
+    summary = await summarize_with_retry(summarize, history, Time().retry(), finished)
 
     assert paid_twice(summarize) == []
     assert {text for part in summarize.seen for text in map(own_words, part) if text} == {
@@ -426,10 +432,10 @@ async def test_a_cancelled_attempt_keeps_what_it_has_finished() -> None:
         return await summarize(messages)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(summarised, hang, history, Time().retry(), finished)
+        tasks.start_soon(summarize_with_retry, hang, history, Time().retry(), finished)
         await reached.wait()
         tasks.cancel_scope.cancel()
-    await summarised(hang, history, Time().retry(), finished)
+    await summarize_with_retry(hang, history, Time().retry(), finished)
 
     assert paid_twice(summarize) == []
 
@@ -448,7 +454,7 @@ async def test_what_was_finished_for_another_question_is_not_used(change: str) -
     history, finished = [user(f"words {n:02}") for n in range(8)], FinishedParts()
     summarize = Breaking("words 07")
     with pytest.raises(SummaryFailed):
-        await summarised(summarize, history, Time().retry(), finished)
+        await summarize_with_retry(summarize, history, Time().retry(), finished)
     assert finished.count == 4
     if change == "another summariser":
         summarize = Breaking("", ApiError(501))
@@ -456,7 +462,7 @@ async def test_what_was_finished_for_another_question_is_not_used(change: str) -
     summarize.seen.clear()
 
     asked = CHANGES[change](history)
-    await summarised(summarize, asked, Time().retry(), finished)
+    await summarize_with_retry(summarize, asked, Time().retry(), finished)
 
     texts = [text for part in summarize.seen for text in map(own_words, part) if text]
     assert texts == [m["content"] for m in asked]
@@ -465,7 +471,7 @@ async def test_what_was_finished_for_another_question_is_not_used(change: str) -
 async def test_what_is_summarised_as_a_whole_is_not_kept() -> None:
     finished = FinishedParts()
 
-    await summarised(Scripted(["all"]), HISTORY, Time().retry(), finished)
+    await summarize_with_retry(Scripted(["all"]), HISTORY, Time().retry(), finished)
 
     assert finished == FinishedParts()
 
@@ -495,7 +501,7 @@ class Narrow:
 async def test_a_history_that_is_too_long_is_summarised_in_parts_each_folding_the_last_one_in():
     history, summarize = chat(16), Narrow(at_most(5), PromptTooLong("16 messages"))
 
-    summary = await summarised(summarize, history, Time().retry())
+    summary = await summarize_with_retry(summarize, history, Time().retry())
 
     assert len(summarize.seen) == 4
     assert summary == Summary("summary 4", input_tokens=40, output_tokens=4, attempts=4)
@@ -512,7 +518,7 @@ async def test_a_call_and_its_results_stay_in_one_part() -> None:
     )
     summarize = Narrow(at_most(7), PromptTooLong("too many"))
 
-    await summarised(summarize, history, Time().retry())
+    await summarize_with_retry(summarize, history, Time().retry())
 
     assert len(summarize.seen) > 2
     assert not any(map(pending_calls, summarize.seen))
@@ -545,7 +551,7 @@ async def test_another_summariser_may_take_over_what_is_too_long() -> None:
     other = Scripted(["by the other"])
     first = Scripted([PromptTooLong("too long for me", refused=True, instead=other)])
 
-    summary = await summarised(first, HISTORY, Time().retry())
+    summary = await summarize_with_retry(first, HISTORY, Time().retry())
 
     assert summary.text == "by the other"
     assert other.seen == [HISTORY]

@@ -28,7 +28,7 @@ from ctxpipe.edits.diff import Edit, apply_edits
 from ctxpipe.edits.thinking import mark_stale
 from ctxpipe.errors import InvalidHistory
 from ctxpipe.messages import Message, blocks
-from ctxpipe.messages.identity import parse, says_the_same, unmarked
+from ctxpipe.messages.identity import parse, says_the_same, without_marks
 from ctxpipe.timeline import SLICES, WATCHED, Step, Timeline
 
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -1149,7 +1149,7 @@ def test_without_stages_the_context_says_what_the_history_says(data: st.DataObje
         elif action == "rebuild":
             history = copy.deepcopy(history)
         elif history:
-            history = [unmarked(message) for message in history]
+            history = [without_marks(message) for message in history]
             history[cut - 1] = marked(history[cut - 1])
         before = copy.deepcopy(history)
 

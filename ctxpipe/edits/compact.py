@@ -24,16 +24,16 @@ from ..compacted import (
     REMINDER_END,
     SEEN,
     SUMMARY,
+    acknowledged_count,
     is_connective,
-    leading,
+    leading_count,
     missing_text,
     own_words,
-    placed,
     safe_summary,
     summary_extras,
     text_of,
 )
-from ..facts import commands, identifiers, is_cut, is_one_line, one_line, shortened, touched_paths
+from ..facts import commands, identifiers, is_cut, is_one_line, one_line, shorten, touched_paths
 from ..messages import MEDIA, blocks, kind, pending_calls, split_system, tool_calls, tool_results
 from ..messages import field as read
 from ..messages.identity import digest
@@ -45,20 +45,20 @@ if TYPE_CHECKING:
 __all__ = [
     "Draft",
     "Evidence",
-    "Room",
+    "EvidenceBudget",
     "Source",
     "after_summary",
+    "archive_references",
     "assemble",
     "drafts",
     "evidence_block",
     "extract_commands",
-    "gathered",
-    "kept_messages",
-    "named_archives",
+    "gather_evidence",
     "obstacle",
     "open_tail",
     "partition",
-    "pinned",
+    "pinned_indices",
+    "pinned_messages",
     "reminder",
     "user_commands",
 ]
@@ -196,7 +196,7 @@ def after_summary(
     messages that it kept.
     """
     known = {digest(message) for message in archived}
-    index = leading(messages)
+    index = leading_count(messages)
     while index < len(messages):
         message = messages[index]
         is_known = is_connective(message) or digest(as_stored(message)) in known
@@ -240,7 +240,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class EvidenceBudget:
     """How many tokens each part of the evidence may take.
 
     A request above *request_chars* is cut head and tail.
@@ -253,7 +253,7 @@ class Room:
     request_chars: int = 4000
 
     @classmethod
-    def of(cls, tokens: int) -> Room:
+    def of(cls, tokens: int) -> EvidenceBudget:
         """A budget of *tokens* for the list of paths, and in proportion for the rest."""
         return cls(
             paths=tokens,
@@ -263,7 +263,7 @@ class Room:
         )
 
 
-def gathered(source: Source) -> Evidence:
+def gather_evidence(source: Source) -> Evidence:
     """The evidence in *source*."""
     messages = source.messages
     redact = source.redact
@@ -324,7 +324,7 @@ Count: TypeAlias = Callable[[str], int]
 
 def evidence_block(
     evidence: Evidence,
-    room: Room,
+    room: EvidenceBudget,
     count: Count,
 ) -> tuple[str, list[str]]:
     """The text that follows a summary, and the paths for which its budget, *room*, is too small.
@@ -383,7 +383,7 @@ def _archive_lines(evidence: Evidence) -> list[str]:
     return lines
 
 
-def named_archives(text: str) -> list[tuple[str, str]]:
+def archive_references(text: str) -> list[tuple[str, str]]:
     """Path and digest of each archive that *text*, perhaps a summary of ours, claims to replace.
 
     Anybody may have written so: it is to be verified.
@@ -417,7 +417,7 @@ def _last_lines(
 
 def _request_lines(
     evidence: Evidence,
-    room: Room,
+    room: EvidenceBudget,
     count: Count,
 ) -> list[str]:
     if not evidence.requests:
@@ -447,7 +447,7 @@ def _cut(
 ) -> str:
     if len(text) <= limit:
         return text
-    return shortened(redact(text), limit, where)
+    return shorten(redact(text), limit, where)
 
 
 def _path_lines(
@@ -662,7 +662,7 @@ def drafts(
     if archive:
         archives.append(archive)
     evidence = replace(
-        gathered(source),
+        gather_evidence(source),
         archives=archives,
         digest=archive_digest,
         notes=notes,
@@ -680,14 +680,14 @@ def drafts(
         cuts=cuts,
     )
     if pin:
-        draft = replace(draft, kept=kept_messages(rest, pin))
+        draft = replace(draft, kept=pinned_messages(rest, pin))
     if not unanswered:
         return [draft]
     shorter = _with_words(draft, unanswered, source, max_request_chars, archive)
     if not whole:
         return [shorter]
     if pin:
-        draft = replace(draft, kept=kept_messages(rest[:tail], pin))
+        draft = replace(draft, kept=pinned_messages(rest[:tail], pin))
     first = _with_tail(draft, unanswered, source)
     if len(shorter.cuts) > len(first.cuts):
         return [first, shorter]
@@ -803,7 +803,7 @@ def _close(
 # Pinned -------------------------------------------------------------------------------------------
 
 
-def kept_messages(
+def pinned_messages(
     rest: Sequence[Message],
     pin: Callable[[Message], bool],
 ) -> list[Message]:
@@ -814,7 +814,7 @@ def kept_messages(
     """
     kept: list[Message] = []
     last_role = "assistant"
-    for index in sorted(pinned(rest, pin)):
+    for index in sorted(pinned_indices(rest, pin)):
         message = rest[index]
         role = message["role"]
         if role == last_role:
@@ -829,7 +829,7 @@ def kept_messages(
     return kept
 
 
-def pinned(
+def pinned_indices(
     messages: Sequence[Message],
     pin: Callable[[Message], bool],
 ) -> set[int]:
@@ -839,7 +839,7 @@ def pinned(
     are in force.
     """
     first = len(split_system(messages)[0])
-    stop = first + placed(messages[first:])
+    stop = first + acknowledged_count(messages[first:])
     ours = range(first, stop)
     chosen: set[int] = set()
     for index, message in enumerate(messages):

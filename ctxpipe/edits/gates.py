@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..messages import Message
 from .offload import Candidate
 
-__all__ = ["Flush", "Holdings", "Rates", "Stock", "best_flush", "whole_stock"]
+__all__ = ["CandidateTable", "Eviction", "Rates", "ReplyIndex", "best_eviction", "evict_all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
+class CandidateTable:
     """The candidates, oldest first, as parallel columns.
 
     *freed*: tokens that leave with each, net of its placeholder. *reads*: calls that have re-read
@@ -42,7 +42,7 @@ class Stock:
 
 
 @dataclass(frozen=True, slots=True)
-class Flush:
+class Eviction:
     """Offloading the candidates from *start* on.
 
     The tokens *freed*, and the *gain* in the currency of the rates.
@@ -53,11 +53,11 @@ class Flush:
     gain: float
 
 
-def best_flush(
-    stock: Stock,
+def best_eviction(
+    stock: CandidateTable,
     rates: Rates,
     cliff: Callable[[int], float] | None = None,
-) -> Flush | None:
+) -> Eviction | None:
     """The suffix of the candidates with the greatest gain, None without candidates.
 
     The gain is (carried so far) - alpha x (cost of rewriting). Carried is what was paid to read the
@@ -66,7 +66,7 @@ def best_flush(
     threshold that freeing them gets below. One pass from the newest candidate to the oldest; of
     equal suffixes the shortest wins. Source: economics, the rent-or-buy gate.
     """
-    best: Flush | None = None
+    best: Eviction | None = None
     carried = 0
     freed = 0
     freed_cached = 0
@@ -82,20 +82,20 @@ def best_flush(
         overpaid = cliff(freed) if cliff else 0.0
         gain = rates.read * carried - rewrite * surviving + overpaid
         if best is None or gain > best.gain:
-            best = Flush(index, freed, gain)
+            best = Eviction(index, freed, gain)
     return best
 
 
-def whole_stock(stock: Stock) -> Flush:
+def evict_all(stock: CandidateTable) -> Eviction:
     """Offloading every candidate, which gains whatever it frees.
 
     The cache has expired, and must be written anyway.
     """
     freed = sum(stock.freed)
-    return Flush(0, freed, float(freed))
+    return Eviction(0, freed, float(freed))
 
 
-class Holdings:
+class ReplyIndex:
     """What the gate needs to know of one conversation, kept from turn to turn.
 
     A turn costs its new messages only. Whoever changes earlier messages reports it with `rewind`.
@@ -155,7 +155,7 @@ class Holdings:
         cached: int,
         free_calls: int,
         placeholder_tokens: int,
-    ) -> Stock:
+    ) -> CandidateTable:
         """The columns of *candidates*.
 
         The first *free_calls* calls after each do not count.
@@ -171,4 +171,4 @@ class Holdings:
             replies = self._replies[message]
             reads.append(max(0, last - replies))
             starts.append(sums[message])
-        return Stock(freed, reads, starts, cached)
+        return CandidateTable(freed, reads, starts, cached)

@@ -29,7 +29,7 @@ from ..messages import (
 from ..messages import field as read
 from ..names import safe_name
 from ..pieces import overlapping_pieces
-from ..placeholders import BATCH, MAX_SHOWN, any_reference, previewed_reference, reference
+from ..placeholders import BATCH, MAX_SHOWN, any_reference, reference, reference_with_preview
 
 if TYPE_CHECKING:
     from ..messages import Block, Message
@@ -38,7 +38,7 @@ _Content: TypeAlias = "str | Sequence[Block] | None"  # of a tool result
 
 __all__ = [
     "Candidate",
-    "Running",
+    "CandidateIndex",
     "Scan",
     "Selection",
     "characters",
@@ -47,10 +47,10 @@ __all__ = [
     "newest",
     "passes",
     "prescan",
-    "replaced",
     "result_characters",
-    "scanned",
+    "scan_of",
     "stored_text",
+    "with_placeholder",
 ]
 
 
@@ -176,7 +176,7 @@ def stored_text(
     return as_json(texts, indent=indent, ensure_ascii=False)
 
 
-def replaced(
+def with_placeholder(
     content: _Content,
     text: str,
 ) -> str | list[Any]:
@@ -201,7 +201,7 @@ def replaced(
     return [first, *others]
 
 
-def said(content: _Content) -> str:
+def text_of(content: _Content) -> str:
     """The text of a tool result; several text blocks are concatenated."""
     if isinstance(content, str):
         return content
@@ -218,7 +218,7 @@ _STEP_CHARS = 2**18
 _GUTTER = re.compile(r"^[ \t]*[0-9]{1,9}(?:[→│|:] ?|\t)")
 
 
-def lies_in(stored: str, text: str, start: int, end: int) -> bool:
+def contains_excerpt(stored: str, text: str, start: int, end: int) -> bool:
     """Whether *stored* holds *text* from *start* to *end*, as it is or with its lines numbered.
 
     False for texts of more than `MOST_COMPARED` characters: to compare them would block the
@@ -282,10 +282,10 @@ def offloadable(
 
 def prescan(messages: Sequence[Message], min_chars: int) -> Scan:
     """The ratio gate's two sums. Reads only. Source: RG-1, RG-3, RG-4, RG-18."""
-    return scanned(messages, offloadable(messages, min_chars))
+    return scan_of(messages, offloadable(messages, min_chars))
 
 
-def scanned(messages: Sequence[Message], found: Iterable[Candidate]) -> Scan:
+def scan_of(messages: Sequence[Message], found: Iterable[Candidate]) -> Scan:
     """The gate's two sums, given the results *found* that may leave."""
     total = sum(map(characters, messages))
     leaving = sum(candidate.chars for candidate in found)
@@ -343,7 +343,7 @@ class Selection:
             return None
         if is_placeholder(result.content):
             return None
-        candidate = measured(result)
+        candidate = candidate_of(result)
         if candidate.chars < max(limit, 1):
             return None
         if self.read_back(call) or _is_own_preview(result):
@@ -377,10 +377,10 @@ class Selection:
         return None
 
 
-def measured(result: ToolResult) -> Candidate:
+def candidate_of(result: ToolResult) -> Candidate:
     """*result* as a candidate, with the characters of its texts."""
     content = result.content
-    if not said(content):
+    if not text_of(content):
         return Candidate(result, 0)
     text = stored_text(content, indent=None)
     return Candidate(result, len(text))
@@ -391,7 +391,7 @@ def _is_own_preview(result: ToolResult) -> bool:
 
     The path must be the one that this id leads to (A-17).
     """
-    path = previewed_reference(_only_text(result.content), MAX_SHOWN)
+    path = reference_with_preview(_only_text(result.content), MAX_SHOWN)
     if path is None:
         return False
     path = path.replace("\\", "/")
@@ -408,7 +408,7 @@ def newest(messages: Sequence[Message]) -> int:
     return start
 
 
-def answered(
+def results_with_calls(
     messages: Sequence[Message],
     start: int,
     min_chars: int = 0,
@@ -417,7 +417,7 @@ def answered(
     calls: dict[str, ToolCall] = {}
     index = -1
     for result in tool_results(messages, start):
-        if min_chars and measured(result).chars < min_chars:
+        if min_chars and candidate_of(result).chars < min_chars:
             continue  # most results are short: their calls need not be looked up
         if result.message != index:
             index = result.message
@@ -427,7 +427,7 @@ def answered(
         yield result, calls.get(result.tool_use_id)
 
 
-def rewritten_before(messages: Sequence[Message]) -> tuple[int, int] | None:
+def first_batch_placeholder(messages: Sequence[Message]) -> tuple[int, int] | None:
     """The place of the first block that batch offloading replaced.
 
     The model saw the original when it wrote what follows. Direct offloading leaves no such trace:
@@ -477,7 +477,7 @@ def protected_from(messages: Sequence[Message], keep_recent: int) -> int:
     return index
 
 
-class Running:
+class CandidateIndex:
     """The sums behind the gate for one conversation, kept from turn to turn.
 
     A turn costs its new messages only. Whoever changes earlier messages reports it with `rewind`.
@@ -546,7 +546,7 @@ def _candidates(
 ) -> list[Candidate]:
     """The candidates from message *start* on, oldest first."""
     found: list[Candidate] = []
-    for result, call in answered(messages, start, selection.least_chars):
+    for result, call in results_with_calls(messages, start, selection.least_chars):
         candidate = selection.result(result, call)
         if candidate is not None:
             found.append(candidate)

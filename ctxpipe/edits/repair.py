@@ -64,7 +64,7 @@ from ..messages.values import encoding_fault
 if TYPE_CHECKING:
     from ..messages import Block, Message
 
-__all__ = ["INTERRUPTED", "interrupted", "repair"]
+__all__ = ["INTERRUPTED", "interrupted_result", "repair"]
 
 INTERRUPTED = "[No result: this tool call was interrupted. It may or may not have taken effect.]"
 OPENING = "[The conversation begins here.]"
@@ -655,7 +655,7 @@ def _answer(name: str, results: list[Block], *, is_last: bool) -> Any:
     Of several, the last call of that id gets one that failed.
     """
     if not results:
-        return interrupted(name)
+        return interrupted_result(name)
     chosen = 0
     if is_last:
         failed = [place for place, result in enumerate(results) if field(result, "is_error")]
@@ -667,7 +667,7 @@ def _answer(name: str, results: list[Block], *, is_last: bool) -> Any:
     return {**as_dict(result), "tool_use_id": name}
 
 
-def interrupted(name: str) -> dict[str, object]:
+def interrupted_result(name: str) -> dict[str, object]:
     """The result that takes the place of one that never came, for the call *name*."""
     return {
         "type": "tool_result",

@@ -13,7 +13,7 @@ from dataclasses import field as attribute
 from typing import TYPE_CHECKING, cast
 
 from ..compacted import RESTORED, restored_path, restored_text, text_of
-from ..facts import failed, possible_reads, refused, result_text, results_by_id
+from ..facts import is_failure, possible_reads, result_text, results_by_id, says_failure
 from ..messages import field, kind, tool_calls, tool_results
 from ..placeholders import MAX_SHOWN, any_reference
 from .views import (
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMMON_WRITING_TOOLS",
-    "FileInWork",
-    "files_in_work",
+    "WorkingFile",
     "restored_message",
+    "trusting_working_set",
     "was_changed",
     "working_set",
 ]
@@ -60,7 +60,7 @@ _MAX_COMPARED_CHARS = 500_000  # no longer file comes back whole
 
 
 @dataclass(frozen=True, slots=True)
-class FileInWork:
+class WorkingFile:
     """A file that the conversation used.
 
     *path* is its latest spelling, *shown* what was seen of it, if known. *denied* says that the
@@ -80,7 +80,7 @@ def working_set(
     shell: bool = False,
     writing_tools: ReadingTools | None = None,
     work_dir: str = "",
-) -> list[FileInWork]:
+) -> list[WorkingFile]:
     """The files that calls in *messages* read, the most recent first, each once, at its last place.
 
     A call counts only if it has a result that reports no failure and was not moved to a file. The
@@ -89,9 +89,9 @@ def working_set(
     prints files every word in it. A call without a result decides nothing, and neither does a write
     that failed. A command line that succeeded shows its file only with *shell*, and as long as the
     shell's folder is known. No text of a message is trusted to name a file. The other arguments are
-    those of `files_in_work`.
+    those of `trusting_working_set`.
     """
-    latest: dict[str, FileInWork] = {}
+    latest: dict[str, WorkingFile] = {}
     folder_changed = False
     for call, result in _calls_with_results(messages):
         by_shell = call.name.lower() in SHELL_TOOLS and call.name not in tools
@@ -99,16 +99,16 @@ def working_set(
         path = read_path
         if path is None:
             path = _path_to_write(call, writing_tools or {})
-        files: list[FileInWork] = []
+        files: list[WorkingFile] = []
         if _is_failure(result, by_shell=by_shell):
             files = _denials(call, path, is_read=read_path is not None)
         elif path is not None:
             is_place_known = os.path.isabs(path) or not folder_changed
             if not by_shell or (shell and is_place_known):
                 if read_path is not None:
-                    files = [FileInWork(path, _view_text(result))]
+                    files = [WorkingFile(path, _view_text(result))]
                 else:
-                    files = [FileInWork(path, written=True)]
+                    files = [WorkingFile(path, written=True)]
         for file in files:
             full_path = os.path.expanduser(file.path.removeprefix("file://"))
             _put_last(latest, os.path.join(work_dir, full_path), file)
@@ -116,16 +116,16 @@ def working_set(
     return list(reversed(latest.values()))
 
 
-def _denials(call: ToolCall, path: str | None, *, is_read: bool) -> list[FileInWork]:
+def _denials(call: ToolCall, path: str | None, *, is_read: bool) -> list[WorkingFile]:
     """The files that must not come back because *call* has failed."""
     if path is None:
-        return [FileInWork(each, denied=True) for each in possible_reads(call)]
+        return [WorkingFile(each, denied=True) for each in possible_reads(call)]
     if is_read:
-        return [FileInWork(path, denied=True)]
+        return [WorkingFile(path, denied=True)]
     return []
 
 
-def _put_last(files: dict[str, FileInWork], path: str, file: FileInWork) -> None:
+def _put_last(files: dict[str, WorkingFile], path: str, file: WorkingFile) -> None:
     key = os.path.normpath(path)
     files.pop(key, None)
     files[key] = file
@@ -171,19 +171,19 @@ def _is_failure(result: object, *, by_shell: bool = False) -> bool:
     text = result_text(result)
     if any_reference(text, MAX_SHOWN) is not None:
         return True  # what was moved to that file may be a denial
-    if refused(text, whole=by_shell):
+    if says_failure(text, whole=by_shell):
         return True
-    return by_shell and failed(result)
+    return by_shell and is_failure(result)
 
 
-def files_in_work(
+def trusting_working_set(
     messages: Sequence[Message],
     *,
     tools: ReadingTools = READING_TOOLS,
     shell: bool = False,
     writing_tools: ReadingTools | None = None,
     work_dir: str = "",
-) -> list[FileInWork]:
+) -> list[WorkingFile]:
     """The files read in *messages*, the most recent first, each once, at its last place.
 
     A file that an earlier compaction brought back counts as read before everything after it. With
@@ -193,7 +193,7 @@ def files_in_work(
     It trusts every call, whatever its result, and every message that looks like a restored file.
     `working_set` trusts neither. Source: CR-16 to CR-19, A-43.
     """
-    latest: dict[str, FileInWork] = {}
+    latest: dict[str, WorkingFile] = {}
     for file in _files_restored_before(messages):
         _put_last(latest, os.path.join(work_dir, file.path), file)
     results = results_by_id(messages)
@@ -202,13 +202,13 @@ def files_in_work(
     return list(reversed(latest.values()))
 
 
-def _files_restored_before(messages: Sequence[Message]) -> Iterator[FileInWork]:
+def _files_restored_before(messages: Sequence[Message]) -> Iterator[WorkingFile]:
     """The files that the last compaction restored, the least recent first."""
     for message in reversed(messages):  # a compaction puts the most recent file first
         path = restored_path(message)
         if path is not None:
             prefix = len(RESTORED) + len(path) + 2  # the path is followed by a colon and a newline
-            yield FileInWork(path, text_of(message)[prefix:])
+            yield WorkingFile(path, text_of(message)[prefix:])
 
 
 def _files_of_calls(
@@ -217,15 +217,15 @@ def _files_of_calls(
     tools: ReadingTools,
     shell: bool,
     writing_tools: ReadingTools,
-) -> Iterator[FileInWork]:
+) -> Iterator[WorkingFile]:
     for call in tool_calls(messages):
         path = viewed_path(call, tools, shell)
         if path is not None:
-            yield FileInWork(path, _view_text(results.get(call.id)))
+            yield WorkingFile(path, _view_text(results.get(call.id)))
             continue
         path = _path_to_write(call, writing_tools)
         if path is not None:
-            yield FileInWork(path, written=True)
+            yield WorkingFile(path, written=True)
 
 
 def _path_to_write(call: ToolCall, tools: ReadingTools) -> str | None:
@@ -244,7 +244,7 @@ def _view_text(result: object) -> str | None:
     return text
 
 
-def was_changed(file: FileInWork, text: str) -> bool:
+def was_changed(file: WorkingFile, text: str) -> bool:
     """Whether *text* certainly lacks what was seen of *file*, with and without line numbers."""
     if file.shown is None or len(file.shown) > _MAX_COMPARED_CHARS:
         return False

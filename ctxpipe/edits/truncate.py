@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 __all__ = [
     "MIDDLE_END",
     "MIDDLE_START",
+    "EditableRegion",
     "FileView",
-    "Filtered",
-    "Ground",
+    "FilterResult",
     "Part",
     "Window",
+    "breakdown_by_source",
     "delete_centre",
+    "editable_region",
     "file_views",
     "filter_calls",
-    "ground",
     "has_command",
-    "held",
-    "joined",
+    "join_parts",
     "last_turn",
     "middle",
     "middle_range",
@@ -211,7 +211,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class EditableRegion:
     """What may be edited, as indices of the history.
 
     The *middle* may, and what is in *stay* must not be touched at all. Thinking may be taken out of
@@ -225,14 +225,14 @@ class Ground:
     pinned: AbstractSet[int] = frozenset()
 
 
-def ground(
+def editable_region(
     messages: Sequence[Message],
     middle: range,
     *,
     protected: int = 0,
     strict: bool = False,
     pinned: AbstractSet[int] = frozenset(),
-) -> Ground:
+) -> EditableRegion:
     """What may be edited of *middle*, as far as it lies after the first *protected* messages.
 
     The first request, the last turn and the messages *pinned* stay as they are; with *strict* so
@@ -251,7 +251,7 @@ def ground(
         last = last_turn(messages)
         stay = frozenset({first, *every[last:]})
     movable_end = min(middle.stop, open_loop(messages))
-    return Ground(
+    return EditableRegion(
         middle=middle,
         stay=stay | pinned,
         movable=range(middle.start, movable_end),
@@ -259,7 +259,7 @@ def ground(
     )
 
 
-def joined(parts: Sequence[Part]) -> list[Message]:
+def join_parts(parts: Sequence[Part]) -> list[Message]:
     """The messages that *parts* make.
 
     Neighbours of the same role are merged where messages between them are gone. Results come first,
@@ -298,7 +298,7 @@ _MISPLACED = frozenset({("assistant", "system"), ("system", "user")})
 
 def _fits(
     parts: Sequence[Part],
-    ground: Ground,
+    ground: EditableRegion,
     *,
     merging: bool = True,
 ) -> bool:
@@ -319,7 +319,7 @@ def _fits(
     return True
 
 
-def _joinable(one: Part, other: Part, ground: Ground) -> bool:
+def _joinable(one: Part, other: Part, ground: EditableRegion) -> bool:
     if one.index in ground.stay or other.index in ground.stay:
         return False
     if other.index in ground.movable:
@@ -335,7 +335,7 @@ def _with_content(message: Message, content: Sequence[Block]) -> Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Filtered:
+class FilterResult:
     """What is left of a history when *calls* tool calls are gone."""
 
     parts: list[Part]
@@ -344,9 +344,9 @@ class Filtered:
 
 def filter_calls(
     messages: Sequence[Message],
-    ground: Ground,
+    ground: EditableRegion,
     views: Collection[tuple[int, int]] = (),
-) -> Filtered:
+) -> FilterResult:
     """Delete each tool call that lies in the middle with its result, except the file views *views*.
 
     All text stays. Thinking goes with its call when nothing else is left, and where a merge would
@@ -380,13 +380,13 @@ def filter_calls(
     parts.reverse()
     if calls:
         parts = _without_moving_thinking(parts)
-    return Filtered(parts, calls)
+    return FilterResult(parts, calls)
 
 
 def _removable_calls(
     messages: Sequence[Message],
     index: int,
-    ground: Ground,
+    ground: EditableRegion,
     viewing: AbstractSet[tuple[int, str]],
 ) -> AbstractSet[str]:
     """The ids of the calls of message *index* that are no file views, nor part of a program.
@@ -485,7 +485,7 @@ class _Unit:
 def delete_centre(
     parts: list[Part],
     sizes: Sequence[int],
-    ground: Ground,
+    ground: EditableRegion,
     excess: int,
     *,
     window: Window = "average",
@@ -529,7 +529,7 @@ def delete_centre(
 def _units(
     parts: Sequence[Part],
     sizes: Sequence[int],
-    ground: Ground,
+    ground: EditableRegion,
 ) -> list[_Unit]:
     """The middle as units; what begins before it or ends after it is left out."""
     inside = [place for place, part in enumerate(parts) if part.index in ground.middle]
@@ -548,7 +548,7 @@ def _units(
     return units
 
 
-def _stays(part: Part, ground: Ground) -> bool:
+def _stays(part: Part, ground: EditableRegion) -> bool:
     return part.index in ground.pinned or has_command(part.message)
 
 
@@ -607,7 +607,7 @@ def _widen(wanted: range, more: int, units: int) -> Iterator[range]:
 def _add_marker(
     parts: list[Part],
     marker: str,
-    ground: Ground,
+    ground: EditableRegion,
 ) -> list[Part]:
     """*parts* with *marker* after the last words or results of the user that are not pinned.
 
@@ -627,7 +627,7 @@ def _add_marker(
     return [*parts[:place], marked, *parts[place + 1 :]]
 
 
-def _marker_place(parts: Sequence[Part], ground: Ground) -> int:
+def _marker_place(parts: Sequence[Part], ground: EditableRegion) -> int:
     """The place of the last part of the user's that may be changed, -1 when there is none."""
     at_work: set[int] = set()
     for span in server_spans([part.message for part in parts]):
@@ -644,11 +644,11 @@ def _marker_place(parts: Sequence[Part], ground: Ground) -> int:
 # Reports ------------------------------------------------------------------------------------------
 
 
-def held(
+def breakdown_by_source(
     messages: Sequence[Message],
     parts: Sequence[Part],
     sizes: Sequence[int],
-    ground: Ground,
+    ground: EditableRegion,
     overhead: int,
 ) -> str:
     """What takes the tokens that could not be removed, the largest share first.

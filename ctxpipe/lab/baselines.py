@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..edits.offload import Candidate, Scan, protected_from, said
+from ..edits.offload import Candidate, Scan, protected_from, text_of
 from ..messages import (
     Message,
     ToolResult,
@@ -136,7 +136,7 @@ class MaskOldResults:
     async def __call__(self, turn: Turn) -> Change | Skip:
         end = protected_from(turn.messages, self.keep_calls)
         results = tool_results(turn.messages, 0, end)
-        old = [result for result in results if len(said(result.content)) >= self.min_chars]
+        old = [result for result in results if len(text_of(result.content)) >= self.min_chars]
         chosen = _oldest_until(turn, old, None)
         if not chosen:
             return Skip("no old result is left to mask")
@@ -160,7 +160,7 @@ def _oldest_until(
     for result in results:
         if tokens is not None and freed >= tokens:
             break
-        tokens_before = turn.counter.text(said(result.content))
+        tokens_before = turn.counter.text(text_of(result.content))
         saved = tokens_before - cleared
         if saved > 0:
             chosen.append((result, saved))

@@ -36,7 +36,7 @@ __all__ = [
     "oracle_blocks",
     "oracle_lines",
     "oracle_pointers",
-    "shaped",
+    "run_pipeline",
 ]
 
 BudgetedMaker: TypeAlias = Callable[[int], PipelineMaker]
@@ -159,7 +159,7 @@ def cuts(
             yield cut
 
 
-async def shaped(cut: Cut, make: PipelineMaker) -> Scored:
+async def run_pipeline(cut: Cut, make: PipelineMaker) -> Scored:
     """The history of *cut* after a pipeline that sees it for the first time."""
     bench = Workbench()
     bench.files.learn(cut.history)

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from ..edits.views import COMMON_READING_TOOLS, viewed_path
 from ..messages import Message, blocks, field, kind, tool_calls
 from ..names import session_folder
-from ..placeholders import previewed_reference, reference
+from ..placeholders import reference, reference_with_preview
 from ..stages.archive import parse_archive
 from ..tokens import TokenCounter
 from .atoms import Atom, AtomIndex, message_texts, path_atom, weight
 
-__all__ = ["Context", "Past", "Source", "Store", "Use", "needed", "stored_at", "use_of"]
+__all__ = ["Context", "Past", "Source", "Store", "Use", "location_in", "needed", "use_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,12 +225,12 @@ class Store:
         return min(sizes, default=None)
 
 
-def stored_at(content: object) -> str | None:
+def location_in(content: object) -> str | None:
     """The file that *content*, of a result or a call, names in its place.
 
     None where the content itself is here.
     """
-    return reference(content) or previewed_reference(content)
+    return reference(content) or reference_with_preview(content)
 
 
 def use_of(

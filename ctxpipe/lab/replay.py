@@ -13,7 +13,7 @@ from ..session import Session
 from ..tokens import Ledger
 from .atoms import Atom, AtomIndex
 from .costs import CacheRules, CacheUse, PromptCache, Purpose, Request
-from .references import Context, Past, Source, Store, Use, needed, stored_at, use_of
+from .references import Context, Past, Source, Store, Use, location_in, needed, use_of
 from .story import Moment
 from .transcripts import Transcript
 from .workbench import ROOT, Workbench
@@ -333,10 +333,10 @@ def _pointers(context: Sequence[Message]) -> Iterator[tuple[str, str]]:
     """The id of each call whose result or input was offloaded, and the location of that."""
     for call in tool_calls(context):
         for text in strings(call.input):
-            where = stored_at(text)
+            where = location_in(text)
             if where is not None:
                 yield call.id, where
     for result in tool_results(context):
-        where = stored_at(result.content)
+        where = location_in(result.content)
         if where is not None:
             yield result.tool_use_id, where

@@ -12,14 +12,14 @@ from ..tokens import TokenCounter, as_counter
 from .atoms import AtomIndex
 from .costs import bill
 from .policies import NONE, BudgetedPolicy
-from .recall import ORACLES, Cut, Scored, cuts, mean_recall, shaped
+from .recall import ORACLES, Cut, Scored, cuts, mean_recall, run_pipeline
 from .replay import PipelineMaker, Replay, Settings, Step, replay
 from .report import Fact, PageTurn, RecallPoint, Report
 from .story import Moment, story
 from .transcripts import Transcript
 from .words import cost
 
-__all__ = ["Pages", "label", "recall_points", "replayed_report", "report_of"]
+__all__ = ["Pages", "label", "recall_points", "replay_and_report", "report_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def _display_name(policy: str) -> str:
     return "no management" if policy == NONE else policy
 
 
-async def replayed_report(
+async def replay_and_report(
     transcript: Transcript,
     make: PipelineMaker,
     baseline: PipelineMaker,
@@ -218,7 +218,7 @@ async def recall_points(
 
 async def _score(cut: Cut, way: str, share: float) -> Scored:
     budget = int(share * cut.tokens)
-    return await shaped(cut, BudgetedPolicy(way, budget))
+    return await run_pipeline(cut, BudgetedPolicy(way, budget))
 
 
 def _point(

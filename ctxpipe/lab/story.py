@@ -31,7 +31,7 @@ from ..messages import (
 from ..reports import Compacted, Offloaded, Outcome, StageReport
 from ..tokens import TokenCounter
 from ..words import count_phrase, one_line
-from .references import stored_at
+from .references import location_in
 from .report import Action, BlockFate, Kind, Replaced
 
 __all__ = ["Moment", "Story", "story"]
@@ -207,7 +207,7 @@ class _Reader:
         call_id = str(field_of(block, "tool_use_id"))
         result = ToolResult(0, 0, call_id, field_of(block, "content"))
         of: Kind = "results"
-        if stored_at(result.content) is not None:
+        if location_in(result.content) is not None:
             of = "placeholders"
         name = f"result of {self._calls.get(call_id, 'a tool')}"
         return _Piece(
@@ -358,7 +358,7 @@ def _pointer(piece: _Piece) -> str | None:
     texts: Iterable[str] = [piece.text]
     if piece.key[0] == "call":
         texts = strings(json.loads(piece.text))
-    locations = map(stored_at, texts)
+    locations = map(location_in, texts)
     return next(filter(None, locations), None)
 
 

@@ -26,10 +26,10 @@ __all__ = [
     "figures",
     "file_json",
     "largest_blocks",
-    "summed",
     "tokens_by_kind",
     "tokens_by_tool",
     "total_calibration",
+    "total_figures",
     "tuning_json",
 ]
 
@@ -70,7 +70,7 @@ def figures(
     return rows
 
 
-def summed(
+def total_figures(
     files: Iterable[FileReplay],
     prices: Prices,
     baseline: str,

@@ -9,7 +9,7 @@ from ..edits.views import COMMON_READING_TOOLS, viewed_path
 from ..errors import StorageError
 from ..facts import result_text
 from ..messages import Message, tool_calls, tool_results
-from ..names import content_hash, safe_name, session_folder, suffixed
+from ..names import content_hash, safe_name, session_folder, with_suffix
 from ..storage import Page
 from ..storage.files import FileText
 from ..storage.records import Record, encode_line, encode_record
@@ -37,7 +37,7 @@ class MemoryStorage:
 
     def _write(self, path: str, text: str) -> str:
         if self.texts.setdefault(path, text) != text:
-            path = suffixed(path, content_hash(text))
+            path = with_suffix(path, content_hash(text))
             self.texts[path] = text
         return path
 

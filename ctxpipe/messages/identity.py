@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import InvalidHistory
 from ..pieces import pieces
-from .values import as_dict, is_equal, sorted_json
+from .values import as_dict, canonical_json, is_equal
 from .vocabulary import as_blocks, blocks, field
 
 if TYPE_CHECKING:
     from .vocabulary import Block, Message
 
-__all__ = ["digest", "digest_of", "parse", "parse_from", "says_the_same", "unmarked", "with_marks"]
+__all__ = [
+    "digest",
+    "digest_of",
+    "parse",
+    "parse_from",
+    "says_the_same",
+    "with_marks",
+    "without_marks",
+]
 
 MARK = "cache_control"
 _PLAIN_VALUES = frozenset({str, int, float, bool, type(None), dict})
@@ -99,7 +107,7 @@ def digest(message: Message) -> bytes:
 def digest_of(message: Message, make: Callable[[], Any]) -> bytes:
     """The digest of the canonical form of *message*, by the hash object that *make* returns."""
     hasher = make()
-    for piece in pieces(sorted_json(_canonical(message))):
+    for piece in pieces(canonical_json(_canonical(message))):
         hasher.update(piece.encode())
     return cast("bytes", hasher.digest())
 
@@ -131,11 +139,11 @@ def with_marks(message: Message, source: Message) -> Message:
     content = as_blocks(message)
     sources = as_blocks(source)
     if len(content) != len(sources):
-        return unmarked(message)
+        return without_marks(message)
     return _replace_content(message, content, list(map(_copy_marks, content, sources)))
 
 
-def unmarked(message: Message) -> Message:
+def without_marks(message: Message) -> Message:
     """*message* without cache marks; the same object when it has none."""
     content = blocks(message)
     return _replace_content(message, content, [_copy_marks(block, {}) for block in content])

@@ -26,15 +26,15 @@ __all__ = [
     "SURROGATE",
     "as_dict",
     "as_json",
+    "canonical_json",
     "compact_json",
-    "copied",
+    "deep_copy",
     "encoding_fault",
     "is_encodable",
     "is_equal",
     "rebuilt",
-    "sent_as",
-    "sorted_json",
     "strings",
+    "wire_value",
     "without_surrogates",
 ]
 
@@ -74,7 +74,7 @@ def as_dict(block: object) -> dict[str, Any]:
     return cast("dict[str, Any]", plain)
 
 
-def sent_as(value: object) -> object:
+def wire_value(value: object) -> object:
     """What the anthropic SDK puts into a request for *value*, which JSON does not know."""
     if isinstance(value, date):
         return value.isoformat()
@@ -89,10 +89,12 @@ def sent_as(value: object) -> object:
 
 
 _COMPACT = json.JSONEncoder(
-    ensure_ascii=False, separators=(",", ":"), default=sent_as, allow_nan=False
+    ensure_ascii=False, separators=(",", ":"), default=wire_value, allow_nan=False
 )
-_ASCII = json.JSONEncoder(separators=(",", ":"), default=sent_as, allow_nan=False)
-_SORTED = json.JSONEncoder(separators=(",", ":"), default=sent_as, allow_nan=False, sort_keys=True)
+_ASCII = json.JSONEncoder(separators=(",", ":"), default=wire_value, allow_nan=False)
+_SORTED = json.JSONEncoder(
+    separators=(",", ":"), default=wire_value, allow_nan=False, sort_keys=True
+)
 
 
 def compact_json(value: object) -> str:
@@ -111,12 +113,12 @@ def as_json(value: object, *, indent: int | None = None, ensure_ascii: bool = Tr
     if indent is None:
         return _encode(_ASCII if ensure_ascii else _COMPACT, value)
     encoder = json.JSONEncoder(
-        ensure_ascii=ensure_ascii, indent=indent, default=sent_as, allow_nan=False
+        ensure_ascii=ensure_ascii, indent=indent, default=wire_value, allow_nan=False
     )
     return _encode(encoder, value)
 
 
-def sorted_json(value: object) -> str:
+def canonical_json(value: object) -> str:
     """*value* as compact ASCII JSON in which the order of keys makes no difference.
 
     Raises InvalidHistory for a value that the client could not send either.
@@ -153,7 +155,7 @@ def _encode_flat(encoder: json.JSONEncoder, value: object) -> Iterator[str]:
             if is_text:
                 yield item
                 continue
-            plain = item if isinstance(item, _JSON) else sent_as(item)
+            plain = item if isinstance(item, _JSON) else wire_value(item)
             if isinstance(plain, str):
                 yield _encode_text(encoder, plain)
             elif not isinstance(plain, dict | list | tuple):
@@ -337,7 +339,7 @@ def rebuilt(
     while todo:
         item, holder, place = todo.pop()
         if not isinstance(item, _JSON):
-            item = sent_as(item)
+            item = wire_value(item)
         if isinstance(item, list | tuple):
             parts: list[Any] = [None] * len(item)
             holder[place] = parts
@@ -357,7 +359,7 @@ def rebuilt(
     return root[0]
 
 
-def copied(value: Any) -> Any:
+def deep_copy(value: Any) -> Any:
     """A deep copy of *value*; in plain JSON values where it is too deep or cannot be copied."""
     try:
         return copy.deepcopy(value)

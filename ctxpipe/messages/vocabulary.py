@@ -13,7 +13,7 @@ from dataclasses import field as attribute
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from .bulk import MAPPINGS
-from .values import as_dict, copied, is_equal
+from .values import as_dict, deep_copy, is_equal
 
 if TYPE_CHECKING:
     from anthropic.types import MessageParam as Message
@@ -284,7 +284,7 @@ def rewrite(
             if (index, place) in updates:
                 content.append(_replace(block, key, updates[index, place]))
             else:
-                content.append(copied(block))
+                content.append(deep_copy(block))
         edited[index] = cast("Message", _replace(message, "content", content))
     return edited
 
@@ -294,6 +294,6 @@ def _replace(block: Block, key: str, value: object) -> dict[str, Any]:
     plain = as_dict(block)
     for name, old in plain.items():
         if name != key:
-            plain[name] = copied(old)
+            plain[name] = deep_copy(old)
     plain[key] = value
     return plain

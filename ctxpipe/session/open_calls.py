@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from ..edits.repair import interrupted
+from ..edits.repair import interrupted_result
 from ..errors import InvalidHistory
 from ..messages import ensure_messages, has_calls, pending_calls
 from ..settings import one_of
@@ -55,7 +55,7 @@ def answer_open_calls(history: list[Message]) -> list[Message]:
     for index in reversed(range(len(history))):
         if _is_open(history, index):
             calls = pending_calls(history[: index + 1])
-            results: list[Any] = [interrupted(call.id) for call in calls]
+            results: list[Any] = [interrupted_result(call.id) for call in calls]
             answered.insert(index + 1, cast("Message", {"role": "user", "content": results}))
     return answered if len(answered) > len(history) else history
 

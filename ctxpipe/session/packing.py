@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from ..edits.diff import Edit
 from ..errors import StorageError
 from ..messages import as_json, ensure_messages, is_encodable, strings
-from ..messages.identity import digest_of, parse, says_the_same, unmarked
+from ..messages.identity import digest_of, parse, says_the_same, without_marks
 from ..names import session_folder
-from ..storage.records import leave_alone, redact_message
+from ..storage.records import redact_except_folder, redact_message
 from ..threads import in_thread_if
 from ..timeline import Step, Timeline
 
@@ -102,7 +102,7 @@ class Packing:
         self.salt = secrets.token_hex(_DIGEST)
         self._storage = storage
         redact = getattr(storage, "redact", None)
-        self._redact = leave_alone(session_folder(session_id), redact) if redact else None
+        self._redact = redact_except_folder(session_folder(session_id), redact) if redact else None
 
     @property
     def redacts(self) -> bool:
@@ -160,7 +160,7 @@ class Packing:
 
     def _hide(self, messages: Sequence[Message]) -> tuple[list[Any], list[str]]:
         """*messages* without cache marks and secrets; and the digest of each that had a secret."""
-        plain: list[Any] = list(map(unmarked, messages))
+        plain: list[Any] = list(map(without_marks, messages))
         digests = [""] * len(plain)
         if self._redact is None:
             return plain, digests

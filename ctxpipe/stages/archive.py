@@ -12,11 +12,11 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..compacted import text_of
-from ..edits.compact import named_archives
+from ..edits.compact import archive_references
 from ..errors import CtxpipeError, InvalidHistory, StorageError
 from ..messages import ensure_messages, texts
 from ..storage import Archive, TextReader
-from ..storage.finishing import finished
+from ..storage.finishing import run_to_completion
 from ..storage.folders import open_file
 from ..storage.records import Record
 from ..threads import in_thread
@@ -59,7 +59,7 @@ def archive_record(messages: Sequence[Message]) -> Record:
     beginning names, with their digests, are kept as ``before``.
     """
     first = next(texts(messages[0]), "") if messages else ""
-    named = named_archives(first) if isinstance(first, str) else []
+    named = archive_references(first) if isinstance(first, str) else []
     before: list[list[str]] = []
     for path, digest in named:
         name = last_part(path)
@@ -80,7 +80,7 @@ async def load_archive(path: str | os.PathLike[str]) -> list[Message]:
     ctxpipe wrote it, InvalidHistory when it holds something else.
     """
     try:
-        text = await finished(_read(path))
+        text = await run_to_completion(_read(path))
     except OSError as error:
         raise StorageError(
             error.errno, f"cannot read the archive {path}: {error.strerror}"
@@ -130,7 +130,7 @@ def _parse(text: str, path: str | os.PathLike[str]) -> Archived:
         reason = textwrap.shorten(str(error), 200)
         raise InvalidHistory(f"{path} is no archive of messages: {reason}") from error
     if messages and not before:
-        before = named_archives(text_of(messages[0]))
+        before = archive_references(text_of(messages[0]))
     return Archived(messages, before)
 
 

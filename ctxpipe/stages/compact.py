@@ -48,7 +48,7 @@ from ..summarizers import (
     PromptSummarizer,
     Retry,
     Summarizer,
-    summarised,
+    summarize_with_retry,
 )
 from ..summarizers.protocol import summarizer_name
 from ..threads import in_thread
@@ -198,7 +198,7 @@ async def compact_messages(
     path = None
     try:
         path = await _save(archive, session_id, rest, required=require_archive)
-        summary = await summarised(summarize, rest, retry)
+        summary = await summarize_with_retry(summarize, rest, retry)
     except (SummaryFailed, StorageError) as error:
         # No traceback: it may quote anything.
         logger.error("the history is not compacted: %s", safe_text(error))  # noqa: TRY400
@@ -450,7 +450,7 @@ class Compact:
         # What costs nothing is written anew: then it says the same in every process.
         is_free = isinstance(writer, ExtractiveSummarizer)
         parts = None if is_free else turn.recall(FinishedParts)
-        summary = await summarised(writer, rest, self.retry, parts)
+        summary = await summarize_with_retry(writer, rest, self.retry, parts)
         shown = partial(visible_path, self.reference, session_folder(turn.session_id))
         source = await source_of(turn, self.archive, shown)
         restored = await self._restore(source.messages, turn.counter)

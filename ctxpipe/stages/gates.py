@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Protocol
 
-from ..edits.gates import Holdings, Rates, best_flush, whole_stock
+from ..edits.gates import Rates, ReplyIndex, best_eviction, evict_all
 from ..edits.offload import Candidate, Scan, passes
 from ..messages import MEDIA, ToolResult, compact_json, kind
 from ..prices import PRICES, Prices
@@ -107,7 +107,7 @@ class RentOrBuyGate:
         /,
     ) -> Sequence[Candidate] | str:
         old = candidates()
-        holdings = turn.recall(Holdings)
+        holdings = turn.recall(ReplyIndex)
         sums = await turn.prefix_sums()
         holdings.extend(turn.messages, old, lambda candidate: _tokens(candidate, turn.counter))
         if not old:
@@ -118,9 +118,9 @@ class RentOrBuyGate:
         stock = holdings.stock(old, sums, cached, self.free_calls, self.placeholder_tokens)
         if not turn.cold:
             rates = Rates(self.prices.read_ratio, self.prices.write_ratio, self.alpha)
-            best = best_flush(stock, rates, self._overpayment(turn, holdings, sums))
+            best = best_eviction(stock, rates, self._overpayment(turn, holdings, sums))
         else:
-            best = whole_stock(stock)
+            best = evict_all(stock)
         if best is None or best.gain <= 0:
             return "carrying the old results has not yet cost as much as rewriting would"
         if best.freed < self.min_tokens:
@@ -130,7 +130,7 @@ class RentOrBuyGate:
     def _overpayment(
         self,
         turn: Turn,
-        holdings: Holdings,
+        holdings: ReplyIndex,
         sums: Sequence[int],
     ) -> Callable[[int], float] | None:
         """What was overpaid above a price threshold, by the number of freed tokens.

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from ..edits.compact import Draft, Room, evidence_block
+from ..edits.compact import Draft, EvidenceBudget, evidence_block
 from ..errors import SettingsError, StorageError, safe_text
 from ..names import session_folder
 from ..settings import excerpt
@@ -159,7 +159,7 @@ async def _from_rich_to_lean(
 
 async def _lay_out(turn: Turn, draft: Draft, layout: Layout) -> Layout:
     """*layout* with its messages."""
-    budget = Room.of(layout.evidence_tokens)
+    budget = EvidenceBudget.of(layout.evidence_tokens)
     block, left_out = await in_thread(evidence_block, draft.evidence, budget, turn.counter.text)
     files = [file.message for file in layout.files]
     folded = list(layout.folded.values())

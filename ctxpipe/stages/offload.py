@@ -194,7 +194,7 @@ async def offload_tool_results(
     min_chars = OFFLOAD_CHAR_THRESHOLD(min_chars)
     share = OFFLOAD_RATIO_THRESHOLD(ratio)
     candidates = offload.offloadable(messages, min_chars)
-    if not offload.passes(offload.scanned(messages, candidates), share):
+    if not offload.passes(offload.scan_of(messages, candidates), share):
         return OffloadResult(messages)
     writer = writer or LocalStorage(output_dir, taken="number")
     results: list[ToolResult] = []
@@ -400,7 +400,7 @@ def _find_candidates(
 
     Only messages from *start* on are looked at.
     """
-    pairs = list(offload.answered(messages, start, min_chars))
+    pairs = list(offload.results_with_calls(messages, start, min_chars))
     candidates = [selection.result(result, call) for result, call in pairs]
     return pairs, [candidate for candidate in candidates if candidate]
 
@@ -428,7 +428,7 @@ def _change(
         saved += len(move.text) - len(replacement)
         item = move.candidate.item
         if isinstance(item, ToolResult):
-            results[item.place] = offload.replaced(item.content, replacement)
+            results[item.place] = offload.with_placeholder(item.content, replacement)
         else:
             texts_of_inputs.setdefault(item.place, {})[move.text] = replacement
     messages = rewrite(turn.messages, results)
@@ -594,14 +594,14 @@ class DirectOffload:
         for result, call, path in too_long:
             cut = await self._shorten(turn, result, path)
             # Counted in a worker thread now: to ask later whether it saves tokens is a look-up.
-            text = offload.said(result.content)
+            text = offload.text_of(result.content)
             await turn.counter.texts([text, cut or ""])
             if cut is not None:
                 cuts[result.place] = cut
             elif call.name not in selection.exempt_tools:
                 # The text is in no file yet: the output of a filter, for example.
                 pointers = replace(self._pointers, preview=self._long_preview)
-                candidate = offload.measured(result)
+                candidate = offload.candidate_of(result)
                 moves += await _worthwhile_moves(pointers, turn, [candidate], selection)
         return moves, cuts
 
@@ -618,7 +618,7 @@ class DirectOffload:
         for result, call in pairs:
             if call is None or call.program is not None:
                 continue  # what a program reads must be whole
-            text = offload.said(result.content)
+            text = offload.text_of(result.content)
             if len(text) <= limit:
                 continue
             path = selection.read_back(call)
@@ -636,7 +636,7 @@ class DirectOffload:
 
         None when the text is not in that file.
         """
-        text = offload.said(result.content)
+        text = offload.text_of(result.content)
         preview = self._long_preview
         end = len(text) - preview.tail
         limit = offload.MOST_COMPARED
@@ -646,7 +646,7 @@ class DirectOffload:
         for location in (path, in_session):
             with suppress(StorageError):
                 page = await self.storage.read(location, 0, limit + 1)
-                if await in_thread(offload.lies_in, page.text, text, preview.head, end):
+                if await in_thread(offload.contains_excerpt, page.text, text, preview.head, end):
                     return placeholder(DIRECT, path, text, preview)
         return None
 
@@ -741,7 +741,7 @@ class BatchOffload:
 
     async def _decide(self, turn: Turn) -> list[_Move] | Skip:
         selection = _recall_selection(turn, self.reference, self._selection)
-        running = turn.recall(offload.Running)
+        running = turn.recall(offload.CandidateIndex)
         is_long = turn.is_bulky(running.known)
         await in_thread_if(is_long, running.extend, turn.messages, selection)
         if await self._is_below_minimum(turn):
@@ -761,7 +761,7 @@ class BatchOffload:
     async def _choose(
         self,
         turn: Turn,
-        running: offload.Running,
+        running: offload.CandidateIndex,
         end: int,
     ) -> Sequence[Candidate] | str:
         if turn.force:
@@ -781,8 +781,8 @@ def _apply_cuts(change: Change, cuts: Mapping[Place, str]) -> Change:
     for result in tool_results(change.messages):
         text = cuts.get(result.place)
         if text is not None:
-            contents[result.place] = offload.replaced(result.content, text)
-            saved += len(offload.said(result.content)) - len(text)
+            contents[result.place] = offload.with_placeholder(result.content, text)
+            saved += len(offload.text_of(result.content)) - len(text)
     detail = _offload_detail(change)
     return replace(
         change,

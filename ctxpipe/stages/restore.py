@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from ..edits.restore import (
-    FileInWork,
-    files_in_work,
+    WorkingFile,
     restored_message,
+    trusting_working_set,
     was_changed,
     working_set,
 )
@@ -127,7 +127,7 @@ async def restore_files(
     root = os.fspath(work_dir or "")
     if isinstance(files, LocalFiles):
         root = os.fspath(files.root)
-    working_files = files_in_work(
+    working_files = trusting_working_set(
         messages,
         tools=tools,
         shell=shell,
@@ -222,7 +222,7 @@ class Restore:
             logger.debug("%s", warning)  # it names a path; the report has it
         return restored
 
-    def _working_set(self, messages: Sequence[Message], root: str) -> list[FileInWork]:
+    def _working_set(self, messages: Sequence[Message], root: str) -> list[WorkingFile]:
         return working_set(
             messages,
             tools=self.reading_tools,
@@ -248,7 +248,7 @@ class Restore:
         return ""
 
 
-def _identities(root: str, found: Iterable[FileInWork]) -> dict[str, Hashable]:
+def _identities(root: str, found: Iterable[WorkingFile]) -> dict[str, Hashable]:
     """What identifies the files whatever their spelling, by path; {} when none was denied.
 
     A file has many names: links, other cases, other forms of a letter.
@@ -274,7 +274,7 @@ def _no_reason(*_paths: str) -> str:
 class _Reading:
     """The texts of a working set, and what is to be reported about it."""
 
-    found: list[tuple[FileInWork, FileText]]
+    found: list[tuple[WorkingFile, FileText]]
     warnings: list[str]
     deleted: list[str]
 
@@ -296,7 +296,7 @@ class _Search:
     denial: Callable[[str, str], str] = _no_reason
     identities: Mapping[str, Hashable] = field(default_factory=dict)
 
-    async def restore(self, working_files: Sequence[FileInWork]) -> RestoredFiles:
+    async def restore(self, working_files: Sequence[WorkingFile]) -> RestoredFiles:
         reading = await self._read(working_files)
         texts = [now.text for _, now in reading.found]
         counts = await as_counter(self.counter).texts(texts)
@@ -326,12 +326,12 @@ class _Search:
             budget -= tokens
         return RestoredFiles(tuple(fit), tuple(unfit), tuple(warnings), tuple(reading.deleted))
 
-    async def _read(self, working_files: Sequence[FileInWork]) -> _Reading:
+    async def _read(self, working_files: Sequence[WorkingFile]) -> _Reading:
         """The texts of the files that take the first places.
 
         A file that cannot be read takes its place too (A-40).
         """
-        found: dict[str, tuple[FileInWork, FileText]] = {}
+        found: dict[str, tuple[WorkingFile, FileText]] = {}
         warnings: list[str] = []
         deleted: list[str] = []
         denied: set[Hashable] = set()

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from ..compacted import leading, placed, summary_body, text_of
-from ..edits.compact import Source, after_summary, named_archives, partition
+from ..compacted import acknowledged_count, leading_count, summary_body, text_of
+from ..edits.compact import Source, after_summary, archive_references, partition
 from ..errors import StorageError
 from ..storage.records import message_redactor_of, redactor_of
 from ..threads import in_thread
@@ -42,7 +42,7 @@ async def source_of(turn: Turn, archive: Archive | None, shown: Callable[[str], 
     if turn.history is not None:
         _, history = partition(turn.history)
         # Otherwise it is a context that a caller has kept, and given to a session as its history.
-        if not placed(history):
+        if not acknowledged_count(history):
             _, archives = await _expand(rest, turn.session_id, archive, shown, NAMED)
             return Source(history, archives, is_raw=True, redact=redact)
     messages, archives = await _expand(rest, turn.session_id, archive, shown, MOST_ARCHIVES)
@@ -65,7 +65,7 @@ async def _expand(
     redact = message_redactor_of(archive)
     candidates: Sequence[tuple[str, str]] = []
     if messages and summary_body(messages[0]) is not None:
-        candidates = named_archives(text_of(messages[0]))
+        candidates = archive_references(text_of(messages[0]))
     while len(names) < most and candidates:
         name, found = await _first_verified(candidates, session_id, archive)
         if found is None or name in names:
@@ -74,7 +74,7 @@ async def _expand(
         names.append(name)
         messages = found.messages
         candidates = found.before
-    raw = list(messages[leading(messages) :])
+    raw = list(messages[leading_count(messages) :])
     for part in reversed(later):
         raw += part
     return raw, [shown(name) for name in reversed(names)]

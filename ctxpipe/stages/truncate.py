@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from ..edits import truncate
-from ..edits.compact import pinned
+from ..edits.compact import pinned_indices
 from ..edits.groups import after_compaction, has_compaction
 from ..edits.truncate import MIDDLE_END, MIDDLE_START, FileView, Part, Window
 from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
@@ -270,26 +270,28 @@ async def _shorten(settings: SmartTruncate, given: _Input) -> Truncation:
     after = given.overhead + sum(tokens)
     detail = Truncated(before, after, filtered.calls, len(folds), deleted)
     if after > given.limit:
-        holds = await in_thread(truncate.held, messages, parts, tokens, ground, given.overhead)
+        holds = await in_thread(
+            truncate.breakdown_by_source, messages, parts, tokens, ground, given.overhead
+        )
         detail = replace(detail, still_over=True, holds=holds)
     if filtered.calls or deleted:
-        return Truncation(await in_thread(truncate.joined, parts), detail)
+        return Truncation(await in_thread(truncate.join_parts, parts), detail)
     return Truncation(folded, detail)
 
 
 def _survey(
     settings: SmartTruncate,
     given: _Input,
-) -> tuple[truncate.Ground, list[FileView], list[FileView]]:
+) -> tuple[truncate.EditableRegion, list[FileView], list[FileView]]:
     """Where something may go, all views of files, and those of them that may be folded."""
     messages = given.messages
     middle = truncate.middle(messages, given.sizes.sums, settings.middle_start, settings.middle_end)
     stays = {index for index, message in enumerate(messages) if has_compaction(message)}
     if settings.pin:
-        stays |= pinned(messages, settings.pin)
+        stays |= pinned_indices(messages, settings.pin)
     # The server reads nothing before its own summary.
     protected = max(given.protected, after_compaction(messages))
-    ground = truncate.ground(
+    ground = truncate.editable_region(
         messages, middle, protected=protected, strict=given.strict, pinned=stays
     )
     views = list(truncate.file_views(messages, settings.reading_tools, settings.shell))
@@ -307,9 +309,9 @@ def _survey(
 def _drop_calls(
     messages: list[Message],
     folds: Mapping[tuple[int, int], str],
-    ground: truncate.Ground,
+    ground: truncate.EditableRegion,
     views: Iterable[FileView],
-) -> tuple[list[Message], truncate.Filtered]:
+) -> tuple[list[Message], truncate.FilterResult]:
     """*messages* with the views in *folds* folded, and the same without the calls of the middle."""
     folded = rewrite(messages, folds) if folds else messages
     places = {view.place for view in views}

@@ -17,7 +17,7 @@ from .cleanup import JOURNAL
 from .ownership import ROOT_MARK, SESSION_MARK, Mark, StorageRoot, write_mark
 from .records import parse_line
 
-__all__ = ["adopt", "find_unmarked"]
+__all__ = ["adopt", "find_adoptable"]
 
 _ARCHIVE = re.compile(r"(?:compact|truncate)-\d{8}T\d{6}Z-\d+\.json")
 # Added to a name that was in use: the hash of the text, which can be checked.
@@ -30,7 +30,7 @@ _RECORD_BYTES = 1 << 30
 _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
-def find_unmarked(root: StorageRoot) -> dict[str, Mark]:
+def find_adoptable(root: StorageRoot) -> dict[str, Mark]:
     """What is proven to be ctxpipe's in each session folder that has no mark, by folder."""
     marks: dict[str, Mark] = {}
     for folder in root.session_folders():

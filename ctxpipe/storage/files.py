@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from ..errors import SettingsError, StorageError
 from ..settings import FUNCTION, PATH, excerpt
-from .finishing import finished
+from .finishing import run_to_completion
 from .folders import PinnedFolder, check_platform, enter_folder, open_file
 
 __all__ = ["FileReader", "FileText", "LocalFiles", "name_below"]
@@ -71,7 +71,7 @@ class LocalFiles:
 
         Raises StorageError for whatever is refused.
         """
-        return await finished(self._read(path, max_bytes))
+        return await run_to_completion(self._read(path, max_bytes))
 
     async def _read(self, path: str, max_bytes: int) -> FileText:
         import aiofiles  # here: it takes as long to import as the rest of this package

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["finished"]
+__all__ = ["run_to_completion"]
 
 T = TypeVar("T")
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 _RUNNING: set[asyncio.Task[Any]] = set()
 
 
-async def finished(work: Coroutine[Any, Any, T]) -> T:
+async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
     """The result of *work*, which runs to completion even if the caller is cancelled.
 
     aiofiles opens in a worker thread: after a cancellation nobody would close the file that it

@@ -21,9 +21,9 @@ from anyio.lowlevel import RunVar
 
 from ..errors import SettingsError, StorageError
 from ..messages import ensure_messages, strings
-from ..names import content_hash, safe_name, session_folder, suffixed
+from ..names import content_hash, safe_name, session_folder, with_suffix
 from ..pieces import pieces
-from ..placeholders import named_files
+from ..placeholders import quoted_file_names
 from ..settings import (
     FLAG,
     FUNCTION,
@@ -57,7 +57,7 @@ from .folders import (
 from .journals import JournalFile, Position, SessionLock
 from .ownership import StorageRoot
 from .protocol import Page
-from .records import Record, Redact, encode_record, leave_alone, redact_text
+from .records import Record, Redact, encode_record, redact_except_folder, redact_text
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -171,9 +171,9 @@ class LocalStorage:
         """*name*, and the names that the text may go to when it is in use."""
         yield name
         if self.taken == "hash":
-            yield suffixed(name, content_hash(text))
+            yield with_suffix(name, content_hash(text))
         for number in count(1):
-            yield suffixed(name, str(number))
+            yield with_suffix(name, str(number))
 
     def _place(self, folder: _Folder, name: str, data: bytes) -> bool:
         """Put *data* under *name*; False when other bytes are there, which must stay."""
@@ -194,7 +194,7 @@ class LocalStorage:
         fd = folder.descriptor
         if exists(fd, name) and name not in os.listdir(fd):
             # The disk ignores case: the file is that of another id.
-            name = suffixed(name, content_hash(name))
+            name = with_suffix(name, content_hash(name))
         with temporary_file(fd, [data], synced=self.fsync) as temporary:
             if not exists(fd, name):
                 self._folders.list_file(folder.name, fd, name)
@@ -287,7 +287,7 @@ class LocalStorage:
         where = os.path.join(self.root, folder)
         redact: Redact | None = None
         if self.redact:
-            redact = leave_alone(folder, self.redact)
+            redact = redact_except_folder(folder, self.redact)
         with (
             self._folders.folder(folder, create=True) as fd,
             translate_errors("cannot save a record below", where),
@@ -441,7 +441,7 @@ class LocalStorage:
         for history in live:
             for message in history:
                 for text in strings(message):
-                    kept.update(named_files(text))
+                    kept.update(quoted_file_names(text))
         limits = Limits(max_bytes, max_age, records, kept)
         now = self.clock()
         files = find_files(self._folders)

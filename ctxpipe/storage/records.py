@@ -18,9 +18,9 @@ __all__ = [
     "Redact",
     "encode_line",
     "encode_record",
-    "leave_alone",
     "message_redactor_of",
     "parse_line",
+    "redact_except_folder",
     "redact_message",
     "redact_text",
     "redactor_of",
@@ -273,7 +273,7 @@ def _redact_key(
     return name
 
 
-def leave_alone(folder: str, redact: Redact) -> Redact:
+def redact_except_folder(folder: str, redact: Redact) -> Redact:
     """*redact*, except that *folder*, a name that ctxpipe gave, stays as it is in paths.
 
     It may contain the hash of a session's id, which a rule for long hex would hide: then no

@@ -6,7 +6,7 @@ from .anthropic import WITHOUT_MODEL, AnthropicSummarizer
 from .extractive import ExtractiveSummarizer
 from .prompt import PromptSummarizer
 from .protocol import PromptTooLong, Summarizer, Summary, SummaryRefused
-from .retry import FinishedParts, Retry, summarised
+from .retry import FinishedParts, Retry, summarize_with_retry
 
 __all__ = [
     "WITHOUT_MODEL",
@@ -19,5 +19,5 @@ __all__ = [
     "Summarizer",
     "Summary",
     "SummaryRefused",
-    "summarised",
+    "summarize_with_retry",
 ]

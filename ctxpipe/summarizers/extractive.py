@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..compacted import own_words, placed, summary_body
+from ..compacted import acknowledged_count, own_words, summary_body
 from ..facts import (
-    failed,
     is_about_file,
+    is_failure,
     result_text,
     results_by_id,
-    shortened,
+    shorten,
     target,
     touched_paths,
 )
@@ -169,7 +169,7 @@ def _calls(messages: Sequence[Message]) -> list[str]:
 
 
 def _outcome(call: ToolCall, result: object) -> str:
-    outcome = "failed" if failed(result) else "ok"
+    outcome = "failed" if is_failure(result) else "ok"
     text = f"{_action(call)} → {outcome}"
     lines = _nonblank_lines(result_text(result))
     if lines:
@@ -180,11 +180,11 @@ def _outcome(call: ToolCall, result: object) -> str:
 def _errors(messages: Sequence[Message]) -> list[str]:
     results = results_by_id(messages)
     calls = list(tool_calls(messages))
-    still_fails = {_action(call): failed(results.get(call.id)) for call in calls}
+    still_fails = {_action(call): is_failure(results.get(call.id)) for call in calls}
     errors: list[str] = []
     for call in calls:
         result = results.get(call.id)
-        if failed(result):
+        if is_failure(result):
             action = _action(call)
             state = "still failing" if still_fails[action] else "worked later"
             errors.append(f"{action}: {_error_line(result_text(result))} ({state})")
@@ -210,7 +210,7 @@ def _status(messages: Sequence[Message]) -> list[str]:
     if plans:
         lines.append(f"the plan, as last noted: {_line(compact_json(plans[-1].input), 600)}")
     for call in calls[-6:]:
-        outcome = "failed" if failed(results.get(call.id)) else "done"
+        outcome = "failed" if is_failure(results.get(call.id)) else "done"
         lines.append(f"recently done: {_action(call)}: {outcome}")
     replies = [text for text in _assistant_texts(messages) if text.strip()]
     if replies:
@@ -231,7 +231,7 @@ def _action(call: ToolCall) -> str:
 def _earlier_items(messages: Sequence[Message]) -> dict[str, list[str]]:
     """The items of the summary that *messages* begin with, ours or a model's, by heading."""
     items: dict[str, list[str]] = {}
-    for message in messages[: placed(messages)]:
+    for message in messages[: acknowledged_count(messages)]:
         body = summary_body(message)
         if not body:
             continue
@@ -281,4 +281,4 @@ def _line(text: str, limit: int = _ITEM_CHARS) -> str:
 
 def _quote(text: str, limit: int) -> str:
     """*text*, cut to *limit* characters, as the text of an item of several lines."""
-    return shortened(text, limit).strip().replace("\n", "\n  ")
+    return shorten(text, limit).strip().replace("\n", "\n  ")

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from inspect import Parameter, Signature, isawaitable, signature
 from typing import TYPE_CHECKING
 
-from ..compacted import placed, summary_body
+from ..compacted import acknowledged_count, summary_body
 from ..errors import SettingsError
-from ..facts import result_text, shortened
+from ..facts import result_text, shorten
 from ..messages import MEDIA, THINKING, blocks, compact_json, field, kind, without_surrogates
 from ..settings import COUNT, SIZE, SUMMARY_MAX_WORDS, SUMMARY_MODEL, TEXT, check_settings, setting
 from ..threads import in_thread
@@ -103,7 +103,7 @@ def transcript(messages: Sequence[Message], max_block_chars: int) -> str:
     wherever they occur in the conversation; thinking and media data are left out (R6d, R22).
     """
     rendered = [_render(message, max_block_chars) for message in messages]
-    if placed(messages):
+    if acknowledged_count(messages):
         earlier = summary_body(messages[0])
         if earlier is not None:
             text = _escape(earlier, 4 * max_block_chars)
@@ -143,7 +143,7 @@ def _render_blocks(content: Sequence[Block], limit: int) -> Iterator[str]:
 
 
 def _escape(text: str, limit: int) -> str:
-    return _TAGS.sub("&lt;", shortened(text, limit))
+    return _TAGS.sub("&lt;", shorten(text, limit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class TranscriptPrompt:
         is too long is cut further and further instead.
         """
         limits = [sys.maxsize, self.max_block_chars]
-        earlier = 2 if placed(messages) else 0
+        earlier = 2 if acknowledged_count(messages) else 0
         can_be_split = len(messages) - earlier > 1
         if not can_be_split:
             limits += [self.max_block_chars // 4, self.max_block_chars // 16]
@@ -180,7 +180,7 @@ class TranscriptPrompt:
             )
         whole = await in_thread(transcript, messages, self.max_block_chars // 16)
         # A character is at most four bytes, a token at least one.
-        return self._wrap(shortened(whole, self._max_tokens // 8))
+        return self._wrap(shorten(whole, self._max_tokens // 8))
 
     def _wrap(self, text: str) -> str:
         request = instructions(self.max_words, self.focus, "in the transcript above")

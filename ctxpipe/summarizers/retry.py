@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from ..messages import Message
 
-__all__ = ["FinishedParts", "Retry", "summarised"]
+__all__ = ["FinishedParts", "Retry", "summarize_with_retry"]
 
 logger = logging.getLogger("ctxpipe")
 
@@ -137,7 +137,7 @@ def digest_of(messages: Sequence[Message]) -> bytes:
     return hasher.digest()
 
 
-async def summarised(
+async def summarize_with_retry(
     summarize: Summarizer,
     messages: Sequence[Message],
     retry: Retry,

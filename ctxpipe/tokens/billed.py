@@ -7,7 +7,7 @@ from typing import cast
 
 from ..messages import Message, blocks, field, kind
 
-__all__ = ["billed_part", "cached_tokens", "context_tokens", "server_summary"]
+__all__ = ["cached_tokens", "context_tokens", "part_after_summary", "server_summary"]
 
 _INPUT = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 _CACHED = ("cache_creation_input_tokens", "cache_read_input_tokens")
@@ -31,7 +31,7 @@ def server_summary(message: Message) -> int | None:
     return last
 
 
-def billed_part(message: Message) -> Message:
+def part_after_summary(message: Message) -> Message:
     """*message* from its last summary by the server on; the same object without one."""
     place = server_summary(message)
     if not place:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from ..callables import is_async
 from ..errors import SettingsError
-from ..messages import Block, Message, compact_json, copied, is_bulky, is_equal
+from ..messages import Block, Message, compact_json, deep_copy, is_bulky, is_equal
 from ..settings import FUNCTION, SIZE, Wanted, excerpt
 from ..threads import in_thread
 from . import parts
@@ -316,7 +316,7 @@ class TokenCounter:
                 return text
         text = compact_json(value)
         if len(text) >= _REMEMBERED_JSON_CHARS:
-            entry = (value, copied(value), text)
+            entry = (value, deep_copy(value), text)
             size = 3 * sys.getsizeof(text) + _ENTRY_BYTES
             self._json.put(id(value), entry, size)
         return text

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from ..messages import Message, is_equal
 from ..messages import field as read
 from ..threads import in_thread_if
-from .billed import billed_part, context_tokens, server_summary
+from .billed import context_tokens, part_after_summary, server_summary
 from .counter import Counting, TokenCounter, as_counter
 
 __all__ = ["Ledger", "is_possible"]
@@ -156,7 +156,7 @@ class Ledger:
         summaries = await in_thread_if(len(messages) > _MANY, _summaries, messages, start)
         if not summaries:  # most conversations have none
             return await self.counter.counts(messages), []
-        return await self.counter.counts(map(billed_part, messages)), summaries
+        return await self.counter.counts(map(part_after_summary, messages)), summaries
 
     async def _read(self, messages: Sequence[Message], known: int | None) -> None:
         if known is not None and known == len(messages) == len(self._seen):
@@ -313,7 +313,7 @@ class Ledger:
         summaries = _summaries(new, 0)
         if summaries:
             last = summaries[-1]
-            return self.counter.total(map(billed_part, new[last:]))
+            return self.counter.total(map(part_after_summary, new[last:]))
         known = [index for index in self._summaries if index < same]
         unbilled = self._sums[known[-1]] if known else 0
         return self._sums[same] - unbilled + self.counter.total(new)

@@ -38,7 +38,7 @@ from ctxpipe.compacted import (
     summary_body,
     summary_extras,
 )
-from ctxpipe.edits.compact import assemble, extract_commands, named_archives, reminder
+from ctxpipe.edits.compact import archive_references, assemble, extract_commands, reminder
 from ctxpipe.edits.fold import fold_files
 from ctxpipe.errors import InvalidHistory, StorageError, TranscriptError
 from ctxpipe.lab.transcripts import read_transcript
@@ -47,10 +47,10 @@ from ctxpipe.placeholders import (
     BATCH,
     DIRECT,
     Preview,
-    named_files,
     placeholder,
-    previewed_reference,
+    quoted_file_names,
     reference,
+    reference_with_preview,
 )
 from ctxpipe.session import Session
 from ctxpipe.stages.archive import archive_record, parse_archive
@@ -82,19 +82,19 @@ def placeholders(data: bytes) -> None:
         if _decodes(data)
         else repr(data)
     )
-    for where in (reference(said), previewed_reference(said)):
+    for where in (reference(said), reference_with_preview(said)):
         assert where is None or ("\n" not in where and where in said)
-    names = named_files(said)
+    names = quoted_file_names(said)
     assert all(name in said for name in names)
     for form in (DIRECT, BATCH):
         shown = placeholder(form, "s/a.md", said, Preview(3, 2))
         if len(said) > 5:
-            assert previewed_reference(shown) == "s/a.md"
+            assert reference_with_preview(shown) == "s/a.md"
         assert reference(placeholder(form, "s/a.md", said)) == "s/a.md"
     message = user(said)
     body, extras = summary_body(message), summary_extras(message)
     assert body is None or said.endswith(body + extras)
-    named_archives(said)
+    archive_references(said)
     restored_path(message)
     assert own_words(message) in said
     summary = assemble([], safe_summary(said), [])[0]
