@@ -33,7 +33,7 @@ from ctxpipe.stages import fold as stage
 from ctxpipe.stages.fold import Folder, fold_files
 from ctxpipe.tokens import as_counter
 
-SOURCES = Path(__file__).resolve().parents[1] / "tests" / "sources"
+SOURCES = Path(__file__).resolve().parents[1] / "tests" / "support" / "sources"
 ROW = re.compile(r"(\d+) \| (?:(?:class|interface|type) )?(.*)")
 PAUSE = 0.0005
 

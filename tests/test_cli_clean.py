@@ -17,12 +17,13 @@ from typing import Any
 import anyio
 import pytest
 from histories import assistant, conversation, tool_result, tool_use, user
+from places import ROOT
 from typer.testing import CliRunner
 
 from ctxpipe import ContextPipeline, DirectOffload, LocalStorage, SmartTruncate
 from ctxpipe.cli import app
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = ROOT
 HISTORY = conversation(
     user("go"),
     [assistant(tool_use("t1", "bash")), user(tool_result("t1", "data " * 600))],

@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 import pytest
 from jobs import die, fail_after_one, hoard, measure, spin, spin_in_c
+from places import SUPPORT
 from processes import python
 
 from ctxpipe import processes
@@ -23,7 +24,7 @@ from ctxpipe.worker import READY, Job, serve
 
 @pytest.fixture(autouse=True)
 def importable_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.syspath_prepend(str(SUPPORT))
 
 
 async def run(work: processes.Work, *texts: str, seconds: float = 10.0) -> Answers:
@@ -174,9 +175,7 @@ STARTS = {
 @pytest.mark.parametrize("start", STARTS)
 def test_a_worker_ends_when_its_parent_is_killed(work: str, start: str, tmp_path: Path) -> None:
     file = tmp_path / "pid"
-    script = PARENT.format(
-        tests=str(Path(__file__).parent), work=work, seconds=60, start=STARTS[start]
-    )
+    script = PARENT.format(tests=str(SUPPORT), work=work, seconds=60, start=STARTS[start])
     with subprocess.Popen([sys.executable, "-c", script, str(file)]):
         while not (file.exists() and file.read_text()):
             time.sleep(0.02)
@@ -240,9 +239,7 @@ async def leave():
 import os
 anyio.run(leave)
 """
-    script = PARENT.format(
-        tests=str(Path(__file__).parent), work="spin_in_c", seconds=60, start=start
-    )
+    script = PARENT.format(tests=str(SUPPORT), work="spin_in_c", seconds=60, start=start)
     subprocess.run([sys.executable, "-c", script, str(file)], check=True, timeout=60)
 
     assert wait_for_end(int(file.read_text()), 10)

@@ -19,6 +19,7 @@ from typing import Any
 import anthropic
 import pytest
 from histories import assistant, chat, conversation, step, tool_use, user
+from places import ROOT
 
 from ctxpipe import (
     Budget,
@@ -34,7 +35,6 @@ from ctxpipe import (
 from ctxpipe.messages import Message
 from ctxpipe.summarizers import Summary
 
-ROOT = Path(__file__).resolve().parents[1]
 LONG = "a long line of output\n" * 200
 SECONDS = 60
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
+from places import ROOT, TESTS
 
-TESTS = Path(__file__).parent
-PAGE = (TESTS.parent / "docs/security.md").read_text("utf-8")
-NAMED = sorted(set(re.findall(r"`(test_\w+)\.py::(test_\w+)`", PAGE)))
+PAGE = (ROOT / "docs/security.md").read_text("utf-8")
+NAMED = sorted(set(re.findall(r"`([\w/]*test_\w+)\.py::(test_\w+)`", PAGE)))
 SECTIONS = PAGE.split("\n## ")[1:]
 
 

@@ -16,7 +16,7 @@ from ctxpipe.messages import Message
 __all__ = ["TRANSCRIPTS", "recorded", "turns"]
 
 TRANSCRIPTS = sorted(
-    (Path(__file__).resolve().parents[2] / "shared" / "transcripts").glob("*.jsonl")
+    (Path(__file__).resolve().parents[3] / "shared" / "transcripts").glob("*.jsonl")
 )
 
 

@@ -27,6 +27,7 @@ import anthropic
 import anyio
 import pytest
 from histories import conversation, step, user
+from places import ROOT
 
 import ctxpipe
 from ctxpipe.lab.config import read_config
@@ -34,7 +35,6 @@ from ctxpipe.messages import compact_json, tool_results
 from ctxpipe.prices import Prices
 from ctxpipe.testing import MessagesServer, answer, tool_use
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(
     r"^(?:<!-- not run: (?P<why>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<code>.*?)^```$",

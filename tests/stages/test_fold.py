@@ -9,13 +9,13 @@ from pathlib import Path
 
 import anyio
 import pytest
+from places import SOURCES
 
 from ctxpipe import processes
 from ctxpipe.stages import fold as stage
 from ctxpipe.stages.fold import Folder, fold_files
 from ctxpipe.tokens import TokenCounter
 
-SOURCES = Path(__file__).parent / "sources"
 FILES = [
     (path.name, path.read_text("utf-8"))
     for path in sorted(SOURCES.iterdir())

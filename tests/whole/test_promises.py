@@ -10,7 +10,7 @@ themselves are in `promises.py`.
 The suite takes 2,000 steps, always the same ones (and more where by then not every stage has
 acted). The long profile is started by hand, and prints its figures::
 
-    PROMISES_STEPS=100000 pytest -s tests/test_promises.py
+    PROMISES_STEPS=100000 pytest -s tests/whole/test_promises.py
 
 It also prints the seed of every 2,000 steps or so, a new one each time; PROMISES_SEED begins with
 that one again. A failure prints the steps that lead to it in any case.

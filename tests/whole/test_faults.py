@@ -3,7 +3,7 @@
 A full disk, one that is read-only, no descriptors left, links swapped, killed processes, odd
 clocks.
 
-``pytest -s tests/test_faults.py`` prints the table. ``CTXPIPE_KILLED_RUNS=200`` kills that many
+``pytest -s tests/whole/test_faults.py`` prints the table; ``CTXPIPE_KILLED_RUNS=200`` kills 200
 runs.
 """
 
@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 from api_rules import faults
 from histories import step, user
+from places import ROOT, SUPPORT
 from processes import python, small_disk
 
 from ctxpipe import (
@@ -262,7 +263,7 @@ def ran_beside(script: str, *arguments: object) -> str:
     return python(
         (
             "import sys; sys.path[:0] = "
-            f"{[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}\n{script}"
+            f"{[str(Path(__file__).parent), str(SUPPORT), str(ROOT)]!r}\n{script}"
         ),
         *arguments,
     )
@@ -362,9 +363,8 @@ async def test_a_project_file_swapped_for_a_link_to_a_secret_is_never_read_throu
 
 
 def lines_of(*arguments: object) -> list[dict[str, Any]]:
-    here = Path(__file__).parent
-    command = [sys.executable, str(here / "killed_runs.py"), *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
+    command = [sys.executable, str(SUPPORT / "killed_runs.py"), *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), str(ROOT)])}
     ran = subprocess.run(
         command, capture_output=True, text=True, timeout=900, check=False, env=environment
     )

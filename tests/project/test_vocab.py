@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 import stock
+from places import ROOT
 
 from ctxpipe import CtxpipeError, errors
 from ctxpipe.errors import SettingsError
 from ctxpipe.tokens import TokenCounter, vocabulary
 
-ROOT = Path(__file__).resolve().parents[1]
 VOCAB = ROOT / "ctxpipe" / "vocab"
 NAMES = ["cl100k_base", "o200k_base"]
 

@@ -39,6 +39,7 @@ from histories import (
 )
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from places import ROOT, TESTS
 from processes import python, small_disk
 
 from ctxpipe import (
@@ -241,7 +242,7 @@ def test_the_list_of_pains_names_every_requirement_and_only_tests_that_exist() -
     here = Path(__file__)
     rows = [
         line.strip("| ").split(" | ")
-        for line in (here.parents[1] / "docs" / "pains.md").read_text().splitlines()
+        for line in (ROOT / "docs" / "pains.md").read_text().splitlines()
     ]
     listed = {
         row[0]: row[-1] for row in rows if len(row) == 3 and re.fullmatch(r"R\d+[a-z]?", row[0])
@@ -257,7 +258,7 @@ def test_the_list_of_pains_names_every_requirement_and_only_tests_that_exist() -
         file, _, test = (
             name.rpartition("::") if "::" in name or not name.endswith(".py") else (name, "", "")
         )
-        source = (here.parent / (file or here.name)).read_text()
+        source = (TESTS / file if file else here).read_text()
         assert not test or re.search(rf"^(?:async )?def {test}\(", source, re.MULTILINE), name
     ours = set(re.findall(r"^(?:async )?def (test_r\d\w*)\(", here.read_text(), re.MULTILINE))
     assert ours == {name for name in named if name.startswith("test_r") and "::" not in name}

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+from places import SUPPORT
 from sharing_session import TURNS, history
 
 from ctxpipe import ContextPipeline, LocalStorage
 
-WORKER = Path(__file__).with_name("sharing_session.py")
+WORKER = SUPPORT / "sharing_session.py"
 STOPS = range(1, 2 * TURNS + 2, 2)
 
 

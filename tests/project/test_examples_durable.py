@@ -13,12 +13,12 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+from places import ROOT
 
 from ctxpipe import ContextPipeline, LocalStorage
 from ctxpipe.messages import Message
 from ctxpipe.testing import MessagesServer, Reply, RequestBody, answer, tool_use
 
-ROOT = Path(__file__).resolve().parents[1]
 KILLS = int(os.environ.get("CTXPIPE_KILLS", "8"))
 STEPS = 12
 

@@ -17,6 +17,7 @@ import anthropic
 import anyio
 import anyio.to_thread
 import pytest
+from places import ROOT
 
 from ctxpipe import ContextPipeline, LocalStorage, Tool, offload_tools
 from ctxpipe.testing import Failure, MessagesServer, Reply, Script, answer, tool_use
@@ -26,7 +27,6 @@ from examples.agent_loop import Turn, build_pipeline, run_agent
 from examples.scripted_model import FAULTS, survey
 from examples.tools import folder_tools
 
-ROOT = Path(__file__).resolve().parents[1]
 COMMAND = [sys.executable, "-m", "examples.agent_loop"]
 
 

@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
 import ctxpipe
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")

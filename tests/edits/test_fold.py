@@ -9,6 +9,7 @@ import pytest
 from ast_grep_py import SgRoot
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import SOURCES
 
 from ctxpipe.edits.definitions import definitions_in_batches, without_gutter, without_macros
 from ctxpipe.edits.fold import (
@@ -25,7 +26,6 @@ from ctxpipe.edits.fold import (
 )
 from ctxpipe.edits.languages import LANGUAGES, STEPS, DefinitionType, Language, language_of
 
-SOURCES = Path(__file__).parent / "sources"
 FILES = sorted(path for path in SOURCES.iterdir() if path.suffix != ".names")
 
 

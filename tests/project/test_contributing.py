@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from places import ROOT
 from processes import python
 
-ROOT = Path(__file__).resolve().parents[1]
 RECIPES = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", RECIPES, re.MULTILINE | re.DOTALL)
 
@@ -69,7 +69,7 @@ def test_a_reader_is_a_module_and_a_question(copy: Path):
     [module] = [block for block in BLOCKS if "is_protocol_line" in block]
     (copy / "ctxpipe/lab/protocol.py").write_text(module, "utf-8")
     transcripts = copy / "ctxpipe/lab/transcripts.py"
-    insert(transcripts, '"normal form",', '"protocol", ')
+    insert(transcripts, '    "normal form",', '    "protocol",')
     asked = "        if any(map(openai_chat.is_chat_message, values)):"
     insert(
         transcripts,

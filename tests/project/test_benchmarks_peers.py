@@ -15,6 +15,7 @@ from typing import Any, cast
 import anyio
 import pytest
 from histories import assistant, chat, conversation, step, user
+from places import ROOT
 
 from benchmarks.peers import conversations
 from benchmarks.peers.processes import OURS, PEERS, Peer, PeerFailed
@@ -49,7 +50,6 @@ from ctxpipe.lab.transcripts import Transcript
 from ctxpipe.messages import Message
 from ctxpipe.tokens import as_counter
 
-ROOT = Path(__file__).resolve().parents[1]
 PLACE = "src/engine/turbine_control.py"
 
 

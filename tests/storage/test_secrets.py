@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from places import ROOT
 
 from ctxpipe.storage.secrets import SECRET_PATTERNS, is_secret
 
@@ -128,7 +128,7 @@ def test_no_path_takes_long(piece: str) -> None:
 
 
 def test_the_page_lists_the_very_patterns() -> None:
-    page = (Path(__file__).parents[1] / "docs/secrets.md").read_text()
+    page = (ROOT / "docs/secrets.md").read_text()
     rows = re.findall(r"^\| ([^|`]+) \| (`.+`) \|$", page, re.MULTILINE)
 
     assert {kind: tuple(re.findall(r"`([^`]+)`", cells)) for kind, cells in rows} == SECRET_PATTERNS

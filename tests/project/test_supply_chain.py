@@ -18,10 +18,10 @@ from pathlib import Path
 
 import anyio
 import pytest
+from places import ROOT
 
 from ctxpipe.testing import MessagesServer
 
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 FIRST_PROGRAM = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[0]
 PERMISSIVE = ("MIT", "BSD", "Apache", "ISC", "PSF", "MPL-2.0", "MPL 2.0", "CNRI-Python")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from places import ROOT, SUPPORT
 
 # in the nightly profile at every point, else at every third
 STEP = 1 if settings().max_examples > 500 else 3
@@ -18,11 +19,11 @@ def test_a_session_killed_at_any_await_goes_on_with_nothing_lost_and_no_summary_
 ) -> None:
     command = [
         sys.executable,
-        str(Path(__file__).with_name("killed_session.py")),
+        str(SUPPORT / "killed_session.py"),
         str(tmp_path),
         str(STEP),
     ]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(
         command, capture_output=True, text=True, timeout=1200, check=False, env=environment
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+
+from places import ROOT
 
 from ctxpipe import settings
 
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 LINKS = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", README)
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import anyio
 import pytest
+from places import ROOT
 
 from ctxpipe.testing import MessagesServer
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text("utf-8")
+README = (ROOT / "README.md").read_text("utf-8")
 FIRST_PROGRAM = next(
     code for code in re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 )

@@ -21,6 +21,7 @@ from api_histories import few
 from histories import assistant, system, text, thinking, tool_result, tool_use, user
 from hypothesis import given
 from hypothesis import strategies as st
+from places import ROOT
 
 from ctxpipe import ContextPipeline, InvalidHistory, check, repair
 from ctxpipe.edits.repair import DROPPED, INTERRUPTED, SILENT_ERROR
@@ -724,9 +725,7 @@ def test_a_rule_tells_what_is_done_or_that_nothing_can_be() -> None:
 
 
 def test_the_page_lists_every_rule_as_the_table_has_it() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "troubleshooting.md").read_text(
-        encoding="utf-8"
-    )
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 
     for rule in RULES:
         assert f"| `{rule.name}` | {rule.says} | {rule.repair or 'InvalidHistory'} |" in page

@@ -1,0 +1,10 @@
+"""Where things are in this repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+SUPPORT = TESTS / "support"
+SOURCES = SUPPORT / "sources"
+ROOT = TESTS.parent
