@@ -231,7 +231,7 @@ def _replay_all(
             files,
             makers,
             settings,
-            hands=executor,
+            executor=executor,
             pages=pages,
             progress=advance,
         )
@@ -398,7 +398,7 @@ def _evaluator(
             paths,
             makers,
             settings,
-            hands=executor,
+            executor=executor,
             progress=advance,
         )
 

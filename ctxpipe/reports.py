@@ -71,7 +71,7 @@ class Compacted:
 
     tokens_before: int
     tokens_after: int
-    messages_summarised: int
+    messages_summarized: int
     summarizer: str = ""
     archive: str | None = None
     restored: tuple[str, ...] = field(default=(), repr=False)
@@ -88,7 +88,7 @@ class Compacted:
 
     def __str__(self) -> str:
         writer = self.summarizer or "summarizer"
-        parts = [f"{count_phrase(self.messages_summarised, 'message')} summarized ({writer})"]
+        parts = [f"{count_phrase(self.messages_summarized, 'message')} summarized ({writer})"]
         if self.restored:
             parts.append(f"{count_phrase(len(self.restored), 'file')} brought back")
         if self.over_target:

@@ -78,7 +78,7 @@ class Request:
     tools: Iterable[object] | None = field(default=None, repr=False)
     options: Mapping[str, object] = field(default_factory=dict, repr=False)
     force: bool = False
-    cold: bool = False
+    cache_expired: bool = False
     client: AsyncAnthropic | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -646,7 +646,7 @@ class Runner:
             await self._overhead(record, request.system, request.tools),
             tracked=True,
             protected=protected,
-            cold=request.cold,
+            cache_expired=request.cache_expired,
             client=request.client,
             history=raw,
             weighed=weighed,
@@ -699,7 +699,7 @@ def _with_memory(turn: Turn, memory: dict[object, object]) -> Turn:
         memory,
         turn.tracked,
         turn.protected,
-        turn.cold,
+        turn.cache_expired,
         turn.client,
         turn.history,
         turn.weighed,
@@ -833,7 +833,7 @@ async def _cost(
     before = list(await turn.prefix_sums())
     counts = await turn.counter.counts(change.messages[first:])
     after = [*before[:first], *accumulate(counts, initial=before[first])]
-    sent = 0 if turn.cold else _last_reply(turn.messages)
+    sent = 0 if turn.cache_expired else _last_reply(turn.messages)
     return rewrite_cost(
         prices,
         before,

@@ -55,9 +55,9 @@ class Turn:
     reach (*tracked*).
 
     The messages before index *protected* must not be rewritten: the signatures of kept thinking
-    after them cover their text. With *cold* the provider's prompt cache is known to have expired,
-    so that rewriting costs no more than reading. *client*, where it is known, is the one that the
-    agent asks its model with: lent to a summarizer that has none of its own.
+    after them cover their text. With *cache_expired* the provider's prompt cache is known to be
+    gone, so that rewriting costs no more than reading. *client*, where it is known, is the one that
+    the agent asks its model with: lent to a summarizer that has none of its own.
 
     *history* is the raw history that the messages were made from, where a session's caller hands it
     in. None in `ContextPipeline.run`, and once the caller goes on with the context itself: then
@@ -74,7 +74,7 @@ class Turn:
     memory: MutableMapping[object, object] = field(default_factory=dict, repr=False)
     tracked: bool = False
     protected: int = 0
-    cold: bool = False
+    cache_expired: bool = False
     client: AsyncAnthropic | None = field(default=None, repr=False)
     history: Sequence[Message] | None = field(default=None, repr=False)
     weighed: tuple[int, bool] | None = field(default=None, repr=False)

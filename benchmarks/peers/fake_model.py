@@ -3,7 +3,7 @@
 It is deterministic, in process, and as good as what it is given to read.
 
 It answers with what a good summary would name: the paths, identifiers, hashes and numbers of its
-prompt, the most frequent first, up to a fixed length. A peer that shows its summariser less gets
+prompt, the most frequent first, up to a fixed length. A peer that shows its summarizer less gets
 less back. Standard library only: it runs inside each peer's own environment.
 """
 

@@ -166,7 +166,7 @@ class Peer:
     def turn(self, new: Sequence[Message], *, wire: bool = True) -> dict[str, Any]:
         """Hear *new* and shape the context of the next call.
 
-        Returns its seconds, the summariser's prompts and, with *wire*, the messages that would be
+        Returns its seconds, the summarizer's prompts and, with *wire*, the messages that would be
         sent and the options of their request.
         """
         told: dict[str, Any] = self._ask(op="turn", new=list(new), wire=wire)

@@ -422,7 +422,7 @@ def _shortening_way(peer: Peer) -> str:
     return next(way for way in ("compact", "free", "default") if way in peer.ways)
 
 
-# What the summariser sees -------------------------------------------------------------------------
+# What the summarizer sees -------------------------------------------------------------------------
 
 
 SUMMARISERS = ("compact", "compact, inline")
@@ -440,10 +440,10 @@ def share_row(
     chars: int = 4900,
     trigger: int = 100_000,
 ) -> Row:
-    """Of the facts that a compaction removed, the share that the summarising model was shown."""
+    """Of the facts that a compaction removed, the share that the summarizing model was shown."""
     kind = "the user speaks every tenth step" if asking else "one request's loop"
     row = Row(
-        f"share of the history that the summariser sees, {kind}",
+        f"share of the history that the summarizer sees, {kind}",
         SHARE_NOTE.format(results),
         least_wins=False,
     )

@@ -105,11 +105,11 @@ def _body(wire: Sequence[Any]) -> dict[str, Any]:
     return {**body, "system": system[0]} if system else body
 
 
-# What the summariser sees -------------------------------------------------------------------------
+# What the summarizer sees -------------------------------------------------------------------------
 
 
 def seen(planted: Sequence[str], prompts: Sequence[str], wire: Sequence[Any]) -> float | None:
-    """Of the facts that left the context, the share that the summariser was shown.
+    """Of the facts that left the context, the share that the summarizer was shown.
 
     None when nothing left.
     """

@@ -12,7 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from ..compacted import (
+from ..facts import commands, identifiers, is_cut, is_one_line, one_line, shorten, touched_paths
+from ..messages import MEDIA, blocks, kind, pending_calls, split_system, tool_calls, tool_results
+from ..messages import field as read
+from ..messages.identity import digest
+from ..summary_format import (
     ACKNOWLEDGED,
     CONTINUE,
     EVIDENCE,
@@ -33,10 +37,6 @@ from ..compacted import (
     summary_extras,
     text_of,
 )
-from ..facts import commands, identifiers, is_cut, is_one_line, one_line, shorten, touched_paths
-from ..messages import MEDIA, blocks, kind, pending_calls, split_system, tool_calls, tool_results
-from ..messages import field as read
-from ..messages.identity import digest
 from .offload import newest
 
 if TYPE_CHECKING:

@@ -133,25 +133,25 @@ def replay_files(
     settings: _Settings = None,
     *,
     processes: int | None = None,
-    hands: Workers | None = None,
+    executor: Workers | None = None,
     pages: Pages | None = None,
     progress: Callable[[FileReplay], object] | None = None,
 ) -> list[FileReplay]:
     """Replay each file through each maker; the result has the order of *paths*.
 
     A file that cannot be replayed stops no other. With more than one of *processes* (default: one
-    for each processor), or with workers that exist already (*hands*), the makers must be picklable,
-    as `Policy` is. *pages* asks for the report of a page for each file. *progress* is called with
-    each file that is finished, in any order.
+    for each processor), or with workers that exist already (*executor*), the makers must be
+    picklable, as `Policy` is. *pages* asks for the report of a page for each file. *progress* is
+    called with each file that is finished, in any order.
     """
     distinct = sorted(set(paths), key=_size, reverse=True)
     job = _Job(makers, settings, pages)
     results: dict[str, FileReplay] = {}
     with ExitStack() as stack:
-        if not hands:
+        if not executor:
             count = min(processes or os.cpu_count() or 1, len(distinct))
-            hands = stack.enter_context(workers(count))
-        for result in _run(distinct, job, hands):
+            executor = stack.enter_context(workers(count))
+        for result in _run(distinct, job, executor):
             results[result.path] = result
             if progress is not None:
                 progress(result)

@@ -10,7 +10,6 @@ from heapq import nlargest
 from pathlib import PurePath
 from typing import TypeAlias
 
-from ..compacted import RESTORED, SUMMARY
 from ..facts import result_text
 from ..messages import (
     THINKING,
@@ -29,6 +28,7 @@ from ..messages import (
     field as field_of,
 )
 from ..reports import Compacted, Offloaded, Outcome, StageReport
+from ..summary_format import RESTORED, SUMMARY
 from ..tokens import TokenCounter
 from ..words import count_phrase, one_line
 from .references import location_in

@@ -17,7 +17,7 @@ from ..threads import in_thread, in_thread_if
 
 if TYPE_CHECKING:
     from ..storage import JournalStorage
-    from ..tokens.ledger import SavedBill
+    from ..tokens.ledger import SavedSample
 
 __all__ = ["DAMAGED", "Entry", "Journal", "chain"]
 
@@ -39,7 +39,7 @@ class Entry(NamedTuple):
     base: int
     branch: str
     turns: Sequence[dict[str, Any]]
-    bills: Sequence[SavedBill]
+    samples: Sequence[SavedSample]
     windows: Sequence[tuple[str | None, int]]
     salt: str
     line: str = ""
@@ -158,7 +158,7 @@ def _decode(line: str) -> Entry:
         raise ValueError("another form")
     del values["signed"]
     bytes.fromhex(values["salt"])
-    values["bills"] = [tuple(bill) for bill in values["bills"]]
+    values["samples"] = [tuple(sample) for sample in values["samples"]]
     values["windows"] = [(model, window) for model, window in values["windows"]]
     return Entry(**values, line=line)
 

@@ -220,7 +220,7 @@ class Memory:
         if line.base:
             last = entries[line.base - 1]
             self._seal = last.seal
-            self._record.ledger.learn(last.bills)
+            self._record.ledger.load(last.samples)
             self._record.windows |= dict(last.windows)
             self._saved = self._learned()
 
@@ -303,9 +303,9 @@ class Memory:
         return True
 
     def _entry(self, branch: str, turns: Sequence[dict[str, Any]]) -> Entry:
-        bills = self._record.ledger.bills
+        samples = self._record.ledger.samples
         windows = list(self._record.windows.items())
-        return Entry(self._base, branch, turns, bills, windows, self._packing.salt)
+        return Entry(self._base, branch, turns, samples, windows, self._packing.salt)
 
     def _learned(self) -> tuple[float, dict[str | None, int]]:
         return self._record.ledger.factor, dict(self._record.windows)

@@ -260,7 +260,7 @@ class Session:
                 last.system,
                 last.tools,
                 force=True,
-                cold=self._is_cache_expired(),
+                cache_expired=self._is_cache_expired(),
                 client=self._client,
             )
             return await self._run(
@@ -588,15 +588,15 @@ class Session:
         Our count may be far too low, as for pictures, until a bill has shown that it is not. A
         prompt that was billed has fitted into the window.
         """
-        bills = self._record.ledger.bills
-        billed = max((bill[2] for bill in bills if bill[0] == model), default=0)
+        samples = self._record.ledger.samples
+        billed = max((sample[2] for sample in samples if sample[0] == model), default=0)
         if refusal.window is not None and refusal.window < billed:
             return False
         if refusal.tokens is None:
             return True
         if refusal.tokens < LEAST_SHARE * raw:
             return False
-        return not bills or is_possible(raw, refusal.tokens)
+        return not samples or is_possible(raw, refusal.tokens)
 
     def _lower_budget(self, refusal: Refusal, model: str | None) -> None:
         """Remember the window that *refusal* names for *model*, if it is smaller than known."""

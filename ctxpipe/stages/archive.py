@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..compacted import text_of
 from ..edits.compact import archive_references
 from ..errors import CtxpipeError, InvalidHistory, StorageError
 from ..messages import ensure_messages, texts
 from ..storage import Archive, TextReader
-from ..storage.finishing import run_to_completion
 from ..storage.folders import open_file
 from ..storage.records import Record
+from ..storage.shielding import run_to_completion
+from ..summary_format import text_of
 from ..threads import in_thread
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio import to_thread
 
-from ..compacted import safe_summary
 from ..edits import compact
 from ..edits.restore import COMMON_WRITING_TOOLS
 from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS
@@ -51,6 +50,7 @@ from ..summarizers import (
     summarize_with_retry,
 )
 from ..summarizers.protocol import summarizer_name
+from ..summary_format import safe_summary
 from ..threads import in_thread
 from ..tokens import Counting, as_counter, should_compact
 from .archive import archive_digest, archive_record, load_archive
@@ -65,7 +65,7 @@ from .layout import (
     list_paths,
     token_breakdown,
 )
-from .pointing import check_reference, visible_path
+from .references import check_reference, visible_path
 from .restore import Restore, RestoredFiles, restore_files
 from .source import source_of
 
@@ -194,7 +194,7 @@ async def compact_messages(
         return CompactResult(messages, reason="below the threshold")
     if archive is None:
         folder = output_dir or COMPACT_OUTPUT_DIR()
-        archive = await to_thread.run_sync(partial(LocalStorage, folder, taken="number"))
+        archive = await to_thread.run_sync(partial(LocalStorage, folder, on_conflict="number"))
     path = None
     try:
         path = await _save(archive, session_id, rest, required=require_archive)

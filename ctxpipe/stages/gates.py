@@ -107,18 +107,18 @@ class RentOrBuyGate:
         /,
     ) -> Sequence[Candidate] | str:
         old = candidates()
-        holdings = turn.recall(ReplyIndex)
+        replies = turn.recall(ReplyIndex)
         sums = await turn.prefix_sums()
-        holdings.extend(turn.messages, old, lambda candidate: _tokens(candidate, turn.counter))
+        replies.extend(turn.messages, old, lambda candidate: _tokens(candidate, turn.counter))
         if not old:
             return "no old result is long enough to offload"
-        if not turn.cold and holdings.calls < self.min_calls:
-            return f"only {holdings.calls} calls so far, fewer than {self.min_calls}"
-        cached = 0 if turn.cold else sums[holdings.sent]
-        stock = holdings.stock(old, sums, cached, self.free_calls, self.placeholder_tokens)
-        if not turn.cold:
+        if not turn.cache_expired and replies.calls < self.min_calls:
+            return f"only {replies.calls} calls so far, fewer than {self.min_calls}"
+        cached = 0 if turn.cache_expired else sums[replies.sent]
+        stock = replies.stock(old, sums, cached, self.free_calls, self.placeholder_tokens)
+        if not turn.cache_expired:
             rates = Rates(self.prices.read_ratio, self.prices.write_ratio, self.alpha)
-            best = best_eviction(stock, rates, self._overpayment(turn, holdings, sums))
+            best = best_eviction(stock, rates, self._overpayment(turn, replies, sums))
         else:
             best = evict_all(stock)
         if best is None or best.gain <= 0:
@@ -130,7 +130,7 @@ class RentOrBuyGate:
     def _overpayment(
         self,
         turn: Turn,
-        holdings: ReplyIndex,
+        replies: ReplyIndex,
         sums: Sequence[int],
     ) -> Callable[[int], float] | None:
         """What was overpaid above a price threshold, by the number of freed tokens.
@@ -146,7 +146,7 @@ class RentOrBuyGate:
         limit = int(cliff.above / turn.ledger.factor)
         crossed = max(0, bisect_right(sums, limit - turn.overhead) - 1)
         surcharge = (cliff.prompt - 1) * self.prices.read_ratio
-        overpaid = surcharge * total * holdings.calls_since(crossed)
+        overpaid = surcharge * total * replies.calls_since(crossed)
         return lambda freed: overpaid if total - freed <= limit else 0.0
 
 

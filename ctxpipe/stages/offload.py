@@ -48,7 +48,7 @@ from ..stage import Change, Skip, Stored, Turn
 from ..storage import LocalStorage, TextReader, TextWriter
 from ..threads import in_thread, in_thread_if
 from .gates import Gate, RatioGate
-from .pointing import check_reference, visible_path
+from .references import check_reference, visible_path
 
 if TYPE_CHECKING:
     from ..edits.offload import Candidate, Selection
@@ -149,7 +149,7 @@ async def offload_tool_result(
     results = list(tool_results([message]))
     if not results:
         raise InvalidHistory("message 0 holds no tool_result block, so there is nothing to offload")
-    writer = writer or LocalStorage(output_dir, taken="overwrite")
+    writer = writer or LocalStorage(output_dir, on_conflict="overwrite")
     folder = session_folder(session_id)
     movable: list[ToolResult] = []
     texts: list[tuple[str, str]] = []
@@ -196,7 +196,7 @@ async def offload_tool_results(
     candidates = offload.offloadable(messages, min_chars)
     if not offload.passes(offload.scan_of(messages, candidates), share):
         return OffloadResult(messages)
-    writer = writer or LocalStorage(output_dir, taken="number")
+    writer = writer or LocalStorage(output_dir, on_conflict="number")
     results: list[ToolResult] = []
     texts: list[tuple[str, str]] = []
     freed = 0

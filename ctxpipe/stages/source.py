@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from ..compacted import acknowledged_count, leading_count, summary_body, text_of
 from ..edits.compact import Source, after_summary, archive_references, partition
 from ..errors import StorageError
 from ..storage.records import message_redactor_of, redactor_of
+from ..summary_format import acknowledged_count, leading_count, summary_body, text_of
 from ..threads import in_thread
 from .archive import Archived, last_part, verified_archive
 

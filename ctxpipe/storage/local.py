@@ -88,19 +88,19 @@ class LocalStorage:
     every string that goes to disk, before it is encoded; if it raises, the text is not written.
     Numbers, role, type and ids of a message, and names of files are not redacted.
 
-    *taken* says what happens to a text whose key has other bytes already: with "hash" it goes to
-    the key with a hash of its content, with "number" to the key with the next free number, with
+    *on_conflict* says what happens to a text whose key has other bytes already: with "hash" it goes
+    to the key with a hash of its content, with "number" to the key with the next free number, with
     "overwrite" it replaces them. With "hash" the folders that the storage makes are marked as its
     own, and only what is in those is ever deleted; the other two leave the folder as the caller
     gave it. *clock* gives the time of records and clean-ups, in seconds since 1970.
 
-    Raises SettingsError for an empty root, another *taken*, and on Windows.
+    Raises SettingsError for an empty root, another *on_conflict*, and on Windows.
     """
 
     root: str | os.PathLike[str]
     fsync: bool = False
     redact: Callable[[str], str] | None = None
-    taken: Literal["hash", "number", "overwrite"] = "hash"
+    on_conflict: Literal["hash", "number", "overwrite"] = "hash"
     clock: Callable[[], float] = time.time
     _folders: StorageRoot = field(init=False, repr=False, compare=False)
     _seen: dict[str, Position] = field(init=False, repr=False, compare=False)
@@ -115,12 +115,12 @@ class LocalStorage:
             self,
             fsync=FLAG,
             redact=FUNCTION.optional,
-            taken=one_of("hash", "number", "overwrite"),
+            on_conflict=one_of("hash", "number", "overwrite"),
             clock=FUNCTION,
         )
         # Absolute from the start: a later chdir must not move the storage.
         path = os.path.abspath(self.root)
-        folders = StorageRoot(path, marked=self.taken == "hash")
+        folders = StorageRoot(path, marked=self.on_conflict == "hash")
         object.__setattr__(self, "root", path)
         object.__setattr__(self, "_folders", folders)
         object.__setattr__(self, "_seen", {})
@@ -158,19 +158,19 @@ class LocalStorage:
         if self.redact:
             redacted = redact_text(text, self.redact)
         data = _encode(redacted)
-        if self.taken == "overwrite":
+        if self.on_conflict == "overwrite":
             return self._overwrite(folder, name, data)
         candidates = self._candidate_names(name, text)
         free = (candidate for candidate in candidates if candidate not in folder.reserved)
         name = next(candidate for candidate in free if self._place(folder, candidate, data))
-        if self.taken == "number":  # a number is one result's own, even for the same bytes
+        if self.on_conflict == "number":  # a number is one result's own, even for the same bytes
             folder.reserved.add(name)
         return name
 
     def _candidate_names(self, name: str, text: str) -> Iterator[str]:
         """*name*, and the names that the text may go to when it is in use."""
         yield name
-        if self.taken == "hash":
+        if self.on_conflict == "hash":
             yield with_suffix(name, content_hash(text))
         for number in count(1):
             yield with_suffix(name, str(number))

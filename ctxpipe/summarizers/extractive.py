@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..compacted import acknowledged_count, own_words, summary_body
 from ..facts import (
     is_about_file,
     is_failure,
@@ -20,6 +19,7 @@ from ..facts import (
 )
 from ..messages import ToolCall, compact_json, texts, tool_calls, tool_results
 from ..settings import COUNT, FLAG, SUMMARY_MAX_WORDS, check_settings, setting
+from ..summary_format import acknowledged_count, own_words, summary_body
 from ..threads import in_thread
 from .protocol import Summary
 
@@ -76,10 +76,10 @@ class ExtractiveSummarizer:
         check_settings(self, max_words=COUNT, brief=FLAG)
 
     async def __call__(self, messages: Sequence[Message], /) -> Summary:
-        text = await in_thread(self.summarise, messages)
+        text = await in_thread(self.summarize, messages)
         return Summary(text, writer=type(self).__name__)
 
-    def summarise(self, messages: Sequence[Message]) -> str:
+    def summarize(self, messages: Sequence[Message]) -> str:
         """The summary's text."""
         goals = _decisions(messages)
         files = [_ELSEWHERE]

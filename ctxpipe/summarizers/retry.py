@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from ..compacted import ACKNOWLEDGED, SUMMARY, safe_summary
 from ..errors import CtxpipeError, SettingsError, SummaryFailed, safe_text
 from ..messages import compact_json, is_blank, tool_results
 from ..refusals import as_refusal, status_of
@@ -32,6 +31,7 @@ from ..settings import (
     check_settings,
     setting,
 )
+from ..summary_format import ACKNOWLEDGED, SUMMARY, safe_summary
 from ..threads import in_thread
 from .prompt import transcript
 from .protocol import PromptTooLong, Summarizer, Summary, SummaryRefused

@@ -25,7 +25,7 @@ _MANY = 1_000  # messages whose blocks are read in a millisecond
 # Raw tokens between two bills that are enough to separate the price of text from a fixed part.
 ENOUGH_GROWTH = 1_000
 
-SavedBill: TypeAlias = tuple[str | None, int, int, int, int]
+SavedSample: TypeAlias = tuple[str | None, int, int, int, int]
 """A model, raw and billed tokens of its last bill, and both where the context began to grow."""
 
 UnreadBill: TypeAlias = tuple[int, list[Message], int]
@@ -33,7 +33,7 @@ UnreadBill: TypeAlias = tuple[int, list[Message], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Bill:
+class UsageSample:
     """What the API *billed* for a context of *raw* tokens.
 
     *since* is raw and billed where this context began to grow. The part of the bill that does not
@@ -100,7 +100,7 @@ class Ledger:
         self._prefix_sums: Sequence[int] | None = None  # what `prefix_sums` returned; never changed
         self._tail: object = None  # the content of the last message when it was counted
         self._sure = 0
-        self._bills: dict[str | None, Bill] = {}
+        self._bills: dict[str | None, UsageSample] = {}
         self._unread: dict[str | None, list[UnreadBill]] = {}  # by model: the first and last bill
         self._model: str | None = None
 
@@ -233,10 +233,10 @@ class Ledger:
         return self._model
 
     @property
-    def _bill(self) -> Bill:
+    def _bill(self) -> UsageSample:
         if self._unread:
             self._compare()
-        return self._bills.get(self._model, _NO_BILL)
+        return self._bills.get(self._model, _NO_SAMPLE)
 
     def estimate(self, raw: int, messages: Sequence[Message]) -> int:  # noqa: ARG002
         """What the API will bill for *messages*, of *raw* tokens with system prompt and tools.
@@ -247,21 +247,21 @@ class Ledger:
         return self._bill.estimate(raw)
 
     @property
-    def bills(self) -> list[SavedBill]:
-        """The last bill of each model, the model in use last; for `learn`."""
+    def samples(self) -> list[SavedSample]:
+        """The last bill of each model, the model in use last; for `load`."""
         self._compare()
         models = sorted(self._bills, key=lambda model: model == self._model)
-        saved: list[SavedBill] = []
+        saved: list[SavedSample] = []
         for model in models:
             bill = self._bills[model]
             saved.append((model, bill.raw, bill.billed, *bill.since))
         return saved
 
-    def learn(self, bills: Iterable[SavedBill]) -> None:
-        """Take over the `bills` of another ledger of this conversation."""
-        for model, raw, billed, *since in bills:
+    def load(self, samples: Iterable[SavedSample]) -> None:
+        """Take over the `samples` of another ledger of this conversation."""
+        for model, raw, billed, *since in samples:
             if is_possible(raw, billed):
-                self._bills[model] = Bill(raw, billed, (since[0], since[1]))
+                self._bills[model] = UsageSample(raw, billed, (since[0], since[1]))
             self._model = model
 
     def expect(self, model: str) -> None:
@@ -298,14 +298,14 @@ class Ledger:
                 if is_possible(raw, billed):
                     self._bills[model] = self._next_bill(model, raw, billed)
 
-    def _next_bill(self, model: str | None, raw: int, billed: int) -> Bill:
+    def _next_bill(self, model: str | None, raw: int, billed: int) -> UsageSample:
         last = self._bills.get(model)
         if last is None or not last.raw:
-            return Bill(raw, billed, (raw, billed))
+            return UsageSample(raw, billed, (raw, billed))
         since = last.since
         if raw < last.raw or raw <= since[0]:  # the context became shorter
             since = (raw, billed)
-        return Bill(raw, billed, since, last.slope)
+        return UsageSample(raw, billed, since, last.slope)
 
     def _raw(self, messages: list[Message]) -> int:
         same = self._same_at_start(messages, None)
@@ -319,7 +319,7 @@ class Ledger:
         return self._sums[same] - unbilled + self.counter.total(new)
 
 
-_NO_BILL = Bill()
+_NO_SAMPLE = UsageSample()
 
 
 def _summaries(messages: Sequence[Message], start: int) -> list[int]:

@@ -670,7 +670,7 @@ FAILURES: dict[str, Reply] = {
 
 
 class Counted:
-    """A summariser that counts how often it is asked."""
+    """A summarizer that counts how often it is asked."""
 
     def __init__(self) -> None:
         self.calls = 0

@@ -90,7 +90,7 @@ async def _batch_offload_twice(args: dict[str, Any], hooks: Any) -> dict[str, An
 
 async def _batch(messages: Any, args: dict[str, Any], hooks: Any) -> dict[str, Any]:
     directory = args["output_dir"]
-    writer = failing(LocalStorage(directory, taken="number"), hooks)
+    writer = failing(LocalStorage(directory, on_conflict="number"), hooks)
     result = await offload_tool_results(
         messages, output_dir=directory, writer=writer, **args.get("options", {})
     )
@@ -119,7 +119,7 @@ async def _batch_stage(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
 
 async def _direct_offload(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
     directory = args["output_dir"]
-    writer = failing(LocalStorage(directory, taken="overwrite"), hooks)
+    writer = failing(LocalStorage(directory, on_conflict="overwrite"), hooks)
     result = await offload_tool_result(
         args["message"], session_id=args["session_id"], output_dir=directory, writer=writer
     )

@@ -26,17 +26,6 @@ from histories import (
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ctxpipe.compacted import (
-    ACKNOWLEDGED,
-    CONTINUE,
-    EVIDENCE_END,
-    FILE_ACKNOWLEDGED,
-    IN_PROGRESS,
-    SUMMARY,
-    restored_text,
-    summary_body,
-    summary_extras,
-)
 from ctxpipe.edits.compact import (
     Draft,
     Evidence,
@@ -57,6 +46,17 @@ from ctxpipe.edits.compact import (
     user_commands,
 )
 from ctxpipe.messages import Message, check, pending_calls
+from ctxpipe.summary_format import (
+    ACKNOWLEDGED,
+    CONTINUE,
+    EVIDENCE_END,
+    FILE_ACKNOWLEDGED,
+    IN_PROGRESS,
+    SUMMARY,
+    restored_text,
+    summary_body,
+    summary_extras,
+)
 from ctxpipe.tokens import TokenCounter
 
 count = TokenCounter().text

@@ -6,7 +6,6 @@ import pytest
 from histories import assistant, conversation, histories, step, tool_result, tool_use, user, view
 from hypothesis import given
 
-from ctxpipe.compacted import ACKNOWLEDGED, FILE_ACKNOWLEDGED, SUMMARY, restored_text
 from ctxpipe.edits.restore import (
     COMMON_WRITING_TOOLS,
     WorkingFile,
@@ -17,6 +16,7 @@ from ctxpipe.edits.restore import (
 from ctxpipe.edits.views import COMMON_READING_TOOLS
 from ctxpipe.messages import Message
 from ctxpipe.placeholders import DIRECT, Preview, placeholder
+from ctxpipe.summary_format import ACKNOWLEDGED, FILE_ACKNOWLEDGED, SUMMARY, restored_text
 
 
 def paths(messages: list[Message], **settings: object) -> list[str]:

@@ -30,14 +30,6 @@ from histories import (
 )
 
 from ctxpipe import ContextPipeline
-from ctxpipe.compacted import (
-    SUMMARY,
-    own_words,
-    restored_path,
-    safe_summary,
-    summary_body,
-    summary_extras,
-)
 from ctxpipe.edits.compact import archive_references, assemble, extract_commands, reminder
 from ctxpipe.edits.fold import fold_files
 from ctxpipe.errors import InvalidHistory, StorageError, TranscriptError
@@ -56,6 +48,14 @@ from ctxpipe.session import Session
 from ctxpipe.stages.archive import archive_record, parse_archive
 from ctxpipe.storage import Page
 from ctxpipe.storage.records import encode_record
+from ctxpipe.summary_format import (
+    SUMMARY,
+    own_words,
+    restored_path,
+    safe_summary,
+    summary_body,
+    summary_extras,
+)
 
 __all__ = ["SEEDS", "TARGETS", "variations"]
 
@@ -214,7 +214,7 @@ def _journal() -> bytes:
     asyncio.run(write())
     entry = json.loads(storage.held[1].partition(" ")[2])
     entry["turns"][0] |= {"edits": [[0, 1, [user("shorter")], ["0" * 32]]], "stale": [[0, 0]]}
-    entry |= {"bills": [[None, 10, 15, 10, 15]], "windows": [["m", 1000]]}
+    entry |= {"samples": [[None, 10, 15, 10, 15]], "windows": [["m", 1000]]}
     bodies = [line.partition(" ")[2] for line in storage.held]
     bodies[1] = json.dumps(entry, separators=(",", ":"))
     return "".join(f"{line}\n" for line in _sealed(bodies)).encode()

@@ -67,7 +67,7 @@ def test_far_workers_are_sent_what_the_files_hold_and_a_missing_one_stops_no_oth
     missing = [str(tmp_path / f"none-{n}.jsonl") for n in range(5)]
     paths = [*missing, written(tmp_path, "a.jsonl")]
     with workers(2) as hands:
-        done = replay_files(paths, MAKERS, hands=type(hands)(hands.pool, 2, far=True))
+        done = replay_files(paths, MAKERS, executor=type(hands)(hands.pool, 2, far=True))
     assert [bool(file.error) for file in done] == [True] * 5 + [False]
 
 

@@ -43,7 +43,7 @@ def test_a_cluster_finds_what_one_process_does(address: str, tmp_path: Path):
     paths = [written(tmp_path, f"{n}.jsonl") for n in range(5)]
     with cluster(address) as hands:
         assert hands.at_once == 3
-        done = replay_files(paths, MAKERS, hands=hands)
+        done = replay_files(paths, MAKERS, executor=hands)
     assert done == replay_files(paths, MAKERS, processes=1)
 
 
@@ -52,7 +52,7 @@ def test_a_broken_file_stops_no_other_on_a_cluster(address: str, tmp_path: Path)
     empty.touch()
     paths = [str(empty), str(tmp_path / "none.jsonl"), written(tmp_path, "a.jsonl")]
     with cluster(address) as hands:
-        done = replay_files(paths, MAKERS, hands=hands)
+        done = replay_files(paths, MAKERS, executor=hands)
     assert [bool(file.error) for file in done] == [True, True, False]
 
 
@@ -60,7 +60,7 @@ def test_a_broken_file_stops_no_other_on_a_cluster(address: str, tmp_path: Path)
 def test_a_long_file_reaches_its_worker_whole(address: str, tmp_path: Path):
     path = written(tmp_path, "long.jsonl", "a line of a log that goes on and on " * 500)
     with cluster(address) as hands:
-        (done,) = replay_files([path], policies(["none"]), hands=hands)
+        (done,) = replay_files([path], policies(["none"]), executor=hands)
     assert done == replay_files([path], policies(["none"]), processes=1)[0]
 
 

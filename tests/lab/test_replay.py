@@ -73,7 +73,7 @@ class Seen:
 
     async def __call__(self, turn: Turn) -> Skip:
         self.contexts.append(list(turn.messages))
-        self.cold.append(turn.cold)
+        self.cold.append(turn.cache_expired)
         return Skip("only looking")
 
 
@@ -303,7 +303,7 @@ async def test_a_summary_is_paid_for_as_if_a_model_had_written_it() -> None:
     assert bill(found.requests, Prices.relative()).summaries == len(summaries)
 
 
-async def test_a_summariser_s_own_bill_is_taken_where_it_tells_one() -> None:
+async def test_a_summarizer_s_own_bill_is_taken_where_it_tells_one() -> None:
     class Billed:
         async def __call__(self, _messages: Sequence[Message], /) -> Summary:
             return Summary(

@@ -78,7 +78,7 @@ def results(levels: int) -> Any:
     return value
 
 
-async def summarise(messages: Sequence[Message]) -> Summary:
+async def summarize(messages: Sequence[Message]) -> Summary:
     return Summary(f"a summary of {len(messages)} messages")
 
 
@@ -89,7 +89,7 @@ def stages(root: Path) -> list[Stage]:
         BatchOffload(
             storage, gate=RatioGate(0.01), min_chars=300, inputs={"write"}, min_input_chars=100
         ),
-        Compact(summarise, archive=storage),
+        Compact(summarize, archive=storage),
         SmartTruncate(archive=storage, max_tokens=1_000),
     ]
 
@@ -359,7 +359,7 @@ async def test_an_archive_holds_what_was_sent(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path, redact=lambda words: words)
     values = {name: value for name, (value, _) in SENT.items()}
     history = conversation(tool_use("d", "x", copy.copy(values)))
-    pipeline = ContextPipeline([Compact(summarise, archive=storage)], budget=Budget(window=5_000))
+    pipeline = ContextPipeline([Compact(summarize, archive=storage)], budget=Budget(window=5_000))
 
     await pipeline.run(history, session_id="s", force=True)
 

@@ -152,7 +152,7 @@ def test_a_request_is_judged_by_the_rules_of_the_api(wire: list[Any], sound: boo
     assert (not refused(wire)) is sound
 
 
-def test_a_fact_that_the_summariser_was_not_shown_counts_against_it() -> None:
+def test_a_fact_that_the_summarizer_was_not_shown_counts_against_it() -> None:
     assert seen(["alpha", "beta", "gamma"], ["it told of alpha"], chat(1)) == pytest.approx(1 / 3)
 
 

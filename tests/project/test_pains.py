@@ -67,7 +67,6 @@ from ctxpipe import (
     load_archive,
     offload_tools,
 )
-from ctxpipe.compacted import SUMMARY, summary_extras
 from ctxpipe.messages import (
     Message,
     blocks,
@@ -87,6 +86,7 @@ from ctxpipe.summarizers import (
     Summarizer,
     Summary,
 )
+from ctxpipe.summary_format import SUMMARY, summary_extras
 from ctxpipe.testing import (
     Cut,
     Failure,
@@ -133,7 +133,7 @@ class Clock:
 
 
 class Summaries:
-    """A summariser that counts its calls, and waits in each until *opened* is set."""
+    """A summarizer that counts its calls, and waits in each until *opened* is set."""
 
     def __init__(self, words: str = "In short: it went well.", *, wait: bool = False) -> None:
         self.words = words
@@ -352,7 +352,7 @@ async def test_r01c_one_broken_pair_is_mended_and_told_and_does_not_stop_compact
     assert len(asked(server, SUMMARIES)) == 1
 
 
-async def test_r01d_calls_whose_tools_still_run_are_left_alone_and_never_summarised(
+async def test_r01d_calls_whose_tools_still_run_are_left_alone_and_never_summarized(
     tmp_path: Path,
 ) -> None:
     summaries = Summaries()
@@ -1001,7 +1001,7 @@ async def test_r06b_cancellation_passes_at_once_and_leaves_no_draft(tmp_path: Pa
     assert (await four(tmp_path).session("s").run(history)).changed
 
 
-async def test_r06c_a_history_far_beyond_the_summary_models_window_is_summarised_in_parts_that_fit(
+async def test_r06c_a_history_far_beyond_the_summary_models_window_is_summarized_in_parts_that_fit(
     tmp_path: Path,
 ) -> None:
     history = work(100, words=200)

@@ -22,7 +22,7 @@ from ctxpipe.summarizers import PromptTooLong, Retry, Summary, SummaryRefused
 
 
 class Counting:
-    """A summariser that counts how often it was paid."""
+    """A summarizer that counts how often it was paid."""
 
     def __init__(self) -> None:
         self.paid = 0

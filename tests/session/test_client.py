@@ -1,4 +1,4 @@
-"""The session's client, lent to a summariser that has none of its own.
+"""The session's client, lent to a summarizer that has none of its own.
 
 And the one warning where there is no model.
 """
@@ -201,7 +201,7 @@ async def test_each_session_warns_of_its_own(
     assert told(caplog) == 2
 
 
-async def test_who_chose_the_extractive_summariser_is_not_warned(
+async def test_who_chose_the_extractive_summarizer_is_not_warned(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = Run(tmp_path, ExtractiveSummarizer())

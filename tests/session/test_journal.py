@@ -46,7 +46,7 @@ TORN_AT_MOST = 2  # messages that one turn of `loop` adds
 
 
 class Counting:
-    """A summariser that counts its calls, each of which takes *seconds*."""
+    """A summarizer that counts its calls, each of which takes *seconds*."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.calls = 0
@@ -859,7 +859,7 @@ NONSENSE: dict[str, Callable[[dict[str, Any]], object]] = {
     "more known than there are": lambda entry: entry["turns"][0].update(known=99),
     "a base that comes later": lambda entry: entry.update(base=99),
     "an edit that is none": lambda entry: entry["turns"][0].update(edits=[5]),
-    "bills that are none": lambda entry: entry.update(bills=[5]),
+    "bills that are none": lambda entry: entry.update(samples=[5]),
     "files of a message that is none": lambda entry: entry["turns"][0].update(files={"x": []}),
     "another form": lambda entry: entry.update(form=1),
     "a field of a later version": lambda entry: entry.update(future=1),

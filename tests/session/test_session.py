@@ -59,7 +59,7 @@ MARK = {"cache_control": {"type": "ephemeral"}}
 
 
 class Summaries:
-    """A summariser that counts its calls, and waits in each until *opened* is set."""
+    """A summarizer that counts its calls, and waits in each until *opened* is set."""
 
     def __init__(self, *, wait: bool = False) -> None:
         self.calls = 0
@@ -132,7 +132,7 @@ async def test_a_caller_with_the_full_history_gets_what_one_gets_who_adopts_the_
 
 
 class Seldom:
-    """A summariser without a model that fails each third time."""
+    """A summarizer without a model that fails each third time."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -711,7 +711,7 @@ async def rewritten_from(session: Session, history: list[Message]) -> int | None
 # Compacting by hand -------------------------------------------------------------------------------
 
 
-async def test_compacting_by_hand_summarises_whatever_the_budget_says(tmp_path: Path) -> None:
+async def test_compacting_by_hand_summarizes_whatever_the_budget_says(tmp_path: Path) -> None:
     summarize = Summaries()
     session, history = small(tmp_path, summarize).session("s"), loop(6)
     await session.run(history)
@@ -724,7 +724,7 @@ async def test_compacting_by_hand_summarises_whatever_the_budget_says(tmp_path: 
     assert await session.restore_history() == [*history, *step("on")]
 
 
-async def test_the_focus_reaches_the_summariser(tmp_path: Path) -> None:
+async def test_the_focus_reaches_the_summarizer(tmp_path: Path) -> None:
     prompts = list[str]()
 
     async def ask(prompt: str, _model: str) -> str:
@@ -788,7 +788,7 @@ async def test_the_cache_is_cold_once_it_has_lapsed(tmp_path: Path) -> None:
     now, cold = [0.0], list[bool]()
 
     async def look(turn: Turn) -> None:
-        cold.append(turn.cold)
+        cold.append(turn.cache_expired)
 
     session = ContextPipeline([look]).session("s", clock=lambda: now[0], cache_seconds=300)
     await session.run(chat(1))

@@ -43,7 +43,7 @@ EVERY = 1 if settings().max_examples > 500 else 4  # all of them in the nightly 
 
 @dataclass
 class Life:
-    """One life of a conversation in *root*, with a clock and a summariser of its own."""
+    """One life of a conversation in *root*, with a clock and a summarizer of its own."""
 
     root: Path
     budget: Budget

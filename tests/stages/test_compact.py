@@ -30,14 +30,6 @@ from ctxpipe import (
     StorageError,
     Turn,
 )
-from ctxpipe.compacted import (
-    ACKNOWLEDGED,
-    CONTINUE,
-    IN_PROGRESS,
-    SUMMARY,
-    summary_body,
-    summary_extras,
-)
 from ctxpipe.errors import InvalidHistory, SettingsError, SummaryFailed
 from ctxpipe.messages import Message, check
 from ctxpipe.stage import Intent
@@ -49,6 +41,14 @@ from ctxpipe.summarizers import (
     PromptSummarizer,
     Retry,
     Summary,
+)
+from ctxpipe.summary_format import (
+    ACKNOWLEDGED,
+    CONTINUE,
+    IN_PROGRESS,
+    SUMMARY,
+    summary_body,
+    summary_extras,
 )
 from ctxpipe.testing import (
     Cut,
@@ -93,7 +93,7 @@ class Clock:
 
 @dataclass
 class Writer:
-    """A summariser that says *text*, or fails, and counts how often it was asked."""
+    """A summarizer that says *text*, or fails, and counts how often it was asked."""
 
     text: str = "It went well."
     failure: Exception | None = None
@@ -192,7 +192,7 @@ async def test_below_the_threshold_the_very_same_list_comes_back_and_nothing_hap
 
 
 @pytest.mark.parametrize("history", [[], [system("a " * 3000)]])
-async def test_without_anything_to_summarise_the_very_same_list_comes_back(
+async def test_without_anything_to_summarize_the_very_same_list_comes_back(
     tmp_path: Path, history: list[Message]
 ) -> None:
     writer = Writer()
@@ -598,7 +598,7 @@ async def test_the_report_tells_what_was_done_and_what_it_cost(storage: LocalSto
         7,
         3,
     )
-    assert detail.messages_summarised == len(LONG) - 1
+    assert detail.messages_summarized == len(LONG) - 1
     assert detail.tokens_after < detail.tokens_before
     assert report.tokens_saved == detail.tokens_before - detail.tokens_after
     assert report.first_changed_index == 1
@@ -606,7 +606,7 @@ async def test_the_report_tells_what_was_done_and_what_it_cost(storage: LocalSto
     assert await load_archive(detail.archive or "") == LONG[1:]
 
 
-async def test_without_client_and_key_the_extractive_summariser_writes_and_is_named(
+async def test_without_client_and_key_the_extractive_summarizer_writes_and_is_named(
     storage: LocalStorage,
 ) -> None:
     for stage in (Compact(archive=storage), Compact(AnthropicSummarizer(), archive=storage)):
@@ -616,7 +616,7 @@ async def test_without_client_and_key_the_extractive_summariser_writes_and_is_na
         assert "## Task Status" in said(context)[1]
 
 
-async def test_with_the_extractive_summariser_no_request_stands_twice(
+async def test_with_the_extractive_summarizer_no_request_stands_twice(
     storage: LocalStorage,
 ) -> None:
     context, _ = await compacted(Compact(ExtractiveSummarizer(), archive=storage), LONG)
@@ -1182,14 +1182,14 @@ async def ask(prompt: str) -> str:
     [AnthropicSummarizer(model="m"), PromptSummarizer(ask, model="m")],
     ids=["a Claude model", "any model"],
 )
-def test_a_focus_reaches_the_summariser(writer: Any, storage: LocalStorage) -> None:
+def test_a_focus_reaches_the_summarizer(writer: Any, storage: LocalStorage) -> None:
     stage = Compact(writer, archive=storage)
 
     assert stage.focused("the money").summarize == replace(writer, focus="the money")
     assert stage.summarize is writer
 
 
-def test_a_summariser_without_a_focus_stays(storage: LocalStorage) -> None:
+def test_a_summarizer_without_a_focus_stays(storage: LocalStorage) -> None:
     stage = Compact(ExtractiveSummarizer(), archive=storage)
 
     assert stage.focused("the money") is stage

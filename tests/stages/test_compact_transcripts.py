@@ -13,10 +13,10 @@ import pytest
 from histories import said
 
 from ctxpipe import Budget, Compacted, ContextPipeline, LocalStorage, Restore
-from ctxpipe.compacted import EVIDENCE, EVIDENCE_END, own_words, summary_body
 from ctxpipe.edits.repair import repair
 from ctxpipe.messages import Message, check
 from ctxpipe.stages.compact import Compact, load_archive
+from ctxpipe.summary_format import EVIDENCE, EVIDENCE_END, own_words, summary_body
 
 pytestmark = pytest.mark.shared
 

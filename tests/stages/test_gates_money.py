@@ -34,10 +34,14 @@ def work(calls: int, *, long: Sequence[int] = (), size: int = 1) -> list[Message
 
 
 async def asked(
-    gate: RentOrBuyGate, messages: list[Message], *, keep_recent: int = 5, cold: bool = False
+    gate: RentOrBuyGate,
+    messages: list[Message],
+    *,
+    keep_recent: int = 5,
+    cache_expired: bool = False,
 ) -> object:
     stage = BatchOffload(LocalStorage("unused"), gate=gate, keep_recent=keep_recent, min_chars=400)
-    planned = await stage.plan(Turn(messages, cold=cold))
+    planned = await stage.plan(Turn(messages, cache_expired=cache_expired))
     if isinstance(planned, Skip):
         return planned.reason
     return [
@@ -225,12 +229,12 @@ async def test_a_cold_cache_lets_everything_old_leave() -> None:
     history = work(10, long=[0, 3])
 
     assert isinstance(await asked(RentOrBuyGate(), history), str)
-    assert await asked(RentOrBuyGate(), history, cold=True) == [2, 8]
+    assert await asked(RentOrBuyGate(), history, cache_expired=True) == [2, 8]
 
 
 async def test_a_cold_cache_still_wants_enough_to_free() -> None:
     assert "fewer than 9000" in str(
-        await asked(RentOrBuyGate(min_tokens=9000), work(10, long=[0, 3]), cold=True)
+        await asked(RentOrBuyGate(min_tokens=9000), work(10, long=[0, 3]), cache_expired=True)
     )
 
 
@@ -293,13 +297,15 @@ async def test_the_inputs_of_old_calls_weigh_what_would_leave() -> None:
 @settings(max_examples=settings().max_examples // 10)
 @given(histories(), st.booleans())
 async def test_on_any_history_the_choice_is_a_suffix_of_the_candidates_and_always_the_same(
-    history: list[Message], cold: bool
+    history: list[Message], cache_expired: bool
 ) -> None:
     gate = RentOrBuyGate(min_calls=0, min_tokens=50, free_calls=0)
     candidates: list[Candidate] = offloadable(history, 100)
 
     async def choice() -> Sequence[Candidate] | str:
-        return await gate(Turn(history, cold=cold), Scan(0, 0), lambda: candidates)
+        return await gate(
+            Turn(history, cache_expired=cache_expired), Scan(0, 0), lambda: candidates
+        )
 
     chosen = await choice()
 

@@ -469,7 +469,7 @@ async def test_the_disk_of_these_tests_ignores_case(folding_disk: Path) -> None:
 async def test_no_two_texts_get_one_file_on_a_disk_that_ignores_case(
     folding_disk: Path, taken: str, names: tuple[str, ...]
 ) -> None:
-    storage = LocalStorage(folding_disk, taken=cast("Literal['hash']", taken))
+    storage = LocalStorage(folding_disk, on_conflict=cast("Literal['hash']", taken))
     locations = {}
     for name in names:
         [locations[name]] = await storage.write([(f"s/{name}.md", f"text of {name}")])
@@ -483,7 +483,7 @@ async def test_no_two_texts_get_one_file_on_a_disk_that_ignores_case(
 async def test_the_function_that_overwrites_gives_each_id_its_own_file_again_and_again(
     folding_disk: Path,
 ) -> None:
-    storage = LocalStorage(folding_disk, taken="overwrite")
+    storage = LocalStorage(folding_disk, on_conflict="overwrite")
     paths = [
         await storage.write([(f"s/{name}.md", f"{name} {turn}")])
         for turn in range(2)

@@ -104,8 +104,8 @@ def test_a_root_that_is_no_folder_name_is_refused_by_name(nonsense: str) -> None
 
 
 def test_an_unknown_way_to_treat_taken_names_is_refused_by_name(root: Path) -> None:
-    with pytest.raises(SettingsError, match="taken is 'ask'"):
-        LocalStorage(root, taken=cast("Literal['hash']", "ask"))
+    with pytest.raises(SettingsError, match="on_conflict is 'ask'"):
+        LocalStorage(root, on_conflict=cast("Literal['hash']", "ask"))
 
 
 def test_making_one_touches_no_disk(root: Path) -> None:
@@ -224,7 +224,7 @@ async def test_a_longer_file_that_begins_with_the_same_bytes_is_another_text(
 
 
 async def test_with_numbers_each_text_of_a_batch_has_a_file_of_its_own(root: Path) -> None:
-    storage = LocalStorage(root, taken="number")
+    storage = LocalStorage(root, on_conflict="number")
 
     written = await storage.write(
         [("a.md", "same"), ("a.md", "same"), ("a-1.md", "x"), ("a.md", "other")]
@@ -234,7 +234,7 @@ async def test_with_numbers_each_text_of_a_batch_has_a_file_of_its_own(root: Pat
 
 
 async def test_with_numbers_a_later_batch_finds_the_same_bytes_again(root: Path) -> None:
-    storage = LocalStorage(root, taken="number")
+    storage = LocalStorage(root, on_conflict="number")
     first = await storage.write([("a.md", "one"), ("a.md", "two")])
 
     assert await storage.write([("a.md", "one"), ("a.md", "two")]) == first
@@ -242,7 +242,7 @@ async def test_with_numbers_a_later_batch_finds_the_same_bytes_again(root: Path)
 
 
 async def test_overwriting_keeps_the_name_and_replaces_the_text(root: Path) -> None:
-    storage = LocalStorage(root, taken="overwrite")
+    storage = LocalStorage(root, on_conflict="overwrite")
 
     first = await storage.write([("s/a.md", "long" * 100)])
     second = await storage.write([("s/a.md", "short")])
@@ -263,14 +263,16 @@ async def test_what_goes_to_disk_is_redacted(root: Path) -> None:
 
 
 async def test_a_synced_storage_writes_the_same(root: Path) -> None:
-    for taken in ("hash", "number", "overwrite"):
-        storage = LocalStorage(root / taken, fsync=True, taken=cast("Literal['hash']", taken))
+    for on_conflict in ("hash", "number", "overwrite"):
+        storage = LocalStorage(
+            root / on_conflict, fsync=True, on_conflict=cast("Literal['hash']", on_conflict)
+        )
 
         [path] = await storage.write([("s/a.md", "x")])
         await storage.append("s", 0, "x")
 
         assert Path(path).read_text() == "x"
-        assert files_below(root / taken) == ["s/a.md", "s/journal.jsonl"]
+        assert files_below(root / on_conflict) == ["s/a.md", "s/journal.jsonl"]
 
 
 @given(
@@ -315,9 +317,11 @@ async def test_a_link_in_place_of_a_file_is_never_followed(
     for name in ("a.md", "journal.jsonl"):
         (root / "s" / name).symlink_to(outside)
 
-    for taken in ("hash", "number"):
+    for on_conflict in ("hash", "number"):
         with pytest.raises(StorageError) as failed:
-            await LocalStorage(root, taken=cast("Literal['hash']", taken)).write([("s/a.md", "x")])
+            await LocalStorage(root, on_conflict=cast("Literal['hash']", on_conflict)).write(
+                [("s/a.md", "x")]
+            )
         assert failed.value.errno == errno.ELOOP
     with pytest.raises(StorageError):
         await storage.read("s/a.md")
@@ -336,7 +340,7 @@ async def test_overwriting_replaces_a_link_and_not_what_it_points_to(
     (root / "s").mkdir(parents=True)
     (root / "s/a.md").symlink_to(outside)
 
-    [path] = await LocalStorage(root, taken="overwrite").write([("s/a.md", "x")])
+    [path] = await LocalStorage(root, on_conflict="overwrite").write([("s/a.md", "x")])
 
     assert (Path(path).read_text(), Path(path).is_symlink(), outside.read_text()) == (
         "x",

@@ -116,10 +116,10 @@ async def test_a_client_of_its_own_is_made_from_the_environment(
     assert server.refused == []
 
 
-async def test_without_client_and_credentials_the_extractive_summariser_writes_and_is_named():
+async def test_without_client_and_credentials_the_extractive_summarizer_writes_and_is_named():
     summary = await AnthropicSummarizer(max_words=300)(HISTORY)
 
-    assert summary.text == ExtractiveSummarizer(300).summarise(HISTORY)
+    assert summary.text == ExtractiveSummarizer(300).summarize(HISTORY)
     assert summary.writer == "ExtractiveSummarizer"
 
 
@@ -192,7 +192,7 @@ async def test_the_sdks_own_retries_are_off(failure: Any) -> None:
     assert server.calls == 1
 
 
-async def test_a_history_longer_than_the_models_window_is_summarised_in_parts_that_fit() -> None:
+async def test_a_history_longer_than_the_models_window_is_summarized_in_parts_that_fit() -> None:
     long = conversation(*(chat(20, words=100) for _ in range(20)))
     model = Model(window=8000)
 

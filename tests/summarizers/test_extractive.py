@@ -16,9 +16,9 @@ from histories import (
 )
 from hypothesis import given
 
-from ctxpipe.compacted import ACKNOWLEDGED, SUMMARY
 from ctxpipe.messages import Message, is_blank
 from ctxpipe.summarizers import ExtractiveSummarizer, Summary
+from ctxpipe.summary_format import ACKNOWLEDGED, SUMMARY
 
 HISTORY = conversation(
     user("Fix the login bug.\nNever touch the tests."),
@@ -47,7 +47,7 @@ def section(text: str, name: str) -> str:
 
 
 def test_the_five_headings_stand_in_order() -> None:
-    text = ExtractiveSummarizer().summarise(HISTORY)
+    text = ExtractiveSummarizer().summarize(HISTORY)
 
     names = [
         "Goals & Decisions",
@@ -60,7 +60,7 @@ def test_the_five_headings_stand_in_order() -> None:
 
 
 def test_requests_stand_in_the_users_words_and_decisions_in_the_agents() -> None:
-    goals = section(ExtractiveSummarizer().summarise(HISTORY), "Goals & Decisions")
+    goals = section(ExtractiveSummarizer().summarize(HISTORY), "Goals & Decisions")
 
     assert "- The user: Fix the login bug.\n  Never touch the tests." in goals
     assert "- The user: Good, go on." in goals
@@ -68,7 +68,7 @@ def test_requests_stand_in_the_users_words_and_decisions_in_the_agents() -> None
 
 
 def test_files_commands_and_errors_are_told_with_what_became_of_them() -> None:
-    text = ExtractiveSummarizer().summarise(HISTORY)
+    text = ExtractiveSummarizer().summarize(HISTORY)
 
     assert "- wrote src/login.py" in section(text, "File Operations")
     calls = section(text, "Tool Calls")
@@ -80,7 +80,7 @@ def test_files_commands_and_errors_are_told_with_what_became_of_them() -> None:
 
 
 def test_the_plan_the_last_actions_and_the_last_words_are_the_status() -> None:
-    status = section(ExtractiveSummarizer().summarise(HISTORY), "Task Status")
+    status = section(ExtractiveSummarizer().summarize(HISTORY), "Task Status")
 
     assert '{"plan":["fix","release"]}' in status
     assert "- recently done: bash `make lint`: done" in status
@@ -91,12 +91,12 @@ def test_results_that_the_model_has_not_seen_yet_stand_in_the_status() -> None:
     history = [*HISTORY, *step("t9", "bash", {"command": "deploy"}, "deployed as v7")]
 
     assert "- result just received: deployed as v7" in section(
-        ExtractiveSummarizer().summarise(history), "Task Status"
+        ExtractiveSummarizer().summarize(history), "Task Status"
     )
 
 
 def test_a_chinese_conversation_has_its_decisions_too() -> None:
-    text = ExtractiveSummarizer().summarise(
+    text = ExtractiveSummarizer().summarize(
         [user("做一个网站"), assistant("我决定改用静态网站,因为这样更简单,也更容易维护和部署。")]
     )
 
@@ -104,14 +104,14 @@ def test_a_chinese_conversation_has_its_decisions_too() -> None:
 
 
 def test_an_earlier_summary_is_carried_on_under_the_same_headings_and_not_repeated() -> None:
-    first = ExtractiveSummarizer().summarise(HISTORY)
+    first = ExtractiveSummarizer().summarize(HISTORY)
     later = [
         user(SUMMARY + first),
         assistant(ACKNOWLEDGED),
         *step("t9", "bash", {"command": "tag v2"}, "tagged"),
     ]
 
-    second = ExtractiveSummarizer().summarise(later)
+    second = ExtractiveSummarizer().summarize(later)
 
     assert second.count("Never touch the tests.") == 1
     assert "- bash `pytest -q` → failed: 1 failed" in section(second, "Tool Calls")
@@ -128,20 +128,20 @@ def test_a_models_summary_without_headings_is_carried_on_as_well() -> None:
         user("and a red one"),
     ]
 
-    goals = section(ExtractiveSummarizer().summarise(later), "Goals & Decisions")
+    goals = section(ExtractiveSummarizer().summarize(later), "Goals & Decisions")
 
     assert "The user wants a blue button." in goals
     assert "and a red one" in goals
 
 
 def test_twenty_summaries_of_summaries_do_not_grow() -> None:
-    summarise = ExtractiveSummarizer().summarise
-    text = summarise(HISTORY)
+    summarize = ExtractiveSummarizer().summarize
+    text = summarize(HISTORY)
     for number in range(20):
         work = step(
             f"u{number}", "bash", {"command": f"make target-{number}"}, f"built {number} " * 30
         )
-        text = summarise(
+        text = summarize(
             [user(SUMMARY + text), assistant(ACKNOWLEDGED), *work, user(f"Request {number}. " * 20)]
         )
 
@@ -158,28 +158,28 @@ def test_the_word_limit_bounds_the_text(words: int) -> None:
         *(step(f"t{n}", "bash", {"command": f"run {n}"}, "output " * 20) for n in range(300)),
     )
 
-    assert len(ExtractiveSummarizer(words).summarise(history).split()) <= words
+    assert len(ExtractiveSummarizer(words).summarize(history).split()) <= words
 
 
 def test_brief_leaves_requests_and_files_to_the_evidence() -> None:
-    text = ExtractiveSummarizer(brief=True).summarise(HISTORY)
+    text = ExtractiveSummarizer(brief=True).summarize(HISTORY)
 
     assert "The user:" not in text
     assert "src/login.py" not in section(text, "File Operations")
     assert "pytest -q" in text
 
 
-async def test_it_is_a_summariser_that_names_itself() -> None:
+async def test_it_is_a_summarizer_that_names_itself() -> None:
     summary = await ExtractiveSummarizer()(HISTORY)
 
     assert summary == Summary(
-        ExtractiveSummarizer().summarise(HISTORY), writer="ExtractiveSummarizer"
+        ExtractiveSummarizer().summarize(HISTORY), writer="ExtractiveSummarizer"
     )
 
 
 @given(histories(repeat_ids=True))
 def test_every_history_has_a_summary_and_always_the_same(history: list[Message]) -> None:
-    text = ExtractiveSummarizer().summarise(history)
+    text = ExtractiveSummarizer().summarize(history)
 
     assert not is_blank(text)
-    assert text == ExtractiveSummarizer().summarise(list(history))
+    assert text == ExtractiveSummarizer().summarize(list(history))

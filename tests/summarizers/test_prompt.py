@@ -20,11 +20,11 @@ from histories import (
 )
 from hypothesis import given
 
-from ctxpipe.compacted import ACKNOWLEDGED, EVIDENCE, EVIDENCE_END, SUMMARY
 from ctxpipe.errors import SettingsError, SummaryFailed
 from ctxpipe.messages import Message, is_encodable
 from ctxpipe.summarizers import PromptSummarizer, PromptTooLong, Retry, summarize_with_retry
 from ctxpipe.summarizers.prompt import MOST_RECENT, instructions, transcript
+from ctxpipe.summary_format import ACKNOWLEDGED, EVIDENCE, EVIDENCE_END, SUMMARY
 from ctxpipe.tokens import TokenCounter, conservative
 
 PICTURE = {
@@ -293,7 +293,7 @@ async def test_what_does_not_fit_is_first_tried_with_its_long_blocks_cut() -> No
     assert "the end" in prompt
 
 
-async def test_more_than_the_window_holds_is_to_be_summarised_in_parts() -> None:
+async def test_more_than_the_window_holds_is_to_be_summarized_in_parts() -> None:
     with pytest.raises(PromptTooLong):
         await prompt_for(chat(200, words=200), window=8000)
 

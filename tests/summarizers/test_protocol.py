@@ -1,4 +1,4 @@
-"""What a summariser is."""
+"""What a summarizer is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def test_too_long_is_a_failed_summary() -> None:
     assert issubclass(PromptTooLong, SummaryFailed)
 
 
-def test_a_summariser_is_called_by_its_functions_or_its_types_name() -> None:
+def test_a_summarizer_is_called_by_its_functions_or_its_types_name() -> None:
     async def terse(_messages: object) -> object: ...
 
     assert summarizer_name(terse) == "terse"  # type: ignore[arg-type]

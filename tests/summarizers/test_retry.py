@@ -13,7 +13,6 @@ import anyio
 import pytest
 from histories import chat, conversation, step, user
 
-from ctxpipe.compacted import ACKNOWLEDGED, SUMMARY, own_words, summary_body
 from ctxpipe.errors import InvalidHistory, SettingsError, SummaryFailed
 from ctxpipe.messages import Message, pending_calls, tool_results
 from ctxpipe.summarizers import (
@@ -25,6 +24,7 @@ from ctxpipe.summarizers import (
     SummaryRefused,
     summarize_with_retry,
 )
+from ctxpipe.summary_format import ACKNOWLEDGED, SUMMARY, own_words, summary_body
 
 HISTORY = chat(6)
 
@@ -46,7 +46,7 @@ class Time:
 
 @dataclass
 class Scripted:
-    """A summariser that answers, or raises, what it was told, the last thing for ever."""
+    """A summarizer that answers, or raises, what it was told, the last thing for ever."""
 
     script: list[object]
     seen: list[list[Message]] = field(default_factory=list)
@@ -445,7 +445,7 @@ CHANGES: dict[str, Callable[[list[Message]], list[Message]]] = {
     "a message changed": lambda history: [user("new"), *history[1:]],
     "shorter": lambda history: history[:3],
     "nothing more": lambda history: history[:4],
-    "another summariser": lambda history: history,
+    "another summarizer": lambda history: history,
 }
 
 
@@ -456,7 +456,7 @@ async def test_what_was_finished_for_another_question_is_not_used(change: str) -
     with pytest.raises(SummaryFailed):
         await summarize_with_retry(summarize, history, Time().retry(), finished)
     assert finished.count == 4
-    if change == "another summariser":
+    if change == "another summarizer":
         summarize = Breaking("", ApiError(501))
     summarize.breaks = ""
     summarize.seen.clear()
@@ -468,7 +468,7 @@ async def test_what_was_finished_for_another_question_is_not_used(change: str) -
     assert texts == [m["content"] for m in asked]
 
 
-async def test_what_is_summarised_as_a_whole_is_not_kept() -> None:
+async def test_what_is_summarized_as_a_whole_is_not_kept() -> None:
     finished = FinishedParts()
 
     await summarize_with_retry(Scripted(["all"]), HISTORY, Time().retry(), finished)
@@ -498,7 +498,7 @@ class Narrow:
         return Summary(f"summary {len(self.seen)}", input_tokens=10, output_tokens=1)
 
 
-async def test_a_history_that_is_too_long_is_summarised_in_parts_each_folding_the_last_one_in():
+async def test_a_history_that_is_too_long_is_summarized_in_parts_each_folding_the_last_one_in():
     history, summarize = chat(16), Narrow(at_most(5), PromptTooLong("16 messages"))
 
     summary = await summarize_with_retry(summarize, history, Time().retry())
@@ -547,7 +547,7 @@ async def test_a_single_message_that_does_not_fit_is_a_failure() -> None:
     assert isinstance(error.__cause__, PromptTooLong)
 
 
-async def test_another_summariser_may_take_over_what_is_too_long() -> None:
+async def test_another_summarizer_may_take_over_what_is_too_long() -> None:
     other = Scripted(["by the other"])
     first = Scripted([PromptTooLong("too long for me", refused=True, instead=other)])
 

@@ -414,7 +414,7 @@ def each_text_is_counted_once(run: Run) -> Iterator[str]:
 
 
 def only_one_layer_retries(run: Run) -> Iterator[str]:
-    """The summariser is asked as often as its retry layer says, and by nobody else."""
+    """The summarizer is asked as often as its retry layer says, and by nobody else."""
     if run.allowed is not None and run.asked > run.allowed:
         yield f"{run.asked} summaries were asked for, {run.allowed} are allowed"
 

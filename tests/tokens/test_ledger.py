@@ -488,9 +488,9 @@ def test_no_bill_makes_a_context_look_longer_than_text_can_cost(
 def test_an_impossible_bill_that_was_written_down_is_not_learnt() -> None:
     ledger = Ledger()
 
-    ledger.learn([("m", 1000, 10**15, 0, 0), ("n", 0, 5, 0, 0)])
+    ledger.load([("m", 1000, 10**15, 0, 0), ("n", 0, 5, 0, 0)])
 
-    assert ledger.bills == []
+    assert ledger.samples == []
 
 
 def request(tokens: int, kind: str = "message", **more: Any) -> dict[str, Any]:
@@ -658,8 +658,8 @@ async def test_a_bill_is_compared_with_what_is_billed(
     for one in (ledger, fresh):
         one.observe(usage(max(1, raw + raw // 4)), billed)
 
-    assert ledger.bills == fresh.bills
-    assert [bill[1] for bill in ledger.bills] == ([raw] if raw else [])
+    assert ledger.samples == fresh.samples
+    assert [bill[1] for bill in ledger.samples] == ([raw] if raw else [])
 
 
 async def test_a_context_that_the_server_has_summarized_is_estimated_from_the_summary_on() -> None:

@@ -4,7 +4,7 @@ After every step, each of the promises that hold everywhere still holds.
 
 A state machine plays a caller who does what callers do (append, adopt, branch, shorten, rebuild,
 move cache marks, come back in another process) to random pipelines, while the disk fills up, the
-summariser fails, the clock jumps, runs are cancelled at any await and overlap. The promises
+summarizer fails, the clock jumps, runs are cancelled at any await and overlap. The promises
 themselves are in `promises.py`.
 
 The suite takes 2,000 steps, always the same ones (and more where by then not every stage has
@@ -110,7 +110,7 @@ class Clock:
 
 
 class Writer:
-    """A summariser with good and bad days; what it writes depends on what it reads alone."""
+    """A summarizer with good and bad days; what it writes depends on what it reads alone."""
 
     def __init__(self) -> None:
         self.mode = "good"

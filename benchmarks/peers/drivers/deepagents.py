@@ -25,7 +25,7 @@ from langchain_messages import FakeChat, converted, held, wired
 COUNTER = "characters / 3.3, scaled by the last bill"
 WAYS = {
     "default": (
-        "results above 20,000 tokens to files; summarise at 0.85 of the window, keep 0.10 of it"
+        "results above 20,000 tokens to files; summarize at 0.85 of the window, keep 0.10 of it"
     ),
     "compact": "the same, given trigger and tokens to keep",
     "offload": "the same, results above the given number of characters to files",
@@ -55,7 +55,7 @@ class Peer:
             backend=backend, tool_token_limit_before_evict=min_chars // 4
         )
         if way == "compact":
-            self.summarise: Any = SummarizationMiddleware(
+            self.summarize: Any = SummarizationMiddleware(
                 model=self.model,
                 backend=backend,
                 trigger=("tokens", trigger),
@@ -67,7 +67,7 @@ class Peer:
                 },
             )
         else:
-            self.summarise = create_summarization_middleware(self.model, backend)
+            self.summarize = create_summarization_middleware(self.model, backend)
         self.patch = PatchToolCallsMiddleware()
         self.state: dict[str, Any] = {"messages": []}
 
@@ -94,8 +94,8 @@ class Peer:
             sent[:] = request.messages
             return ModelResponse(result=[AIMessage("ok")])
 
-        async def summarised(request: Any) -> Any:
-            answer = await self.summarise.awrap_model_call(request, model)
+        async def summarized(request: Any) -> Any:
+            answer = await self.summarize.awrap_model_call(request, model)
             if isinstance(answer, ExtendedModelResponse) and answer.command is not None:
                 self._update(answer.command.update)
                 return answer.model_response
@@ -108,7 +108,7 @@ class Peer:
             runtime=None,
             tools=[],
         )
-        answer = await self.files.awrap_model_call(request, summarised)
+        answer = await self.files.awrap_model_call(request, summarized)
         if isinstance(answer, ExtendedModelResponse) and answer.command is not None:
             self._update(answer.command.update)
         return sent

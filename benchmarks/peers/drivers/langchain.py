@@ -20,12 +20,12 @@ from langchain_messages import FakeChat, converted, held, wired
 COUNTER = "characters / 3.3, scaled by the last bill"
 WAYS = {
     "default": (
-        "clear_tool_uses at 100,000 tokens, keep 3; summarise at 0.85 of the window, keep 20 "
+        "clear_tool_uses at 100,000 tokens, keep 3; summarize at 0.85 of the window, keep 20 "
         "messages"
     ),
     "compact": "SummarizationMiddleware alone, given trigger and tokens to keep",
     "free": "ContextEditingMiddleware alone, given trigger, keep 5",
-    "both": "clear at the trigger, keep 5; summarise at the given trigger, keep 20 messages",
+    "both": "clear at the trigger, keep 5; summarize at the given trigger, keep 20 messages",
 }
 ORIGINALS = {"compact": "nowhere", "free": "memory"}
 
@@ -48,13 +48,13 @@ class Peer:
         del folder
         self.model = FakeChat(profile={"max_input_tokens": window})
         self.messages: list[BaseMessage] = []
-        self.summarise: Any = None
+        self.summarize: Any = None
         self.edit: Any = None
         if way == "default":
             self.edit = ContextEditingMiddleware(edits=[ClearToolUsesEdit(trigger=window // 2)])
-            self.summarise = SummarizationMiddleware(self.model, trigger=("fraction", 0.85))
+            self.summarize = SummarizationMiddleware(self.model, trigger=("fraction", 0.85))
         elif way == "compact":
-            self.summarise = SummarizationMiddleware(
+            self.summarize = SummarizationMiddleware(
                 self.model, trigger=("tokens", trigger), keep=("tokens", keep_tokens)
             )
         elif way == "free":
@@ -63,7 +63,7 @@ class Peer:
             self.edit = ContextEditingMiddleware(
                 edits=[ClearToolUsesEdit(trigger=clear or trigger // 2, keep=5)]
             )
-            self.summarise = SummarizationMiddleware(self.model, trigger=("tokens", trigger))
+            self.summarize = SummarizationMiddleware(self.model, trigger=("tokens", trigger))
 
     def convert(self, new: list[dict[str, Any]]) -> list[BaseMessage]:
         return converted(new)
@@ -72,8 +72,8 @@ class Peer:
         self.messages += native
 
     async def shape(self) -> list[BaseMessage]:
-        if self.summarise is not None:
-            update = await self.summarise.abefore_model({"messages": self.messages}, None)
+        if self.summarize is not None:
+            update = await self.summarize.abefore_model({"messages": self.messages}, None)
             if update is not None:
                 self.messages = [m for m in update["messages"] if not isinstance(m, RemoveMessage)]
         if self.edit is None:

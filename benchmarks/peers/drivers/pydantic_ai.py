@@ -41,13 +41,13 @@ from pydantic_ai_harness.tool_output_limits import Band, LocalFileStore, Spill, 
 COUNTER = "characters / 4, anchored on the last bill"
 WAYS = {
     "default": (
-        "ToolOutputLimits(); TieredCompaction(clear, keep 3; then summarise, keep 20) at 0.85 of "
+        "ToolOutputLimits(); TieredCompaction(clear, keep 3; then summarize, keep 20) at 0.85 of "
         "the window"
     ),
     "compact": "SummarizingCompaction alone, given trigger and tokens to keep",
     "free": "ClearToolResults alone, given trigger, keep 5",
     "offload": "ToolOutputLimits(Spill to files) above the given number of characters",
-    "both": "TieredCompaction(clear keep 5, then summarise keep 20) at the given trigger",
+    "both": "TieredCompaction(clear keep 5, then summarize keep 20) at the given trigger",
 }
 ORIGINALS = {"compact": "nowhere", "free": "nowhere", "offload": "files"}
 BINDING_MODEL = "claude-sonnet-5-5"

@@ -26,11 +26,11 @@ from strands.types.content import _ensure_tracking_id
 COUNTER = "tiktoken if installed, else characters / 4; anchored on the last bill"
 WAYS = {
     "default": (
-        'context_manager="auto": results above 1,500 tokens to a preview, summarise at 0.85; stash '
+        'context_manager="auto": results above 1,500 tokens to a preview, summarize at 0.85; stash '
         "in files"
     ),
     "quiet": "the same, its stash in memory as by default",
-    "compact": "summarise alone at the given trigger, preserve_recent=4; stash in files",
+    "compact": "summarize alone at the given trigger, preserve_recent=4; stash in files",
     "compact, no stash": "the same, stash=False",
     "free": "drop tool results but those of the last 5 messages, above the trigger; stash in files",
     "free, no stash": "the same, stash=False",

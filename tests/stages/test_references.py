@@ -21,7 +21,7 @@ from ctxpipe import (
 )
 from ctxpipe.messages import tool_results
 from ctxpipe.placeholders import reference
-from ctxpipe.stages.pointing import check_reference
+from ctxpipe.stages.references import check_reference
 
 TEXT = "data " * 500
 WORKING = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ctxpipe.storage.finishing import run_to_completion
+from ctxpipe.storage.shielding import run_to_completion
 
 
 async def test_work_goes_on_when_the_waiting_is_cancelled():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from histories import assistant, tool_result, user
 
-from ctxpipe.compacted import (
+from ctxpipe.summary_format import (
     CONTINUE,
     EVIDENCE,
     EVIDENCE_END,
