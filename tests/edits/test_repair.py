@@ -434,8 +434,9 @@ def test_mending_keeps_the_head_and_ends_in_the_user_when_the_input_did(
     heads = [m for m in history if m["role"] == "system"]
 
     assert [m for m in mended if m["role"] == "system"] == heads
-    if history and history[-1]["role"] == "user" and mended:
-        assert mended[-1]["role"] == "user"
+    spoken = [m for m in mended if m["role"] != "system"]  # one may have moved to the very end
+    if history and history[-1]["role"] == "user" and spoken:
+        assert spoken[-1]["role"] == "user"
 
 
 @given(broken_histories())

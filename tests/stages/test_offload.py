@@ -717,7 +717,7 @@ async def test_a_result_that_cannot_be_written_stays_inline_and_is_reported(
     assert result.messages is history
     assert report.outcome is Outcome.FAILED
     assert report.reason.startswith(
-        "StorageError: No space left on device (test_stages_offload.py, line "
+        "StorageError: No space left on device (test_offload.py, line "
     )
     assert isinstance(report.error, StorageError)
 
@@ -750,7 +750,7 @@ async def test_one_that_cannot_be_written_keeps_no_other_inline(
 
     assert [str(content)[0] for content in contents(result.messages)] == ["[", "b", "["]
     [failed] = detail(result).failed
-    assert failed.startswith("StorageError: No space left on device (test_stages_offload.py, line ")
+    assert failed.startswith("StorageError: No space left on device (test_offload.py, line ")
     assert (detail(result).results, len(detail(result).files)) == (2, 2)
     assert len(caplog.records) == 1
     assert sorted(held[0] for held in files_below(root).values()) == ["a", "c"]

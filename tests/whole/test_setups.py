@@ -268,7 +268,7 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], dict[str, list[Any]]]] 
             "root": ["", 5, None, ["."], CONVERSATION],
             "fsync": FLAGS,
             "redact": PLAIN,
-            "taken": ["rename", 5, None],
+            "on_conflict": ["rename", 5, None],
             "clock": PLAIN,
         },
     ),

@@ -107,7 +107,7 @@ async def test_a_short_turn_needs_no_thread(threads: Threads, tmp_path: Path) ->
 
 @pytest.mark.parametrize("count", [30, 300])
 async def test_truncation_is_done_in_a_thread(count: int, threads: Threads, tmp_path: Path) -> None:
-    for work in ("ground", "file_views", "filter_calls", "delete_centre", "joined"):
+    for work in ("editable_region", "file_views", "filter_calls", "delete_centre", "join_parts"):
         threads.watch(truncate, work)
     stage = SmartTruncate(archive=LocalStorage(tmp_path), max_tokens=2_000)
 
@@ -125,7 +125,7 @@ async def test_truncation_is_done_in_a_thread(count: int, threads: Threads, tmp_
 async def test_what_was_read_back_is_compared_with_its_file_in_a_thread(
     show: Callable[[str], str], threads: Threads, tmp_path: Path
 ) -> None:
-    threads.watch(offload, "lies_in")
+    threads.watch(offload, "contains_excerpt")
     storage = LocalStorage(tmp_path)
     text = "".join(f"line {number}\n" for number in range(20_000))
     [where] = await storage.write([("s/t0.md", text)])
@@ -134,7 +134,7 @@ async def test_what_was_read_back_is_compared_with_its_file_in_a_thread(
 
     await ContextPipeline([DirectOffload(storage)]).session("s").run(history)
 
-    assert threads.seen["lies_in"] == {False}
+    assert threads.seen["contains_excerpt"] == {False}
 
 
 async def test_what_is_too_long_to_be_compared_is_offloaded_like_any_other_result(
@@ -177,7 +177,7 @@ def test_pieces_make_up_the_text_and_part_no_surrogates(text: str, size: int) ->
 def test_words_are_found_in_pieces_as_in_the_whole(text: str, size: int) -> None:
     whole = f"{text} a1b2c3d4 {text} PROJ-123\n" * 3
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(pieces, "_SEARCHED_CHARS", size * 20)
+        patched.setattr(pieces, "_SEARCH_CHARS", size * 20)
         found = list(pieces.pieces_at_blanks(whole))
 
     assert "".join(found) == whole
@@ -187,7 +187,7 @@ def test_words_are_found_in_pieces_as_in_the_whole(text: str, size: int) -> None
 def test_identifiers_are_those_of_the_whole_text(monkeypatch: pytest.MonkeyPatch) -> None:
     history = conversation(user("see PROJ-123, a1b2c3d4 " * 50), assistant("PROJ-123 a1b2c3d4"))
     whole = facts.identifiers(history)
-    monkeypatch.setattr(pieces, "_SEARCHED_CHARS", 40)
+    monkeypatch.setattr(pieces, "_SEARCH_CHARS", 40)
 
     assert facts.identifiers(history) == whole == ["PROJ-123", "a1b2c3d4"]
 
