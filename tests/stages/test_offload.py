@@ -716,9 +716,7 @@ async def test_a_result_that_cannot_be_written_stays_inline_and_is_reported(
     [report] = result.reports
     assert result.messages is history
     assert report.outcome is Outcome.FAILED
-    assert report.reason.startswith(
-        "StorageError: No space left on device (test_offload.py, line "
-    )
+    assert report.reason.startswith("StorageError: No space left on device (test_offload.py, line ")
     assert isinstance(report.error, StorageError)
 
 
