@@ -212,14 +212,14 @@ class Session:
     ) -> Result:
         """The context for *history*: the remembered one, and what was appended since.
 
-        Messages that are appended while this runs belong to the next turn (``result.covered`` says
-        how many are in this one). A history that was shortened, branched or rebuilt is noticed and
-        told in ``result.notices``. The arguments are those of `ContextPipeline.run`; nothing of
-        *history* is modified. *client*, the one that the context is sent with, is lent to a
-        summarizer that has none of its own, now and in later turns.
+        Messages that are appended while this runs belong to the next turn: ``result.covered`` is
+        how many are in this one. ``result.notices`` says when the history was shortened, branched
+        or rebuilt; it is never modified. *client*, the one that the context is sent with, is lent
+        to a summarizer that has none, now and in later turns. The other arguments are those of
+        `ContextPipeline.run`.
 
-        Raises InvalidHistory when *history* has not the shape of messages, SettingsError for other
-        arguments that make no sense.
+        Raises InvalidHistory when *history* is not a valid list of messages, SettingsError for
+        other invalid arguments.
         """
         if client is not None:
             check_client(client)
@@ -240,20 +240,18 @@ class Session:
 
         Raises SettingsError when the pipeline has no `Compact` stage, InvalidHistory as `run` does.
         """
-        found = [
-            (place, stage)
-            for place, stage in enumerate(self._runner.stages)
-            if isinstance(stage, Compact)
-        ]
-        if not found:
+        stages: dict[int, Stage] = {}
+        for place, stage in enumerate(self._runner.stages):
+            if isinstance(stage, Compact):
+                stages[place] = stage.focused(focus) if focus else stage
+        if not stages:
             raise SettingsError(
                 "there is nothing to compact with: the pipeline has no Compact stage"
             )
-        if history is None and not self._memory.timeline.history:
+        if history is None and not self.known:
             raise SettingsError(
                 "there is nothing to compact yet: run the session first, or give the history"
             )
-        stages = {place: stage.focused(focus) if focus else stage for place, stage in found}
         async with self._alone():
             last = self._record.overhead
             asked = Request(
@@ -263,48 +261,41 @@ class Session:
                 cache_expired=self._is_cache_expired(),
                 client=self._client,
             )
-            return await self._run(
-                self._memory.timeline.history if history is None else history, asked, stages
-            )
+            if history is None:
+                history = self._memory.timeline.history
+            return await self._run(history, asked, stages)
 
     async def _run(
         self, history: list[Message], asked: Request, stages: Mapping[int, Stage] | None = None
     ) -> Result:
-        """The turn, once nobody else has been faster and nothing was edited meanwhile."""
-        ensure_messages(
-            history, sys.maxsize
-        )  # that it is a list; each message is looked at once, later
+        """The turn, begun anew when the history was edited or others were faster meanwhile."""
+        ensure_messages(history, sys.maxsize)  # only that it is a list
         memory = self._memory
         thorough = False
         async with self._lease():
             while True:
                 await memory.catch_up(history)
                 step = await self._begin(history, thorough=thorough)
-                step.raw = None if memory.is_adopted or step.adopted else step.history
                 with stages_are_asking():
                     result = await self._runner.run(
                         step, self.session_id, self._record, asked, stages
                     )
                 if step.edits and not thorough and memory.timeline.is_edited(step):
-                    thorough = True  # what was rewritten is no longer what the caller has
+                    thorough = True  # a rewritten message is no longer the one the caller has
                     continue
                 if self._verify:
-                    await in_thread_if(
-                        is_bulky(step.history), memory.timeline.compute_digests, step
-                    )
+                    is_bulk = is_bulky(step.history)
+                    await in_thread_if(is_bulk, memory.timeline.compute_digests, step)
                 if await memory.write(step):
-                    return self._result(step, result)
+                    return self._finish(step, result)
 
     def _lease(self) -> AbstractAsyncContextManager[object]:
-        """What holds the session for this process alone, where that was asked for and the storage
-        can.
-        """
-        lease = getattr(self.journal, "lease", None)
-        if self._lease_seconds is None or lease is None:
+        """The lease on the session, if one is wanted and the storage has them."""
+        acquire = getattr(self.journal, "lease", None)
+        if self._lease_seconds is None or acquire is None:
             return nullcontext()
-        return cast(
-            "AbstractAsyncContextManager[object]", lease(self.session_id, self._lease_seconds)
-        )
+        lease = acquire(self.session_id, self._lease_seconds)
+        return cast("AbstractAsyncContextManager[object]", lease)
 
     async def _begin(self, history: list[Message], *, thorough: bool) -> Step:
         memory = self._memory
@@ -315,16 +306,20 @@ class Session:
         )
         if not step.is_cut and step.same == step.kept:
             step.is_bulk = is_bulk
+        if not (memory.is_adopted or step.adopted):
+            step.raw = step.history
         if memory.unreported is not None:
-            # Whoever was not told of a change may have asked the model with what was there before.
+            # The caller may have sent what was there before the change of another process.
             mark_stale(step.stale, step.context, (max(memory.unreported, step.kept), 0))
         return step
 
-    def _result(self, step: Step, result: Result) -> Result:
-        """The *result* for the caller, once *step* is remembered."""
+    def _finish(self, step: Step, result: Result) -> Result:
+        """Remember *step*; the *result* for the caller."""
         first = result.first_changed_index
-        if self._memory.unreported is not None:
-            first = min(self._memory.unreported, len(result.messages) if first is None else first)
+        unreported = self._memory.unreported
+        if unreported is not None:
+            first = unreported if first is None else min(unreported, first)
+            first = min(first, len(result.messages))
         self._apply(step)
         self._record.keep(len(self._memory.timeline.context))
         notices, self._memory.notices = tuple(self._memory.notices), []
