@@ -38,6 +38,7 @@ NOT_RESTORABLE = (
     "the context is adopted as the history and there is no journal: give the session journal=, "
     "or hand in the full history, else restore_history cannot give the raw messages back"
 )
+ANOTHER_HISTORY = "the journal tells of another history; the session begins anew"
 REFUSED = "entry {} is refused, though nobody is seen to have written it"
 REPLACED = "the journal was replaced; this session goes on from what it knows"
 NOTABLE_DRIFT = 0.01  # a smaller change of the ledger's factor is not written by itself
@@ -138,6 +139,9 @@ class Memory:
         """Continue the branch that *history* has most in common with."""
         entries, lines = await self._read_lines(journal, history)
         line = max(lines, key=lambda line: line.step.known)
+        if entries and not line.step.known:
+            self.notify(ANOTHER_HISTORY)
+            return
         if line.replay.has_hidden:
             self.notify(REDACTED)
         self._take_over(line, entries)

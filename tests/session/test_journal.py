@@ -913,7 +913,7 @@ async def test_nothing_of_a_journal_of_another_history_is_in_the_context(tmp_pat
     result = await new_session(storage).run(chat(5))
 
     assert result.messages == chat(5)
-    assert "differs from the known one; message 0" in result.notices[0]
+    assert "another history" in result.notices[0]
 
 
 async def test_behind_another_history_the_journal_tells_of_this_one(tmp_path: Path) -> None:
