@@ -870,7 +870,7 @@ LIVE = "s/tool-result-live.md"
 @pytest.mark.parametrize(
     "history",
     [
-        [user(tool_result("live", placeholder(DIRECT, f"/root/{LIVE}")))],
+        [user(tool_result("live", placeholder(DIRECT, f"/elsewhere/{LIVE}")))],
         [user(tool_result("live", placeholder(BATCH, f"./{LIVE}")))],
         [user(tool_result("live", placeholder(BATCH, f"C:\\{LIVE}".replace("/", "\\"))))],
         [
@@ -882,7 +882,9 @@ LIVE = "s/tool-result-live.md"
         ],
         [
             user(
-                tool_result("live", [text(placeholder(DIRECT, f"/root/{LIVE}")), {"type": "image"}])
+                tool_result(
+                    "live", [text(placeholder(DIRECT, f"/elsewhere/{LIVE}")), {"type": "image"}]
+                )
             )
         ],
         [
