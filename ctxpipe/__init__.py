@@ -14,6 +14,8 @@ if TYPE_CHECKING:
         SummaryFailed,
         VocabularyError,
     )
+    from .folding.fold import Folded
+    from .folding.folder import Folder
     from .messages import Message, Problem, ToolCall, ToolResult, check, pending_calls, split_system
     from .pipeline import ContextPipeline
     from .placeholders import Preview
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
         load_archive,
         restore_files,
     )
-    from .stages.fold import Folded, Folder, fold_files
+    from .stages.fold import fold_files
     from .stages.gates import Gate, RatioGate, RentOrBuyGate
     from .stages.offload import (
         BatchOffload,
@@ -136,6 +138,8 @@ _NAMES = {
     ".edits.truncate": "truncate_conversation",
     ".errors": "CtxpipeError InvalidHistory SettingsError StorageError SummaryFailed "
     "VocabularyError",
+    ".folding.fold": "Folded",
+    ".folding.folder": "Folder",
     ".messages": "Message Problem ToolCall ToolResult check pending_calls split_system",
     ".pipeline": "ContextPipeline",
     ".placeholders": "Preview",
@@ -145,7 +149,7 @@ _NAMES = {
     ".session.sessions": "Sessions",
     ".stage": "Change Intent Skip Stage Turn",
     ".stages.compact": "Compact CompactResult Restore compact_messages load_archive restore_files",
-    ".stages.fold": "Folded Folder fold_files",
+    ".stages.fold": "fold_files",
     ".stages.gates": "Gate RatioGate RentOrBuyGate",
     ".stages.offload": "BatchOffload DirectOffload OffloadResult OffloadedMessage "
     "offload_tool_result offload_tool_results",

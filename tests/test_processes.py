@@ -122,7 +122,7 @@ def test_a_worker_imports_nothing_that_its_job_does_not_need() -> None:
         "{'anyio', 'asyncio', 'anthropic', 'tiktoken', 'opentelemetry', 'tenacity', 'regex', "
         "'ast_grep_py'}"
     )
-    modules = "ctxpipe.worker, ctxpipe.edits.definitions, ctxpipe.edits.search"
+    modules = "ctxpipe.worker, ctxpipe.folding.definitions, ctxpipe.edits.search"
 
     assert python(f"import sys, {modules}; print({heavy} & sys.modules.keys())") == "set()"
 

@@ -31,8 +31,8 @@ from histories import (
 
 from ctxpipe import ContextPipeline
 from ctxpipe.edits.compact import archive_references, assemble, extract_commands, reminder
-from ctxpipe.edits.fold import fold_files
 from ctxpipe.errors import InvalidHistory, StorageError, TranscriptError
+from ctxpipe.folding.fold import fold_files
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.messages import Message, check
 from ctxpipe.placeholders import (
