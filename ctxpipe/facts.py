@@ -13,7 +13,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 from .messages import Block, ToolCall, compact_json, field, kind, texts, tool_calls, tool_results
-from .pieces import pieces_at_blanks
+from .workers.pieces import pieces_at_blanks
 
 if TYPE_CHECKING:
     from .messages import Message

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from .errors import SettingsError
-from .pieces import overlapping_pieces
 from .settings import excerpt, is_size
+from .workers.pieces import overlapping_pieces
 
 __all__ = [
     "BATCH",

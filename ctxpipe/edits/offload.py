@@ -28,8 +28,8 @@ from ..messages import (
 )
 from ..messages import field as read
 from ..names import safe_name
-from ..pieces import overlapping_pieces
 from ..placeholders import BATCH, MAX_SHOWN, any_reference, reference, reference_with_preview
+from ..workers.pieces import overlapping_pieces
 
 if TYPE_CHECKING:
     from ..messages import Block, Message

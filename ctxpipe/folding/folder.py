@@ -11,13 +11,13 @@ from typing import TypeAlias
 
 from anyio.lowlevel import checkpoint
 
-from ..pieces import pieces
-from ..processes import in_process
 from ..settings import FLAG, SIZE, check_settings
-from ..threads import in_thread
 from ..tokens import Counting, as_counter
 from ..tokens.counter import COUNTING
 from ..tokens.memo import Memo
+from ..workers.pieces import pieces
+from ..workers.processes import in_process
+from ..workers.threads import in_thread
 from .definitions import Definition, definitions_in_batches
 from .fold import (
     MAX_LINE_SPAN,

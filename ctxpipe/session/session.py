@@ -32,10 +32,10 @@ from ..runner import Request, Runner, model_of
 from ..settings import FLAG, FUNCTION, NUMBER, SESSION_ID, excerpt
 from ..stages.compact import Compact
 from ..storage.protocol import JOURNAL_STORAGE
-from ..threads import in_thread_if
 from ..tokens.billed import cached_tokens
 from ..tokens.ledger import is_possible
 from ..words import count_phrase
+from ..workers.threads import in_thread_if
 from .client import (
     check_usage,
     has_usage,

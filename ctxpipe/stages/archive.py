@@ -19,7 +19,7 @@ from ..storage.folders import open_file
 from ..storage.records import Record
 from ..storage.shielding import run_to_completion
 from ..summary_format import text_of
-from ..threads import in_thread
+from ..workers.threads import in_thread
 
 if TYPE_CHECKING:
     import os

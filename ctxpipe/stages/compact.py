@@ -51,8 +51,8 @@ from ..summarizers import (
 )
 from ..summarizers.protocol import summarizer_name
 from ..summary_format import safe_summary
-from ..threads import in_thread
 from ..tokens import Counting, as_counter, should_compact
+from ..workers.threads import in_thread
 from .archive import archive_digest, archive_record, load_archive
 from .attempts import Attempts
 from .layout import (

@@ -12,7 +12,7 @@ from ..errors import SettingsError, StorageError, safe_text
 from ..names import session_folder
 from ..settings import excerpt
 from ..storage import TextWriter
-from ..threads import in_thread
+from ..workers.threads import in_thread
 
 if TYPE_CHECKING:
     from ..messages import Message

@@ -46,7 +46,7 @@ from ..settings import (
 )
 from ..stage import Change, Skip, Stored, Turn
 from ..storage import LocalStorage, TextReader, TextWriter
-from ..threads import in_thread, in_thread_if
+from ..workers.threads import in_thread, in_thread_if
 from .gates import Gate, RatioGate
 from .references import check_reference, visible_path
 

@@ -37,8 +37,8 @@ from ..settings import (
 )
 from ..storage.files import FileReader, FileText, LocalFiles, name_below
 from ..storage.secrets import is_secret
-from ..threads import in_thread
 from ..tokens import Counting, TokenCounter, as_counter
+from ..workers.threads import in_thread
 
 if TYPE_CHECKING:
     from ..messages import Message

@@ -32,8 +32,8 @@ from ..settings import (
 from ..stage import Change, Skip, Turn
 from ..storage import Archive
 from ..storage.protocol import ARCHIVE
-from ..threads import in_thread
 from ..tokens import Counting, TokenCounter, as_counter
+from ..workers.threads import in_thread
 from .archive import archive_record
 from .layout import FileFolder, check_folder, folder_or_default
 

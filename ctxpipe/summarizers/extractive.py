@@ -20,7 +20,7 @@ from ..facts import (
 from ..messages import ToolCall, compact_json, texts, tool_calls, tool_results
 from ..settings import COUNT, FLAG, SUMMARY_MAX_WORDS, check_settings, setting
 from ..summary_format import acknowledged_count, own_words, summary_body
-from ..threads import in_thread
+from ..workers.threads import in_thread
 from .protocol import Summary
 
 if TYPE_CHECKING:

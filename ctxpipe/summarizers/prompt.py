@@ -15,9 +15,9 @@ from ..facts import result_text, shorten
 from ..messages import MEDIA, THINKING, blocks, compact_json, field, kind, without_surrogates
 from ..settings import COUNT, SIZE, SUMMARY_MAX_WORDS, SUMMARY_MODEL, TEXT, check_settings, setting
 from ..summary_format import acknowledged_count, summary_body
-from ..threads import in_thread
 from ..tokens import Counting, as_counter, conservative
 from ..tokens.counter import COUNTING
+from ..workers.threads import in_thread
 from .protocol import PromptTooLong, Summary
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from ..settings import (
     setting,
 )
 from ..summary_format import ACKNOWLEDGED, SUMMARY, safe_summary
-from ..threads import in_thread
+from ..workers.threads import in_thread
 from .prompt import transcript
 from .protocol import PromptTooLong, Summarizer, Summary, SummaryRefused
 

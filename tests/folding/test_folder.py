@@ -11,11 +11,11 @@ import anyio
 import pytest
 from places import SOURCES
 
-from ctxpipe import processes
 from ctxpipe.folding import folder
 from ctxpipe.folding.folder import Folder
 from ctxpipe.stages.fold import fold_files
 from ctxpipe.tokens import TokenCounter
+from ctxpipe.workers import processes
 
 FILES = [
     (path.name, path.read_text("utf-8"))

@@ -22,11 +22,11 @@ from ctxpipe import (
     Message,
     SmartTruncate,
     facts,
-    pieces,
     runner,
 )
 from ctxpipe.edits import offload, truncate
 from ctxpipe.messages import bulk, compact_json, is_bulky, is_encodable, values, without_surrogates
+from ctxpipe.workers import pieces
 
 
 class Threads:
