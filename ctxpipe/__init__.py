@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     )
     from .folding.fold import Folded
     from .folding.folder import Folder
+    from .markers.placeholders import Preview
     from .messages import Message, Problem, ToolCall, ToolResult, check, pending_calls, split_system
     from .pipeline import ContextPipeline
-    from .placeholders import Preview
     from .prices import Prices, prices_of
     from .reports import Compacted, Detail, Offloaded, Outcome, Result, StageReport, Truncated
     from .session import Session
@@ -140,9 +140,9 @@ _NAMES = {
     "VocabularyError",
     ".folding.fold": "Folded",
     ".folding.folder": "Folder",
+    ".markers.placeholders": "Preview",
     ".messages": "Message Problem ToolCall ToolResult check pending_calls split_system",
     ".pipeline": "ContextPipeline",
-    ".placeholders": "Preview",
     ".prices": "Prices prices_of",
     ".reports": "Compacted Detail Offloaded Outcome Result StageReport Truncated",
     ".session": "Session",

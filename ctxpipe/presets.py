@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from .placeholders import Preview
+from .markers.placeholders import Preview
 from .prices import Prices
 from .stage import Stage
 from .stages.compact import Compact, Restore

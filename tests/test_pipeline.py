@@ -63,8 +63,8 @@ from ctxpipe import (
     count_tokens,
 )
 from ctxpipe.edits.thinking import drop_block
+from ctxpipe.markers.placeholders import reference, reference_with_preview
 from ctxpipe.messages import Message, blocks, kind, tool_calls, tool_results
-from ctxpipe.placeholders import reference, reference_with_preview
 from ctxpipe.stages.offload import WRITING_TOOLS
 from ctxpipe.summarizers import ExtractiveSummarizer
 

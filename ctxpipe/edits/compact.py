@@ -12,11 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from ..facts import commands, identifiers, is_cut, is_one_line, one_line, shorten, touched_paths
-from ..messages import MEDIA, blocks, kind, pending_calls, split_system, tool_calls, tool_results
-from ..messages import field as read
-from ..messages.identity import digest
-from ..summary_format import (
+from ..activity import commands, identifiers, is_cut, is_one_line, one_line, shorten, touched_paths
+from ..markers.summaries import (
     ACKNOWLEDGED,
     CONTINUE,
     EVIDENCE,
@@ -37,6 +34,9 @@ from ..summary_format import (
     summary_extras,
     text_of,
 )
+from ..messages import MEDIA, blocks, kind, pending_calls, split_system, tool_calls, tool_results
+from ..messages import field as read
+from ..messages.identity import digest
 from .offload import newest
 
 if TYPE_CHECKING:

@@ -12,6 +12,13 @@ from decimal import Decimal
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ..markers.placeholders import (
+    BATCH,
+    MAX_SHOWN,
+    any_reference,
+    reference,
+    reference_with_preview,
+)
 from ..messages import (
     MEDIA,
     ToolCall,
@@ -28,7 +35,6 @@ from ..messages import (
 )
 from ..messages import field as read
 from ..names import safe_name
-from ..placeholders import BATCH, MAX_SHOWN, any_reference, reference, reference_with_preview
 from ..workers.pieces import overlapping_pieces
 
 if TYPE_CHECKING:

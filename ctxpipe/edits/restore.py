@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from dataclasses import field as attribute
 from typing import TYPE_CHECKING, cast
 
-from ..facts import is_failure, possible_reads, result_text, results_by_id, says_failure
+from ..activity import is_failure, possible_reads, result_text, results_by_id, says_failure
+from ..markers.placeholders import MAX_SHOWN, any_reference
+from ..markers.summaries import RESTORED, restored_path, restored_text, text_of
 from ..messages import field, kind, tool_calls, tool_results
-from ..placeholders import MAX_SHOWN, any_reference
-from ..summary_format import RESTORED, restored_path, restored_text, text_of
 from .views import (
     READING_TOOLS,
     SHELL_TOOLS,

@@ -14,6 +14,7 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
+from ..markers.placeholders import MAX_SHOWN, any_reference
 from ..messages import (
     THINKING,
     as_blocks,
@@ -26,7 +27,6 @@ from ..messages import (
     tool_results,
 )
 from ..messages import field as read
-from ..placeholders import MAX_SHOWN, any_reference
 from .compact import extract_commands
 from .groups import groups, has_compaction, server_spans
 from .offload import newest

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
-from ..placeholders import MAX_PATH
+from ..markers.placeholders import MAX_PATH
 
 if TYPE_CHECKING:
     from ..messages import ToolCall

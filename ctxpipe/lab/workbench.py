@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..activity import result_text
 from ..edits.views import COMMON_READING_TOOLS, viewed_path
 from ..errors import StorageError
-from ..facts import result_text
 from ..messages import Message, tool_calls, tool_results
 from ..names import content_hash, safe_name, session_folder, with_suffix
 from ..storage import Page

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..edits.offload import is_batch, stored_text
 from ..errors import StorageError
-from ..placeholders import MAX_SHOWN, any_reference
+from ..markers.placeholders import MAX_SHOWN, any_reference
 from ..storage import TextWriter
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..edits.compact import archive_references
 from ..errors import CtxpipeError, InvalidHistory, StorageError
+from ..markers.summaries import text_of
 from ..messages import ensure_messages, texts
 from ..storage import Archive, TextReader
 from ..storage.folders import open_file
 from ..storage.records import Record
 from ..storage.shielding import run_to_completion
-from ..summary_format import text_of
 from ..workers.threads import in_thread
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from ..edits import compact
 from ..edits.restore import COMMON_WRITING_TOOLS
 from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS
 from ..errors import SettingsError, StorageError, SummaryFailed, safe_text
+from ..markers.summaries import safe_summary
 from ..messages import ensure_messages, has_thinking
 from ..names import session_folder
 from ..reports import Compacted
@@ -50,7 +51,6 @@ from ..summarizers import (
     summarize_with_retry,
 )
 from ..summarizers.protocol import summarizer_name
-from ..summary_format import safe_summary
 from ..tokens import Counting, as_counter, should_compact
 from ..workers.threads import in_thread
 from .archive import archive_digest, archive_record, load_archive

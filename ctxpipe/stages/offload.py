@@ -15,6 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..edits import offload
 from ..errors import InvalidHistory, SettingsError, StorageError, safe_text
+from ..markers.placeholders import (
+    BATCH,
+    DIRECT,
+    MAX_SHOWN,
+    Preview,
+    any_reference,
+    placeholder,
+    reference,
+)
 from ..messages import (
     ToolCall,
     ToolResult,
@@ -27,7 +36,6 @@ from ..messages import (
 )
 from ..messages import field as read
 from ..names import safe_name, session_folder
-from ..placeholders import BATCH, DIRECT, MAX_SHOWN, Preview, any_reference, placeholder, reference
 from ..reports import Offloaded
 from ..settings import (
     CALLABLE,

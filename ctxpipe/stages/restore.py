@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
+from ..activity import is_one_line
 from ..edits.restore import (
     WorkingFile,
     restored_message,
@@ -20,7 +21,6 @@ from ..edits.restore import (
 )
 from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..errors import SettingsError, StorageError
-from ..facts import is_one_line
 from ..messages import ensure_messages
 from ..settings import (
     FLAG,

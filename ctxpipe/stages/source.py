@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from ..edits.compact import Source, after_summary, archive_references, partition
 from ..errors import StorageError
+from ..markers.summaries import acknowledged_count, leading_count, summary_body, text_of
 from ..storage.records import message_redactor_of, redactor_of
-from ..summary_format import acknowledged_count, leading_count, summary_body, text_of
 from ..workers.threads import in_thread
 from .archive import Archived, last_part, verified_archive
 

@@ -20,9 +20,9 @@ from anyio import CapacityLimiter, sleep, to_thread
 from anyio.lowlevel import RunVar
 
 from ..errors import SettingsError, StorageError
+from ..markers.placeholders import quoted_file_names
 from ..messages import ensure_messages, strings
 from ..names import content_hash, safe_name, session_folder, with_suffix
-from ..placeholders import quoted_file_names
 from ..settings import (
     FLAG,
     FUNCTION,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..facts import (
+from ..activity import (
     is_about_file,
     is_failure,
     result_text,
@@ -17,9 +17,9 @@ from ..facts import (
     target,
     touched_paths,
 )
+from ..markers.summaries import acknowledged_count, own_words, summary_body
 from ..messages import ToolCall, compact_json, texts, tool_calls, tool_results
 from ..settings import COUNT, FLAG, SUMMARY_MAX_WORDS, check_settings, setting
-from ..summary_format import acknowledged_count, own_words, summary_body
 from ..workers.threads import in_thread
 from .protocol import Summary
 

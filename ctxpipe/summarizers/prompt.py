@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from inspect import Parameter, Signature, isawaitable, signature
 from typing import TYPE_CHECKING
 
+from ..activity import result_text, shorten
 from ..errors import SettingsError
-from ..facts import result_text, shorten
+from ..markers.summaries import acknowledged_count, summary_body
 from ..messages import MEDIA, THINKING, blocks, compact_json, field, kind, without_surrogates
 from ..settings import COUNT, SIZE, SUMMARY_MAX_WORDS, SUMMARY_MODEL, TEXT, check_settings, setting
-from ..summary_format import acknowledged_count, summary_body
 from ..tokens import Counting, as_counter, conservative
 from ..tokens.counter import COUNTING
 from ..workers.threads import in_thread

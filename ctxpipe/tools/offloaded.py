@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ..edits.search import literal_matches, regex_matches
 from ..errors import SettingsError, StorageError
+from ..markers.placeholders import MAX_PATH
 from ..names import session_folder
-from ..placeholders import MAX_PATH
 from ..settings import COUNT, excerpt
 from ..storage import TextReader
 from ..workers.processes import in_process

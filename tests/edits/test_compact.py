@@ -45,8 +45,7 @@ from ctxpipe.edits.compact import (
     reminder,
     user_commands,
 )
-from ctxpipe.messages import Message, check, pending_calls
-from ctxpipe.summary_format import (
+from ctxpipe.markers.summaries import (
     ACKNOWLEDGED,
     CONTINUE,
     EVIDENCE_END,
@@ -57,6 +56,7 @@ from ctxpipe.summary_format import (
     summary_body,
     summary_extras,
 )
+from ctxpipe.messages import Message, check, pending_calls
 from ctxpipe.tokens import TokenCounter
 
 count = TokenCounter().text

@@ -14,9 +14,9 @@ from ctxpipe.edits.restore import (
     was_changed,
 )
 from ctxpipe.edits.views import COMMON_READING_TOOLS
+from ctxpipe.markers.placeholders import DIRECT, Preview, placeholder
+from ctxpipe.markers.summaries import ACKNOWLEDGED, FILE_ACKNOWLEDGED, SUMMARY, restored_text
 from ctxpipe.messages import Message
-from ctxpipe.placeholders import DIRECT, Preview, placeholder
-from ctxpipe.summary_format import ACKNOWLEDGED, FILE_ACKNOWLEDGED, SUMMARY, restored_text
 
 
 def paths(messages: list[Message], **settings: object) -> list[str]:

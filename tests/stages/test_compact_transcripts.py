@@ -14,9 +14,9 @@ from histories import said
 
 from ctxpipe import Budget, Compacted, ContextPipeline, LocalStorage, Restore
 from ctxpipe.edits.repair import repair
+from ctxpipe.markers.summaries import EVIDENCE, EVIDENCE_END, own_words, summary_body
 from ctxpipe.messages import Message, check
 from ctxpipe.stages.compact import Compact, load_archive
-from ctxpipe.summary_format import EVIDENCE, EVIDENCE_END, own_words, summary_body
 
 pytestmark = pytest.mark.shared
 

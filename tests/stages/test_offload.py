@@ -37,8 +37,8 @@ from ctxpipe import (
     offload_tool_result,
     offload_tool_results,
 )
+from ctxpipe.markers.placeholders import reference
 from ctxpipe.messages import Message, blocks, check, tool_calls, tool_results
-from ctxpipe.placeholders import reference
 from ctxpipe.stages.offload import WRITING_TOOLS
 from ctxpipe.tokens import vocabulary
 

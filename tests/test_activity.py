@@ -7,7 +7,7 @@ from histories import assistant, conversation, histories, step, tool_result, too
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.facts import Command, commands, identifiers, result_text, shorten, touched_paths
+from ctxpipe.activity import Command, commands, identifiers, result_text, shorten, touched_paths
 from ctxpipe.messages import Message, tool_calls
 
 

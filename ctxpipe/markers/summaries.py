@@ -10,10 +10,10 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .messages import texts
+from ..messages import texts
 
 if TYPE_CHECKING:
-    from .messages import Message
+    from ..messages import Message
 
 __all__ = [
     "ACKNOWLEDGED",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from histories import assistant, tool_result, user
 
-from ctxpipe.summary_format import (
+from ctxpipe.markers.summaries import (
     CONTINUE,
     EVIDENCE,
     EVIDENCE_END,

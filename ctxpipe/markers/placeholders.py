@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .errors import SettingsError
-from .settings import excerpt, is_size
-from .workers.pieces import overlapping_pieces
+from ..errors import SettingsError
+from ..settings import excerpt, is_size
+from ..workers.pieces import overlapping_pieces
 
 __all__ = [
     "BATCH",
