@@ -12,6 +12,13 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING
 
+from .agent_tools import (
+    EDITOR_COMMANDS,
+    PATH_KEY,
+    POSSIBLE_COMMAND_KEYS,
+    VIEW_COMMAND,
+    WRITING_NAME,
+)
 from .messages import Block, ToolCall, compact_json, field, kind, texts, tool_calls, tool_results
 from .workers.pieces import pieces_at_blanks
 
@@ -35,15 +42,6 @@ __all__ = [
     "touched_paths",
 ]
 
-_PATH_ARGUMENT = re.compile(
-    r"(?:^|_)(?:path|file|filename|filepath|notebook|dir|directory|folder|cwd|workdir|uri)s?$|"
-    r"(?:Path|File|Dir)s?$"
-)
-_WRITING_TOOL = re.compile(
-    r"write|edit|create|replace|insert|patch|append|save|move|rename|delete", re.IGNORECASE
-)
-_COMMAND_ARGUMENTS = ("command", "cmd", "call", "script")
-_EDITOR_COMMANDS = frozenset({"view", "create", "str_replace", "insert", "undo_edit"})
 _MAX_PATH_CHARS = 400
 _MAX_TARGET_CHARS = 10_000
 _MAX_COMMAND_CHARS = 100_000
@@ -121,15 +119,15 @@ def touched_paths(messages: Sequence[Message]) -> dict[str, bool]:
 
 def _paths(call: ToolCall) -> Iterator[tuple[str, bool]]:
     command = call.input.get("command")
-    writes = bool(_WRITING_TOOL.search(call.name)) and command != "view"
+    writes = bool(WRITING_NAME.search(call.name)) and command != VIEW_COMMAND
     for name, text in _strings(call.input):
-        if _PATH_ARGUMENT.search(name):
+        if PATH_KEY.search(name):
             if _is_path(text):
                 yield text, writes
         elif "*** Begin Patch" in text:
             for path in _PATCHED_FILE.findall(text):
                 yield path.strip(), True
-        elif name in _COMMAND_ARGUMENTS:
+        elif name in POSSIBLE_COMMAND_KEYS:
             yield from _paths_in_command(text)
 
 
@@ -158,7 +156,7 @@ def is_about_file(call: ToolCall) -> bool:
     """Whether *call* works on a path that it is given, and runs no command."""
     if _command(call):
         return False
-    return any(_PATH_ARGUMENT.search(name) for name, _ in _strings(call.input))
+    return any(PATH_KEY.search(name) for name, _ in _strings(call.input))
 
 
 def _strings(value: object) -> Iterator[tuple[str, str]]:
@@ -223,17 +221,17 @@ def target(call: ToolCall) -> str:
 
     That is its command, else its path, else its whole input as JSON.
     """
-    paths = (text for name, text in _strings(call.input) if _PATH_ARGUMENT.search(name))
+    paths = (text for name, text in _strings(call.input) if PATH_KEY.search(name))
     text = _command(call) or next(paths, "") or compact_json(call.input)
     return one_line(text[:_MAX_TARGET_CHARS])
 
 
 def _command(call: ToolCall) -> str:
-    for name in _COMMAND_ARGUMENTS:
+    for name in POSSIBLE_COMMAND_KEYS:
         value = call.input.get(name)
         if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
             value = " ".join(value)
-        if isinstance(value, str) and value not in _EDITOR_COMMANDS:
+        if isinstance(value, str) and value not in EDITOR_COMMANDS:
             return value.strip()
     return ""
 

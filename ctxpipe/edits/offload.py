@@ -12,6 +12,7 @@ from decimal import Decimal
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ..agent_tools import GUTTER
 from ..markers.placeholders import (
     BATCH,
     MAX_SHOWN,
@@ -221,7 +222,6 @@ def _text_blocks(content: Iterable[Block] | None) -> list[Block]:
 
 MOST_COMPARED = 10_000_000  # characters
 _STEP_CHARS = 2**18
-_GUTTER = re.compile(r"^[ \t]*[0-9]{1,9}(?:[→│|:] ?|\t)")
 
 
 def contains_excerpt(stored: str, text: str, start: int, end: int) -> bool:
@@ -244,7 +244,7 @@ def contains_excerpt(stored: str, text: str, start: int, end: int) -> bool:
     stored_lines = _frame(map(str.rstrip, _lines(stored)))
     if _frame(lines) in stored_lines:
         return True
-    unnumbered = [_GUTTER.sub("", line) for line in lines]
+    unnumbered = [GUTTER.sub("", line) for line in lines]
     return _frame(unnumbered) in stored_lines
 
 

@@ -14,6 +14,7 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
+from ..agent_tools import READING_TOOLS, ReadingTools
 from ..markers.placeholders import MAX_SHOWN, any_reference
 from ..messages import (
     THINKING,
@@ -31,7 +32,7 @@ from .compact import extract_commands
 from .groups import groups, has_compaction, server_spans
 from .offload import newest
 from .thinking import open_loop
-from .views import READING_TOOLS, ReadingTools, viewed_path
+from .views import viewed_path
 
 if TYPE_CHECKING:
     from ..messages import Block, Message

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..activity import result_text
-from ..edits.views import COMMON_READING_TOOLS, viewed_path
+from ..agent_tools import COMMON_READING_TOOLS
+from ..edits.views import viewed_path
 from ..errors import StorageError
 from ..messages import Message, tool_calls, tool_results
 from ..names import content_hash, safe_name, session_folder, with_suffix

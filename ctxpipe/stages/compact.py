@@ -15,8 +15,6 @@ import anyio
 from anyio import to_thread
 
 from ..edits import compact
-from ..edits.restore import COMMON_WRITING_TOOLS
-from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS
 from ..errors import SettingsError, StorageError, SummaryFailed, safe_text
 from ..markers.summaries import safe_summary
 from ..messages import ensure_messages, has_thinking
@@ -76,9 +74,6 @@ if TYPE_CHECKING:
     from ..tokens import TokenCounter
 
 __all__ = [
-    "COMMON_READING_TOOLS",
-    "COMMON_WRITING_TOOLS",
-    "READING_TOOLS",
     "Compact",
     "CompactResult",
     "CompactStats",

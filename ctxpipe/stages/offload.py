@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ..agent_tools import READ_BACK_TOOLS
 from ..edits import offload
 from ..errors import InvalidHistory, SettingsError, StorageError, safe_text
 from ..markers.placeholders import (
@@ -63,8 +64,6 @@ if TYPE_CHECKING:
     from ..messages import Message
 
 __all__ = [
-    "READ_BACK_TOOLS",
-    "WRITING_TOOLS",
     "BatchOffload",
     "DirectOffload",
     "OffloadResult",
@@ -78,30 +77,6 @@ Place: TypeAlias = tuple[int, int]
 
 _NAME = r"[A-Za-z0-9_-](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?"
 _SAMPLE = "SAMPLEOFANAME"
-
-READ_BACK_TOOLS = frozenset({"read_offloaded", "search_offloaded"})
-"""Our own reading tools, whose results are never offloaded (A-27)."""
-
-WRITING_TOOLS = frozenset(
-    {
-        "write_file",
-        "create_file",
-        "edit_file",
-        "Write",
-        "Edit",
-        "MultiEdit",
-        "NotebookEdit",
-        "ExitPlanMode",
-        "write",
-        "edit",
-        "create",
-        "apply_patch",
-        "str_replace_editor",
-        "str_replace_based_edit_tool",
-    }
-)
-"""Tools of common agents whose inputs hold whole texts; a value for `BatchOffload.inputs`."""
-
 
 # The functions, literal to the requirements -------------------------------------------------------
 

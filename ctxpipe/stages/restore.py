@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from ..activity import is_one_line
+from ..agent_tools import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..edits.restore import (
     WorkingFile,
     restored_message,
@@ -19,7 +20,6 @@ from ..edits.restore import (
     was_changed,
     working_set,
 )
-from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..errors import SettingsError, StorageError
 from ..messages import ensure_messages
 from ..settings import (

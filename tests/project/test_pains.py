@@ -67,6 +67,7 @@ from ctxpipe import (
     load_archive,
     offload_tools,
 )
+from ctxpipe.agent_tools import WRITING_TOOLS
 from ctxpipe.markers.placeholders import reference, reference_with_preview
 from ctxpipe.markers.summaries import SUMMARY, summary_extras
 from ctxpipe.messages import (
@@ -79,7 +80,6 @@ from ctxpipe.messages import (
     texts,
     tool_results,
 )
-from ctxpipe.stages.offload import WRITING_TOOLS
 from ctxpipe.summarizers import (
     AnthropicSummarizer,
     ExtractiveSummarizer,
