@@ -14,12 +14,22 @@ from typing import TYPE_CHECKING
 
 from .agent_tools import (
     EDITOR_COMMANDS,
+    NOTE,
     PATH_KEY,
     POSSIBLE_COMMAND_KEYS,
     VIEW_COMMAND,
     WRITING_NAME,
 )
-from .messages import Block, ToolCall, compact_json, field, kind, texts, tool_calls, tool_results
+from .messages import (
+    ToolCall,
+    compact_json,
+    field,
+    result_text,
+    results_by_id,
+    texts,
+    tool_calls,
+    tool_results,
+)
 from .workers.pieces import pieces_at_blanks
 
 if TYPE_CHECKING:
@@ -29,15 +39,11 @@ __all__ = [
     "Command",
     "commands",
     "identifiers",
-    "is_cut",
     "is_failure",
     "is_one_line",
     "one_line",
     "possible_reads",
-    "result_text",
-    "results_by_id",
     "says_failure",
-    "shorten",
     "target",
     "touched_paths",
 ]
@@ -236,25 +242,6 @@ def _command(call: ToolCall) -> str:
     return ""
 
 
-def results_by_id(messages: Sequence[Message]) -> dict[str, Block]:
-    """The tool_result blocks, by the id of their call; the last one where an id is repeated."""
-    return {result.tool_use_id: result for result in tool_results(messages)}
-
-
-def result_text(result: object) -> str:
-    """The text of a tool result; media and other blocks are named in brackets."""
-    content = field(result, "content")
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(_part_text(part) for part in content)
-
-
-def _part_text(part: object) -> str:
-    if kind(part) == "text":
-        return field(part, "text") or ""
-    return f"[{kind(part)}]"
-
-
 def is_failure(result: object) -> bool:
     """Whether a tool result says that the call failed."""
     if result is None:
@@ -310,7 +297,6 @@ _AGENT_SPEAKS = re.compile(
     re.IGNORECASE,
 )
 _SHORT_CHARS, _SHORT_LINES = 1000, 4
-_REMINDER = "<system-reminder>"  # agents append notes of any length to a tool's text
 
 
 def says_failure(text: str, *, whole: bool = False) -> bool:
@@ -326,7 +312,7 @@ def says_failure(text: str, *, whole: bool = False) -> bool:
     first_line = begin.strip().partition("\n")[0]
     if _AGENT_SPEAKS.match(first_line) and _REFUSAL.search(first_line):
         return True
-    message = begin.partition(_REMINDER)[0].strip()
+    message = begin.partition(NOTE)[0].strip()
     if _is_short(message) and _REFUSAL.search(message):
         return True
     if not whole:
@@ -388,36 +374,3 @@ def is_one_line(text: str) -> bool:
 def one_line(text: str) -> str:
     """*text* on one line: control characters and runs of white space become one space."""
     return " ".join(_CONTROLS.sub(" ", text).split())
-
-
-# Text ---------------------------------------------------------------------------------------------
-
-
-def shorten(text: str, limit: int, where: str = "") -> str:
-    """*text* if it has at most *limit* characters, else its head, a note on the rest, its tail.
-
-    *where* is the file that contains the whole text.
-    """
-    if len(text) <= limit:
-        return text
-    head_chars = limit * 2 // 3
-    tail_chars = limit - head_chars
-    head = text[:head_chars]
-    tail = text[len(text) - tail_chars :]
-    source = f"; the whole text is in {where}" if where else ""
-    return f"{head}\n[... {len(text) - limit} characters left out{source} ...]\n{tail}"
-
-
-_LEFT_OUT = re.compile(r"\n\[\.\.\. \d+ characters left out[^\n]* \.\.\.\]\n")
-
-
-def is_cut(text: str, whole: str) -> bool:
-    """Whether *text* is *whole*, or what `shorten` leaves of it."""
-    if text == whole:
-        return True
-    note = _LEFT_OUT.search(text)
-    if note is None:
-        return False
-    head = text[: note.start()]
-    tail = text[note.end() :]
-    return whole.startswith(head) and whole.endswith(tail)

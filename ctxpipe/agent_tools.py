@@ -19,6 +19,8 @@ __all__ = [
     "EDITOR_COMMANDS",
     "FOLDER_KEYS",
     "GUTTER",
+    "NOTE",
+    "NOTE_END",
     "NUMBERED_LINE",
     "PATH_KEY",
     "PLACE_KEY",
@@ -180,6 +182,12 @@ WRITING_NAME = re.compile(
 
 PLAN_NAME = re.compile(r"todo|plan|task", re.IGNORECASE)
 """A name of a tool that keeps a plan."""
+
+
+# Notes --------------------------------------------------------------------------------------------
+
+NOTE, NOTE_END = "<system-reminder>", "</system-reminder>"
+"""Around what an agent tells the model: in a message of its own, or appended to a tool's text."""
 
 
 # Line numbers -------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..agent_tools import GUTTER
 from ..markers.placeholders import (
-    BATCH,
     MAX_SHOWN,
     any_reference,
+    is_batch,
     reference,
     reference_with_preview,
 )
@@ -49,7 +49,6 @@ __all__ = [
     "Scan",
     "Selection",
     "characters",
-    "is_batch",
     "is_placeholder",
     "newest",
     "passes",
@@ -451,16 +450,6 @@ def first_batch_placeholder(messages: Sequence[Message]) -> tuple[int, int] | No
             places.append(call.place)
             break
     return min(places, default=None)
-
-
-_BATCH_START = BATCH.split("{}")[0]
-
-
-def is_batch(text: str) -> bool:
-    """Whether *text* is a placeholder of batch offloading."""
-    if not text.startswith(_BATCH_START):
-        return False
-    return any_reference(text, MAX_SHOWN) is not None
 
 
 def protected_from(messages: Sequence[Message], keep_recent: int) -> int:

@@ -11,11 +11,18 @@ from dataclasses import dataclass
 from dataclasses import field as attribute
 from typing import TYPE_CHECKING, cast
 
-from ..activity import is_failure, possible_reads, result_text, results_by_id, says_failure
-from ..agent_tools import READING_TOOLS, SHELL_TOOLS, VIEW_COMMAND, WRITTEN_GUTTER, ReadingTools
+from ..activity import is_failure, possible_reads, says_failure
+from ..agent_tools import (
+    NOTE,
+    READING_TOOLS,
+    SHELL_TOOLS,
+    VIEW_COMMAND,
+    WRITTEN_GUTTER,
+    ReadingTools,
+)
 from ..markers.placeholders import MAX_SHOWN, any_reference
 from ..markers.summaries import RESTORED, restored_path, restored_text, text_of
-from ..messages import field, kind, tool_calls, tool_results
+from ..messages import field, kind, result_text, results_by_id, tool_calls, tool_results
 from .views import changes_folder, path_argument, viewed_path
 
 if TYPE_CHECKING:
@@ -29,7 +36,6 @@ __all__ = [
     "working_set",
 ]
 
-_NOTE = "<system-reminder>"
 _MAX_COMPARED_CHARS = 500_000  # no longer file comes back whole
 
 
@@ -222,7 +228,7 @@ def was_changed(file: WorkingFile, text: str) -> bool:
     """Whether *text* certainly lacks what was seen of *file*, with and without line numbers."""
     if file.shown is None or len(file.shown) > _MAX_COMPARED_CHARS:
         return False
-    shown, _, _ = file.shown.partition(_NOTE)
+    shown, _, _ = file.shown.partition(NOTE)
     if shown.strip() in text:
         return False
     without_numbers = WRITTEN_GUTTER.sub("", shown)

@@ -10,7 +10,6 @@ from heapq import nlargest
 from pathlib import PurePath
 from typing import TypeAlias
 
-from ..activity import result_text
 from ..markers.summaries import RESTORED, SUMMARY
 from ..messages import (
     THINKING,
@@ -22,6 +21,7 @@ from ..messages import (
     common_prefix,
     compact_json,
     kind,
+    result_text,
     strings,
     tool_calls,
 )

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..activity import result_text
 from ..edits.offload import is_placeholder
-from ..messages import Message, blocks, field, kind, tool_calls, tool_results
+from ..messages import Message, blocks, field, kind, result_text, tool_calls, tool_results
 from ..prices import Prices
 from ..tokens import TokenCounter
 from .batch import FileReplay

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..edits.compact import archive_references
 from ..errors import CtxpipeError, InvalidHistory, StorageError
+from ..markers.evidence import archive_references
 from ..markers.summaries import text_of
 from ..messages import ensure_messages, texts
 from ..storage import Archive, TextReader

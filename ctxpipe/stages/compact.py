@@ -16,7 +16,7 @@ from anyio import to_thread
 
 from ..edits import compact
 from ..errors import SettingsError, StorageError, SummaryFailed, safe_text
-from ..markers.summaries import safe_summary
+from ..markers.summaries import reminder, safe_summary
 from ..messages import ensure_messages, has_thinking
 from ..names import session_folder
 from ..reports import Compacted
@@ -211,7 +211,7 @@ async def compact_messages(
     if fold_unrestored:
         folded = await fold_texts(restored.unfit, counter)
     commands = compact.extract_commands(rest)
-    parts = [safe_summary(summary.text) + compact.reminder(commands), *folded.values()]
+    parts = [safe_summary(summary.text) + reminder(commands), *folded.values()]
     text = "\n\n".join(parts)
     return await _largest_smaller_result(
         _Original(messages, head, rest, path), text, restored, counter

@@ -8,18 +8,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..activity import (
-    is_about_file,
-    is_failure,
+from ..activity import is_about_file, is_failure, target, touched_paths
+from ..agent_tools import PLAN_NAME
+from ..markers.cuts import shorten
+from ..markers.summaries import acknowledged_count, own_words, summary_body
+from ..messages import (
+    ToolCall,
+    compact_json,
     result_text,
     results_by_id,
-    shorten,
-    target,
-    touched_paths,
+    texts,
+    tool_calls,
+    tool_results,
 )
-from ..agent_tools import PLAN_NAME
-from ..markers.summaries import acknowledged_count, own_words, summary_body
-from ..messages import ToolCall, compact_json, texts, tool_calls, tool_results
 from ..settings import COUNT, FLAG, SUMMARY_MAX_WORDS, check_settings, setting
 from ..workers.threads import in_thread
 from .protocol import Summary

@@ -10,10 +10,19 @@ from dataclasses import dataclass
 from inspect import Parameter, Signature, isawaitable, signature
 from typing import TYPE_CHECKING
 
-from ..activity import result_text, shorten
 from ..errors import SettingsError
+from ..markers.cuts import shorten
 from ..markers.summaries import acknowledged_count, summary_body
-from ..messages import MEDIA, THINKING, blocks, compact_json, field, kind, without_surrogates
+from ..messages import (
+    MEDIA,
+    THINKING,
+    blocks,
+    compact_json,
+    field,
+    kind,
+    result_text,
+    without_surrogates,
+)
 from ..settings import COUNT, SIZE, SUMMARY_MAX_WORDS, SUMMARY_MODEL, TEXT, check_settings, setting
 from ..tokens import Counting, as_counter, conservative
 from ..tokens.counter import COUNTING

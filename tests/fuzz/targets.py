@@ -30,10 +30,11 @@ from histories import (
 )
 
 from ctxpipe import ContextPipeline
-from ctxpipe.edits.compact import archive_references, assemble, extract_commands, reminder
+from ctxpipe.edits.compact import assemble, extract_commands
 from ctxpipe.errors import InvalidHistory, StorageError, TranscriptError
 from ctxpipe.folding.fold import fold_files
 from ctxpipe.lab.transcripts import read_transcript
+from ctxpipe.markers.evidence import archive_references
 from ctxpipe.markers.placeholders import (
     BATCH,
     DIRECT,
@@ -46,6 +47,7 @@ from ctxpipe.markers.placeholders import (
 from ctxpipe.markers.summaries import (
     SUMMARY,
     own_words,
+    reminder,
     restored_path,
     safe_summary,
     summary_body,

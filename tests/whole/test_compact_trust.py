@@ -29,13 +29,14 @@ from ctxpipe import (
     SmartTruncate,
     Stage,
 )
-from ctxpipe.edits.compact import Evidence, EvidenceBudget, evidence_block, reminder
+from ctxpipe.edits.compact import Evidence, EvidenceBudget, evidence_block
 from ctxpipe.markers.summaries import (
     ACKNOWLEDGED,
     CONTINUE,
     FILE_ACKNOWLEDGED,
     IN_PROGRESS,
     SUMMARY,
+    reminder,
     restored_text,
     summary_extras,
 )
