@@ -23,7 +23,9 @@ else:  # importing anthropic takes seconds; at run time a message is a plain dic
 __all__ = [
     "CALLS",
     "MEDIA",
+    "ROLES",
     "SERVER_CALLS",
+    "SPOKEN",
     "THINKING",
     "Block",
     "Message",
@@ -40,6 +42,8 @@ __all__ = [
     "kind",
     "pending_calls",
     "program",
+    "result_text",
+    "results_by_id",
     "rewrite",
     "same_at_end",
     "split_system",
@@ -52,6 +56,8 @@ __all__ = [
 Block: TypeAlias = object
 """A content block: a mapping, or a model object of the anthropic SDK. Read it with `field`."""
 
+ROLES = frozenset({"user", "assistant", "system"})
+SPOKEN = frozenset({"text", "thinking"})  # blocks that hold their text under the name of their type
 THINKING = frozenset({"thinking", "redacted_thinking"})
 MEDIA = frozenset({"image", "document"})
 SERVER_CALLS = frozenset({"server_tool_use", "mcp_tool_use"})
