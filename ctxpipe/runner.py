@@ -37,7 +37,7 @@ from .messages.rules import MarksBeside, is_for_hour
 from .prices import Prices, RewriteCost, rewrite_cost
 from .reports import Compacted, Offloaded, Outcome, Result, StageReport
 from .settings import FLAG, MAPPING, excerpt
-from .stage import Change, Intent, PlannedStage, Proposal, Skip, Stage, Turn
+from .stage import Change, Intent, PlannedStage, Proposal, Skip, Stage, Tracked, Turn
 from .threads import in_thread_if
 from .timeline import Step
 from .tokens import Budget, Ledger, TokenCounter
@@ -259,8 +259,8 @@ class Runner:
             is_bulk = is_bulky(step.context, start)
         messages, problems = await in_thread_if(is_bulk, self._repair, step, record, request)
         repaired = step.forget_changes()  # the model has seen it repaired, or not at all
-        weighed = start, is_bulk
-        turn = await self._make_turn(messages, session_id, record, request, step.raw, weighed)
+        tracked = Tracked(start, is_bulk)
+        turn = await self._make_turn(messages, session_id, record, request, step.raw, tracked)
         before = await self._count_tokens(turn)
         if not stages:
             stages = dict(enumerate(self.stages))
@@ -578,7 +578,7 @@ class Runner:
         before = tokens = await self._count_tokens(turn)
         reports = []
         for stage in self.stages:
-            stage_turn = replace(turn, memory={}, tracked=False)
+            stage_turn = replace(turn, memory={})
             change, report = await self._plan_stage(stage, stage_turn, tokens)
             reports.append(report)
             tokens = report.tokens_after
@@ -588,7 +588,7 @@ class Runner:
         shaped = _as_list(turn.messages)
         options, context = self._finish(shaped, step, record, request, bool(problems))
         if context is not turn.messages:
-            tokens = await self._count_tokens(replace(turn, messages=context, tracked=False))
+            tokens = await self._count_tokens(replace(turn, messages=context))
         place = _first_place(repaired, step.changed)
         first, end = _range_of_changes(place, step, context)
         return Result(
@@ -632,7 +632,7 @@ class Runner:
         record: Record,
         request: Request,
         raw: Sequence[Message] | None = None,
-        weighed: tuple[int, bool] | None = None,
+        tracked: Tracked | None = None,
     ) -> Turn:
         protected = 0
         if self.thinking == "protect":
@@ -644,12 +644,11 @@ class Runner:
             self.budget_for(record, request.options),
             record.ledger,
             await self._overhead(record, request.system, request.tools),
-            tracked=True,
+            tracked=tracked,
             protected=protected,
             cache_expired=request.cache_expired,
             client=request.client,
             history=raw,
-            weighed=weighed,
         )
 
     async def _overhead(
@@ -702,7 +701,6 @@ def _with_memory(turn: Turn, memory: dict[object, object]) -> Turn:
         turn.cache_expired,
         turn.client,
         turn.history,
-        turn.weighed,
     )
 
 
