@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Record", "Request", "Runner", "Thinking", "Veto", "is_long", "model_of", "stage_name"]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 _MANY_COMPARED = 5_000  # messages that are compared one by one in a few milliseconds
 

@@ -141,7 +141,8 @@ class Timeline:
     def __init__(self, *, verify: bool = False) -> None:
         self._verify = verify
         self.history: list[Message] = []
-        self.context = self.sent = self.history
+        self.context: list[Message] = self.history
+        self.sent: list[Message] = self.history
         self._starts, self._ends = array("q"), array("q")  # empty while nothing was touched
         self.stale: Stale = {}
         self._contents: list[object] = []  # of the history, as they were last seen

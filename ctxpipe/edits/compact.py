@@ -63,7 +63,7 @@ __all__ = [
     "user_commands",
 ]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 # Parts --------------------------------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ class PromptCache:
     """
 
     def __init__(self, rules: CacheRules | None = None) -> None:
-        self.rules = rules or CacheRules()
+        self.rules: CacheRules = rules or CacheRules()
         self._context: Sequence[Message] = ()
         self._entries: list[int] = []  # lengths, in messages, of the prefixes that are cached
         self._seconds: float | None = None

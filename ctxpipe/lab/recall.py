@@ -83,13 +83,13 @@ class Cut:
         index: AtomIndex,
         counter: TokenCounter,
     ) -> None:
-        self.name = transcript.name
+        self.name: str = transcript.name
         self.call = call
         end = transcript.replies[call]
         self.history: list[Message] = transcript.messages[:end]
         self.index = index
         self.counter = counter
-        self.past = Past(index)
+        self.past: Past = Past(index)
         for message in self.history:
             self.past.learn(message)
         later = transcript.messages[end:]

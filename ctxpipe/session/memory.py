@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Memory"]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 REDACTED = (
     "messages in the journal are redacted, so the context that was sent cannot be rebuilt "
@@ -77,8 +77,10 @@ class Memory:
     ) -> None:
         self.notices: list[str] = []
         self._new_timeline = partial(Timeline, verify=verify)
-        self.timeline = self._new_timeline()
-        self.is_adopted = False  # the caller has once continued with our context as his history
+        self.timeline: Timeline = self._new_timeline()
+        self.is_adopted: bool = (
+            False  # the caller has once continued with our context as his history
+        )
         self.unreported: int | None = None  # first message of the context that others have changed
         self._session_id = session_id
         self._record = record

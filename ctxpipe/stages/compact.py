@@ -89,7 +89,7 @@ __all__ = [
     "restore_files",
 ]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 # The function, literal to the requirements --------------------------------------------------------
 

@@ -26,7 +26,7 @@ from ..tokens.memo import Memo
 
 __all__ = ["Folded", "Folder", "fold_files"]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 Files: TypeAlias = Sequence[tuple[str, str]]
 Definitions: TypeAlias = tuple[Definition, ...]

@@ -32,7 +32,7 @@ __all__ = [
     "token_breakdown",
 ]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 PATHS_INDEX = "compact-paths.txt"
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Restore", "RestoredFile", "RestoredFiles", "restore_files"]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 _BYTES_PER_TOKEN = 64  # no text that is worth reading has so few tokens
 _MIN_BYTES = 65_536

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["SmartTruncate", "Truncation", "smart_truncate"]
 
 MAX_TOKENS = 50_000
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 
 @dataclass(frozen=True, slots=True)
