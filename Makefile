@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 FUZZ_SECONDS := 120
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage test-oldest docs bench bench-peers lint nightly fuzz clean
+.PHONY: help demo test coverage test-wheel test-oldest docs bench bench-peers lint nightly fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -32,6 +32,9 @@ test: lint  ## lint, then pytest
 
 coverage: $(STAMP)  ## pytest with branch coverage, which takes half as long again
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --cov --cov-report=term
+
+test-wheel: $(STAMP)  ## pytest against the built wheel, on every Python that the classifiers name
+	$(BIN)/python scripts/test_wheel.py -- --numprocesses auto --dist worksteal
 
 test-oldest:  ## pytest beside the oldest versions that pyproject.toml allows, in an environment of its own
 	$(PYTHON) -m venv $(VENV)/oldest

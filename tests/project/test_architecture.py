@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from places import ROOT
+from places import PACKAGE, ROOT
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 DIAGRAMS: list[str] = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -48,7 +48,7 @@ def test_the_picture_shows_the_layers_of_the_import_contract():
 def test_every_module_of_the_package_is_in_a_layer():
     named = {name for layer in drawn_layers() for name in layer}
 
-    assert named == modules(ROOT / "ctxpipe")
+    assert named == modules(PACKAGE)
 
 
 def test_the_walk_is_the_one_that_the_script_prints():

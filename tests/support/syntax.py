@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from places import ROOT
+from places import PACKAGE
 
 __all__ = ["Function", "classes", "functions", "modules"]
 
@@ -15,9 +15,8 @@ Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
     """Each module below ctxpipe: its dotted name without ``ctxpipe``, and its tree."""
-    package = ROOT / "ctxpipe"
-    for path in sorted(package.rglob("*.py")):
-        name = ".".join(path.relative_to(package).with_suffix("").parts)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
         yield name, ast.parse(path.read_text("utf-8"))
 
 
