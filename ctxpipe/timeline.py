@@ -185,7 +185,7 @@ class Timeline:
             in_context, moved_there = _agreement(self.sent, now)
             if in_context > agreed:
                 agreed, moved, adopted = in_context, moved_there, True
-        known, cursor = self._unchanged(now, agreed, adopted=adopted, thorough=thorough)
+        known, cursor = self._first_difference(now, agreed, adopted=adopted, thorough=thorough)
         ensure_messages(now, known)
         moved = [index for index in moved if index < known]
         step = Step(known, adopted, now[known:], history=now, moved=moved, cursor=cursor)
@@ -205,7 +205,7 @@ class Timeline:
             return False
         return step.fresh >= step.known
 
-    def _kept_part(self, step: Step) -> tuple[int, int]:
+    def _part_to_keep(self, step: Step) -> tuple[int, int]:
         """How many messages of the context *step* keeps, and where the history continues them."""
         known = step.known
         if step.adopted or self._is_untouched:
@@ -222,7 +222,7 @@ class Timeline:
 
     def _prepare(self, step: Step) -> None:
         """Derive the context of *step* before any stage."""
-        step.kept, step.fresh = self._kept_part(step)
+        step.kept, step.fresh = self._part_to_keep(step)
         if step.moved or not self._is_untouched:
             step.marked = dict(self._new_marks(step))
         step.same = min(step.marked, default=step.kept)
@@ -306,7 +306,7 @@ class Timeline:
             return False
         return self._first_edited(step.history, 0, step.known) < step.known
 
-    def _unchanged(
+    def _first_difference(
         self, now: Sequence[Message], agreed: int, *, adopted: bool, thorough: bool
     ) -> tuple[int, int]:
         """How many of the *agreed* messages were not edited, and where the next check begins."""

@@ -94,7 +94,7 @@ class Memory:
         self._is_shared = False  # others write to this branch
         self._refused_at: int | None = None  # number of the entry that was refused last
         self._unwritten: list[dict[str, Any]] = []  # turns that could not be written
-        self._saved = self._learned()
+        self._saved = self._calibration()
 
     @property
     def storage(self) -> JournalStorage | None:
@@ -228,7 +228,7 @@ class Memory:
             self._seal = last.seal
             self._record.ledger.load(last.samples)
             self._record.windows |= dict(last.windows)
-            self._saved = self._learned()
+            self._saved = self._calibration()
 
     def _first_change(self, other: Timeline) -> int | None:
         """The first message of the context that *other* does not send as well."""
@@ -261,7 +261,7 @@ class Memory:
         journal = self._journal
         if journal is None or not self._must_write(step):
             return True
-        learned = self._learned()
+        calibration = self._calibration()
         is_bulk = step.is_bulk is not False or bool(self._unwritten) or _is_bulky(step.edits)
         turns = self._unwritten
         try:
@@ -273,7 +273,7 @@ class Memory:
             self._unwritten = turns
             self.notify(f"the journal cannot be written: {safe_text(error)}")
         else:
-            self._unwritten, self._saved = [], learned
+            self._unwritten, self._saved = [], calibration
         self._refused_at = None
         return True
 
@@ -313,7 +313,7 @@ class Memory:
         windows = list(self._record.windows.items())
         return Entry(self._base, branch, turns, samples, windows, self._packing.salt)
 
-    def _learned(self) -> tuple[float, dict[str | None, int]]:
+    def _calibration(self) -> tuple[float, dict[str | None, int]]:
         return self._record.ledger.factor, dict(self._record.windows)
 
     def _has_learned(self) -> bool:
