@@ -659,7 +659,7 @@ class Runner:
     ) -> int:
         """Raw tokens of the system prompt and the tools.
 
-        They are counted once as long as both stay the same (A-64).
+        They are counted once as long as both stay the same.
         """
         known = record.overhead
         if not is_equal((known.system, known.tools), (system, tools)):

@@ -28,7 +28,7 @@ ReadingTools: TypeAlias = Mapping[str, str | Sequence[str]]
 """Name of a tool → the input key that holds the path, or several keys where agents differ."""
 
 READING_TOOLS: Mapping[str, str] = {"read_file": "path"}
-"""The only reading tool that the requirements name (CR-17, CR-18, A-54)."""
+"""The only reading tool that the requirements name."""
 
 COMMON_READING_TOOLS: ReadingTools = {
     **READING_TOOLS,
@@ -92,7 +92,7 @@ def viewed_path(
     """The path of the file that *call* views, as the call spells it; None if it is not a file view.
 
     With *shell* a command line that prints one file and does nothing else is a view too (`cat`,
-    `sed -n`, `head`, `tail`, `nl`, …), also after a `cd`. Source: A-54, CR-17, CR-18.
+    `sed -n`, `head`, `tail`, `nl`, …), also after a `cd`.
     """
     if call.name in tools:
         if call.input.get("command", "view") != "view":  # an editor's tool also creates and changes

@@ -24,10 +24,7 @@ PipelineMaker: TypeAlias = Callable[[Workbench], ContextPipeline]
 """Makes the pipeline of one replay, on a workbench in place of the agent's disk and clock."""
 
 LAPSES_EVERY = 33
-"""In real coding sessions 3.0 % of the pauses are longer than the five minutes of the cache.
-
-Source: economics, 3.1.
-"""
+"""In real coding sessions 3.0 % of the pauses are longer than the five minutes of the cache."""
 
 SUMMARY_PROMPT_TOKENS = 400
 SUMMARY_TOKENS = 2000
