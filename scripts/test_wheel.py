@@ -5,7 +5,7 @@ python scripts/test_wheel.py [--python 3.12]... [-- arguments of pytest]
 For each Python it makes an environment in build/wheel/, installs the wheel with its test extra, and
 runs the tests from a copy of the repository that has no ctxpipe/ folder: what is imported is what
 users install. A Python that is not on this machine fails the run. It is looked for as python3.12 on
-the PATH, then below the folder that pyenv keeps its versions in.
+the PATH, and where pyenv keeps its versions.
 
 The tests that build the wheel themselves are left out. Exits with 1 and the names of the
 Pythons that failed.
@@ -41,7 +41,7 @@ def claimed_versions(project: Path = ROOT / "pyproject.toml") -> list[str]:
 
 def find_interpreter(version: str) -> str | None:
     """The path of Python *version* on this machine, None when it is not there."""
-    candidates = [shutil.which(f"python{version}")]
+    candidates = [sys.executable, shutil.which(f"python{version}")]
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     candidates += sorted(map(str, pyenv.glob(f"{version}.*/bin/python")))
     for candidate in candidates:
