@@ -254,26 +254,28 @@ class Runner:
         step.same = min(step.same, record.agreed)  # a turn that failed may have left less
         record.cut(step.same)
         start = max(0, step.same - 1)
-        is_bulk = step.is_bulk
+        is_bulk = step.agreement.is_bulk
         if is_bulk is None or step.same < step.kept:
             is_bulk = is_bulky(step.context, start)
         messages, problems = await in_thread_if(is_bulk, self._repair, step, record, request)
         repaired = step.forget_changes()  # the model has seen it repaired, or not at all
         tracked = Tracked(start, is_bulk)
-        turn = await self._make_turn(messages, session_id, record, request, step.raw, tracked)
+        turn = await self._make_turn(
+            messages, session_id, record, request, step.agreement.raw, tracked
+        )
         before = await self._count_tokens(turn)
         if not stages:
             stages = dict(enumerate(self.stages))
         turn, reports, after = await self._run_stages(turn, before, step, record, stages, tracer)
-        is_bulk = is_bulk or (step.changed is not None and is_bulky(turn.messages))
+        is_bulk = is_bulk or (step.touched.first is not None and is_bulky(turn.messages))
         messages = _as_list(turn.messages)
         options, context = await in_thread_if(
             is_bulk, self._finish, messages, step, record, request, bool(problems)
         )
         if context is not turn.messages:
             after = await self._count_tokens(replace(turn, messages=context))
-        step.changed = _first_place(repaired, step.changed)
-        first, end = _range_of_changes(step.changed, step, context)
+        step.touched.first = _first_place(repaired, step.touched.first)
+        first, end = _range_of_changes(step.touched.first, step, context)
         return Result(
             _messages_to_send(step, context),
             tuple(reports),
@@ -394,8 +396,8 @@ class Runner:
         request: Request,
     ) -> tuple[Mapping[str, object], list[Message]]:
         """What the request needs because signatures of thinking are stale, and what to send."""
-        if step.changed is not None:
-            mark_stale(step.stale, context, step.changed)
+        if step.touched.first is not None:
+            mark_stale(step.stale, context, step.touched.first)
         _forget_missing(step.stale, context)
         if not step.stale:
             return {}, context
@@ -589,7 +591,7 @@ class Runner:
         options, context = self._finish(shaped, step, record, request, bool(problems))
         if context is not turn.messages:
             tokens = await self._count_tokens(replace(turn, messages=context))
-        place = _first_place(repaired, step.changed)
+        place = _first_place(repaired, step.touched.first)
         first, end = _range_of_changes(place, step, context)
         return Result(
             _messages_to_send(step, context),
@@ -753,7 +755,7 @@ def _range_of_changes(
     """The messages of *context* that have changed, half-open; (None, None) when none has."""
     if first_place is None:
         return None, None
-    return first_place[0], len(context) - step.tail
+    return first_place[0], len(context) - step.touched.tail
 
 
 def _as_list(messages: Sequence[Message]) -> list[Message]:

@@ -160,7 +160,7 @@ class Memory:
             return
         is_at_end = line.base == _length(entries, line.branch)
         is_longer = line.step.known >= len(self.timeline.history)
-        if (is_at_end or is_longer) and not line.step.is_cut:
+        if (is_at_end or is_longer) and not line.step.agreement.is_cut:
             self.unreported = self._first_change(line.replay.timeline)
             self._take_over(line, entries)
         else:
@@ -212,7 +212,7 @@ class Memory:
         path = [entries[number] for number in numbers]
         replay = self._packing.replay(path, history, self._new_timeline)
         step = replay.timeline.begin(history)
-        if step.is_cut and replay.fitted and replay.fitted >= step.known:
+        if step.agreement.is_cut and replay.fitted and replay.fitted >= step.known:
             return self._line(entries, numbers[replay.fitting - 1] + 1, branch, history)
         return Line(base, branch, replay, step)
 
@@ -262,7 +262,9 @@ class Memory:
         if journal is None or not self._must_write(step):
             return True
         calibration = self._calibration()
-        is_bulk = step.is_bulk is not False or bool(self._unwritten) or _is_bulky(step.edits)
+        is_bulk = (
+            step.agreement.is_bulk is not False or bool(self._unwritten) or _is_bulky(step.edits)
+        )
         turns = self._unwritten
         try:
             if not step.is_idle:

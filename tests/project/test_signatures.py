@@ -24,7 +24,6 @@ EXEMPT_CLASSES = {
     "edits.languages.Language": ROW,
     "reports.Compacted": REPORT,
     "stages.compact.Compact": "each of its settings is named on its own",
-    "timeline.Step": "what happens in a turn, and what is derived from it while it runs",
 }
 
 
