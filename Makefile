@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 FUZZ_SECONDS := 120
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage test-oldest docs bench bench-peers lint nightly fuzz clean
+.PHONY: help demo test coverage test-wheel test-oldest docs bench bench-peers lint nightly fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -30,8 +30,11 @@ lint: $(STAMP)  ## ruff, mypy --strict, import-linter
 test: lint  ## lint, then pytest
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
-coverage: $(STAMP)  ## pytest with branch coverage, which takes half as long again
+coverage: $(STAMP)  ## pytest with branch coverage; fails below fail_under of pyproject.toml
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --cov --cov-report=term
+
+test-wheel: $(STAMP)  ## pytest against the built wheel, on every Python that the classifiers name
+	$(BIN)/python scripts/test_wheel.py -- --numprocesses auto --dist worksteal
 
 test-oldest:  ## pytest beside the oldest versions that pyproject.toml allows, in an environment of its own
 	$(PYTHON) -m venv $(VENV)/oldest
@@ -43,7 +46,7 @@ test-oldest:  ## pytest beside the oldest versions that pyproject.toml allows, i
 docs: $(STAMP)  ## the documentation, strictly, into build/site
 	$(BIN)/mkdocs build --strict
 
-nightly: $(STAMP)  ## the long property tests: 10,000 examples each
+nightly: coverage  ## the gate of coverage, then the long property tests: 10,000 examples each
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses auto
 
 fuzz: $(STAMP)  ## search for inputs that break a reader: two minutes for each of five

@@ -108,7 +108,7 @@ AGENT_TOOLS = (
 )
 
 READING_TOOLS: Mapping[str, str] = {"read_file": "path"}
-"""The only reading tool that the requirements name (CR-17, CR-18, A-54)."""
+"""The only reading tool that the requirements name."""
 
 COMMON_READING_TOOLS: ReadingTools = {tool.name: tool.read for tool in AGENT_TOOLS if tool.read}
 """The reading tools of widespread agents and editors."""
@@ -125,7 +125,7 @@ SHELL_TOOLS = frozenset(tool.name for tool in AGENT_TOOLS if tool.runs)
 """Tools that take a command line, in lower case."""
 
 READ_BACK_TOOLS = frozenset({"read_offloaded", "search_offloaded"})
-"""Our own reading tools, whose results are never offloaded (A-27)."""
+"""Our own reading tools, whose results are never offloaded."""
 
 
 # Inputs -------------------------------------------------------------------------------------------

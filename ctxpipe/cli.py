@@ -69,7 +69,7 @@ from .words import count_phrase, one_line
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     help="See what an agent's context costs and what it forgets, "
     "on recorded conversations of your own.\n\n"
     "Exit codes: 0 all is well, 1 a file failed, 2 the command was misused, 130 interrupted.",

@@ -37,7 +37,7 @@ from .messages.rules import MarksBeside, is_for_hour
 from .prices import Prices, RewriteCost, rewrite_cost
 from .reports import Compacted, Offloaded, Outcome, Result, StageReport
 from .settings import FLAG, MAPPING, excerpt
-from .stage import Change, Intent, PlannedStage, Proposal, Skip, Stage, Turn
+from .stage import Change, Intent, PlannedStage, Proposal, Skip, Stage, Tracked, Turn
 from .timeline import Step
 from .tokens import Budget, Ledger, TokenCounter
 from .workers.threads import in_thread_if
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Record", "Request", "Runner", "Thinking", "Veto", "is_long", "model_of", "stage_name"]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 _MANY_COMPARED = 5_000  # messages that are compared one by one in a few milliseconds
 
@@ -254,26 +254,28 @@ class Runner:
         step.same = min(step.same, record.agreed)  # a turn that failed may have left less
         record.cut(step.same)
         start = max(0, step.same - 1)
-        is_bulk = step.is_bulk
+        is_bulk = step.agreement.is_bulk
         if is_bulk is None or step.same < step.kept:
             is_bulk = is_bulky(step.context, start)
         messages, problems = await in_thread_if(is_bulk, self._repair, step, record, request)
         repaired = step.forget_changes()  # the model has seen it repaired, or not at all
-        weighed = start, is_bulk
-        turn = await self._make_turn(messages, session_id, record, request, step.raw, weighed)
+        tracked = Tracked(start, is_bulk)
+        turn = await self._make_turn(
+            messages, session_id, record, request, step.agreement.raw, tracked
+        )
         before = await self._count_tokens(turn)
         if not stages:
             stages = dict(enumerate(self.stages))
         turn, reports, after = await self._run_stages(turn, before, step, record, stages, tracer)
-        is_bulk = is_bulk or (step.changed is not None and is_bulky(turn.messages))
+        is_bulk = is_bulk or (step.touched.first is not None and is_bulky(turn.messages))
         messages = _as_list(turn.messages)
         options, context = await in_thread_if(
             is_bulk, self._finish, messages, step, record, request, bool(problems)
         )
         if context is not turn.messages:
             after = await self._count_tokens(replace(turn, messages=context))
-        step.changed = _first_place(repaired, step.changed)
-        first, end = _range_of_changes(step.changed, step, context)
+        step.touched.first = _first_place(repaired, step.touched.first)
+        first, end = _range_of_changes(step.touched.first, step, context)
         return Result(
             _messages_to_send(step, context),
             tuple(reports),
@@ -394,8 +396,8 @@ class Runner:
         request: Request,
     ) -> tuple[Mapping[str, object], list[Message]]:
         """What the request needs because signatures of thinking are stale, and what to send."""
-        if step.changed is not None:
-            mark_stale(step.stale, context, step.changed)
+        if step.touched.first is not None:
+            mark_stale(step.stale, context, step.touched.first)
         _forget_missing(step.stale, context)
         if not step.stale:
             return {}, context
@@ -578,7 +580,7 @@ class Runner:
         before = tokens = await self._count_tokens(turn)
         reports = []
         for stage in self.stages:
-            stage_turn = replace(turn, memory={}, tracked=False)
+            stage_turn = replace(turn, memory={})
             change, report = await self._plan_stage(stage, stage_turn, tokens)
             reports.append(report)
             tokens = report.tokens_after
@@ -588,8 +590,8 @@ class Runner:
         shaped = _as_list(turn.messages)
         options, context = self._finish(shaped, step, record, request, bool(problems))
         if context is not turn.messages:
-            tokens = await self._count_tokens(replace(turn, messages=context, tracked=False))
-        place = _first_place(repaired, step.changed)
+            tokens = await self._count_tokens(replace(turn, messages=context))
+        place = _first_place(repaired, step.touched.first)
         first, end = _range_of_changes(place, step, context)
         return Result(
             _messages_to_send(step, context),
@@ -632,7 +634,7 @@ class Runner:
         record: Record,
         request: Request,
         raw: Sequence[Message] | None = None,
-        weighed: tuple[int, bool] | None = None,
+        tracked: Tracked | None = None,
     ) -> Turn:
         protected = 0
         if self.thinking == "protect":
@@ -644,12 +646,11 @@ class Runner:
             self.budget_for(record, request.options),
             record.ledger,
             await self._overhead(record, request.system, request.tools),
-            tracked=True,
+            tracked=tracked,
             protected=protected,
             cache_expired=request.cache_expired,
             client=request.client,
             history=raw,
-            weighed=weighed,
         )
 
     async def _overhead(
@@ -660,7 +661,7 @@ class Runner:
     ) -> int:
         """Raw tokens of the system prompt and the tools.
 
-        They are counted once as long as both stay the same (A-64).
+        They are counted once as long as both stay the same.
         """
         known = record.overhead
         if not is_equal((known.system, known.tools), (system, tools)):
@@ -702,7 +703,6 @@ def _with_memory(turn: Turn, memory: dict[object, object]) -> Turn:
         turn.cache_expired,
         turn.client,
         turn.history,
-        turn.weighed,
     )
 
 
@@ -755,7 +755,7 @@ def _range_of_changes(
     """The messages of *context* that have changed, half-open; (None, None) when none has."""
     if first_place is None:
         return None, None
-    return first_place[0], len(context) - step.tail
+    return first_place[0], len(context) - step.touched.tail
 
 
 def _as_list(messages: Sequence[Message]) -> list[Message]:

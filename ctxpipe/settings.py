@@ -2,7 +2,7 @@
 
 An explicit argument takes precedence over the environment, the environment over the default. A
 variable is read when the stage is built or the function is called, never at import; an empty value
-means the default (decision A-07).
+means the default.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Setting(Generic[T]):
     def _number(self, value: object, source: str) -> T:
         kind = type(self.default)
         try:
-            # A number is parsed from its text, so that 0.1 is exactly a tenth (A-08).
+            # A number is parsed from its text, so that 0.1 is exactly a tenth.
             parsed = kind(value if type(value) is kind else str(value))
         except (ValueError, InvalidOperation) as error:
             raise SettingsError(f"{source} is {excerpt(value)}, which is not a number") from error

@@ -187,10 +187,10 @@ class Session:
     ) -> None:
         """As `ctxpipe.Session.observe`."""
 
-        async def observed() -> None:
+        async def observe() -> None:
             self._session.observe(usage, sent, model=model)
 
-        _PORTAL.call(observed())
+        _PORTAL.call(observe())
 
 
 class _Stream:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ctxpipe_middleware"]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 PATH = "/v1/messages"  # and nothing below it: counting tokens and batches are left alone
 # The SDK's mark on a request whose caller wants more than the parsed reply.

@@ -60,16 +60,13 @@ __all__ = [
     "user_commands",
 ]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 # Parts --------------------------------------------------------------------------------------------
 
 
 def partition(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """The head (leading system messages), which stays, and the rest, which is summarized.
-
-    Source: CR-1 to CR-6.
-    """
+    """The head (leading system messages), which stays, and the rest, which is summarized."""
     return split_system(messages)
 
 
@@ -78,10 +75,7 @@ def assemble(
     summary: str,
     restored: Sequence[Message],
 ) -> list[Message]:
-    """*head*, the summary pair, and each restored file with its acknowledgement.
-
-    Source: CR-37 to CR-42.
-    """
+    """*head*, the summary pair, and each restored file with its acknowledgement."""
     if not summary:
         logger.warning("an empty summary replaces a history")
     files: list[Message] = []
@@ -115,7 +109,6 @@ def extract_commands(messages: Iterable[Message]) -> list[str]:
 
     Those that an earlier compaction carried on come first; tool results and the assistant's words
     do not count. A text in the form of a summary is trusted here; `user_commands` trusts none.
-    Source: ST-19, A-47.
     """
     return _commands_in(commands_in_force(message) or own_words(message) for message in messages)
 
@@ -759,7 +752,7 @@ def pinned_messages(
     """The messages that *pin* chooses, the very same objects, as a valid piece of conversation.
 
     It begins with the user and ends with the assistant. A call is kept with its results, and
-    results with their call. Source: R4c.
+    results with their call.
     """
     kept: list[Message] = []
     last_role = "assistant"

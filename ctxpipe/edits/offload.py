@@ -62,10 +62,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Characters of a history: all of them, and those in tool results that may leave.
-
-    Source: RG-3, RG-4.
-    """
+    """Characters of a history: all of them, and those in tool results that may leave."""
 
     total_chars: int
     offloadable_chars: int
@@ -93,7 +90,7 @@ class Candidate:
 
 
 def characters(message: Message) -> int:
-    """The characters that the ratio gate counts for *message* (RG-3, A-05).
+    """The characters that the ratio gate counts for *message*.
 
     Text and thinking their length, a tool call the compact JSON of its input, a tool result its
     content, media 0.
@@ -126,7 +123,7 @@ _CHARACTERS: Mapping[str, Callable[[Block], int]] = {
 def result_characters(content: _Content) -> int:
     """The size of a tool result's content: the length of a text, of blocks that of their JSON.
 
-    The JSON is compact; images and documents count nothing (BO-15, BO-16).
+    The JSON is compact; images and documents count nothing.
     """
     if isinstance(content, str):
         return len(content)
@@ -139,7 +136,7 @@ def result_characters(content: _Content) -> int:
 
 
 def is_placeholder(content: object) -> bool:
-    """Whether *content* is only one of our placeholders, alone or before kept images (A-17)."""
+    """Whether *content* is only one of our placeholders, alone or before kept images."""
     return reference(_only_text(content)) is not None
 
 
@@ -159,7 +156,7 @@ def _only_text(content: object) -> str:
 
 
 def is_text(content: _Content) -> bool:
-    """Whether a tool result holds text and nothing else (A-05)."""
+    """Whether a tool result holds text and nothing else."""
     if isinstance(content, str):
         return True
     if not content:
@@ -172,7 +169,7 @@ def stored_text(
     *,
     indent: int | None,
 ) -> str:
-    """What the file holds: a text as it is, text blocks as JSON (A-04, A-06).
+    """What the file holds: a text as it is, text blocks as JSON.
 
     The JSON is compact without *indent*.
     """
@@ -186,9 +183,9 @@ def with_placeholder(
     content: _Content,
     text: str,
 ) -> str | list[Any]:
-    """*content* after offloading: *text*, followed by the images and other blocks (R14).
+    """*content* after offloading: *text*, followed by the images and other blocks.
 
-    A cache mark on one of the old texts moves to the new one (R5).
+    A cache mark on one of the old texts moves to the new one.
     """
     if isinstance(content, str) or content is None:
         return text
@@ -269,7 +266,7 @@ def offloadable(
     messages: Sequence[Message],
     min_chars: int,
 ) -> list[Candidate]:
-    """Every textual tool result of *min_chars* or more, oldest first (BO-1, BO-17).
+    """Every textual tool result of *min_chars* or more, oldest first.
 
     Placeholders are left out.
     """
@@ -286,7 +283,7 @@ def offloadable(
 
 
 def prescan(messages: Sequence[Message], min_chars: int) -> Scan:
-    """The ratio gate's two sums. Reads only. Source: RG-1, RG-3, RG-4, RG-18."""
+    """The ratio gate's two sums. Reads only."""
     return scan_of(messages, offloadable(messages, min_chars))
 
 
@@ -298,10 +295,7 @@ def scan_of(messages: Sequence[Message], found: Iterable[Candidate]) -> Scan:
 
 
 def passes(scan: Scan, ratio: Decimal | float) -> bool:
-    """Whether the ratio gate lets *scan* pass: its three checks, compared exactly.
-
-    Source: RG-5 to RG-7, A-08.
-    """
+    """Whether the ratio gate lets *scan* pass: its three checks, compared exactly."""
     if scan.total_chars == 0 or scan.offloadable_chars == 0:
         return False
     least = Decimal(str(ratio)) * scan.total_chars
@@ -317,8 +311,8 @@ class Selection:
 
     *min_chars* in characters, *per_tool* overrides it by tool name (None: never), *exempt_tools*
     are never offloaded, nor is the result of a call that reads an offloaded file back (*ours* finds
-    its path; A-27). The inputs of *input_tools* may go where one of their texts has
-    *min_input_chars* or more (R20).
+    its path). The inputs of *input_tools* may go where one of their texts has
+    *min_input_chars* or more.
     """
 
     min_chars: int
@@ -394,7 +388,7 @@ def candidate_of(result: ToolResult) -> Candidate:
 def _is_own_preview(result: ToolResult) -> bool:
     """Whether it opens with our placeholder and a preview.
 
-    The path must be the one that this id leads to (A-17).
+    The path must be the one that this id leads to.
     """
     path = reference_with_preview(_only_text(result.content), MAX_SHOWN)
     if path is None:

@@ -1,7 +1,4 @@
-"""Which files to bring back after a summary, in which order, and how they look.
-
-Source: CR-16 to CR-35.
-"""
+"""Which files to bring back after a summary, in which order, and how they look."""
 
 from __future__ import annotations
 
@@ -171,7 +168,7 @@ def trusting_working_set(
     as reading it. Spellings that mean the same path below *work_dir* are one file.
 
     It trusts every call, whatever its result, and every message that looks like a restored file.
-    `working_set` trusts neither. Source: CR-16 to CR-19, A-43.
+    `working_set` trusts neither.
     """
     latest: dict[str, WorkingFile] = {}
     for file in _files_restored_before(messages):
@@ -236,5 +233,5 @@ def was_changed(file: WorkingFile, text: str) -> bool:
 
 
 def restored_message(path: str, text: str) -> Message:
-    """The user message that brings a file back. Source: CR-27."""
+    """The user message that brings a file back."""
     return cast("Message", {"role": "user", "content": restored_text(path, text)})

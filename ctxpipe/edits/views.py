@@ -38,7 +38,7 @@ def viewed_path(
     """The path of the file that *call* views, as the call spells it; None if it is not a file view.
 
     With *shell* a command line that prints one file and does nothing else is a view too (`cat`,
-    `sed -n`, `head`, `tail`, `nl`, …), also after a `cd`. Source: A-54, CR-17, CR-18.
+    `sed -n`, `head`, `tail`, `nl`, …), also after a `cd`.
     """
     if call.name in tools:
         command = call.input.get("command", VIEW_COMMAND)

@@ -1,7 +1,4 @@
-"""Files folded to the names that they define: one line for each class, and for several functions.
-
-Source: FF-1 to FF-18, UP-18 to UP-20, UP-23, A-56 to A-61.
-"""
+"""Files folded to the names that they define: a line for each class, and for several functions."""
 
 from __future__ import annotations
 
@@ -80,7 +77,7 @@ def fold_files(
     have *max_tokens* tokens by *count* (None: no limit). Above that, one pass drops as many
     sections as the excess is worth, chosen by *rng*, by default one seeded with the content, so
     that the same files fold to the same text. The rest is not counted again, and may still be above
-    the limit (FF-7 to FF-10).
+    the limit.
     """
     outlines: list[tuple[str, Outline]] = []
     for path, text in files:
@@ -137,10 +134,10 @@ def _fold(
 def merge_functions(
     definitions: Iterable[Definition], max_line_span: int = MAX_LINE_SPAN, *, merge: bool = True
 ) -> list[Section]:
-    """Consecutive functions as one section, every other definition as its own (FF-11 to FF-14).
+    """Consecutive functions as one section, every other definition as its own.
 
     A section ends before a class, interface or type, and before a function more than
-    *max_line_span* lines below its first one (A-59). Without *merge* each function is a section of
+    *max_line_span* lines below its first one. Without *merge* each function is a section of
     its own. A section lists a name once.
     """
     runs: list[list[Definition]] = []
@@ -171,7 +168,7 @@ def _section(run: Sequence[Definition]) -> Section:
 
 
 def format_sections(sections: Iterable[Section]) -> str:
-    """One line per section: ``12 | class Name`` or ``34 | one, two`` (A-60)."""
+    """One line per section: ``12 | class Name`` or ``34 | one, two``."""
     return "\n".join(_section_line(section) for section in sections)
 
 
@@ -183,15 +180,14 @@ def _section_line(section: Section) -> str:
 
 
 def format_file(path: str, sections: Iterable[Section]) -> str:
-    """The folded text of the file at *path*: a ``<system-reminder>`` block (FF-4, UP-18)."""
+    """The folded text of the file at *path*: a ``<system-reminder>`` block ."""
     return folded_block(path, format_sections(sections))
 
 
 def drop_count(tokens: int, budget: int, sections: int) -> int:
     """How many of *sections* to drop when they take *tokens* and may take *budget*.
 
-    The excess divided by the average size of a section, rounded up, but at least one section stays
-    (FF-7 to FF-9, A-57).
+    The excess divided by the average size of a section, rounded up, but at least one section stays.
     """
     if tokens <= budget or sections == 0:
         return 0

@@ -51,7 +51,7 @@ _DEFINITION_BYTES = 250
 class Folder:
     """Folds files for the stages.
 
-    Each distinct text is parsed once per process, whatever the settings (FF-1 to FF-18). Source is
+    Each distinct text is parsed once per process, whatever the settings. Source is
     parsed in a worker process, never on the event loop: a few kilobytes of hostile text hold a
     parser for minutes. A file on which the parser fails or takes too long is not folded, and where
     no process can be started none is; both are logged as warnings.

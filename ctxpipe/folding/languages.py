@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 __all__ = ["LANGUAGES", "STEPS", "DefinitionType", "Language", "language_called", "language_of"]
 
 DefinitionType: TypeAlias = Literal["class", "interface", "type", "function"]
-"""The type of a definition, the same in all languages (A-61).
+"""The type of a definition, the same in all languages.
 
 Methods, constructors and accessors are functions; structs, protocols and traits are interfaces;
 enums and aliases are types.

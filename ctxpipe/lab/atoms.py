@@ -1,9 +1,9 @@
 """What one message can refer to in another: lines, paths, names, numbers and hashes, found by rule.
 
 An atom is a string: the letter of its class, then its value. The classes are those of the recall
-metric (economics, 5): L a line of 24 characters and 3 words or more, P the last two segments of a
-path, F a bare file name, I an identifier as code writes it, N a number that is neither round nor a
-year, H a hexadecimal id.
+metric: L a line of 24 characters and 3 words or more, P the last two segments of a path, F a bare
+file name, I an identifier as code writes it, N a number that is neither round nor a year, H a
+hexadecimal id.
 """
 
 from __future__ import annotations

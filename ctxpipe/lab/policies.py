@@ -74,7 +74,7 @@ def _compact(bench: Workbench) -> Compact:
     )
 
 
-def _fixed_ratio(bench: Workbench, _: Prices) -> list[Stage]:
+def _ratio_gate(bench: Workbench, _: Prices) -> list[Stage]:
     """The gate of the requirements: everything old leaves when it is a fifth of the context."""
     gate = RatioGate(0.2)
     offload = BatchOffload(
@@ -87,7 +87,7 @@ def _fixed_ratio(bench: Workbench, _: Prices) -> list[Stage]:
 
 
 def _rent_or_buy(bench: Workbench, prices: Prices) -> list[Stage]:
-    """As `_fixed_ratio`, except for the gate."""
+    """As `_ratio_gate`, except for the gate."""
     gate = RentOrBuyGate(prices)
     return [
         BatchOffload(
@@ -134,7 +134,7 @@ POLICIES: Mapping[str, _Stages] = {
     ],
     "mask": lambda _bench, _prices: [MaskOldResults(keep_calls=10)],
     "compact": lambda bench, _prices: [_compact(bench)],
-    "fixed-ratio": _fixed_ratio,
+    "fixed-ratio": _ratio_gate,
     "rent-or-buy": _rent_or_buy,
     "coding": _coding,
     "chat": _chat,

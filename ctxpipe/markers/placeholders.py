@@ -22,8 +22,9 @@ __all__ = [
     "reference_with_preview",
 ]
 
-DIRECT = "[Tool result offloaded to file: {}]"  # DO-5
-BATCH = "[Content offloaded to: {}]"  # BO-18
+# Required word for word.
+DIRECT = "[Tool result offloaded to file: {}]"
+BATCH = "[Content offloaded to: {}]"
 
 MAX_PATH = 4096
 MAX_SHOWN = 10_000
@@ -104,7 +105,7 @@ def placeholder(form: str, where: str, text: str = "", preview: Preview | None =
 def reference(text: object) -> str | None:
     """The path in a placeholder without a preview; None for any other content.
 
-    Only a text that is a placeholder from its first to its last character counts (A-17). A tool
+    Only a text that is a placeholder from its first to its last character counts. A tool
     result that merely begins like one is content, and so is one with an impossibly long path.
     """
     if not isinstance(text, str):

@@ -42,12 +42,12 @@ __all__ = [
     "text_of",
 ]
 
-SUMMARY = "[Conversation compressed]\n\n"  # CR-37
-# CR-37
+# Required word for word, down to CONTINUE.
+SUMMARY = "[Conversation compressed]\n\n"
 ACKNOWLEDGED = "Understood. I have the context from the compressed conversation. Continuing work."
-RESTORED = "[Restored after compact] "  # CR-27
-FILE_ACKNOWLEDGED = "Noted, file content restored."  # CR-37
-CONTINUE = "Continue with the task."  # A-34
+RESTORED = "[Restored after compact] "
+FILE_ACKNOWLEDGED = "Noted, file content restored."
+CONTINUE = "Continue with the task."
 IN_PROGRESS = f"{CONTINUE} It is under way; the user's latest request was:\n\n"
 KEPT, SEEN = "[Kept word for word from the conversation.]", "Noted."
 REMINDER, REMINDER_END = f"\n\n{NOTE}\n", f"\n{NOTE_END}"
@@ -66,7 +66,7 @@ def text_of(message: Message) -> str:
 
 
 def restored_text(path: str, content: str) -> str:
-    """The text that brings a file back. Source: CR-27."""
+    """The text that brings a file back."""
     return f"{RESTORED}{path}:\n{content}"
 
 
@@ -81,7 +81,7 @@ def restored_path(message: Message) -> str | None:
 def safe_summary(text: str) -> str:
     """*text* with our own tags escaped.
 
-    What a model writes must not be mistaken for what the user said (R22, A-47).
+    What a model writes must not be mistaken for what the user said.
     """
     return _OUR_TAGS.sub("&lt;", text)
 

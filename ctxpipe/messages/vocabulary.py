@@ -253,7 +253,7 @@ def pending_calls(messages: Sequence[Message]) -> list[ToolCall]:
 
 
 def split_system(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """The head (leading system messages) and everything after it. Source: CR-1, CR-2, A-29."""
+    """The head (leading system messages) and everything after it."""
     body = head_length(messages)
     return list(messages[:body]), list(messages[body:])
 
@@ -298,8 +298,8 @@ def rewrite(
     """A copy of *messages* with a new value under *key* in each block of *updates*.
 
     *updates* maps places (message, block) to values. Only that key of those blocks changes;
-    is_error, cache_control and unknown keys stay (A-16). Changed messages are deep copies, all
-    others the same objects as before (BO-4).
+    is_error, cache_control and unknown keys stay. Changed messages are deep copies, all
+    others the same objects as before.
     """
     edited = list(messages)
     for index in {place[0] for place in updates}:

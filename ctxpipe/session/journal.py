@@ -60,8 +60,8 @@ class Journal:
         self, storage: JournalStorage, session_id: str, keys: Sequence[bytes] = ()
     ) -> None:
         self.storage = storage
-        self.count = 0
-        self.seal = ""  # of the last entry
+        self.count: int = 0
+        self.seal: str = ""  # of the last entry
         self._session_id = session_id
         self._keys = keys
 

@@ -99,7 +99,7 @@ class Packing:
         self, storage: JournalStorage | None, session_id: str, *, texts: bool = True
     ) -> None:
         self.texts = texts
-        self.salt = secrets.token_hex(_DIGEST)
+        self.salt: str = secrets.token_hex(_DIGEST)
         self._storage = storage
         redact = getattr(storage, "redact", None)
         self._redact = redact_except_folder(session_folder(session_id), redact) if redact else None

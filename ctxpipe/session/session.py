@@ -283,7 +283,7 @@ class Session:
                     thorough = True  # a rewritten message is no longer the one the caller has
                     continue
                 if self._verify:
-                    is_bulk = is_bulky(step.history)
+                    is_bulk = is_bulky(step.agreement.history)
                     await in_thread_if(is_bulk, memory.timeline.compute_digests, step)
                 if await memory.write(step):
                     return self._finish(step, result)
@@ -303,10 +303,10 @@ class Session:
         step = await in_thread_if(
             is_bulk, lambda: memory.timeline.begin(history, thorough=thorough)
         )
-        if not step.is_cut and step.same == step.kept:
-            step.is_bulk = is_bulk
+        if not step.agreement.is_cut and step.same == step.kept:
+            step.agreement.is_bulk = is_bulk
         if not (memory.is_adopted or step.adopted):
-            step.raw = step.history
+            step.agreement.raw = step.agreement.history
         if memory.unreported is not None:
             # The caller may have sent what was there before the change of another process.
             mark_stale(step.stale, step.context, (max(memory.unreported, step.kept), 0))
@@ -327,7 +327,7 @@ class Session:
             result.reports,
             result.repaired,
             result.request_options,
-            len(step.history),
+            len(step.agreement.history),
             notices,
             first,
             result.changed_end,
@@ -336,8 +336,8 @@ class Session:
         )
 
     def _apply(self, step: Step) -> None:
-        if step.has_diverged:
-            new = f"message {step.fresh} and those after it are new"
+        if step.agreement.has_diverged:
+            new = f"message {step.agreement.fresh} and those after it are new"
             self._memory.notices.append(f"the history differs from the known one; {new}")
         self._memory.apply(step)
 

@@ -36,7 +36,7 @@ __all__ = [
     "verified_archive",
 ]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 FORM = 1
 """The form in which archives are written.

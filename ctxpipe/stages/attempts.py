@@ -1,7 +1,4 @@
-"""Whether an expensive attempt is made: a session's circuit breaker and refill guard.
-
-Source: R2.
-"""
+"""Whether an expensive attempt is made: a session's circuit breaker and refill guard."""
 
 from __future__ import annotations
 

@@ -84,14 +84,14 @@ __all__ = [
     "restore_files",
 ]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 # The function, literal to the requirements --------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class CompactStats:
-    """What a compaction did. Tokens are raw, of the messages alone. Source: CR-45."""
+    """What a compaction did. Tokens are raw, of the messages alone."""
 
     original_token_count: int
     compacted_token_count: int
@@ -143,7 +143,7 @@ async def compact_messages(
     """Once the context reaches its threshold, replace the history by a summary.
 
     All but the leading system messages is replaced, and the files read last are read again from
-    disk and follow the summary. Source: CR. The very same list comes back below
+    disk and follow the summary. The very same list comes back below
     *context_token_limit* x *compact_threshold_ratio* (200,000 x 0.92 raw tokens, *system* and
     *tools* included), when no summary can be had after *max_retries* (2), and when the result would
     not be smaller. *messages* is not modified.
@@ -232,10 +232,7 @@ async def _largest_smaller_result(
     restored: RestoredFiles,
     counter: TokenCounter,
 ) -> CompactResult:
-    """The result with as many of the restored files as leave it smaller than the original.
-
-    Source: A-44.
-    """
+    """The result with as many of the restored files as leave it smaller than the original."""
     before = await counter.count(original.messages)
     for number in range(len(restored.files), -1, -1):
         files = restored.files[:number]
@@ -517,7 +514,7 @@ class Compact:
         layout: Layout,
         detail: Compacted,
     ) -> Change | Skip:
-        """Whether the proposal counts, and what is to be reported about it. Source: A-44, R2."""
+        """Whether the proposal counts, and what is to be reported about it."""
         budget = turn.budget
         before, after = detail.tokens_before, detail.tokens_after
         estimate = turn.ledger.estimate(after + turn.overhead, layout.messages)

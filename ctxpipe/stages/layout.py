@@ -32,7 +32,7 @@ __all__ = [
     "token_breakdown",
 ]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 PATHS_INDEX = "compact-paths.txt"
 
@@ -60,7 +60,7 @@ def check_folder(folder: object) -> None:
 
 
 def folder_or_default(folder: FileFolder | None, counter: TokenCounter) -> FileFolder:
-    """*folder*, by default one that keeps the names which the files define (A-48)."""
+    """*folder*, by default one that keeps the names which the files define."""
     if folder is not None:
         return folder
     from ..folding.folder import Folder  # here: it brings the parser

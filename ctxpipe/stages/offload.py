@@ -85,7 +85,7 @@ _SAMPLE = "SAMPLEOFANAME"
 class OffloadedMessage:
     """What `offload_tool_result` did.
 
-    *freed_chars* is net of the placeholders (DO-11); *file* is the first of *files*. With nothing
+    *freed_chars* is net of the placeholders; *file* is the first of *files*. With nothing
     to offload, *message* is the same object, *files* empty and *file* None.
     """
 
@@ -103,7 +103,7 @@ class OffloadedMessage:
 class OffloadResult:
     """What `offload_tool_results` did.
 
-    *freed_chars* is gross (BO-22), *files* are absolute paths in message order.
+    *freed_chars* is gross, *files* are absolute paths in message order.
     """
 
     messages: list[Message]
@@ -122,8 +122,8 @@ async def offload_tool_result(
     """Write each tool result of *message* to a file, and replace it by a placeholder.
 
     The file is ``<output_dir>/<session_id>/<tool_use_id>.md``. No threshold is checked: the caller
-    has decided (DO-2). A result with images, or one that is a placeholder already, stays. The same
-    id again overwrites its file (DO-10). *message* is not modified.
+    has decided. A result with images, or one that is a placeholder already, stays. The same
+    id again overwrites its file. *message* is not modified.
 
     Raises InvalidHistory when *message* holds no tool result, StorageError when a file cannot be
     written.
@@ -167,7 +167,7 @@ async def offload_tool_results(
 
     The file is ``<output_dir>/tool-result-<id>.md``. It happens only when these results hold at
     least *ratio* (0.2) of all characters; below it the very same list comes back and no disk is
-    touched (RG-8). A repeated id gets the next free number (BO-7). *messages* is not modified;
+    touched. A repeated id gets the next free number. *messages* is not modified;
     messages without such a result come back by reference.
 
     Raises InvalidHistory before anything is written, StorageError when a file cannot be written,
@@ -336,7 +336,7 @@ async def _worthwhile_moves(
     chosen: Sequence[Candidate],
     selection: Selection,
 ) -> list[_Move]:
-    """The moves of *chosen* for which the placeholder is cheaper than what it replaces (R3f)."""
+    """The moves of *chosen* for which the placeholder is cheaper than what it replaces."""
     if not chosen:
         return []
     is_long = _are_long(chosen)
@@ -498,7 +498,7 @@ class DirectOffload:
     """Move each new tool result that is too long into a file of its own.
 
     It happens before the model has seen the result. Only the results after the last reply are
-    looked at, so nothing that the provider has cached ever changes. Source: DO-1.
+    looked at, so nothing that the provider has cached ever changes.
 
     A result goes when it has *min_chars* characters or more (*per_tool* by tool name, None: never)
     and the placeholder is cheaper in tokens. Images stay in place, and so does the result of a call
@@ -645,11 +645,11 @@ class BatchOffload:
 
     Results that the model has answered fewer than *keep_recent* times since are protected, and
     nothing happens below *min_context_tokens* (estimated). Below the gate the very same list comes
-    back; with a session's memory that costs the new messages only. Source: RG, BO, PL-2.
+    back; with a session's memory that costs the new messages only.
 
     *inputs* names tools whose long input texts (*min_input_chars*) go as well, such as
     `WRITING_TOOLS`; such an input keeps its keys. Calls of a program stay as they are, with their
-    results. What was read back from our files stays for good (A-27); without *keep_read_backs* it
+    results. What was read back from our files stays for good; without *keep_read_backs* it
     leaves again once it is old, like any other result. The other settings are those of
     `DirectOffload`.
 

@@ -38,7 +38,6 @@ def visible_path(reference: str, folder: str, location: str) -> str:
 
     *reference* is "absolute", "relative" (to the current folder), "storage" (to its root), or a
     template that ends in {key}, the path below the root, or in {path}, the absolute one.
-    Source: R3d, R25.
     """
     name = PurePath(location).name
     if reference == "absolute":

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Restore", "RestoredFile", "RestoredFiles", "restore_files"]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 _BYTES_PER_TOKEN = 64  # no text that is worth reading has so few tokens
 _MIN_BYTES = 65_536
@@ -110,7 +110,7 @@ async def restore_files(
     Of the *max_restore_files* (5) files read last those with at most *max_restore_tokens_per_file*
     (5,000) tokens are restored, until the next would lift the sum above *max_restore_tokens_total*
     (50,000). What cannot be read, or is outside *work_dir* (default: the current folder), is
-    skipped with a warning. Tokens are raw. Source: CR-16 to CR-36.
+    skipped with a warning. Tokens are raw.
 
     *tools* names the reading tools and their path argument; *writing_tools* lets files written
     count as well, *shell* command lines that print a file. *files* reads from elsewhere than the
@@ -322,14 +322,14 @@ class _Search:
                 unfit.append(restored)
             else:
                 fit.append(restored)
-            # Below 0 from the first file that is too much: what comes after it stays out (A-40).
+            # Below 0 from the first file that is too much: what comes after it stays out.
             budget -= tokens
         return RestoredFiles(tuple(fit), tuple(unfit), tuple(warnings), tuple(reading.deleted))
 
     async def _read(self, working_files: Sequence[WorkingFile]) -> _Reading:
         """The texts of the files that take the first places.
 
-        A file that cannot be read takes its place too (A-40).
+        A file that cannot be read takes its place too.
         """
         found: dict[str, tuple[WorkingFile, FileText]] = {}
         warnings: list[str] = []

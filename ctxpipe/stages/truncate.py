@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["SmartTruncate", "Truncation", "smart_truncate"]
 
 MAX_TOKENS = 50_000
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ async def smart_truncate(
     user's ``<command>`` are never deleted. With nothing to do, the very same list comes back.
 
     Raises InvalidHistory when *messages* is not a valid message list, SettingsError for invalid
-    bounds. Source: ST-1 to ST-22, FF-16, A-47 to A-67.
+    bounds.
     """
     ensure_messages(messages)
     settings = SmartTruncate(
@@ -121,8 +121,6 @@ class SmartTruncate:
     before it.
 
     Raises SettingsError for settings that are invalid.
-
-    Source: CM-1 to CM-3, ST-1 to ST-22, A-65, R2, R4c, R19.
     """
 
     archive: Archive | None = None

@@ -471,7 +471,7 @@ class _Folder:
 
 
 def _encode(text: str) -> bytes:
-    # A lone surrogate has no UTF-8 form; escaped, it stays readable and nothing dies of it.
+    # A lone surrogate has no UTF-8 form; escaped, it stays readable and nothing dies of it.
     # In pieces, because that takes a codec some 50 ms for 8 MB of them.
     encoded = (piece.encode("utf-8", "backslashreplace") for piece in pieces(text))
     return b"".join(encoded)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WITHOUT_MODEL", "AnthropicSummarizer"]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 WITHOUT_MODEL = (
     "no model writes the summaries, for want of a client and of ANTHROPIC_API_KEY; they are"

@@ -33,7 +33,7 @@ __all__ = ["ExtractiveSummarizer"]
 GOALS, FILES, CALLS = "Goals & Decisions", "File Operations", "Tool Calls"
 STATUS, ERRORS = "Task Status", "Errors & Resolutions"
 
-# Shares of the whole summary, by section (CR-9).
+# Shares of the whole summary, by section.
 _SHARES: Mapping[str, float] = {
     GOALS: 0.25,
     FILES: 0.1,
@@ -63,9 +63,9 @@ _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 class ExtractiveSummarizer:
     """Collects what an agent needs to go on from the messages: no model, no cost, no randomness.
 
-    Under the five headings of CR-9 are the user's requests in their own words, decisions, files
-    read and written, commands and their outcomes, errors and whether they were solved, the plan,
-    the last actions and their results. The items of an earlier summary are kept under the same
+    Under its five headings are the user's requests in their own words, decisions, files read and
+    written, commands and their outcomes, errors and whether they were solved, the plan, the last
+    actions and their results. The items of an earlier summary are kept under the same
     headings; where space is short, the newest items stay. With *brief* the requests and the list
     of files are left to the evidence block that follows the summary.
     """

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_RECENT", "PromptSummarizer", "TranscriptPrompt", "instructions", "transcript"]
 
-# CR-11, word for word.
+# Required word for word.
 MOST_RECENT = (
     "Pay special attention to the MOST RECENT messages — summarize the current task state, what"
     " was just done, and what the next logical step should be. This information is critical because"
@@ -85,7 +85,7 @@ _TOKENS_PER_WORD = 3  # generous: what exceeds it is cut off, and counts as a fa
 
 
 def instructions(max_words: int, focus: str = "", where: str = "so far") -> str:
-    """The request for a summary. Source: CR-9 to CR-12.
+    """The request for a summary.
 
     *focus* is what a person wants the summary to attend to.
     """
@@ -109,7 +109,7 @@ def transcript(messages: Sequence[Message], max_block_chars: int) -> str:
     """*messages* as text: roles, texts, calls with their input, results.
 
     The middle of a block longer than *max_block_chars* is left out. Our own tags are escaped
-    wherever they occur in the conversation; thinking and media data are left out (R6d, R22).
+    wherever they occur in the conversation; thinking and media data are left out.
     """
     rendered = [_render(message, max_block_chars) for message in messages]
     if acknowledged_count(messages):

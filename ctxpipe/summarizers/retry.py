@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FinishedParts", "Retry", "summarize_with_retry"]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 _FINAL = frozenset({400, 401, 402, 403, 404, 405, 410, 422})  # asking again cannot help
 _PROGRAM_ERRORS = (

@@ -62,7 +62,7 @@ class TokenCounter:
 
     No text makes it raise; text that looks like a special token is text. Each distinct text is
     encoded once: the counts of the texts used last are kept, together with the texts, up to
-    *memo_bytes*. Source: TC-1 to TC-7, PL-5, R7, R11, R12.
+    *memo_bytes*.
     """
 
     def __init__(

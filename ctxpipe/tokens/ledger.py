@@ -88,7 +88,7 @@ class Ledger:
     removed is noticed; an edit inside a message that was counted before is not, except in the list
     of blocks of the last message.
 
-    After `observe`, `estimate` says what the API will bill (A-31): before, 1.5 tokens for each of
+    After `observe`, `estimate` says what the API will bill: before, 1.5 tokens for each of
     tiktoken's.
     """
 

@@ -1,44 +1,77 @@
-"""The page on the architecture, compared with the contracts that import-linter holds."""
+"""The pictures of docs/architecture.md, compared with what they are pictures of."""
 
 from __future__ import annotations
 
 import re
-import tomllib
-from itertools import pairwise
+import runpy
+import subprocess
+import sys
+from pathlib import Path
 
-from places import ROOT
+import pytest
+from places import PACKAGE, ROOT
 
-CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
-    "contracts"
-]
-LAYERS = [
-    [module.strip().removeprefix("ctxpipe.") for module in layer.split("|")]
-    for layer in CONTRACTS[0]["layers"]
-]
-PAGE = (ROOT / "docs/architecture.md").read_text("utf-8")
-ROWS = [
-    [name.rstrip("/") for name in re.findall(r"`(.*?)`", first_cell)]
-    for first_cell in re.findall(r"^\| (`[^|]*) \|", PAGE, re.MULTILINE)
-]
+PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+DIAGRAMS: list[str] = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+SCRIPT = ROOT / "scripts" / "walk_messages.py"
+WALK = runpy.run_path(str(SCRIPT))
+MOST_CLIMBS = 4
 
 
-def test_the_rooms_are_the_layers_that_imports_are_held_to() -> None:
-    modules = {module for layer in LAYERS for module in layer}
-
-    assert {name for row in ROWS for name in row} == modules - {"__main__"}
-
-
-def test_the_rooms_are_listed_from_the_top_layer_to_the_bottom() -> None:
-    depths = {module: depth for depth, layer in enumerate(LAYERS) for module in layer}
-    rows = [[depths[name] for name in row] for row in ROWS]
-
-    for above, below in pairwise(rows):
-        assert max(above) <= min(below)
+def diagram(text: str) -> str:
+    """The only diagram of the page with *text* in it."""
+    [found] = [diagram for diagram in DIAGRAMS if text in diagram]
+    return found
 
 
-def test_every_module_at_the_root_of_the_package_has_a_layer() -> None:
-    modules = {path.stem for path in (ROOT / "ctxpipe").iterdir() if path.suffix == ".py"}
-    packages = {path.parent.name for path in (ROOT / "ctxpipe").glob("*/__init__.py")}
+def drawn_layers() -> list[list[str]]:
+    """The layers as they are drawn: a row each, the names between its bars."""
+    layers = []
+    for line in diagram("│ __main__ ").splitlines():
+        if line.startswith("│"):
+            *names, _caption = line.removeprefix("│").split("│")
+            layers.append([name.strip() for name in names])
+    return layers
 
-    layered = {module for layer in LAYERS for module in layer}
-    assert (modules | packages) - {"__init__"} == layered
+
+def modules(package: Path) -> set[str]:
+    """The modules and packages right below *package*."""
+    files = {file.stem for file in package.glob("*.py")}
+    folders = {file.parent.name for file in package.glob("*/__init__.py")}
+    return (files | folders) - {"__init__"}
+
+
+def test_the_picture_shows_the_layers_of_the_import_contract():
+    assert drawn_layers() == WALK["import_layers"]()
+
+
+def test_every_module_of_the_package_is_in_a_layer():
+    named = {name for layer in drawn_layers() for name in layer}
+
+    assert named == modules(PACKAGE)
+
+
+def test_the_walk_is_the_one_that_the_script_prints():
+    ran = subprocess.run(
+        [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    printed = ran.stdout
+
+    assert diagram("climbs: ") == printed
+    assert int(printed.rpartition("climbs: ")[2]) <= MOST_CLIMBS
+
+
+@pytest.mark.parametrize(
+    ("packages", "climbs"),
+    [
+        (["session"], 0),
+        (["session", "timeline", "messages"], 0),
+        (["timeline", "stages"], 0),
+        (["session", "messages", "runner", "stages", "messages", "runner", "session"], 3),
+    ],
+)
+def test_a_climb_is_a_step_to_a_higher_layer(packages: list[str], climbs: int):
+    layers = [["session"], ["runner"], ["timeline", "stages"], ["messages"]]
+
+    assert WALK["climb_count"](packages, WALK["heights"](layers)) == climbs

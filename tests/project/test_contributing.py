@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from places import ROOT
+from places import PACKAGE, ROOT
 from processes import python
 
 RECIPES = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
@@ -19,7 +19,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", RECIPES, re.MULTILINE | re.DOTALL)
 def copy(tmp_path: Path) -> Path:
     """A folder with a copy of the package, to be worked on."""
     shutil.copytree(
-        ROOT / "ctxpipe",
+        PACKAGE,
         tmp_path / "ctxpipe",
         ignore=shutil.ignore_patterns("__pycache__", "vocab"),
     )
