@@ -109,7 +109,7 @@ class Turn:
 
     @property
     def _ledger_length(self) -> int | None:
-        return self.ledger.counted if self.tracked else None
+        return self.ledger.known if self.tracked else None
 
     def recall(self, kind: Callable[[], T]) -> T:
         """The stage's own record of the type *kind* in this session, made at first use."""
