@@ -172,8 +172,7 @@ async def compact_messages(
     counter = as_counter(counter)
     retry = Retry(max_retries=COMPACT_MAX_RETRIES(max_retries), sleep=sleep)
     if summarize is None:
-        words = SUMMARY_MAX_WORDS(summary_max_words)
-        summarize = AnthropicSummarizer(model=model, max_words=words, counter=counter)
+        summarize = _model_summarizer(model, summary_max_words, counter)
     # Counted in a worker thread now; below, the tokens of every text are known.
     await counter.count(messages, system=system, tools=tools)
     is_long = should_compact(
@@ -190,8 +189,7 @@ async def compact_messages(
     if not is_long:
         return CompactResult(messages, reason="below the threshold")
     if archive is None:
-        folder = output_dir or COMPACT_OUTPUT_DIR()
-        archive = await to_thread.run_sync(partial(LocalStorage, folder, on_conflict="number"))
+        archive = await _numbering_storage(output_dir)
     path = None
     try:
         path = await _save(archive, session_id, original.rest, required=require_archive)
@@ -215,6 +213,20 @@ async def compact_messages(
     text = original.text_of(summary, folded)
     result = await _largest_smaller_result(original, text, restored, counter)
     return replace(result, original_messages_path=path)
+
+
+def _model_summarizer(
+    model: str | None,
+    max_words: int | None,
+    counter: TokenCounter,
+) -> AnthropicSummarizer:
+    words = SUMMARY_MAX_WORDS(max_words)
+    return AnthropicSummarizer(model=model, max_words=words, counter=counter)
+
+
+async def _numbering_storage(output_dir: str | os.PathLike[str] | None) -> LocalStorage:
+    folder = output_dir or COMPACT_OUTPUT_DIR()
+    return await to_thread.run_sync(partial(LocalStorage, folder, on_conflict="number"))
 
 
 @dataclass(frozen=True, slots=True)
