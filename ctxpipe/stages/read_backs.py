@@ -107,8 +107,6 @@ class TrimReadBacks:
         too_long = await in_thread_if(
             is_long, offload.long_read_backs, turn.messages, start, selection
         )
-        # A preview of this length is not known again as ours in any other result.
-        pointers = replace(self._pointers, preview=self._preview)
         moves: list[Move] = []
         cuts: dict[Place, str] = {}
         for read_back in too_long:
@@ -120,6 +118,8 @@ class TrimReadBacks:
             if cut is not None:
                 cuts[result.place] = cut
             elif read_back.call.name not in selection.exempt_tools:
+                # Checked without a preview: this one is longer than another stage's may be.
+                pointers = replace(self._pointers, preview=self._preview)
                 candidate = offload.candidate_of(result)
                 moves += await worthwhile_moves(pointers, turn, [candidate], selection)
         return moves, cuts
