@@ -36,6 +36,7 @@ from ctxpipe import (
     Message,
     SmartTruncate,
     TokenCounter,
+    TrimReadBacks,
     offload_tools,
 )
 from ctxpipe.folding import folder
@@ -181,7 +182,8 @@ def read_back(show: Callable[[str], str], size: int) -> Make:
         history = [user("go"), call(2, command=f"cat {where}"), result(2, show(text))]
 
         async def work() -> object:
-            return await pipeline(DirectOffload(place)).session("s").run(history)
+            stages = DirectOffload(place), TrimReadBacks(place)
+            return await pipeline(*stages).session("s").run(history)
 
         return work, lambda: show(text) in text or TokenCounter().total(history)
 

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from .session.sessions import Sessions
     from .stage import Change, Intent, Skip, Stage, Turn
     from .stages.compact import (
+        Breaker,
         Compact,
         CompactResult,
+        Evidence,
         Restore,
         compact_messages,
         load_archive,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
         offload_tool_result,
         offload_tool_results,
     )
+    from .stages.read_backs import TrimReadBacks
     from .stages.truncate import SmartTruncate, Truncation, smart_truncate
     from .storage import (
         Archive,
@@ -60,6 +63,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Archive",
     "BatchOffload",
+    "Breaker",
     "Budget",
     "Change",
     "Compact",
@@ -69,6 +73,7 @@ __all__ = [
     "CtxpipeError",
     "Detail",
     "DirectOffload",
+    "Evidence",
     "Folded",
     "Folder",
     "Gate",
@@ -106,6 +111,7 @@ __all__ = [
     "ToolCall",
     "ToolInputError",
     "ToolResult",
+    "TrimReadBacks",
     "Truncated",
     "Truncation",
     "Turn",
@@ -148,11 +154,13 @@ _NAMES = {
     ".session": "Session",
     ".session.sessions": "Sessions",
     ".stage": "Change Intent Skip Stage Turn",
-    ".stages.compact": "Compact CompactResult Restore compact_messages load_archive restore_files",
+    ".stages.compact": "Breaker Compact CompactResult Evidence Restore "
+    "compact_messages load_archive restore_files",
     ".stages.fold": "fold_files",
     ".stages.gates": "Gate RatioGate RentOrBuyGate",
     ".stages.offload": "BatchOffload DirectOffload OffloadResult OffloadedMessage "
     "offload_tool_result offload_tool_results",
+    ".stages.read_backs": "TrimReadBacks",
     ".stages.truncate": "SmartTruncate Truncation smart_truncate",
     ".storage": "Archive JournalStorage LocalStorage Page TextReader TextWriter is_secret",
     ".tokens": "Budget Ledger TokenCounter conservative count_tokens should_compact",

@@ -184,6 +184,10 @@ def _is_names(value: object) -> bool:
     return all(isinstance(name, str) for name in value)
 
 
+def _is_set_of_names(value: object) -> bool:
+    return _is_names(value) or (isinstance(value, Mapping) and _is_names(list(value)))
+
+
 def _is_path(value: object) -> bool:
     return isinstance(value, str | os.PathLike) and bool(os.fspath(value))
 
@@ -221,6 +225,7 @@ MAPPING = instance_of(Mapping, "a mapping such as {}")
 TOOLS = Wanted(
     _is_tools, "a mapping from the name of a tool to its input, such as {'read_file': 'path'}"
 )
+TOOL_NAMES = Wanted(_is_set_of_names, "a set of names of tools")
 CALLABLE = Wanted(_is_callable_object, "a function, or an object that is one")
 SLEEP = Wanted(is_async, "an async function such as anyio.sleep")
 SUMMARIZER = Wanted(_is_summarizer, "an async function, or an object that is one")

@@ -120,7 +120,7 @@ class Turn:
 
     @property
     def _ledger_length(self) -> int | None:
-        return None if self.tracked is None else self.ledger.counted
+        return None if self.tracked is None else self.ledger.known
 
     def recall(self, kind: Callable[[], T]) -> T:
         """The stage's own record of the type *kind* in this session, made at first use."""

@@ -58,6 +58,7 @@ from ctxpipe import (
     Stage,
     StageReport,
     TokenCounter,
+    TrimReadBacks,
     Turn,
     check,
     count_tokens,
@@ -1036,7 +1037,8 @@ def offloading(root: str, **options: Any) -> ContextPipeline:
     storage = LocalStorage(root)
     return ContextPipeline(
         [
-            DirectOffload(storage, min_chars=300, preview=Preview(20, 10), read_back_chars=700),
+            DirectOffload(storage, min_chars=300, preview=Preview(20, 10)),
+            TrimReadBacks(storage, max_chars=700),
             BatchOffload(
                 storage,
                 RatioGate(0.05),

@@ -42,21 +42,21 @@ if TYPE_CHECKING:
     from ..messages import Message
 
 __all__ = [
-    "Draft",
-    "Evidence",
     "EvidenceBudget",
+    "Facts",
+    "Replacement",
     "Source",
     "after_summary",
     "assemble",
-    "drafts",
     "evidence_block",
     "extract_commands",
-    "gather_evidence",
+    "gather_facts",
     "obstacle",
     "open_tail",
     "partition",
     "pinned_indices",
     "pinned_messages",
+    "replacements",
     "user_commands",
 ]
 
@@ -191,7 +191,7 @@ def after_summary(
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class Facts:
     """What is known about a history without a model; each collection ends with the most recent.
 
     *paths* tells for each path whether it was written, *commands* for each command line whether it
@@ -237,8 +237,8 @@ class EvidenceBudget:
         )
 
 
-def gather_evidence(source: Source) -> Evidence:
-    """The evidence in *source*."""
+def gather_facts(source: Source) -> Facts:
+    """The facts in *source*."""
     messages = source.messages
     redact = source.redact
     paths: dict[str, bool] = {}
@@ -248,7 +248,7 @@ def gather_evidence(source: Source) -> Evidence:
     for command in commands(messages):
         line = _shorten_line(redact(command.text))
         _put_last(lines, line, command.failed)
-    return Evidence(
+    return Facts(
         paths=paths,
         commands=lines,
         identifiers=identifiers(messages, redact),
@@ -288,7 +288,7 @@ Count: TypeAlias = Callable[[str], int]
 
 
 def evidence_block(
-    evidence: Evidence,
+    evidence: Facts,
     room: EvidenceBudget,
     count: Count,
 ) -> tuple[str, list[str]]:
@@ -358,7 +358,7 @@ def _last_lines(
 
 
 def _request_lines(
-    evidence: Evidence,
+    evidence: Facts,
     room: EvidenceBudget,
     count: Count,
 ) -> list[str]:
@@ -538,7 +538,7 @@ def _server_ids(messages: Iterable[Message]) -> tuple[set[str], set[str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class Replacement:
     """What a new context is made of, before it is decided how much evidence and files fit.
 
     *systems* are system messages from the middle of the history that are still in force, *kept* are
@@ -548,7 +548,7 @@ class Draft:
 
     head: Sequence[Message]
     summary: str
-    evidence: Evidence
+    evidence: Facts
     systems: Sequence[Message] = ()
     kept: Sequence[Message] = ()
     closing: Sequence[Message] = ()
@@ -577,7 +577,7 @@ class Draft:
         ]
 
 
-def drafts(
+def replacements(
     head: Sequence[Message],
     rest: Sequence[Message],
     summary: str,
@@ -589,7 +589,7 @@ def drafts(
     pin: Callable[[Message], bool] | None = None,
     max_request_chars: int = 20_000,
     whole: bool = True,
-) -> list[Draft]:
+) -> list[Replacement]:
     """The new contexts for *head* and *rest* to choose from, the best first.
 
     The first one keeps the messages that the model has not answered as they are. The second, where
@@ -604,7 +604,7 @@ def drafts(
     if archive:
         archives.append(archive)
     evidence = replace(
-        gather_evidence(source),
+        gather_facts(source),
         archives=archives,
         digest=archive_digest,
         notes=notes,
@@ -614,7 +614,7 @@ def drafts(
     if left_out:
         cuts.append(f"{left_out} older system messages are in the archive only")
     commands_kept = reminder(user_commands(source))
-    draft = Draft(
+    replacement = Replacement(
         head=head,
         summary=safe_summary(summary) + commands_kept,
         evidence=evidence,
@@ -622,15 +622,15 @@ def drafts(
         cuts=cuts,
     )
     if pin:
-        draft = replace(draft, kept=pinned_messages(rest, pin))
+        replacement = replace(replacement, kept=pinned_messages(rest, pin))
     if not unanswered:
-        return [draft]
-    shorter = _with_words(draft, unanswered, source, max_request_chars, archive)
+        return [replacement]
+    shorter = _with_words(replacement, unanswered, source, max_request_chars, archive)
     if not whole:
         return [shorter]
     if pin:
-        draft = replace(draft, kept=pinned_messages(rest[:tail], pin))
-    first = _with_tail(draft, unanswered, source)
+        replacement = replace(replacement, kept=pinned_messages(rest[:tail], pin))
+    first = _with_tail(replacement, unanswered, source)
     if len(shorter.cuts) > len(first.cuts):
         return [first, shorter]
     return [first]
@@ -656,24 +656,24 @@ def _in_force(
 
 
 def _with_tail(
-    draft: Draft,
+    replacement: Replacement,
     tail: Sequence[Message],
     source: Source,
-) -> Draft:
-    """*draft* with the unanswered messages of *tail* as they are.
+) -> Replacement:
+    """*replacement* with the unanswered messages of *tail* as they are.
 
     Before results, a message says what they are a part of.
     """
-    requests = draft.evidence.requests
+    requests = replacement.evidence.requests
     pending = _words_in(tail, source)
     before = requests[: len(requests) - len(pending)]
     if tail[0]["role"] != "assistant":
-        return _close(draft, before, tail)
+        return _close(replacement, before, tail)
     text = CONTINUE
     if before:
         text = IN_PROGRESS + before[-1]
     closing = [_user(text), *tail]
-    return _close(draft, before[:-1], closing)
+    return _close(replacement, before[:-1], closing)
 
 
 def _words_in(tail: Sequence[Message], source: Source) -> list[str]:
@@ -681,14 +681,14 @@ def _words_in(tail: Sequence[Message], source: Source) -> list[str]:
 
 
 def _with_words(
-    draft: Draft,
+    replacement: Replacement,
     tail: Sequence[Message],
     source: Source,
     max_chars: int,
     archive: str,
-) -> Draft:
-    """*draft* with only the user's words of *tail*, cut head and tail above *max_chars*."""
-    requests = draft.evidence.requests
+) -> Replacement:
+    """*replacement* with only the user's words of *tail*, cut head and tail above *max_chars*."""
+    requests = replacement.evidence.requests
     pending = _words_in(tail, source)
     later = max(1, len(pending))
     before = requests[: len(requests) - later]
@@ -705,7 +705,7 @@ def _with_words(
         media += _media(blocks(message))
     for name in media:
         text += missing_text(name, archive)
-    cuts = [*draft.cuts]
+    cuts = [*replacement.cuts]
     if len(words) > max_chars:
         length = len(words)
         cuts.append(f"of the newest message's {length} characters {max_chars} are in the context")
@@ -717,7 +717,7 @@ def _with_words(
         cuts.append(f"{number} pictures or documents of the newest message are in the archive only")
     systems = [message for message in tail if message["role"] == "system"]
     closing = [_user(text), *systems]
-    closed = _close(draft, before, closing)
+    closed = _close(replacement, before, closing)
     return replace(closed, cuts=cuts)
 
 
@@ -733,13 +733,13 @@ def _media(content: Iterable[object]) -> Iterator[str]:
 
 
 def _close(
-    draft: Draft,
+    replacement: Replacement,
     requests: Sequence[str],
     closing: Sequence[Message],
-) -> Draft:
-    """*draft* that ends with *closing*, and has these *requests* in its evidence."""
-    evidence = replace(draft.evidence, requests=requests)
-    return replace(draft, evidence=evidence, closing=closing)
+) -> Replacement:
+    """*replacement* that ends with *closing*, and has these *requests* in its evidence."""
+    evidence = replace(replacement.evidence, requests=requests)
+    return replace(replacement, evidence=evidence, closing=closing)
 
 
 # Pinned -------------------------------------------------------------------------------------------
@@ -777,8 +777,8 @@ def pinned_indices(
 ) -> set[int]:
     """The indices of the messages that *pin* chooses, and of their calls and results.
 
-    What a compaction put there is never pinned, and no system message: `drafts` keeps those that
-    are in force.
+    What a compaction put there is never pinned, and no system message: `replacements` keeps those
+    that are in force.
     """
     first = len(split_system(messages)[0])
     stop = first + acknowledged_count(messages[first:])

@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..agent_tools import GUTTER
 from ..markers.placeholders import (
@@ -46,10 +46,13 @@ _Content: TypeAlias = "str | Sequence[Block] | None"  # of a tool result
 __all__ = [
     "Candidate",
     "CandidateIndex",
+    "ReadBack",
     "Scan",
     "Selection",
+    "candidates",
     "characters",
     "is_placeholder",
+    "long_read_backs",
     "newest",
     "passes",
     "prescan",
@@ -426,6 +429,37 @@ def results_with_calls(
         yield result, calls.get(result.tool_use_id)
 
 
+class ReadBack(NamedTuple):
+    """A tool result that was read from an offloaded file, its call, and the path that it names."""
+
+    result: ToolResult
+    call: ToolCall
+    path: str
+
+
+def long_read_backs(
+    messages: Sequence[Message],
+    start: int,
+    selection: Selection,
+) -> list[ReadBack]:
+    """What was read back from message *start* on and is longer than *selection* allows.
+
+    What a program reads must be whole, and what was shortened already is not shortened again.
+    """
+    max_chars = selection.min_chars
+    found: list[ReadBack] = []
+    for result, call in results_with_calls(messages, start, max_chars):
+        if call is None or call.program is not None:
+            continue
+        text = text_of(result.content)
+        if len(text) <= max_chars:
+            continue
+        path = selection.read_back(call)
+        if path is not None and any_reference(text, max_chars) is None:
+            found.append(ReadBack(result, call, path))
+    return found
+
+
 def first_batch_placeholder(messages: Sequence[Message]) -> tuple[int, int] | None:
     """The place of the first block that batch offloading replaced.
 
@@ -503,7 +537,7 @@ class CandidateIndex:
         """Add the messages after those that are known."""
         known = self.known
         sizes = [characters(message) for message in messages[known:]]
-        found = _candidates(messages, known, selection)
+        found = candidates(messages, known, selection)
         # From here on nothing can fail: a half-known message would never be completed.
         total = self._totals.pop()
         self._totals.extend(accumulate(sizes, initial=total))
@@ -528,7 +562,7 @@ class CandidateIndex:
         return self._candidates[first:last]
 
 
-def _candidates(
+def candidates(
     messages: Sequence[Message],
     start: int,
     selection: Selection,

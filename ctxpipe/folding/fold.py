@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ..markers.folds import folded_block
+from ..markers.folds import fold_block
 from .definitions import Definition, definitions
 
 __all__ = [
@@ -181,7 +181,7 @@ def _section_line(section: Section) -> str:
 
 def format_file(path: str, sections: Iterable[Section]) -> str:
     """The folded text of the file at *path*: a ``<system-reminder>`` block ."""
-    return folded_block(path, format_sections(sections))
+    return fold_block(path, format_sections(sections))
 
 
 def drop_count(tokens: int, budget: int, sections: int) -> int:

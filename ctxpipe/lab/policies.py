@@ -12,7 +12,7 @@ from ..markers.placeholders import Preview
 from ..pipeline import ContextPipeline
 from ..prices import Prices
 from ..stage import Stage
-from ..stages.compact import Compact, Restore
+from ..stages.compact import Breaker, Compact, Restore
 from ..stages.gates import RatioGate, RentOrBuyGate
 from ..stages.offload import BatchOffload
 from ..stages.truncate import SmartTruncate
@@ -70,7 +70,7 @@ def _compact(bench: Workbench) -> Compact:
         ExtractiveSummarizer(),
         archive=bench.storage,
         restore=Restore(files=bench.files, shell=True),  # noqa: S604  our field
-        clock=bench.clock,
+        breaker=Breaker(clock=bench.clock),
     )
 
 

@@ -86,6 +86,7 @@ class Candidate:
                 f"min_chars = {self.direct_min_chars}\n"
                 f"preview = {{ head = {head}, tail = {tail} }}\n"
             )
+            stages["TrimReadBacks"] = ""
         tools = sorted(WRITING_TOOLS) if self.inputs else []
         inputs = ", ".join(f'"{tool}"' for tool in tools)
         stages["BatchOffload"] = (

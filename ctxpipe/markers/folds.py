@@ -6,12 +6,12 @@ import re
 
 from ..agent_tools import NOTE, NOTE_END
 
-__all__ = ["folded_block", "is_folded"]
+__all__ = ["fold_block", "is_folded"]
 
 _HEAD = f"{NOTE}\n## File Context: "
 
 
-def folded_block(path: str, body: str) -> str:
+def fold_block(path: str, body: str) -> str:
     """The block of the file at *path* with the lines of *body*, if any."""
     lines = [f"{_HEAD}{_one_line(path)}"]
     if body:

@@ -242,7 +242,7 @@ class Session:
         stages: dict[int, Stage] = {}
         for place, stage in enumerate(self._runner.stages):
             if isinstance(stage, Compact):
-                stages[place] = stage.focused(focus) if focus else stage
+                stages[place] = stage.with_focus(focus) if focus else stage
         if not stages:
             raise SettingsError(
                 "there is nothing to compact with: the pipeline has no Compact stage"

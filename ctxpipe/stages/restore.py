@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
@@ -39,6 +40,7 @@ from ..storage.files import FileReader, FileText, LocalFiles, name_below
 from ..storage.secrets import is_secret
 from ..tokens import Counting, TokenCounter, as_counter
 from ..workers.threads import in_thread
+from .layout import FileFolder, Fold, check_folder, fold_texts
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -164,6 +166,8 @@ class Restore:
     Of the *max_files* files used last those of at most *max_tokens_per_file* tokens come back, as
     long as they hold no more than *max_tokens_total* together. The defaults are those of the
     environment variables MAX_RESTORE_FILES, MAX_RESTORE_TOKENS_PER_FILE, MAX_RESTORE_TOKENS_TOTAL.
+    Files that are too long are reduced to their names by *folder* (default: to the names that they
+    define) unless *fold_unrestored* is off.
 
     Raises SettingsError unless exactly one of *work_dir* and *files* is given, and for settings
     that are invalid.
@@ -178,6 +182,8 @@ class Restore:
     max_tokens_per_file: int = setting(MAX_RESTORE_TOKENS_PER_FILE)
     max_tokens_total: int = setting(MAX_RESTORE_TOKENS_TOTAL)
     deny: Callable[[str], bool] | None = is_secret
+    fold_unrestored: bool = True
+    folder: FileFolder | None = None
     reader: FileReader = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -196,7 +202,9 @@ class Restore:
             max_tokens_per_file=SIZE,
             max_tokens_total=SIZE,
             deny=FUNCTION.optional,
+            fold_unrestored=FLAG,
         )
+        check_folder(self.folder)
         reader = self.files or LocalFiles(self.work_dir or "", deny=self.deny)
         object.__setattr__(self, "reader", reader)
 
@@ -221,6 +229,12 @@ class Restore:
         for warning in restored.warnings:
             logger.debug("%s", warning)  # it names a path; the report has it
         return restored
+
+    def fold(self, counter: TokenCounter) -> Fold | None:
+        """What reduces files that are too long to their names; None where they stay out."""
+        if not self.fold_unrestored:
+            return None
+        return partial(fold_texts, counter=counter, folder=self.folder)
 
     def _working_set(self, messages: Sequence[Message], root: str) -> list[WorkingFile]:
         return working_set(

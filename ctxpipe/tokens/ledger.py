@@ -107,7 +107,7 @@ class Ledger:
     # Counting -------------------------------------------------------------------------------------
 
     @property
-    def counted(self) -> int:
+    def known(self) -> int:
         """How many leading messages of the last call are unchanged: fewer after a `rewind`."""
         return self._sure
 

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, cast
 
 from ctxpipe import (
     BatchOffload,
+    Breaker,
     Budget,
     ContextPipeline,
     DirectOffload,
@@ -262,9 +263,9 @@ async def _compact_stage(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
     stage = Compact(
         PromptSummarizer(hooks.llm, counter=hooks.count_text),
         archive=LocalStorage(options.pop("output_dir")),
-        retry=retry,
         restore=Restore(work_dir, **cast("Any", limits)) if work_dir else None,
         **options,
+        breaker=Breaker(retry=retry),
     )
     pipeline = ContextPipeline([stage], budget=budget, counter=hooks.count_text)
     # The cases' numbers are raw tokens; an API that bills just these is what the session learns

@@ -23,7 +23,6 @@ ROW = "a row of a table of data, of which most cells stay empty"
 EXEMPT_CLASSES = {
     "edits.languages.Language": ROW,
     "reports.Compacted": REPORT,
-    "stages.compact.Compact": "each of its settings is named on its own",
 }
 
 

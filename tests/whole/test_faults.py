@@ -27,6 +27,7 @@ from places import ROOT, SUPPORT
 from processes import python, small_disk
 
 from ctxpipe import (
+    Breaker,
     Budget,
     Compact,
     ContextPipeline,
@@ -432,7 +433,7 @@ async def test_with_a_clock_that_goes_backwards_records_keep_their_order_and_not
                 ExtractiveSummarizer(),
                 work.storage,
                 restore=Restore(work_dir=tmp_path),
-                clock=clock,
+                breaker=Breaker(clock=clock),
             ),
             SmartTruncate(work.storage),
         ],

@@ -24,6 +24,7 @@ from ctxpipe import (
     Outcome,
     Preview,
     RatioGate,
+    TrimReadBacks,
     offload_tools,
 )
 from ctxpipe.markers.placeholders import reference, reference_with_preview
@@ -48,6 +49,7 @@ class Agent:
         self.pipeline = ContextPipeline(
             [
                 DirectOffload(storage, preview=Preview(), reference=reference),
+                TrimReadBacks(storage, reference=reference),
                 BatchOffload(storage, RatioGate(0), reference=reference),
             ]
         )

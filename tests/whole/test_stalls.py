@@ -17,10 +17,10 @@ from ctxpipe import (
     BatchOffload,
     Budget,
     ContextPipeline,
-    DirectOffload,
     LocalStorage,
     Message,
     SmartTruncate,
+    TrimReadBacks,
     activity,
     runner,
 )
@@ -132,7 +132,7 @@ async def test_what_was_read_back_is_compared_with_its_file_in_a_thread(
     call = tool_use("t9", "bash", {"command": f"cat {where}"})
     history = conversation(user("go"), assistant(call), user(tool_result("t9", show(text))))
 
-    await ContextPipeline([DirectOffload(storage)]).session("s").run(history)
+    await ContextPipeline([TrimReadBacks(storage)]).session("s").run(history)
 
     assert threads.seen["contains_excerpt"] == {False}
 
@@ -147,7 +147,7 @@ async def test_what_is_too_long_to_be_compared_is_offloaded_like_any_other_resul
     call = tool_use("t9", "bash", {"command": f"cat {where}"})
     history = conversation(user("go"), assistant(call), user(tool_result("t9", text)))
 
-    await ContextPipeline([DirectOffload(storage)]).session("s").run(history)
+    await ContextPipeline([TrimReadBacks(storage)]).session("s").run(history)
 
     assert (await storage.read("s/t9.md")).text == text
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ctxpipe.stages.attempts import Attempts
+from ctxpipe.stages.breaker import Attempts
 
 
 def test_at_first_every_attempt_is_made() -> None:
     assert Attempts().refusal(now=0, tokens=10) == ""
 
 
-def test_two_failures_in_a_row_are_borne_the_third_closes_for_a_cooldown() -> None:
+def test_two_failures_in_a_row_are_borne_the_third_opens_it_for_a_cooldown() -> None:
     attempts = Attempts()
 
     refusals = []
@@ -56,18 +56,18 @@ def test_a_context_that_cannot_be_brought_down_is_tried_again_when_it_changed_or
 
 def compacted_at(*turns: int) -> list[bool]:
     attempts = Attempts()
-    closed = []
+    opened = []
     for turn in turns:
         attempts.turns = turn
-        closed.append(attempts.record_success(until=100))
-    return closed
+        opened.append(attempts.record_success(until=100))
+    return opened
 
 
-def test_coming_back_within_three_turns_three_times_in_a_row_closes() -> None:
+def test_coming_back_within_three_turns_three_times_in_a_row_opens_it() -> None:
     assert compacted_at(10, 13, 15, 16) == [False, False, False, True]
 
 
-def test_after_the_cooldown_coming_back_as_soon_closes_again_at_once() -> None:
+def test_after_the_cooldown_coming_back_as_soon_opens_it_again_at_once() -> None:
     assert compacted_at(10, 13, 15, 16, 30, 32, 50, 60, 62, 64) == [
         *[False] * 3,
         True,
