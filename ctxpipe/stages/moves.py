@@ -174,7 +174,7 @@ async def worthwhile_moves(
     chosen: Sequence[Candidate],
     selection: Selection,
 ) -> list[Move]:
-    """The moves of *chosen* for which the placeholder is cheaper than what it replaces (R3f)."""
+    """The moves of *chosen* for which the placeholder is cheaper than what it replaces."""
     if not chosen:
         return []
     is_long = _are_long(chosen)

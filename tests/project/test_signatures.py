@@ -21,7 +21,7 @@ EXEMPT_FUNCTIONS = {
 REPORT = "a report: a row of what happened, read field by field"
 ROW = "a row of a table of data, of which most cells stay empty"
 EXEMPT_CLASSES = {
-    "edits.languages.Language": ROW,
+    "folding.languages.Language": ROW,
     "reports.Compacted": REPORT,
 }
 
