@@ -1,0 +1,73 @@
+"""What a reply says, streamed or whole, read from a copy of its chunks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["EventReader", "ReplyReader"]
+
+MAX_EVENT = 1 << 20  # bytes; an event with usage is short
+MAX_REPLY = 16 << 20  # bytes of a reply that is not streamed
+
+
+class EventReader:
+    """Reads server-sent events chunk by chunk; *wanted* says by its bytes which ones to parse."""
+
+    def __init__(self, *wanted: bytes) -> None:
+        self._wanted = wanted
+        self._rest = b""
+        self._is_skipping = False
+
+    def feed(self, chunk: bytes) -> Iterator[Any]:
+        """The events that *chunk* completes."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if self._is_skipping and lines:
+            self._is_skipping = False
+            lines = lines[1:]
+        for line in lines:
+            event = self._parse(line)
+            if event is not None:
+                yield event
+        if len(self._rest) > MAX_EVENT:
+            self._rest, self._is_skipping = b"", True
+
+    def end(self) -> Iterator[Any]:
+        """What is left when the stream is over."""
+        return self.feed(b"\n")
+
+    def _parse(self, line: bytes) -> Any:
+        if not line.startswith(b"data:") or not any(part in line for part in self._wanted):
+            return None
+        try:
+            event = json.loads(line[len(b"data:") :])
+        except (ValueError, RecursionError):
+            return None
+        return event if isinstance(event, dict) else None
+
+
+class ReplyReader:
+    """Reads a reply that comes as one JSON object."""
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> Iterator[Any]:
+        """Nothing yet."""
+        self._size += len(chunk)
+        if self._size <= MAX_REPLY:
+            self._chunks.append(chunk)
+        return iter(())
+
+    def end(self) -> Iterator[Any]:
+        """The reply; nothing where it is no object, or too large."""
+        if self._size > MAX_REPLY:
+            return
+        try:
+            reply = json.loads(b"".join(self._chunks))
+        except (ValueError, RecursionError):
+            return
+        if isinstance(reply, dict):
+            yield reply
