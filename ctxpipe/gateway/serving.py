@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from contextlib import closing
 
 import uvicorn
@@ -52,6 +53,13 @@ class Serving:
     def is_running(self) -> bool:
         """Whether requests are answered by now."""
         return self._server.started
+
+    def wait(self, seconds: float) -> bool:
+        """Wait in another thread until requests are answered; whether they are."""
+        end = time.monotonic() + seconds
+        while not self.is_running and time.monotonic() < end:
+            time.sleep(0.01)
+        return self.is_running
 
     async def run(self) -> None:
         """Serve until `stop`."""
