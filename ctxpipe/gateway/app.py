@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any
 
 import httpx2
 from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ..errors import safe_text
+from ..messages import as_blocks
+from ..messages import field as read
 from ..refusals import REFUSING
+from ..words import one_line
 from .bill import dollars, known_prices
 from .body import Refused
 from .formats import Format, format_of, model_of
 from .guard import MAX_BODY, Guard, error_body, too_large
+from .page import headers as page_headers
+from .page import write_page
 from .record import Record, Turn, What
 from .shaping import Headers, Shaper, Shaping
 from .streams import EventReader, ReplyReader
 
 if TYPE_CHECKING:
+    from ..messages import Message
     from .settings import Settings
 
 __all__ = ["Gateway"]
@@ -40,6 +47,8 @@ OWN = "x-ctxpipe-"
 SWITCH = "x-ctxpipe"
 """With the value "off" a request passes as it came."""
 SAVED = "x-ctxpipe-saved"
+UNAUTHORIZED = 401
+MAX_SHOWN = 300  # characters of a text on the page
 
 _HOP_BY_HOP = frozenset(
     {
@@ -113,6 +122,8 @@ class Gateway:
         if path == "/healthz" and is_own:
             return JSONResponse(self.record.health(is_off=self.is_off))
         token = self._guard.check(headers, is_page=is_own)
+        if is_own:
+            return HTMLResponse(write_page(self.record), headers=page_headers())
         url = self._url(request, path)
         known = format_of(request.method, path)
         if known is None:
@@ -163,6 +174,8 @@ class Gateway:
                     response = await self._ask_shaped(request, url, headers, raw, shaping)
                     what = "recovered"
             turn = _turn(shaping, what, reason, response.status_code)
+            if shaping is not None and self.settings.show_texts:
+                turn.text = _last_words(shaping.history.messages)
             chunks = self._observed(opened.pop_all(), shaper, shaping, response, turn, started)
             saved = {SAVED: str(shaping.conversation.saved)} if shaping is not None else {}
             return _reply(response, chunks, saved)
@@ -187,11 +200,13 @@ class Gateway:
             )
         except Refused:
             raise
+        except JSONDecodeError:
+            return None, "its body is not valid JSON"
         except Exception as error:
             logger.warning("not shaped, and sent as it came: %s", safe_text(error))
             logger.debug("the error was", exc_info=error)
-            return None, f"not shaped: {safe_text(error)}"
-        return shaping, "" if shaping is not None else "not ours to shape"
+            return None, f"an error: {safe_text(error)}"
+        return shaping, "" if shaping is not None else "not for us to shape"
 
     async def _recover(self, shaper: Shaper, shaping: Shaping, status: int, answer: bytes) -> bool:
         try:
@@ -268,7 +283,8 @@ class Gateway:
 
 
 def _error(status: int, text: str, path: str) -> Response:
-    return JSONResponse(error_body(status, text, path), status)
+    headers = {"www-authenticate": "Basic"} if status == UNAUTHORIZED else {}
+    return JSONResponse(error_body(status, text, path), status, headers)
 
 
 def _reply(
@@ -330,9 +346,21 @@ def _learn(shaper: Shaper, shaping: Shaping, events: Iterator[Any]) -> None:
         logger.warning("the bill of a reply could not be read: %s", safe_text(error))
 
 
+def _last_words(messages: Sequence[Message]) -> str:
+    """The beginning of what the user has said last in *messages*, in one line."""
+    for message in reversed(messages):
+        if message["role"] != "user":
+            continue
+        for block in as_blocks(message):
+            text = read(block, "text")
+            if isinstance(text, str) and text.strip():
+                return one_line(text)[:MAX_SHOWN]
+    return ""
+
+
 def _turn(shaping: Shaping | None, what: What, reason: str, status: int) -> Turn:
     if shaping is None:
-        return Turn("-", "-", "not shaped", reason=reason, status=status)
+        return Turn("", "", "not shaped", reason=reason, status=status)
     result = shaping.result
     left = [(report.stage, report.tokens_saved) for report in result.reports if report.tokens_saved]
     return Turn(

@@ -23,7 +23,8 @@ class Turn:
     """One request for a message, and what became of it.
 
     *sent* and *whole* are the raw tokens of what was sent and of the client's own history, *left*
-    says by stage what left the context in this turn.
+    says by stage what left the context in this turn. *text* is what the user has said last; it is
+    kept only where texts may be shown.
     """
 
     session: str
@@ -36,11 +37,13 @@ class Turn:
     status: int = 0
     seconds: float = 0.0
     dollars: float | None = None
+    text: str = field(default="", repr=False)
     number: int = 0
     at: float = field(default_factory=time.time)
 
     def __str__(self) -> str:
-        parts = [f"turn {self.number} of {self.session}: {self.what}"]
+        whose = f" of {self.session}" if self.session else ""
+        parts = [f"turn {self.number}{whose}: {self.what}"]
         if self.whole:
             parts.append(f"{self.sent:,} tokens sent instead of {self.whole:,}")
         parts += [f"{stage} took out {tokens:,}" for stage, tokens in self.left]
