@@ -34,7 +34,7 @@ from ctxpipe.lab.recall import ORACLES, Scored, cuts, mean_recall, run_pipeline
 from ctxpipe.lab.replay import PipelineMaker, Settings
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.lab.workbench import Workbench
-from ctxpipe.placeholders import Preview
+from ctxpipe.markers.placeholders import Preview
 from ctxpipe.prices import Prices
 from ctxpipe.stages.gates import RentOrBuyGate
 from ctxpipe.stages.offload import BatchOffload, DirectOffload

@@ -38,8 +38,8 @@ from ctxpipe import (
     TokenCounter,
     offload_tools,
 )
-from ctxpipe.edits.definitions import definitions
-from ctxpipe.stages import fold
+from ctxpipe.folding import folder
+from ctxpipe.folding.definitions import definitions
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.tools import answer
 
@@ -215,7 +215,7 @@ def search(size: int, make: Callable[[int], str], **given: Any) -> Make:
 
 def folding(extension: str, source: str, *, at_once: bool = True) -> Make:
     def prepare() -> tuple[Work, Callable[[], object]]:
-        fold._memo.cache_clear()  # noqa: SLF001 - nothing has been folded yet
+        folder._memo.cache_clear()  # noqa: SLF001 - nothing has been folded yet
         path = f"a.{extension}"
         return lambda: Folder().fold(
             [(path, source)]

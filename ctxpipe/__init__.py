@@ -14,9 +14,11 @@ if TYPE_CHECKING:
         SummaryFailed,
         VocabularyError,
     )
+    from .folding.fold import Folded
+    from .folding.folder import Folder
+    from .markers.placeholders import Preview
     from .messages import Message, Problem, ToolCall, ToolResult, check, pending_calls, split_system
     from .pipeline import ContextPipeline
-    from .placeholders import Preview
     from .prices import Prices, prices_of
     from .reports import Compacted, Detail, Offloaded, Outcome, Result, StageReport, Truncated
     from .session import Session
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
         load_archive,
         restore_files,
     )
-    from .stages.fold import Folded, Folder, fold_files
+    from .stages.fold import fold_files
     from .stages.gates import Gate, RatioGate, RentOrBuyGate
     from .stages.offload import (
         BatchOffload,
@@ -136,16 +138,18 @@ _NAMES = {
     ".edits.truncate": "truncate_conversation",
     ".errors": "CtxpipeError InvalidHistory SettingsError StorageError SummaryFailed "
     "VocabularyError",
+    ".folding.fold": "Folded",
+    ".folding.folder": "Folder",
+    ".markers.placeholders": "Preview",
     ".messages": "Message Problem ToolCall ToolResult check pending_calls split_system",
     ".pipeline": "ContextPipeline",
-    ".placeholders": "Preview",
     ".prices": "Prices prices_of",
     ".reports": "Compacted Detail Offloaded Outcome Result StageReport Truncated",
     ".session": "Session",
     ".session.sessions": "Sessions",
     ".stage": "Change Intent Skip Stage Turn",
     ".stages.compact": "Compact CompactResult Restore compact_messages load_archive restore_files",
-    ".stages.fold": "Folded Folder fold_files",
+    ".stages.fold": "fold_files",
     ".stages.gates": "Gate RatioGate RentOrBuyGate",
     ".stages.offload": "BatchOffload DirectOffload OffloadResult OffloadedMessage "
     "offload_tool_result offload_tool_results",

@@ -47,9 +47,9 @@ from .lab.terminal import (
 )
 from .lab.transcripts import STDIN, Transcript, read_transcript
 from .lab.workbench import Workbench
+from .markers.placeholders import quoted_file_names
 from .messages import strings
 from .names import session_folder
-from .placeholders import quoted_file_names
 from .prices import Prices, prices_of
 from .reports import Outcome
 from .storage.adoption import adopt as mark_adopted

@@ -16,9 +16,9 @@ from .runner import Record, Request, Runner, Thinking, Veto, is_long, stage_name
 from .session.client import check_usage
 from .session.session import CACHE_SECONDS, Session
 from .settings import COUNT, FUNCTION, SESSION_ID, Wanted, excerpt, instance_of, one_of
-from .threads import in_thread_if
 from .tokens import Budget, TokenCounter, as_counter
 from .tokens.counter import COUNTING
+from .workers.threads import in_thread_if
 
 if TYPE_CHECKING:
     from .messages import Message

@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from .placeholders import Preview
+from .agent_tools import WRITING_TOOLS
+from .markers.placeholders import Preview
 from .prices import Prices
 from .stage import Stage
 from .stages.compact import Compact, Restore
 from .stages.gates import RentOrBuyGate
-from .stages.offload import WRITING_TOOLS, BatchOffload, DirectOffload
+from .stages.offload import BatchOffload, DirectOffload
 from .stages.truncate import SmartTruncate
 from .storage import Archive, TextWriter
 from .storage.files import FileReader

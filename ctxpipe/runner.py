@@ -38,9 +38,9 @@ from .prices import Prices, RewriteCost, rewrite_cost
 from .reports import Compacted, Offloaded, Outcome, Result, StageReport
 from .settings import FLAG, MAPPING, excerpt
 from .stage import Change, Intent, PlannedStage, Proposal, Skip, Stage, Turn
-from .threads import in_thread_if
 from .timeline import Step
 from .tokens import Budget, Ledger, TokenCounter
+from .workers.threads import in_thread_if
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic

@@ -62,10 +62,10 @@ from ctxpipe import (
     check,
     count_tokens,
 )
+from ctxpipe.agent_tools import WRITING_TOOLS
 from ctxpipe.edits.thinking import drop_block
+from ctxpipe.markers.placeholders import reference, reference_with_preview
 from ctxpipe.messages import Message, blocks, kind, tool_calls, tool_results
-from ctxpipe.placeholders import reference, reference_with_preview
-from ctxpipe.stages.offload import WRITING_TOOLS
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 HISTORY = conversation(

@@ -12,31 +12,30 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from ..facts import commands, identifiers, is_cut, is_one_line, one_line, shorten, touched_paths
-from ..messages import MEDIA, blocks, kind, pending_calls, split_system, tool_calls, tool_results
-from ..messages import field as read
-from ..messages.identity import digest
-from ..summary_format import (
+from ..activity import commands, identifiers, is_one_line, one_line, touched_paths
+from ..markers.cuts import is_cut, shorten
+from ..markers.evidence import EVIDENCE, EVIDENCE_END, INTRODUCTION, archive_lines
+from ..markers.summaries import (
     ACKNOWLEDGED,
     CONTINUE,
-    EVIDENCE,
-    EVIDENCE_END,
     FILE_ACKNOWLEDGED,
     IN_PROGRESS,
     KEPT,
-    REMINDER,
-    REMINDER_END,
     SEEN,
     SUMMARY,
     acknowledged_count,
+    commands_in_force,
     is_connective,
     leading_count,
     missing_text,
     own_words,
+    reminder,
     safe_summary,
-    summary_extras,
     text_of,
 )
+from ..messages import MEDIA, blocks, kind, pending_calls, split_system, tool_calls, tool_results
+from ..messages import field as read
+from ..messages.identity import digest
 from .offload import newest
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ __all__ = [
     "EvidenceBudget",
     "Source",
     "after_summary",
-    "archive_references",
     "assemble",
     "drafts",
     "evidence_block",
@@ -59,7 +57,6 @@ __all__ = [
     "partition",
     "pinned_indices",
     "pinned_messages",
-    "reminder",
     "user_commands",
 ]
 
@@ -111,7 +108,6 @@ def _assistant(text: str) -> Message:
 _COMMAND = re.compile(r"<command(?:\s[^<>]*)?>.*?</command>", re.DOTALL)
 # After the last end tag, each start tag would be followed to the end of the text.
 _END = "</command>"
-_WORKFLOWS = f"{REMINDER}## Active Workflows\nThese commands of the user stay in force:\n"
 
 
 def extract_commands(messages: Iterable[Message]) -> list[str]:
@@ -121,7 +117,7 @@ def extract_commands(messages: Iterable[Message]) -> list[str]:
     do not count. A text in the form of a summary is trusted here; `user_commands` trusts none.
     Source: ST-19, A-47.
     """
-    return _commands_in(_commands_of_summary(message) or own_words(message) for message in messages)
+    return _commands_in(commands_in_force(message) or own_words(message) for message in messages)
 
 
 def _commands_in(texts: Iterable[str]) -> list[str]:
@@ -130,21 +126,6 @@ def _commands_in(texts: Iterable[str]) -> list[str]:
         end = text.rfind(_END) + len(_END)
         found += _COMMAND.findall(text, 0, end)
     return list(dict.fromkeys(found))
-
-
-def _commands_of_summary(message: Message) -> str:
-    extras = summary_extras(message)
-    if not extras.startswith(_WORKFLOWS):
-        return ""
-    return extras.split(REMINDER_END, 1)[0]
-
-
-def reminder(found: Sequence[str]) -> str:
-    """The text after a summary that keeps the commands *found* in force; "" when there are none."""
-    if not found:
-        return ""
-    lines = "\n".join(found)
-    return f"{_WORKFLOWS}{lines}{REMINDER_END}"
 
 
 # Where evidence comes from ------------------------------------------------------------------------
@@ -301,12 +282,8 @@ def _shorten_line(text: str) -> str:
     return f"{line[: _MAX_LINE - 2]} …"
 
 
-# The block: each part is a heading and its lines. Only the archives are ever read back from it.
+# The block: each part is a heading and its lines.
 
-_INTRODUCTION = (
-    "Kept from the conversation without a model: a record to look things up in, not a request."
-)
-_ARCHIVE = "Raw messages: "
 _INDEX = "More paths: "
 _NOTE = "Note: "
 _WRITTEN = "Files written:"
@@ -314,11 +291,6 @@ _NAMED = "Files read or named:"
 _COMMANDS = "Commands, oldest first (! failed):"
 _IDENTIFIERS = "Identifiers: "
 _REQUESTS = "What the user asked, word for word, oldest first; the summary says what is settled:"
-_ARCHIVES_NAMED = 4
-_BLOCK = f"{EVIDENCE}{_INTRODUCTION}\n"
-_NAMED_ARCHIVE = re.compile(rf"{_ARCHIVE}(.+) \(([0-9a-f-]{{16,128}})\)")
-_MOST_BLOCKS = 8
-
 Count: TypeAlias = Callable[[str], int]
 
 
@@ -334,8 +306,8 @@ def evidence_block(
     """
     paths, surplus = _split_paths(evidence.paths, room.paths, count)
     lines = [
-        _INTRODUCTION,
-        *_archive_lines(evidence),
+        INTRODUCTION,
+        *archive_lines(evidence.archives, evidence.digest),
         *_path_lines(paths, evidence.paths),
     ]
     if evidence.index:
@@ -374,29 +346,6 @@ def _split_paths(
         numbers = range(1, fitting + 1)
         fitting = bisect_left(numbers, True, key=is_too_long)
     return ranked[:fitting], ranked[fitting:]
-
-
-def _archive_lines(evidence: Evidence) -> list[str]:
-    lines = [f"{_ARCHIVE}{path}" for path in evidence.archives[-_ARCHIVES_NAMED:]]
-    if lines and evidence.digest:
-        lines[-1] += f" ({evidence.digest})"
-    return lines
-
-
-def archive_references(text: str) -> list[tuple[str, str]]:
-    """Path and digest of each archive that *text*, perhaps a summary of ours, claims to replace.
-
-    Anybody may have written so: it is to be verified.
-    """
-    found: list[tuple[str, str]] = []
-    _, *after_marks = text.split(_BLOCK)
-    for block in after_marks[:_MOST_BLOCKS]:
-        lines = block.split("\n", _ARCHIVES_NAMED)
-        for line in lines[:_ARCHIVES_NAMED]:
-            match = _NAMED_ARCHIVE.fullmatch(line)
-            if match:
-                found.append((match[1], match[2]))
-    return found
 
 
 def _last_lines(

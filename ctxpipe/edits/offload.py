@@ -12,6 +12,14 @@ from decimal import Decimal
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ..agent_tools import GUTTER
+from ..markers.placeholders import (
+    MAX_SHOWN,
+    any_reference,
+    is_batch,
+    reference,
+    reference_with_preview,
+)
 from ..messages import (
     MEDIA,
     ToolCall,
@@ -28,8 +36,7 @@ from ..messages import (
 )
 from ..messages import field as read
 from ..names import safe_name
-from ..pieces import overlapping_pieces
-from ..placeholders import BATCH, MAX_SHOWN, any_reference, reference, reference_with_preview
+from ..workers.pieces import overlapping_pieces
 
 if TYPE_CHECKING:
     from ..messages import Block, Message
@@ -42,7 +49,6 @@ __all__ = [
     "Scan",
     "Selection",
     "characters",
-    "is_batch",
     "is_placeholder",
     "newest",
     "passes",
@@ -215,7 +221,6 @@ def _text_blocks(content: Iterable[Block] | None) -> list[Block]:
 
 MOST_COMPARED = 10_000_000  # characters
 _STEP_CHARS = 2**18
-_GUTTER = re.compile(r"^[ \t]*[0-9]{1,9}(?:[→│|:] ?|\t)")
 
 
 def contains_excerpt(stored: str, text: str, start: int, end: int) -> bool:
@@ -238,7 +243,7 @@ def contains_excerpt(stored: str, text: str, start: int, end: int) -> bool:
     stored_lines = _frame(map(str.rstrip, _lines(stored)))
     if _frame(lines) in stored_lines:
         return True
-    unnumbered = [_GUTTER.sub("", line) for line in lines]
+    unnumbered = [GUTTER.sub("", line) for line in lines]
     return _frame(unnumbered) in stored_lines
 
 
@@ -445,16 +450,6 @@ def first_batch_placeholder(messages: Sequence[Message]) -> tuple[int, int] | No
             places.append(call.place)
             break
     return min(places, default=None)
-
-
-_BATCH_START = BATCH.split("{}")[0]
-
-
-def is_batch(text: str) -> bool:
-    """Whether *text* is a placeholder of batch offloading."""
-    if not text.startswith(_BATCH_START):
-        return False
-    return any_reference(text, MAX_SHOWN) is not None
 
 
 def protected_from(messages: Sequence[Message], keep_recent: int) -> int:

@@ -5,7 +5,6 @@ First tool calls are filtered out, then a block is deleted from the centre.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -14,6 +13,9 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
+from ..agent_tools import READING_TOOLS, ReadingTools
+from ..markers.folds import is_folded
+from ..markers.placeholders import MAX_SHOWN, any_reference
 from ..messages import (
     THINKING,
     as_blocks,
@@ -26,12 +28,11 @@ from ..messages import (
     tool_results,
 )
 from ..messages import field as read
-from ..placeholders import MAX_SHOWN, any_reference
 from .compact import extract_commands
 from .groups import groups, has_compaction, server_spans
 from .offload import newest
 from .thinking import open_loop
-from .views import READING_TOOLS, ReadingTools, viewed_path
+from .views import viewed_path
 
 if TYPE_CHECKING:
     from ..messages import Block, Message
@@ -66,7 +67,6 @@ Either ceil(excess / average) messages, or whole turns until the excess is cover
 MIDDLE_START = Fraction(1, 6)
 MIDDLE_END = Fraction(5, 6)
 
-_FOLDED = re.compile(r"<system-reminder>\n## File Context: ")
 _MOST_FOLDED = 50_000  # characters of a text that is taken for a folded file
 _MOST_WIDENING = 64
 
@@ -162,7 +162,7 @@ class FileView:
             return False
         if len(self.text) > _MOST_FOLDED:
             return True
-        return not _FOLDED.match(self.text)
+        return not is_folded(self.text)
 
 
 def file_views(

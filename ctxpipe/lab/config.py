@@ -24,8 +24,8 @@ from dataclasses import Field, dataclass, fields, replace
 from typing import Any
 
 from ..errors import SettingsError
+from ..markers.placeholders import Preview
 from ..pipeline import ContextPipeline
-from ..placeholders import Preview
 from ..prices import Prices
 from ..settings import Setting
 from ..stage import Stage

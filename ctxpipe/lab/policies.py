@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from .. import presets
 from ..errors import SettingsError
+from ..markers.placeholders import Preview
 from ..pipeline import ContextPipeline
-from ..placeholders import Preview
 from ..prices import Prices
 from ..stage import Stage
 from ..stages.compact import Compact, Restore

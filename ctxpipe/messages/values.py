@@ -18,7 +18,7 @@ from io import StringIO
 from typing import Any, cast
 
 from ..errors import InvalidHistory
-from ..pieces import pieces
+from ..workers.pieces import pieces
 from .bulk import MAPPINGS, is_heavier
 
 __all__ = [

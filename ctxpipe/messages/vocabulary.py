@@ -23,7 +23,9 @@ else:  # importing anthropic takes seconds; at run time a message is a plain dic
 __all__ = [
     "CALLS",
     "MEDIA",
+    "ROLES",
     "SERVER_CALLS",
+    "SPOKEN",
     "THINKING",
     "Block",
     "Message",
@@ -40,6 +42,8 @@ __all__ = [
     "kind",
     "pending_calls",
     "program",
+    "result_text",
+    "results_by_id",
     "rewrite",
     "same_at_end",
     "split_system",
@@ -52,6 +56,8 @@ __all__ = [
 Block: TypeAlias = object
 """A content block: a mapping, or a model object of the anthropic SDK. Read it with `field`."""
 
+ROLES = frozenset({"user", "assistant", "system"})
+SPOKEN = frozenset({"text", "thinking"})  # blocks that hold their text under the name of their type
 THINKING = frozenset({"thinking", "redacted_thinking"})
 MEDIA = frozenset({"image", "document"})
 SERVER_CALLS = frozenset({"server_tool_use", "mcp_tool_use"})
@@ -220,6 +226,25 @@ def tool_results(
                 content=field(block, "content"),
                 is_error=bool(field(block, "is_error", False)),
             )
+
+
+def results_by_id(messages: Sequence[Message]) -> dict[str, Block]:
+    """The tool_result blocks, by the id of their call; the last one where an id is repeated."""
+    return {result.tool_use_id: result for result in tool_results(messages)}
+
+
+def result_text(result: object) -> str:
+    """The text of a tool result; media and other blocks are named in brackets."""
+    content = field(result, "content")
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(_part_text(part) for part in content)
+
+
+def _part_text(part: object) -> str:
+    if kind(part) == "text":
+        return field(part, "text") or ""
+    return f"[{kind(part)}]"
 
 
 def pending_calls(messages: Sequence[Message]) -> list[ToolCall]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import StorageError
 from ..messages import as_json, is_encodable
-from ..threads import in_thread, in_thread_if
+from ..workers.threads import in_thread, in_thread_if
 
 if TYPE_CHECKING:
     from ..storage import JournalStorage

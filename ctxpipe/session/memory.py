@@ -13,9 +13,9 @@ from ..errors import SettingsError, StorageError, safe_text
 from ..messages import common_prefix, ensure_messages, is_bulky
 from ..messages.identity import says_the_same
 from ..settings import excerpt
-from ..threads import in_thread, in_thread_if
 from ..timeline import Step, Timeline
 from ..words import count_phrase
+from ..workers.threads import in_thread, in_thread_if
 from .journal import DAMAGED, Entry, Journal, chain
 from .lost_files import write_lost_files
 from .packing import Packing, Replay

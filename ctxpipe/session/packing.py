@@ -18,8 +18,8 @@ from ..messages import as_json, ensure_messages, is_encodable, strings
 from ..messages.identity import digest_of, parse, says_the_same, without_marks
 from ..names import session_folder
 from ..storage.records import redact_except_folder, redact_message
-from ..threads import in_thread_if
 from ..timeline import Step, Timeline
+from ..workers.threads import in_thread_if
 
 if TYPE_CHECKING:
     from ..messages import Message

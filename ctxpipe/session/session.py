@@ -21,7 +21,6 @@ from contextlib import (
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from ..clients import check_client
 from ..edits.thinking import mark_stale
 from ..errors import SettingsError
 from ..messages import ensure_messages, field, is_bulky
@@ -29,13 +28,13 @@ from ..messages.identity import says_the_same
 from ..refusals import LEAST_SHARE, Refusal, as_refusal, read_refusal
 from ..reports import Result
 from ..runner import Request, Runner, model_of
-from ..settings import FLAG, FUNCTION, NUMBER, SESSION_ID, excerpt
+from ..settings import FLAG, FUNCTION, NUMBER, SESSION_ID, check_client, excerpt
 from ..stages.compact import Compact
 from ..storage.protocol import JOURNAL_STORAGE
-from ..threads import in_thread_if
 from ..tokens.billed import cached_tokens
 from ..tokens.ledger import is_possible
 from ..words import count_phrase
+from ..workers.threads import in_thread_if
 from .client import (
     check_usage,
     has_usage,

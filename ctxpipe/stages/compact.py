@@ -15,9 +15,8 @@ import anyio
 from anyio import to_thread
 
 from ..edits import compact
-from ..edits.restore import COMMON_WRITING_TOOLS
-from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS
 from ..errors import SettingsError, StorageError, SummaryFailed, safe_text
+from ..markers.summaries import reminder, safe_summary
 from ..messages import ensure_messages, has_thinking
 from ..names import session_folder
 from ..reports import Compacted
@@ -50,9 +49,8 @@ from ..summarizers import (
     summarize_with_retry,
 )
 from ..summarizers.protocol import summarizer_name
-from ..summary_format import safe_summary
-from ..threads import in_thread
 from ..tokens import Counting, as_counter, should_compact
+from ..workers.threads import in_thread
 from .archive import archive_digest, archive_record, load_archive
 from .attempts import Attempts
 from .layout import (
@@ -76,9 +74,6 @@ if TYPE_CHECKING:
     from ..tokens import TokenCounter
 
 __all__ = [
-    "COMMON_READING_TOOLS",
-    "COMMON_WRITING_TOOLS",
-    "READING_TOOLS",
     "Compact",
     "CompactResult",
     "CompactStats",
@@ -216,7 +211,7 @@ async def compact_messages(
     if fold_unrestored:
         folded = await fold_texts(restored.unfit, counter)
     commands = compact.extract_commands(rest)
-    parts = [safe_summary(summary.text) + compact.reminder(commands), *folded.values()]
+    parts = [safe_summary(summary.text) + reminder(commands), *folded.values()]
     text = "\n\n".join(parts)
     return await _largest_smaller_result(
         _Original(messages, head, rest, path), text, restored, counter

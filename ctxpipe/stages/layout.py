@@ -12,7 +12,7 @@ from ..errors import SettingsError, StorageError, safe_text
 from ..names import session_folder
 from ..settings import excerpt
 from ..storage import TextWriter
-from ..threads import in_thread
+from ..workers.threads import in_thread
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -63,7 +63,7 @@ def folder_or_default(folder: FileFolder | None, counter: TokenCounter) -> FileF
     """*folder*, by default one that keeps the names which the files define (A-48)."""
     if folder is not None:
         return folder
-    from .fold import Folder  # here: it brings the parser
+    from ..folding.folder import Folder  # here: it brings the parser
 
     return Folder(counter=counter)
 

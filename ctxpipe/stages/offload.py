@@ -13,8 +13,18 @@ from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ..agent_tools import READ_BACK_TOOLS
 from ..edits import offload
 from ..errors import InvalidHistory, SettingsError, StorageError, safe_text
+from ..markers.placeholders import (
+    BATCH,
+    DIRECT,
+    MAX_SHOWN,
+    Preview,
+    any_reference,
+    placeholder,
+    reference,
+)
 from ..messages import (
     ToolCall,
     ToolResult,
@@ -27,7 +37,6 @@ from ..messages import (
 )
 from ..messages import field as read
 from ..names import safe_name, session_folder
-from ..placeholders import BATCH, DIRECT, MAX_SHOWN, Preview, any_reference, placeholder, reference
 from ..reports import Offloaded
 from ..settings import (
     CALLABLE,
@@ -46,7 +55,7 @@ from ..settings import (
 )
 from ..stage import Change, Skip, Stored, Turn
 from ..storage import LocalStorage, TextReader, TextWriter
-from ..threads import in_thread, in_thread_if
+from ..workers.threads import in_thread, in_thread_if
 from .gates import Gate, RatioGate
 from .references import check_reference, visible_path
 
@@ -55,8 +64,6 @@ if TYPE_CHECKING:
     from ..messages import Message
 
 __all__ = [
-    "READ_BACK_TOOLS",
-    "WRITING_TOOLS",
     "BatchOffload",
     "DirectOffload",
     "OffloadResult",
@@ -70,30 +77,6 @@ Place: TypeAlias = tuple[int, int]
 
 _NAME = r"[A-Za-z0-9_-](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?"
 _SAMPLE = "SAMPLEOFANAME"
-
-READ_BACK_TOOLS = frozenset({"read_offloaded", "search_offloaded"})
-"""Our own reading tools, whose results are never offloaded (A-27)."""
-
-WRITING_TOOLS = frozenset(
-    {
-        "write_file",
-        "create_file",
-        "edit_file",
-        "Write",
-        "Edit",
-        "MultiEdit",
-        "NotebookEdit",
-        "ExitPlanMode",
-        "write",
-        "edit",
-        "create",
-        "apply_patch",
-        "str_replace_editor",
-        "str_replace_based_edit_tool",
-    }
-)
-"""Tools of common agents whose inputs hold whole texts; a value for `BatchOffload.inputs`."""
-
 
 # The functions, literal to the requirements -------------------------------------------------------
 

@@ -7,8 +7,8 @@ import string
 from pathlib import PurePath
 
 from ..errors import SettingsError
-from ..placeholders import BATCH
-from ..placeholders import reference as path_in
+from ..markers.placeholders import BATCH
+from ..markers.placeholders import reference as path_in
 
 __all__ = ["check_reference", "visible_path"]
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
+from ..activity import is_one_line
+from ..agent_tools import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..edits.restore import (
     WorkingFile,
     restored_message,
@@ -18,9 +20,7 @@ from ..edits.restore import (
     was_changed,
     working_set,
 )
-from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..errors import SettingsError, StorageError
-from ..facts import is_one_line
 from ..messages import ensure_messages
 from ..settings import (
     FLAG,
@@ -37,8 +37,8 @@ from ..settings import (
 )
 from ..storage.files import FileReader, FileText, LocalFiles, name_below
 from ..storage.secrets import is_secret
-from ..threads import in_thread
 from ..tokens import Counting, TokenCounter, as_counter
+from ..workers.threads import in_thread
 
 if TYPE_CHECKING:
     from ..messages import Message

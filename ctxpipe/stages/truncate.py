@@ -11,11 +11,11 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
+from ..agent_tools import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..edits import truncate
 from ..edits.compact import pinned_indices
 from ..edits.groups import after_compaction, has_compaction
 from ..edits.truncate import MIDDLE_END, MIDDLE_START, FileView, Part, Window
-from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..errors import SettingsError, StorageError, safe_text
 from ..messages import ensure_messages, rewrite
 from ..reports import Truncated
@@ -32,8 +32,8 @@ from ..settings import (
 from ..stage import Change, Skip, Turn
 from ..storage import Archive
 from ..storage.protocol import ARCHIVE
-from ..threads import in_thread
 from ..tokens import Counting, TokenCounter, as_counter
+from ..workers.threads import in_thread
 from .archive import archive_record
 from .layout import FileFolder, check_folder, folder_or_default
 

@@ -20,10 +20,9 @@ from anyio import CapacityLimiter, sleep, to_thread
 from anyio.lowlevel import RunVar
 
 from ..errors import SettingsError, StorageError
+from ..markers.placeholders import quoted_file_names
 from ..messages import ensure_messages, strings
 from ..names import content_hash, safe_name, session_folder, with_suffix
-from ..pieces import pieces
-from ..placeholders import quoted_file_names
 from ..settings import (
     FLAG,
     FUNCTION,
@@ -35,6 +34,7 @@ from ..settings import (
     excerpt,
     one_of,
 )
+from ..workers.pieces import pieces
 from .atomic import STALE_SECONDS, claim, exists, read_bytes, sync, temporary_file
 from .cleanup import (
     JOURNAL,

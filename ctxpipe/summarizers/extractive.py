@@ -8,19 +8,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..facts import (
-    is_about_file,
-    is_failure,
+from ..activity import is_about_file, is_failure, target, touched_paths
+from ..agent_tools import PLAN_NAME
+from ..markers.cuts import shorten
+from ..markers.summaries import acknowledged_count, own_words, summary_body
+from ..messages import (
+    ToolCall,
+    compact_json,
     result_text,
     results_by_id,
-    shorten,
-    target,
-    touched_paths,
+    texts,
+    tool_calls,
+    tool_results,
 )
-from ..messages import ToolCall, compact_json, texts, tool_calls, tool_results
 from ..settings import COUNT, FLAG, SUMMARY_MAX_WORDS, check_settings, setting
-from ..summary_format import acknowledged_count, own_words, summary_body
-from ..threads import in_thread
+from ..workers.threads import in_thread
 from .protocol import Summary
 
 if TYPE_CHECKING:
@@ -54,7 +56,6 @@ _DECISION = re.compile(
 _ERROR_LINE = re.compile(
     r"error|exception|fail|not found|denied|cannot|fatal|panic|错误|失败", re.IGNORECASE
 )
-_PLAN_TOOL = re.compile(r"todo|plan|task", re.IGNORECASE)
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 
 
@@ -206,7 +207,7 @@ def _status(messages: Sequence[Message]) -> list[str]:
     results = results_by_id(messages)
     calls = list(tool_calls(messages))
     lines: list[str] = []
-    plans = [call for call in calls if _PLAN_TOOL.search(call.name) and call.input]
+    plans = [call for call in calls if PLAN_NAME.search(call.name) and call.input]
     if plans:
         lines.append(f"the plan, as last noted: {_line(compact_json(plans[-1].input), 600)}")
     for call in calls[-6:]:

@@ -11,13 +11,22 @@ from inspect import Parameter, Signature, isawaitable, signature
 from typing import TYPE_CHECKING
 
 from ..errors import SettingsError
-from ..facts import result_text, shorten
-from ..messages import MEDIA, THINKING, blocks, compact_json, field, kind, without_surrogates
+from ..markers.cuts import shorten
+from ..markers.summaries import acknowledged_count, summary_body
+from ..messages import (
+    MEDIA,
+    THINKING,
+    blocks,
+    compact_json,
+    field,
+    kind,
+    result_text,
+    without_surrogates,
+)
 from ..settings import COUNT, SIZE, SUMMARY_MAX_WORDS, SUMMARY_MODEL, TEXT, check_settings, setting
-from ..summary_format import acknowledged_count, summary_body
-from ..threads import in_thread
 from ..tokens import Counting, as_counter, conservative
 from ..tokens.counter import COUNTING
+from ..workers.threads import in_thread
 from .protocol import PromptTooLong, Summary
 
 if TYPE_CHECKING:

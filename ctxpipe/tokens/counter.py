@@ -13,7 +13,7 @@ from ..callables import is_async
 from ..errors import SettingsError
 from ..messages import Block, Message, compact_json, deep_copy, is_bulky, is_equal
 from ..settings import FUNCTION, SIZE, Wanted, excerpt
-from ..threads import in_thread
+from ..workers.threads import in_thread
 from . import parts
 from .encoders import Encoder, Function, Tiktoken
 from .memo import Memo

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..errors import SettingsError
 from ..messages import is_encodable, without_surrogates
-from ..pieces import pieces
+from ..workers.pieces import pieces
 from . import cuts, vocabulary
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from ..messages import Message, is_equal
 from ..messages import field as read
-from ..threads import in_thread_if
+from ..workers.threads import in_thread_if
 from .billed import context_tokens, part_after_summary, server_summary
 from .counter import Counting, TokenCounter, as_counter
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from ..edits.search import literal_matches, regex_matches
 from ..errors import SettingsError, StorageError
+from ..markers.placeholders import MAX_PATH
 from ..names import session_folder
-from ..placeholders import MAX_PATH
-from ..processes import in_process
 from ..settings import COUNT, excerpt
 from ..storage import TextReader
-from ..threads import in_thread
+from ..workers.processes import in_process
+from ..workers.threads import in_thread
 from .tool import Tool, ToolInputError
 
 if TYPE_CHECKING:

@@ -30,7 +30,9 @@ from ctxpipe import (
     offload_tool_results,
 )
 from ctxpipe.edits.compact import assemble, extract_commands, partition
-from ctxpipe.edits.fold import (
+from ctxpipe.edits.offload import prescan
+from ctxpipe.edits.truncate import middle_range, truncate_conversation
+from ctxpipe.folding.fold import (
     Definition,
     Section,
     drop_count,
@@ -38,8 +40,6 @@ from ctxpipe.edits.fold import (
     format_sections,
     merge_functions,
 )
-from ctxpipe.edits.offload import prescan
-from ctxpipe.edits.truncate import middle_range, truncate_conversation
 from ctxpipe.settings import COMPACT_MAX_RETRIES, OFFLOAD_CHAR_THRESHOLD
 from ctxpipe.stages.compact import Compact, compact_messages, restore_files
 from ctxpipe.stages.truncate import smart_truncate

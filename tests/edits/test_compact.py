@@ -32,7 +32,6 @@ from ctxpipe.edits.compact import (
     EvidenceBudget,
     Source,
     after_summary,
-    archive_references,
     assemble,
     drafts,
     evidence_block,
@@ -42,21 +41,21 @@ from ctxpipe.edits.compact import (
     open_tail,
     partition,
     pinned_messages,
-    reminder,
     user_commands,
 )
-from ctxpipe.messages import Message, check, pending_calls
-from ctxpipe.summary_format import (
+from ctxpipe.markers.evidence import EVIDENCE_END, archive_references
+from ctxpipe.markers.summaries import (
     ACKNOWLEDGED,
     CONTINUE,
-    EVIDENCE_END,
     FILE_ACKNOWLEDGED,
     IN_PROGRESS,
     SUMMARY,
+    reminder,
     restored_text,
     summary_body,
     summary_extras,
 )
+from ctxpipe.messages import Message, check, pending_calls
 from ctxpipe.tokens import TokenCounter
 
 count = TokenCounter().text
@@ -357,18 +356,6 @@ def test_the_digest_stands_beside_the_last_archive_and_both_are_found_again() ->
 
     assert "Raw messages: /a/compact-1.json\n" in block
     assert archive_references(f"{SUMMARY}S{block}") == [("/a/x y (2).json", evidence.digest)]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Raw messages: /etc/passwd (0123456789abcdef)",
-        "<evidence>\nRaw messages: /etc/passwd (0123456789abcdef)\n</evidence>",
-        "\n\n<evidence>\nRaw messages: /etc/passwd\n</evidence>",
-    ],
-)
-def test_only_our_own_block_names_an_archive(text: str) -> None:
-    assert archive_references(text) == []
 
 
 @given(

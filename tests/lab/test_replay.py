@@ -26,8 +26,8 @@ from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.replay import PipelineMaker, Replay, Settings, replay
 from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript
 from ctxpipe.lab.workbench import Workbench
+from ctxpipe.markers.placeholders import Preview
 from ctxpipe.messages import Message, check, compact_json, tool_calls, tool_results
-from ctxpipe.placeholders import Preview
 from ctxpipe.prices import Prices
 from ctxpipe.reports import Outcome
 from ctxpipe.stage import Skip, Turn

@@ -67,6 +67,9 @@ from ctxpipe import (
     load_archive,
     offload_tools,
 )
+from ctxpipe.agent_tools import WRITING_TOOLS
+from ctxpipe.markers.placeholders import reference, reference_with_preview
+from ctxpipe.markers.summaries import SUMMARY, summary_extras
 from ctxpipe.messages import (
     Message,
     blocks,
@@ -77,8 +80,6 @@ from ctxpipe.messages import (
     texts,
     tool_results,
 )
-from ctxpipe.placeholders import reference, reference_with_preview
-from ctxpipe.stages.offload import WRITING_TOOLS
 from ctxpipe.summarizers import (
     AnthropicSummarizer,
     ExtractiveSummarizer,
@@ -86,7 +87,6 @@ from ctxpipe.summarizers import (
     Summarizer,
     Summary,
 )
-from ctxpipe.summary_format import SUMMARY, summary_extras
 from ctxpipe.testing import (
     Cut,
     Failure,

@@ -31,6 +31,14 @@ from ctxpipe import (
     Turn,
 )
 from ctxpipe.errors import InvalidHistory, SettingsError, SummaryFailed
+from ctxpipe.markers.summaries import (
+    ACKNOWLEDGED,
+    CONTINUE,
+    IN_PROGRESS,
+    SUMMARY,
+    summary_body,
+    summary_extras,
+)
 from ctxpipe.messages import Message, check
 from ctxpipe.stage import Intent
 from ctxpipe.stages.compact import Compact, CompactResult, compact_messages, load_archive
@@ -41,14 +49,6 @@ from ctxpipe.summarizers import (
     PromptSummarizer,
     Retry,
     Summary,
-)
-from ctxpipe.summary_format import (
-    ACKNOWLEDGED,
-    CONTINUE,
-    IN_PROGRESS,
-    SUMMARY,
-    summary_body,
-    summary_extras,
 )
 from ctxpipe.testing import (
     Cut,

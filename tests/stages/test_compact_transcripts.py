@@ -14,9 +14,10 @@ from histories import said
 
 from ctxpipe import Budget, Compacted, ContextPipeline, LocalStorage, Restore
 from ctxpipe.edits.repair import repair
+from ctxpipe.markers.evidence import EVIDENCE, EVIDENCE_END
+from ctxpipe.markers.summaries import own_words, summary_body
 from ctxpipe.messages import Message, check
 from ctxpipe.stages.compact import Compact, load_archive
-from ctxpipe.summary_format import EVIDENCE, EVIDENCE_END, own_words, summary_body
 
 pytestmark = pytest.mark.shared
 

@@ -37,9 +37,9 @@ from ctxpipe import (
     offload_tool_result,
     offload_tool_results,
 )
+from ctxpipe.agent_tools import WRITING_TOOLS
+from ctxpipe.markers.placeholders import reference
 from ctxpipe.messages import Message, blocks, check, tool_calls, tool_results
-from ctxpipe.placeholders import reference
-from ctxpipe.stages.offload import WRITING_TOOLS
 from ctxpipe.tokens import vocabulary
 
 LOG = "\n".join(

@@ -54,8 +54,8 @@ from ctxpipe import (
     count_tokens,
     repair,
 )
+from ctxpipe.agent_tools import COMMON_READING_TOOLS
 from ctxpipe.edits.truncate import last_turn
-from ctxpipe.edits.views import COMMON_READING_TOOLS
 from ctxpipe.messages import Message, blocks, kind, split_system, tool_calls, tool_results
 from ctxpipe.stages.archive import load_archive
 from ctxpipe.stages.truncate import SmartTruncate, smart_truncate

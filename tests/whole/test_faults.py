@@ -39,8 +39,8 @@ from ctxpipe import (
     SmartTruncate,
     StorageError,
 )
+from ctxpipe.markers.placeholders import reference
 from ctxpipe.messages import Message, tool_results
-from ctxpipe.placeholders import reference
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 TABLE: list[tuple[str, str, str, str]] = []

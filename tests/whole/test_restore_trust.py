@@ -16,10 +16,10 @@ import pytest
 from histories import assistant, conversation, step, tool_result, tool_use, user
 
 from ctxpipe import Budget, Compact, Compacted, ContextPipeline, LocalStorage, Restore, presets
-from ctxpipe.edits.repair import INTERRUPTED
-from ctxpipe.edits.restore import COMMON_WRITING_TOOLS, working_set
-from ctxpipe.edits.views import COMMON_READING_TOOLS
+from ctxpipe.agent_tools import COMMON_READING_TOOLS, COMMON_WRITING_TOOLS
+from ctxpipe.edits.restore import working_set
 from ctxpipe.errors import SettingsError, StorageError
+from ctxpipe.markers.repairs import INTERRUPTED
 from ctxpipe.messages import Message
 from ctxpipe.storage.files import FileText, LocalFiles
 from ctxpipe.storage.secrets import is_secret

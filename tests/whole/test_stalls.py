@@ -21,12 +21,12 @@ from ctxpipe import (
     LocalStorage,
     Message,
     SmartTruncate,
-    facts,
-    pieces,
+    activity,
     runner,
 )
 from ctxpipe.edits import offload, truncate
 from ctxpipe.messages import bulk, compact_json, is_bulky, is_encodable, values, without_surrogates
+from ctxpipe.workers import pieces
 
 
 class Threads:
@@ -186,10 +186,10 @@ def test_words_are_found_in_pieces_as_in_the_whole(text: str, size: int) -> None
 
 def test_identifiers_are_those_of_the_whole_text(monkeypatch: pytest.MonkeyPatch) -> None:
     history = conversation(user("see PROJ-123, a1b2c3d4 " * 50), assistant("PROJ-123 a1b2c3d4"))
-    whole = facts.identifiers(history)
+    whole = activity.identifiers(history)
     monkeypatch.setattr(pieces, "_SEARCH_CHARS", 40)
 
-    assert facts.identifiers(history) == whole == ["PROJ-123", "a1b2c3d4"]
+    assert activity.identifiers(history) == whole == ["PROJ-123", "a1b2c3d4"]
 
 
 @given(

@@ -17,9 +17,9 @@ from jobs import die, fail_after_one, hoard, measure, spin, spin_in_c
 from places import SUPPORT
 from processes import python
 
-from ctxpipe import processes
-from ctxpipe.processes import Answers, in_process
-from ctxpipe.worker import READY, Job, serve
+from ctxpipe.workers import processes
+from ctxpipe.workers.processes import Answers, in_process
+from ctxpipe.workers.worker import READY, Job, serve
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +122,7 @@ def test_a_worker_imports_nothing_that_its_job_does_not_need() -> None:
         "{'anyio', 'asyncio', 'anthropic', 'tiktoken', 'opentelemetry', 'tenacity', 'regex', "
         "'ast_grep_py'}"
     )
-    modules = "ctxpipe.worker, ctxpipe.edits.definitions, ctxpipe.edits.search"
+    modules = "ctxpipe.workers.worker, ctxpipe.folding.definitions, ctxpipe.edits.search"
 
     assert python(f"import sys, {modules}; print({heavy} & sys.modules.keys())") == "set()"
 
@@ -155,7 +155,7 @@ PARENT = """
 import sys, anyio, threading
 sys.path.insert(0, {tests!r})
 import jobs
-from ctxpipe.processes import in_process
+from ctxpipe.workers.processes import in_process
 
 async def main():
     await in_process(jobs.{work}, [sys.argv[1]], seconds={seconds}, memory_bytes=2**30)
@@ -193,7 +193,7 @@ def test_a_worker_that_hears_of_no_death_ends_by_its_own_alarm(tmp_path: Path) -
     command = [
         sys.executable,
         "-c",
-        "import ctxpipe.worker as w; w._ask_for_end_with_parent = lambda: None; w.main()",
+        "import ctxpipe.workers.worker as w; w._ask_for_end_with_parent = lambda: None; w.main()",
     ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     given = pickle.dumps(job) + pickle.dumps(str(file)) + pickle.dumps(None)
@@ -215,7 +215,7 @@ def test_a_worker_whose_input_ends_ends_itself(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-c",
-        "import ctxpipe.worker as w; w._ask_for_end_with_parent = lambda: None; w.main()",
+        "import ctxpipe.workers.worker as w; w._ask_for_end_with_parent = lambda: None; w.main()",
     ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     worker = subprocess.Popen(

@@ -11,10 +11,11 @@ import anyio
 import pytest
 from places import SOURCES
 
-from ctxpipe import processes
-from ctxpipe.stages import fold as stage
-from ctxpipe.stages.fold import Folder, fold_files
+from ctxpipe.folding import folder
+from ctxpipe.folding.folder import Folder
+from ctxpipe.stages.fold import fold_files
 from ctxpipe.tokens import TokenCounter
+from ctxpipe.workers import processes
 
 FILES = [
     (path.name, path.read_text("utf-8"))
@@ -26,9 +27,9 @@ FILES = [(path, text) for path, text in FILES if not path.endswith(".names")]
 
 @pytest.fixture(autouse=True)
 def nothing_remembered() -> Iterator[None]:
-    stage._memo.cache_clear()
+    folder._memo.cache_clear()
     yield
-    stage._memo.cache_clear()
+    folder._memo.cache_clear()
 
 
 def functions(count: int, prefix: str = "f") -> str:
@@ -170,7 +171,7 @@ async def test_no_source_is_parsed_in_this_process(
     def parse(*_: object) -> None:
         raise AssertionError("the parser holds the interpreter")
 
-    monkeypatch.setattr(stage, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(folder, "PATIENCE_SECONDS", 0.5)
     monkeypatch.setattr("ast_grep_py.SgRoot", parse)
 
     for chars in (600, 29_900):
@@ -218,7 +219,7 @@ async def test_a_text_on_which_the_worker_fails_or_hangs_stays_and_the_rest_is_t
     reply = 'echo ready; echo \'[["function", "f", 1]]\'; echo null'
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", executable(tmp_path / "python", f"{reply}; {end}"))
-        patched.setattr(stage, "PATIENCE_SECONDS", 0.5)
+        patched.setattr(folder, "PATIENCE_SECONDS", 0.5)
         patched.setattr(processes, "_START_SECONDS", 0.5)
 
         texts = await Folder().fold(files)
@@ -248,7 +249,7 @@ async def test_a_cancelled_fold_leaves_no_process_behind(
 
 SCRIPT = """
 import sys, anyio
-from ctxpipe.stages.fold import Folder
+from ctxpipe.folding.folder import Folder
 
 with open(sys.argv[1], "a") as log:
     log.write("ran ")

@@ -9,6 +9,7 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
+from ..agent_tools import NUMBERED_LINE
 from .languages import STEPS, DefinitionType, Language, language_called, language_of
 
 if TYPE_CHECKING:
@@ -71,7 +72,6 @@ def definitions_in_batches(
 
 # Views --------------------------------------------------------------------------------------------
 
-GUTTER = re.compile(r"^[ \t]*(\d{1,7}) ?([→\t|│:])(.*)$", re.MULTILINE)
 SAMPLE = 4000  # characters: a view is numbered from its beginning or not at all
 # A longer one is data or minified, and finding a node's position takes as long as its line is.
 LONGEST_LINE = 5000
@@ -88,7 +88,7 @@ def without_gutter(text: str) -> tuple[str, list[int]]:
     code: list[str] = []
     numbers: list[int] = []
     for line in text.split("\n"):
-        row = GUTTER.match(line)
+        row = NUMBERED_LINE.match(line)
         if row is None:
             code.append("")
             numbers.append(0)
@@ -101,7 +101,7 @@ def without_gutter(text: str) -> tuple[str, list[int]]:
 
 
 def _is_numbered(sample: str) -> bool:
-    rows = list(GUTTER.finditer(sample))
+    rows = list(NUMBERED_LINE.finditer(sample))
     if len(rows) < 2:
         return False
     text_lines = [line for line in sample.splitlines() if line and not line.isspace()]

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import SOURCES
 
-from ctxpipe.edits.definitions import definitions_in_batches, without_gutter, without_macros
-from ctxpipe.edits.fold import (
+from ctxpipe.folding.definitions import definitions_in_batches, without_gutter, without_macros
+from ctxpipe.folding.fold import (
     Definition,
     Folded,
     Section,
@@ -24,7 +24,7 @@ from ctxpipe.edits.fold import (
     format_sections,
     merge_functions,
 )
-from ctxpipe.edits.languages import LANGUAGES, STEPS, DefinitionType, Language, language_of
+from ctxpipe.folding.languages import LANGUAGES, STEPS, DefinitionType, Language, language_of
 
 FILES = sorted(path for path in SOURCES.iterdir() if path.suffix != ".names")
 

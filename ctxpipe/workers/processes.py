@@ -30,7 +30,7 @@ _START_SECONDS = 30
 # repository.
 _WORKER = (
     "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer);"
-    "from ctxpipe.worker import main; main()"
+    "from ctxpipe.workers.worker import main; main()"
 )
 
 
@@ -106,7 +106,8 @@ async def _send(stdin: ByteSendStream | None, job: Job, texts: Sequence[str]) ->
 def _folders() -> list[str]:
     """Where modules are found, except the current folder."""
     folders = [folder for folder in sys.path if os.path.isabs(folder)]
-    folders.append(os.path.dirname(os.path.dirname(__file__)))
+    package = os.path.dirname(os.path.dirname(__file__))
+    folders.append(os.path.dirname(package))
     return list(dict.fromkeys(folders))
 
 

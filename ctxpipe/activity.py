@@ -12,8 +12,25 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-from .messages import Block, ToolCall, compact_json, field, kind, texts, tool_calls, tool_results
-from .pieces import pieces_at_blanks
+from .agent_tools import (
+    EDITOR_COMMANDS,
+    NOTE,
+    PATH_KEY,
+    POSSIBLE_COMMAND_KEYS,
+    VIEW_COMMAND,
+    WRITING_NAME,
+)
+from .messages import (
+    ToolCall,
+    compact_json,
+    field,
+    result_text,
+    results_by_id,
+    texts,
+    tool_calls,
+    tool_results,
+)
+from .workers.pieces import pieces_at_blanks
 
 if TYPE_CHECKING:
     from .messages import Message
@@ -22,28 +39,15 @@ __all__ = [
     "Command",
     "commands",
     "identifiers",
-    "is_cut",
     "is_failure",
     "is_one_line",
     "one_line",
     "possible_reads",
-    "result_text",
-    "results_by_id",
     "says_failure",
-    "shorten",
     "target",
     "touched_paths",
 ]
 
-_PATH_ARGUMENT = re.compile(
-    r"(?:^|_)(?:path|file|filename|filepath|notebook|dir|directory|folder|cwd|workdir|uri)s?$|"
-    r"(?:Path|File|Dir)s?$"
-)
-_WRITING_TOOL = re.compile(
-    r"write|edit|create|replace|insert|patch|append|save|move|rename|delete", re.IGNORECASE
-)
-_COMMAND_ARGUMENTS = ("command", "cmd", "call", "script")
-_EDITOR_COMMANDS = frozenset({"view", "create", "str_replace", "insert", "undo_edit"})
 _MAX_PATH_CHARS = 400
 _MAX_TARGET_CHARS = 10_000
 _MAX_COMMAND_CHARS = 100_000
@@ -121,15 +125,15 @@ def touched_paths(messages: Sequence[Message]) -> dict[str, bool]:
 
 def _paths(call: ToolCall) -> Iterator[tuple[str, bool]]:
     command = call.input.get("command")
-    writes = bool(_WRITING_TOOL.search(call.name)) and command != "view"
+    writes = bool(WRITING_NAME.search(call.name)) and command != VIEW_COMMAND
     for name, text in _strings(call.input):
-        if _PATH_ARGUMENT.search(name):
+        if PATH_KEY.search(name):
             if _is_path(text):
                 yield text, writes
         elif "*** Begin Patch" in text:
             for path in _PATCHED_FILE.findall(text):
                 yield path.strip(), True
-        elif name in _COMMAND_ARGUMENTS:
+        elif name in POSSIBLE_COMMAND_KEYS:
             yield from _paths_in_command(text)
 
 
@@ -158,7 +162,7 @@ def is_about_file(call: ToolCall) -> bool:
     """Whether *call* works on a path that it is given, and runs no command."""
     if _command(call):
         return False
-    return any(_PATH_ARGUMENT.search(name) for name, _ in _strings(call.input))
+    return any(PATH_KEY.search(name) for name, _ in _strings(call.input))
 
 
 def _strings(value: object) -> Iterator[tuple[str, str]]:
@@ -223,38 +227,19 @@ def target(call: ToolCall) -> str:
 
     That is its command, else its path, else its whole input as JSON.
     """
-    paths = (text for name, text in _strings(call.input) if _PATH_ARGUMENT.search(name))
+    paths = (text for name, text in _strings(call.input) if PATH_KEY.search(name))
     text = _command(call) or next(paths, "") or compact_json(call.input)
     return one_line(text[:_MAX_TARGET_CHARS])
 
 
 def _command(call: ToolCall) -> str:
-    for name in _COMMAND_ARGUMENTS:
+    for name in POSSIBLE_COMMAND_KEYS:
         value = call.input.get(name)
         if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
             value = " ".join(value)
-        if isinstance(value, str) and value not in _EDITOR_COMMANDS:
+        if isinstance(value, str) and value not in EDITOR_COMMANDS:
             return value.strip()
     return ""
-
-
-def results_by_id(messages: Sequence[Message]) -> dict[str, Block]:
-    """The tool_result blocks, by the id of their call; the last one where an id is repeated."""
-    return {result.tool_use_id: result for result in tool_results(messages)}
-
-
-def result_text(result: object) -> str:
-    """The text of a tool result; media and other blocks are named in brackets."""
-    content = field(result, "content")
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(_part_text(part) for part in content)
-
-
-def _part_text(part: object) -> str:
-    if kind(part) == "text":
-        return field(part, "text") or ""
-    return f"[{kind(part)}]"
 
 
 def is_failure(result: object) -> bool:
@@ -312,7 +297,6 @@ _AGENT_SPEAKS = re.compile(
     re.IGNORECASE,
 )
 _SHORT_CHARS, _SHORT_LINES = 1000, 4
-_REMINDER = "<system-reminder>"  # agents append notes of any length to a tool's text
 
 
 def says_failure(text: str, *, whole: bool = False) -> bool:
@@ -328,7 +312,7 @@ def says_failure(text: str, *, whole: bool = False) -> bool:
     first_line = begin.strip().partition("\n")[0]
     if _AGENT_SPEAKS.match(first_line) and _REFUSAL.search(first_line):
         return True
-    message = begin.partition(_REMINDER)[0].strip()
+    message = begin.partition(NOTE)[0].strip()
     if _is_short(message) and _REFUSAL.search(message):
         return True
     if not whole:
@@ -390,36 +374,3 @@ def is_one_line(text: str) -> bool:
 def one_line(text: str) -> str:
     """*text* on one line: control characters and runs of white space become one space."""
     return " ".join(_CONTROLS.sub(" ", text).split())
-
-
-# Text ---------------------------------------------------------------------------------------------
-
-
-def shorten(text: str, limit: int, where: str = "") -> str:
-    """*text* if it has at most *limit* characters, else its head, a note on the rest, its tail.
-
-    *where* is the file that contains the whole text.
-    """
-    if len(text) <= limit:
-        return text
-    head_chars = limit * 2 // 3
-    tail_chars = limit - head_chars
-    head = text[:head_chars]
-    tail = text[len(text) - tail_chars :]
-    source = f"; the whole text is in {where}" if where else ""
-    return f"{head}\n[... {len(text) - limit} characters left out{source} ...]\n{tail}"
-
-
-_LEFT_OUT = re.compile(r"\n\[\.\.\. \d+ characters left out[^\n]* \.\.\.\]\n")
-
-
-def is_cut(text: str, whole: str) -> bool:
-    """Whether *text* is *whole*, or what `shorten` leaves of it."""
-    if text == whole:
-        return True
-    note = _LEFT_OUT.search(text)
-    if note is None:
-        return False
-    head = text[: note.start()]
-    tail = text[note.end() :]
-    return whole.startswith(head) and whole.endswith(tail)

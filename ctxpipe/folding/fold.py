@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-import re
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from ..markers.folds import folded_block
 from .definitions import Definition, definitions
 
 __all__ = [
@@ -184,17 +184,7 @@ def _section_line(section: Section) -> str:
 
 def format_file(path: str, sections: Iterable[Section]) -> str:
     """The folded text of the file at *path*: a ``<system-reminder>`` block (FF-4, UP-18)."""
-    lines = ["<system-reminder>", f"## File Context: {_one_line(path)}"]
-    body = format_sections(sections)
-    if body:
-        lines.append(body)
-    lines.append("</system-reminder>")
-    return "\n".join(lines)
-
-
-def _one_line(path: str) -> str:
-    """*path* so that it can end neither its line nor its block."""
-    return re.sub(r"[^\S ]|</?(?=system-reminder)", " ", path)
+    return folded_block(path, format_sections(sections))
 
 
 def drop_count(tokens: int, budget: int, sections: int) -> int:

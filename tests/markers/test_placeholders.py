@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxpipe import Preview, SettingsError
-from ctxpipe.placeholders import (
+from ctxpipe.markers.placeholders import (
     BATCH,
     DIRECT,
     MAX_SHOWN,

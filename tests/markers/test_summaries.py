@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from histories import assistant, tool_result, user
 
-from ctxpipe.summary_format import (
+from ctxpipe.markers.evidence import EVIDENCE, EVIDENCE_END
+from ctxpipe.markers.summaries import (
     CONTINUE,
-    EVIDENCE,
-    EVIDENCE_END,
     IN_PROGRESS,
     SUMMARY,
     own_words,

@@ -10,16 +10,16 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .messages import texts
+from ..agent_tools import NOTE, NOTE_END
+from ..messages import texts
+from .evidence import EVIDENCE
 
 if TYPE_CHECKING:
-    from .messages import Message
+    from ..messages import Message
 
 __all__ = [
     "ACKNOWLEDGED",
     "CONTINUE",
-    "EVIDENCE",
-    "EVIDENCE_END",
     "FILE_ACKNOWLEDGED",
     "IN_PROGRESS",
     "KEPT",
@@ -28,10 +28,12 @@ __all__ = [
     "SEEN",
     "SUMMARY",
     "acknowledged_count",
+    "commands_in_force",
     "is_connective",
     "leading_count",
     "missing_text",
     "own_words",
+    "reminder",
     "restored_path",
     "restored_text",
     "safe_summary",
@@ -48,8 +50,8 @@ FILE_ACKNOWLEDGED = "Noted, file content restored."  # CR-37
 CONTINUE = "Continue with the task."  # A-34
 IN_PROGRESS = f"{CONTINUE} It is under way; the user's latest request was:\n\n"
 KEPT, SEEN = "[Kept word for word from the conversation.]", "Noted."
-REMINDER, REMINDER_END = "\n\n<system-reminder>\n", "\n</system-reminder>"
-EVIDENCE, EVIDENCE_END = "\n\n<evidence>\n", "\n</evidence>"
+REMINDER, REMINDER_END = f"\n\n{NOTE}\n", f"\n{NOTE_END}"
+_WORKFLOWS = f"{REMINDER}## Active Workflows\nThese commands of the user stay in force:\n"
 
 _MEDIA_NOTE = re.compile(r"\[The \w{1,20} of this message is not shown here\.[^\n]*\]")
 _MAX_MEDIA_NOTES = 100
@@ -102,6 +104,22 @@ def summary_extras(message: Message) -> str:
         return ""
     first_tag = _EXTRAS.search(text)  # ours, since those in a summary are escaped
     return text[first_tag.start() :] if first_tag else ""
+
+
+def commands_in_force(message: Message) -> str:
+    """What follows the summary in *message* with the user's commands; "" where there are none."""
+    extras = summary_extras(message)
+    if not extras.startswith(_WORKFLOWS):
+        return ""
+    return extras.split(REMINDER_END, 1)[0]
+
+
+def reminder(found: Sequence[str]) -> str:
+    """The text after a summary that keeps the commands *found* in force; "" when there are none."""
+    if not found:
+        return ""
+    lines = "\n".join(found)
+    return f"{_WORKFLOWS}{lines}{REMINDER_END}"
 
 
 def _summary(message: Message) -> str | None:

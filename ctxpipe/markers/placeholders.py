@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .errors import SettingsError
-from .pieces import overlapping_pieces
-from .settings import excerpt, is_size
+from ..errors import SettingsError
+from ..settings import excerpt, is_size
+from ..workers.pieces import overlapping_pieces
+from .cuts import gap
 
 __all__ = [
     "BATCH",
@@ -15,6 +16,7 @@ __all__ = [
     "MAX_SHOWN",
     "Preview",
     "any_reference",
+    "is_batch",
     "placeholder",
     "reference",
     "reference_with_preview",
@@ -33,6 +35,7 @@ A stage does not take a placeholder with a longer preview for its own.
 # One line, as long as a path can be; a longer one is content. A folder's name may contain brackets.
 _PATH = rf"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{{1,{MAX_PATH}}}"
 _FORMS = re.compile(rf"\[(?:Tool result offloaded to file|Content offloaded to): ({_PATH})\]")
+_BATCH_BEGINNING = BATCH.split("{}", maxsplit=1)[0]
 _BEGINNINGS = tuple(form.split("{}")[0] for form in (DIRECT, BATCH))
 _WORDS = re.compile(r"[A-Za-z0-9._-]+")
 _PREVIEW = re.compile(r"\nPreview, ([0-9]{1,15}) of ([0-9]{1,15}) characters:\n")
@@ -69,11 +72,7 @@ class Preview:
         head = text[: self.head]
         tail = text[len(text) - self.tail :]
         title = f"\nPreview, {shown} of {len(text)} characters:\n"
-        return f"{title}{head}{_gap(missing)}{tail}"
-
-
-def _gap(missing: int) -> str:
-    return f"\n[... {missing} characters left out ...]\n"
+        return f"{title}{head}{gap(missing)}{tail}"
 
 
 def quoted_file_names(text: str) -> list[str]:
@@ -134,9 +133,9 @@ def reference_with_preview(text: object, most: int | None = None) -> str | None:
     if shown > limit or missing <= 0:
         return None
     # The rest must be exactly what the title announces.
-    gap = _gap(missing)
+    note = gap(missing)
     start = title.end()
-    if len(text) != start + shown + len(gap) or gap not in text[start:]:
+    if len(text) != start + shown + len(note) or note not in text[start:]:
         return None
     return match[1]
 
@@ -147,3 +146,10 @@ def any_reference(text: object, most: int | None = None) -> str | None:
     None for any other content.
     """
     return reference(text) or reference_with_preview(text, most)
+
+
+def is_batch(text: str) -> bool:
+    """Whether *text* is a placeholder of batch offloading."""
+    if not text.startswith(_BATCH_BEGINNING):
+        return False
+    return any_reference(text, MAX_SHOWN) is not None

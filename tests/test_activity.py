@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from histories import assistant, conversation, histories, step, tool_result, tool_use, user
 from hypothesis import given
-from hypothesis import strategies as st
 
-from ctxpipe.facts import Command, commands, identifiers, result_text, shorten, touched_paths
+from ctxpipe.activity import Command, commands, identifiers, touched_paths
 from ctxpipe.messages import Message, tool_calls
 
 
@@ -104,17 +103,6 @@ def test_a_command_is_told_with_how_it_ended() -> None:
     assert commands(history)[1] == Command("git status", False, "clean")
 
 
-def test_the_text_of_a_result_names_its_media_and_leaves_out_texts_that_are_not_there() -> None:
-    content = [
-        {"type": "text", "text": "seen"},
-        {"type": "image", "source": {}},
-        {"type": "text", "text": None},
-    ]
-
-    assert result_text(tool_result("1", content)) == "seen\n[image]\n"
-    assert result_text(tool_result("1", None)) == ""
-
-
 def test_an_identifier_counts_once_the_assistant_uses_what_came_up_before() -> None:
     history = [
         user("Look at PROJ-17, #42 and user anna_lee_3817."),
@@ -131,19 +119,3 @@ def test_every_history_can_be_read(history: list[Message]) -> None:
     assert all(touched_paths(history))
     assert len(commands(history)) <= len(list(tool_calls(history)))
     assert identifiers(history) == identifiers(list(history))
-
-
-@given(st.text(max_size=300), st.integers(0, 200))
-def test_a_shortened_text_keeps_its_head_and_tail_and_says_what_is_missing(
-    text: str, limit: int
-) -> None:
-    short = shorten(text, limit, "/archive.json")
-
-    if len(text) <= limit:
-        assert short is text
-        return
-    head, tail = limit * 2 // 3, limit - limit * 2 // 3
-    assert short.startswith(text[:head])
-    assert short.endswith(text[len(text) - tail :])
-    assert f"{len(text) - limit} characters" in short
-    assert "/archive.json" in short

@@ -6,7 +6,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from ctxpipe.threads import AT_ONCE, in_thread
+from ctxpipe.workers.threads import AT_ONCE, in_thread
 
 
 async def test_work_gets_its_arguments_in_another_thread() -> None:
