@@ -13,7 +13,7 @@ from ..lab.workbench import MemoryStorage
 from ..refusals import MAX_TEXT, read_refusal
 from ..session.client import BETA, has_usage
 from ..storage import LocalStorage
-from ..threads import in_thread_if
+from ..workers.threads import in_thread_if
 from .body import Body, read_body
 from .conversations import Conversation, Conversations
 from .formats import Format, History, model_of
