@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from foreign_histories import chats, responses
 from hypothesis import given, settings
@@ -149,20 +150,28 @@ def test_a_history_that_was_cut_or_edited_reads_as_a_new_one(form: Form, data: A
 @every_pipeline
 @settings(max_examples=25)
 @given(data=st.data())
-async def test_whatever_the_stages_do_the_api_accepts_it_and_the_prefix_stays(
+def test_whatever_the_stages_do_the_api_accepts_it_and_the_prefix_stays(
     form: Form, pipeline: Callable[[Path], ContextPipeline], data: Any, tmp_path_factory: Any
 ):
     items = data.draw(form.histories(16))
+    forced = data.draw(st.sets(st.integers(0, len(items))))
     before = copy.deepcopy(items)
     session = pipeline(tmp_path_factory.mktemp("store")).session("s")
+
+    anyio.run(live, form, session, items, forced)
+
+    assert items == before
+
+
+async def live(form: Form, session: Session, items: list[Any], forced: set[int]) -> None:
+    """A turn wherever a model may be asked, with all stages at work in those *forced*."""
     translation = Translation(form.codec)
     sent: list[Any] = []
-
     for end in cuts(items):
         units = translation.read(copy.deepcopy(items[:end]))
         if form.refused(items[:end]) or pending_calls(units.messages):
             continue
-        force = data.draw(st.integers(0, 5)) == 0
+        force = end in forced
         result = await session.run(units.messages, system=units.system, force=force)
         previous, sent = sent, translation.items(units, result.messages)
 
@@ -170,28 +179,21 @@ async def test_whatever_the_stages_do_the_api_accepts_it_and_the_prefix_stays(
         assert not result.repaired
         if result.first_changed_index is None:
             assert sent[: len(previous)] == previous
-    assert items == before
 
 
 @every_form
 @settings(max_examples=10)
 @given(data=st.data())
-async def test_another_process_sends_the_same_bytes(form: Form, data: Any, tmp_path_factory: Any):
+def test_another_process_sends_the_same_bytes(form: Form, data: Any, tmp_path_factory: Any):
     items = data.draw(form.histories())
     folder = tmp_path_factory.mktemp("store")
     storage = LocalStorage(folder, clock=float)
-    first = offloading(folder).session("s", journal=storage)
-    translation = Translation(form.codec)
-    units = translation.read(items)
-    context = (await first.run(units.messages)).messages
-    sent = json.dumps(translation.items(units, context))
 
-    again = offloading(folder).session("s", journal=storage)
-    other = Translation(form.codec)
-    units = other.read(json.loads(json.dumps(items)))
-    context = (await again.run(units.messages)).messages
+    async def send() -> str:
+        session = offloading(folder).session("s", journal=storage)
+        return json.dumps(await turn(session, Translation(form.codec), items))
 
-    assert json.dumps(other.items(units, context)) == sent
+    assert anyio.run(send) == anyio.run(send)
 
 
 # One by one ---------------------------------------------------------------------------------------
