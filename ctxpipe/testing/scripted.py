@@ -145,6 +145,10 @@ class ScriptedServer:
         """The body of an error."""
         raise NotImplementedError
 
+    def _instead(self, received: Received) -> Response | None:  # noqa: ARG002
+        """What is answered without asking the script; None: the script is asked."""
+        return None
+
     # Life -----------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
@@ -234,6 +238,9 @@ class ScriptedServer:
     # Replies --------------------------------------------------------------------------------------
 
     async def _respond(self, request: Request, received: Received) -> Response:
+        instead = self._instead(received)
+        if instead is not None:
+            return instead
         try:
             reply = await self._ask(received.body)
             received.reply = reply
