@@ -15,7 +15,7 @@ from ..session.client import BETA, has_usage
 from ..storage import LocalStorage
 from ..workers.threads import in_thread_if
 from .body import Body, read_body
-from .conversations import Conversation, Conversations
+from .conversations import Conversation, Conversations, Question
 from .formats import Format, History, model_of
 from .names import conversation_name
 from .pipelines import Pipelines
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from ..reports import Result
     from ..session.session import Session
     from .settings import Settings
+    from .upstream import Headers
 
 __all__ = ["Shaper", "Shaping"]
 
 IN_THREAD = 256 * 1024  # bytes of a body that are read beside the event loop
-
-Headers = list[tuple[str, str]]
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +54,11 @@ class Shaping:
         self.result = result
         self.items = list(self.history.write(result.messages))
         self.conversation.saved += result.tokens_saved
+
+    @property
+    def model(self) -> str | None:
+        """The model that is asked."""
+        return model_of(self.body.values)
 
     @property
     def is_changed(self) -> bool:
@@ -127,8 +131,7 @@ class Shaper:
     ) -> AsyncIterator[Shaping | None]:
         last = self.conversations.bodies()
         body = await in_thread_if(len(raw) > IN_THREAD, read_body, raw, known.key, *last)
-        history = None if body is None else known.read(body)
-        if body is None or history is None:
+        if body is None or not known.is_ours(body):
             yield None
             return
         pipeline = self._pipelines.of(model_of(body.values), headers.get(BETA, ""))
@@ -137,43 +140,57 @@ class Shaper:
             return pipeline.new_session(session_id, journal=self._storage)
 
         conversation = await self.conversations.find(
-            conversation_name(headers, body.values), history.messages, body, open_session
+            conversation_name(headers, body.values), Question(known, body), open_session
         )
         try:
-            session = conversation.session
-            result = await session.run(history.messages, **history.arguments)
-            yield Shaping(known, body, history, conversation, result, is_dry=self._is_dry)
+            yield await self._run(known, body, conversation)
         finally:
             self.conversations.release(conversation)
 
-    async def recover(self, shaping: Shaping, status: int, answer: bytes) -> bool:
+    async def _run(self, known: Format, body: Body, conversation: Conversation) -> Shaping | None:
+        """The context for *body*; None where calls at its end have no result yet."""
+        # Reading, running and writing belong together: a translation remembers one turn.
+        async with conversation.lock:
+            history = conversation.translate(body)
+            if history is None:
+                return None
+            result = await conversation.session.run(history.messages, **history.arguments)
+            return Shaping(known, body, history, conversation, result, is_dry=self._is_dry)
+
+    async def recover(
+        self, shaping: Shaping, headers: Mapping[str, str], status: int, answer: bytes
+    ) -> bool:
         """Whether there is a shorter context to send, after *answer* with *status*."""
         text = answer[:MAX_TEXT].decode("utf-8", "replace")
         refusal = read_refusal(status, text)
         if refusal is None or self._is_dry:
             return False
-        history = shaping.history
-        session = shaping.conversation.session
-        shorter = await session.recover(
-            refusal, history.messages, shaping.result, **history.arguments
-        )
+        conversation = shaping.conversation
         if refusal.window is not None:
-            model = model_of(shaping.body.values)
-            self._pipelines.learn_window(model, "", refusal.window)
-        if shorter is None:
-            return False
-        shaping.take(shorter)
+            betas = headers.get(BETA, "")
+            self._pipelines.learn_window(shaping.model, betas, refusal.window)
+        async with conversation.lock:
+            history = conversation.translate(shaping.body)
+            if history is None:
+                return False
+            shorter = await conversation.session.recover(
+                refusal, history.messages, shaping.result, **history.arguments
+            )
+            if shorter is None:
+                return False
+            shaping.history = history
+            shaping.take(shorter)
         return True
 
     def learn(self, shaping: Shaping, event: Mapping[str, Any]) -> None:
         """Learn what the reply to *shaping*, of which *event* is a part, was billed."""
-        reply = shaping.format.reply_in(event)
-        usage = reply.get("usage")
-        if isinstance(usage, dict):
-            known = {name: value for name, value in usage.items() if value is not None}
-            shaping.usage.update(known)
+        reply = shaping.format.bill_in(event)
+        if reply is None or not isinstance(reply.get("usage"), dict):
+            return
+        usage = reply["usage"]
+        shaping.usage.update({name: value for name, value in usage.items() if value is not None})
         # In a dry run the bill is that of another context.
-        if not self._is_dry and shaping.format.begins(event) and has_usage(reply):
+        if not self._is_dry and shaping.format.is_whole(event) and has_usage(reply):
             shaping.conversation.session.observe(reply, shaping.result.messages)
 
 

@@ -133,7 +133,7 @@ async def test_conversations_of_one_name_with_equal_first_messages_do_not_mix(tm
             await post(gateway, {"messages": one[:length]})
             await post(gateway, {"messages": other[:length]})
         found = list(gateway.gateway.shaper().conversations)
-    assert [len(conversation.messages) for conversation in found] == [5, 5]
+    assert [len(conversation.session.known) for conversation in found] == [5, 5]
     assert len({conversation.session.session_id for conversation in found}) == 2
     for before, after in zip(api.requests[::2], api.requests[2::2], strict=False):
         known = before.body["messages"]
