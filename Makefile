@@ -43,9 +43,9 @@ test-oldest:  ## pytest beside the oldest versions that pyproject.toml allows, i
 clients:  ## install the agents of `make test-clients`, a gigabyte of them, at the versions of their lock file
 	cd tests/clients && npm ci
 
-# CLIENTS=claude,opencode names some of them; each that is named must be there.
+# CLIENTS=claude,codex names some of them; each that is named must be there.
 test-clients: $(STAMP) clients  ## real agents, run through the gateway against a scripted API
-	CLIENTS=$(or $(CLIENTS),claude,opencode) $(BIN)/python -m pytest -rA tests/clients
+	CLIENTS=$(or $(CLIENTS),claude,codex,opencode) $(BIN)/python -m pytest -rA tests/clients
 
 docs: $(STAMP)  ## the documentation, strictly, into build/site
 	$(BIN)/mkdocs build --strict

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,16 @@ from typing import Any
 
 from gateways import key
 
-from ctxpipe.testing import MessagesServer, Model, RequestBody, answer, text, thinking, tool_use
+from ctxpipe.testing import (
+    MessagesServer,
+    Model,
+    OpenAIServer,
+    RequestBody,
+    answer,
+    text,
+    thinking,
+    tool_use,
+)
 
 PACKAGES = Path(__file__).parents[1] / "clients" / "node_modules"
 SECONDS = 120
@@ -27,16 +38,23 @@ TASK = "Look around, then say done."
 class Client:
     """How an agent is run: its *binary*, the *arguments* with the task, and what it reads before.
 
-    *configure* writes its settings into a home folder and adds to its environment; *tool* runs a
-    command, and *window* is one that it cannot end its task in without help.
+    *configure* writes its settings into a home folder and adds to its environment, *call* has a
+    command run, and *window* is one that it cannot end its task in without help.
     """
 
     binary: Path
     arguments: tuple[str, ...]
     configure: Callable[[Path], Mapping[str, str]]
-    tool: str
+    call: Callable[[str], dict[str, object]]
     window: int
     thinks: bool = False
+    is_openai: bool = False
+
+    @property
+    def command(self) -> list[str]:
+        """What is run; an argument may hold a variable of the environment."""
+        words = [f'"{word}"' if "$" in word else shlex.quote(word) for word in self.arguments]
+        return ["/bin/sh", "-c", " ".join(["exec", shlex.quote(str(self.binary)), *words])]
 
 
 def _claude(home: Path) -> Mapping[str, str]:
@@ -61,12 +79,32 @@ def _opencode(home: Path) -> Mapping[str, str]:
     return {}
 
 
+def _codex(home: Path) -> Mapping[str, str]:
+    folder = home / ".codex"
+    folder.mkdir()
+    settings = """
+        model_provider = "tested"
+        model = "gpt-5.2"
+        [model_providers.tested]
+        name = "tested"
+        env_key = "OPENAI_API_KEY"
+        wire_api = "responses"
+        base_url = "http://127.0.0.1:9"
+    """
+    (folder / "config.toml").write_text(textwrap.dedent(settings))
+    return {"OPENAI_API_KEY": key()}
+
+
+def _bash(name: str) -> Callable[[str], dict[str, object]]:
+    return lambda command: tool_use(name, {"command": command, "description": "look"})
+
+
 CLIENTS: Mapping[str, Client] = {
     "claude": Client(
         PACKAGES / "@anthropic-ai/claude-code-linux-x64/claude",
         ("-p", TASK, "--allowedTools", "Bash", "--output-format", "json"),
         _claude,
-        "Bash",
+        _bash("Bash"),
         24_000,
         thinks=True,
     ),
@@ -74,8 +112,19 @@ CLIENTS: Mapping[str, Client] = {
         PACKAGES / "opencode-linux-x64/bin/opencode",
         ("run", "-m", "anthropic/claude-opus-4-5", TASK),
         _opencode,
-        "bash",
+        _bash("bash"),
         16_000,
+    ),
+    "codex": Client(
+        PACKAGES / "@openai/codex-linux-x64/vendor/x86_64-unknown-linux-musl/bin/codex",
+        (
+            *("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
+            *("-c", "model_providers.tested.base_url=$OPENAI_BASE_URL", TASK),
+        ),
+        _codex,
+        lambda command: tool_use("exec_command", {"cmd": command}),
+        20_000,
+        is_openai=True,
     ),
 }
 
@@ -87,7 +136,7 @@ class Run:
     status: int
     output: str
     error: str
-    api: MessagesServer
+    api: MessagesServer | OpenAIServer
 
     @property
     def refused(self) -> list[str]:
@@ -108,14 +157,16 @@ async def run_client(name: str, home: Path, *, is_wrapped: bool, window: int = 2
     client = CLIENTS[name]
     work = home / "work"
     work.mkdir(parents=True)
-    async with MessagesServer(_script(client), model=Model(window=window)) as api:
+    server = OpenAIServer if client.is_openai else MessagesServer
+    async with server(_script(client), model=Model(window=window)) as api:
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(home),
             "ANTHROPIC_BASE_URL": api.url,
+            "OPENAI_BASE_URL": f"{api.url}/v1",
             **client.configure(home),
         }
-        command = [str(client.binary), *client.arguments]
+        command = client.command
         if is_wrapped:
             environment["PYTHONPATH"] = os.pathsep.join(sys.path)
             command = [sys.executable, "-m", "ctxpipe", "wrap", "--", *command]
@@ -145,22 +196,24 @@ def _script(client: Client) -> Callable[[RequestBody], Any]:
         thought = [thinking(f"round {done}")] if client.thinks else []
         if done >= ROUNDS:
             return answer(*thought, text("Done."))
-        calls = [_call(client.tool, f"{side} {done}") for side in ("left", "right")]
+        calls = [client.call(_command(f"{side} {done}")) for side in ("left", "right")]
         return answer(*thought, *calls)
 
     return reply
 
 
 def _results(body: RequestBody) -> int:
+    """How many results of calls *body* has."""
     number = 0
-    for message in body["messages"]:
+    for item in body.get("input", ()):
+        number += str(item.get("type")).endswith("call_output")
+    for message in body.get("messages", ()):
         content = message["content"]
         if isinstance(content, list):
             number += sum(block.get("type") == "tool_result" for block in content)
     return number
 
 
-def _call(tool: str, what: str) -> dict[str, object]:
+def _command(what: str) -> str:
     line = f"line $i of {what} with some words to fill it"
-    command = f'for i in $(seq {LINES}); do echo "{line}"; done'
-    return tool_use(tool, {"command": command, "description": what})
+    return f'for i in $(seq {LINES}); do echo "{line}"; done'
