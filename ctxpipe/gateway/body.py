@@ -105,9 +105,9 @@ def read_body(raw: bytes, key: str, *known: Body) -> Body | None:
     Raises Refused where it nests deeper than MAX_DEPTH, and ValueError where it is no JSON, or
     names a key twice, so that another reader might take the other one.
     """
-    last = max(known, key=lambda body: _common_bytes(body.raw, raw), default=None)
+    last, same = _closest(raw, key, known)
     try:
-        return _Reader(raw, key, last).read()
+        return _Reader(raw, key, last, same).read()
     except RecursionError as error:
         raise Refused(400, _TOO_DEEP) from error
 
@@ -115,15 +115,29 @@ def read_body(raw: bytes, key: str, *known: Body) -> Body | None:
 _TOO_DEEP = f"the body nests deeper than {MAX_DEPTH} levels"
 
 
+def _closest(raw: bytes, key: str, known: Iterable[Body]) -> tuple[Body | None, int]:
+    """The one of *known* that has most in common with *raw*, and how many of its items.
+
+    The newest come first: one that *raw* continues is taken without a look at the others.
+    """
+    closest, most = None, 0
+    for body in known:
+        if body.key != key or not body.items:
+            continue
+        same = _same_items(body, raw)
+        if same > most:
+            closest, most = body, same
+        if most >= len(body.items) - 1:
+            break
+    return closest, most
+
+
 class _Reader:
     """Reads one body; positions in its text become bytes where a value is noted."""
 
-    def __init__(self, raw: bytes, key: str, last: Body | None) -> None:
+    def __init__(self, raw: bytes, key: str, last: Body | None, kept: int) -> None:
         self.body = Body(raw, key)
-        kept = 0
         start = 0
-        if last is not None and last.key == key:
-            kept = _same_items(last, raw)
         if last is not None and kept:
             self.body.items = last.items[:kept]
             self.body.spans = last.spans[:kept]
