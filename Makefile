@@ -8,7 +8,8 @@ STAMP  := $(VENV)/.installed
 FUZZ_SECONDS := 120
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage test-wheel test-oldest docs bench bench-peers lint nightly fuzz clean
+.PHONY: help demo test coverage test-wheel test-oldest clients test-clients docs bench bench-peers lint nightly \
+	fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -42,6 +43,13 @@ test-oldest:  ## pytest beside the oldest versions that pyproject.toml allows, i
 	$(VENV)/oldest/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint $(VENV)/oldest/oldest.txt --editable '.[test]'
 	$(VENV)/oldest/bin/python -m pytest --numprocesses auto --dist worksteal
+
+clients:  ## install the agents of `make test-clients`, a gigabyte of them, at the versions of their lock file
+	cd tests/clients && npm ci
+
+# CLIENTS=claude,codex names some of them; each that is named must be there.
+test-clients: $(STAMP) clients  ## real agents, run through the gateway against a scripted API
+	CLIENTS=$(or $(CLIENTS),claude,codex,opencode) $(BIN)/python -m pytest -rA tests/clients
 
 docs: $(STAMP)  ## the documentation, strictly, into build/site
 	$(BIN)/mkdocs build --strict

@@ -7,11 +7,12 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ParamSpec
 
 try:
     import typer
@@ -21,6 +22,7 @@ except ImportError as missing:  # pragma: no cover  tests run with the extra ins
     raise SystemExit(f"the command needs {missing.name}: pip install 'ctxpipe[cli]'") from missing
 
 from .errors import CtxpipeError, SettingsError
+from .gateway import commands as gateway_commands
 from .lab import tables
 from .lab import tune as tuning
 from .lab.batch import FileReplay, Workers, replay_files, workers
@@ -77,6 +79,8 @@ app: typer.Typer = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+P = ParamSpec("P")
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
@@ -653,6 +657,26 @@ def _limit(option: str, given: float | None, unit: int) -> float | None:
     if not (math.isfinite(given) and given >= 0):
         raise SettingsError(f"{option} is {given}; give a number, 0 or more")
     return given * unit
+
+
+# The gateway --------------------------------------------------------------------------------------
+
+
+def _with_exit_code(command: Callable[P, None]) -> Callable[P, None]:
+    """*command*, which ends with the exit code of its error."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        with _exit_on_error():
+            command(*args, **kwargs)
+
+    return run
+
+
+app.command()(_with_exit_code(gateway_commands.gateway))
+app.command(context_settings={"ignore_unknown_options": True})(
+    _with_exit_code(gateway_commands.wrap)
+)
 
 
 # Output and errors --------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""A scripted Messages API on 127.0.0.1, for tests of agents.
+"""Scripted APIs on 127.0.0.1, for tests of agents: Anthropic's Messages, OpenAI's chat completions
+and responses.
 
 The real SDK talks to it, without network, key or mock:
 
@@ -11,6 +12,7 @@ Needs the extra ``ctxpipe[testing]``; starlette and uvicorn are imported when a 
 """
 
 from .billing import Usage
+from .openai_server import OpenAIServer
 from .replies import (
     Answer,
     Cut,
@@ -39,6 +41,7 @@ __all__ = [
     "MessagesServer",
     "MissingExtra",
     "Model",
+    "OpenAIServer",
     "Received",
     "Reply",
     "RequestBody",
