@@ -85,6 +85,7 @@ class Received:
     problems: tuple[str, ...] = ()
     tokens: int = 0  # billed for the prompt; 0 when the request was refused before it was counted
     prompt: Prompt | None = field(default=None, repr=False)
+    cached: int | None = None  # the last block that was in the cache when the request came in
     usage: Usage | None = None
     dropped: tuple[str, ...] = ()  # paths of thinking blocks left out, as the request asked
     reply: Reply | None = None
@@ -240,7 +241,7 @@ class MessagesServer:
         verdict = verify(received.body, self.model, betas)
         received.dropped = verdict.dropped
         yield from verdict.problems
-        received.prompt = self._meter.read(received.body)
+        received.prompt = self._meter.read(received.body, betas)
         received.tokens = received.prompt.tokens
         if received.tokens > self.model.window and not counting:
             yield f"prompt is too long: {received.tokens} tokens > {self.model.window} maximum"
@@ -248,7 +249,9 @@ class MessagesServer:
     # Replies --------------------------------------------------------------------------------------
 
     async def _respond(self, request: Request, received: Received) -> Response:
+        assert received.prompt is not None  # noqa: S101 -- counted before it is answered
         try:
+            received.cached = self._meter.find(received.prompt)
             reply = await self._ask(received.body)
             received.reply = reply
             return await self._render(request, received, reply)
@@ -326,7 +329,7 @@ class MessagesServer:
 
     async def _message(self, received: Received, reply: Answer) -> dict[str, Any]:
         assert received.prompt is not None  # noqa: S101 -- counted before it was answered
-        received.usage = self._meter.charge(received.prompt)
+        received.usage = self._meter.charge(received.prompt, received.cached)
         blocks = [self._with_id(block) for block in reply.blocks]
         signed, tokens = await anyio.to_thread.run_sync(self._sign, received.body, blocks)
         message = message_json(
