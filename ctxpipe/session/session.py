@@ -36,6 +36,7 @@ from ..threads import in_thread_if
 from ..tokens.billed import cached_tokens
 from ..tokens.ledger import is_possible
 from ..words import count_phrase
+from .cache_watch import CacheWatch
 from .client import (
     check_usage,
     has_usage,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from anthropic.lib.streaming import AsyncMessageStream
     from anthropic.types import Message as Reply
 
+    from ..cache_doctor import CacheMiss, Tally
     from ..messages import Message
     from ..stage import Stage
     from ..storage import JournalStorage
@@ -113,6 +115,7 @@ class Session:
         self._cache_seconds = cache_seconds
         self._clock = clock
         self._cached_at: float | None = None
+        self._cache = CacheWatch(runner.counter, runner.prices, clock)
         self._client: AsyncAnthropic | None = None  # what a summarizer without a client asks with
         self._recovered_at: int | None = None  # tokens of the context that was refused last
         self._appended: list[Message] = []  # by `append`, since the last turn
@@ -228,7 +231,11 @@ class Session:
             self._client = lendable(client) or self._client
             expired = self._is_cache_expired()
             asked = Request(system, tools, request or {}, force, expired, self._client)
-            return await self._run(history, asked)
+            for sentence in await self._cache.news():
+                self._memory.notify(sentence)
+            result = await self._run(history, asked)
+            self._cache.send(result, asked)
+            return result
         finally:
             self._leave()
 
@@ -320,6 +327,7 @@ class Session:
         if unreported is not None:
             first = unreported if first is None else min(unreported, first)
             first = min(first, len(result.messages))
+        self._cache.note(step, first)
         self._apply(step)
         self._record.keep(len(self._memory.timeline.context))
         notices, self._memory.notices = tuple(self._memory.notices), []
@@ -426,6 +434,28 @@ class Session:
             usage, billed, overhead=self._record.overhead.tokens, model=model
         )
         self._cached_at = self._clock() if cached_tokens(usage) else None
+        self._cache.observe(usage, sent, model)
+
+    def announce(self, context: Result, body: Mapping[str, object]) -> None:
+        """Tell what the request with *context* really says, just before it is sent.
+
+        For mounts that place cache marks after `run`: what the cache doctor knows of a request is
+        otherwise what `run` was given. *body* holds the arguments of ``messages.create``.
+        """
+        self._cache.send_as(context, body)
+
+    @property
+    def cache_misses(self) -> Sequence[CacheMiss]:
+        """The newest misses of the provider's prompt cache, by what `observe` was shown."""
+        return tuple(self._cache.misses)
+
+    def cache_tally(self) -> list[Tally]:
+        """All misses of the prompt cache by cause, those of most tokens first.
+
+        Costs are in dollars, and None where nobody knows the prices of the model: give the pipeline
+        ``prices=``. They are looked up with the next turn.
+        """
+        return self._cache.tallies()
 
     def _is_cache_expired(self) -> bool:
         """Whether the provider's prompt cache is known to have lapsed."""
@@ -459,9 +489,9 @@ class Session:
         """
 
         async def send(context: Result) -> Any:
-            return await client.messages.create(
-                messages=context.messages, **{**request, **context.request_options}
-            )
+            arguments = {**request, **context.request_options, "messages": context.messages}
+            self.announce(context, arguments)
+            return await client.messages.create(**arguments)
 
         reply, sent = await self._send(send, client, messages, open_calls, request)
         if request.get("stream"):
@@ -485,10 +515,9 @@ class Session:
         async with AsyncExitStack() as opened:
 
             async def send(context: Result) -> Any:
-                arguments = {**request, **context.request_options}
-                return await opened.enter_async_context(
-                    client.messages.stream(messages=context.messages, **arguments)
-                )
+                arguments = {**request, **context.request_options, "messages": context.messages}
+                self.announce(context, arguments)
+                return await opened.enter_async_context(client.messages.stream(**arguments))
 
             stream, sent = await self._send(send, client, messages, open_calls, request)
             try:
@@ -523,6 +552,7 @@ class Session:
         try:
             return await send(context), context
         except Exception as error:
+            self._cache.forget(context.messages)
             refusal = as_refusal(error)
             if refusal is None:
                 raise
@@ -554,6 +584,7 @@ class Session:
         """
         if isinstance(refusal, str):
             refusal = read_refusal(None, refusal) or Refusal("an unknown provider")
+        self._cache.forget(sent.messages)
         options = request or {}
         tokens = self._record.ledger.estimate(sent.tokens_after, sent.messages)
         model = model_of(self._record, options)
