@@ -246,13 +246,17 @@ class Driver:
             assert received.usage is not None  # noqa: S101
             messages = list(received.body["messages"])
             bill = None
-            missed = 0
-            if _is_continued(sent, messages) or Cause.MESSAGE in happened:
+            is_harmed = sent and _has_image(sent) != _has_image(messages)  # as it was recorded
+            if is_harmed:
+                happened.add(Cause.IMAGES)
+            is_continued = _is_continued(sent, messages) or Cause.MESSAGE in happened
+            if is_continued and not is_harmed:
                 pristine = recorded[:index] if is_edited else messages
                 bill = charge(unharmed, {**plain, "messages": pristine})
                 missed = bill.cache_read_input_tokens - received.usage.cache_read_input_tokens
             else:
-                happened.add(Cause.REWRITE)
+                if not is_continued:
+                    happened.add(Cause.REWRITE)
                 charge(unharmed, {**plain, "messages": messages})
                 missed = self._known_tokens(sent, received.body) - (
                     received.usage.cache_read_input_tokens
@@ -290,6 +294,10 @@ def charge(meter: Meter, body: Mapping[str, Any]) -> Usage:
 
 def _is_continued(before: Sequence[Any], after: Sequence[Any]) -> bool:
     return list(after[: len(before)]) == list(before)
+
+
+def _has_image(messages: Sequence[Any]) -> bool:
+    return '"type": "image"' in json.dumps(messages)
 
 
 async def drive_file(path: Path, seed: int, share: float, root: Path) -> list[Turn]:

@@ -20,6 +20,8 @@ _SETTINGS = {
     Cause.IMAGES: "the first image came, or the last one went",
 }
 
+_AMENDED = (Cause.BETAS, Cause.THINKING)
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -48,7 +50,7 @@ def _switches(before: Prompt, now: Prompt) -> Iterator[Difference]:
         names = f"{_name(now.model)} instead of {_name(before.model)}"
         yield Difference(0, Cause.MODEL, f"the model was switched, {names}")
     if now.settings[Cause.BETAS] != before.settings[Cause.BETAS]:
-        yield Difference(0, Cause.BETAS, "the betas of the request changed")
+        yield _by_whom(before, now, Difference(0, Cause.BETAS, "the betas of the request changed"))
 
 
 def _tools(before: Prompt, now: Prompt) -> Iterator[Difference]:
@@ -111,7 +113,15 @@ def _system(before: Prompt, now: Prompt) -> Iterator[Difference]:
 def _settings(before: Prompt, now: Prompt) -> Iterator[Difference]:
     for cause, detail in _SETTINGS.items():
         if now.settings[cause] != before.settings[cause]:
-            yield Difference(now.head, cause, detail)
+            yield _by_whom(before, now, Difference(now.head, cause, detail))
+
+
+def _by_whom(before: Prompt, now: Prompt, difference: Difference) -> Difference:
+    """*difference*, or that the pipeline has made it: its change needs a beta and a setting."""
+    if now.is_amended == before.is_amended or difference.cause not in _AMENDED:
+        return difference
+    detail = f"{difference.detail}, as the pipeline's change of the context needs it"
+    return Difference(difference.place, Cause.REWRITE, detail)
 
 
 def _messages(before: Prompt, sent: Sent, now: Prompt) -> Iterator[Difference]:

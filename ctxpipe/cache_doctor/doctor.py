@@ -350,18 +350,18 @@ class CacheDoctor:
         request: _Request,
         before: _Request,
         prompt: Prompt,
-        obstacles: Iterable[Difference],
+        obstacles: Sequence[Difference],
     ) -> Difference:
         """Why the prefix beyond what can be used is not in the cache, or cannot be read."""
-        obstacles = list(obstacles)
+        # What would have been missed without any change is not the change's fault.
         for obstacle in obstacles:
-            if obstacle.cause in (Cause.LIFETIME, Cause.CONCURRENT):
-                return obstacle  # also without a change it would have been missed
+            if obstacle.cause is Cause.CONCURRENT:
+                return obstacle
+        idle = request.sent.seconds - before.sent.seconds
+        lifetime = self._lifetime_of(before)
+        if idle >= lifetime:
+            return Difference(0, Cause.LIFETIME, _lifetime(idle, lifetime))
         if request.found:
-            idle = request.sent.seconds - before.sent.seconds
-            lifetime = self._lifetime_of(before)
-            if idle > lifetime:
-                return Difference(0, Cause.LIFETIME, _lifetime(idle, lifetime))
             return request.found[0]
         if obstacles:
             return obstacles[0]
@@ -432,6 +432,4 @@ def _tokens(prompt: Prompt, bill: Bill | None, place: int) -> int:
 
 
 def _lifetime(idle: float, seconds: float) -> str:
-    return (
-        f"{idle:,.0f} seconds passed since the request before, and the cache lives {seconds:,.0f}"
-    )
+    return f"{idle:,.0f} seconds passed since the last use of the cache, which lives {seconds:,.0f}"

@@ -40,7 +40,8 @@ class Sent:
 
     *options* are the other fields of its body, and ``betas`` or ``extra_headers``. Its messages are
     rewritten by a stage from number *rewritten_from* on, and by the caller from *edited_from* on.
-    *are_marks_known* is False where cache marks may have been placed afterwards.
+    *are_marks_known* is False where cache marks may have been placed afterwards, *is_amended* says
+    that the pipeline has added to the options what its own changes need.
     """
 
     messages: Sequence[Message]
@@ -51,6 +52,14 @@ class Sent:
     rewritten_from: int | None = None
     edited_from: int | None = None
     are_marks_known: bool = True
+    is_amended: bool = False
+
+    def option(self, name: str) -> object:
+        """The field *name* of the body; what ``extra_body`` has of that name replaces it."""
+        extra = self.options.get("extra_body")
+        if isinstance(extra, Mapping) and name in extra:
+            return extra[name]
+        return self.options.get(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +91,7 @@ class Prompt:
     messages: list[Message] = field(repr=False)
     images: tuple[int, ...] = ()  # messages that hold one
     is_summarized: bool = False  # by the server: it ignores what came before
+    is_amended: bool = False
     given: tuple[object, object] = field(default=(None, None), repr=False)
     seed: int = 0  # what the chain of the messages begins with
 
@@ -132,7 +142,7 @@ def as_prompt(sent: Sent, counter: TokenCounter, last: Prompt | None = None) -> 
         same = starts[known] if known < len(starts) else len(keys)
         chain.extend(last.chain[last.head : last.head + same - len(head.keys)])
     _extend_chain(chain, keys, seed, len(head.keys))
-    automatic = sent.options.get(MARK)
+    automatic = sent.option(MARK)
     if automatic and keys:
         marks.append(Mark(len(keys) - 1, seconds_to_live(read(automatic, "ttl"))))
     return Prompt(
@@ -148,6 +158,7 @@ def as_prompt(sent: Sent, counter: TokenCounter, last: Prompt | None = None) -> 
         messages=messages,
         images=tuple(images),
         is_summarized=is_summarized,
+        is_amended=sent.is_amended,
         given=(head.given_tools, sent.system),
         seed=seed,
     )
@@ -228,9 +239,9 @@ class _Head:
     """The tools and the system prompt of a request, and its settings."""
 
     def __init__(self, sent: Sent, counter: TokenCounter, last: Prompt | None) -> None:
-        model = sent.options.get("model")
+        model = sent.option("model")
         self.model = model if isinstance(model, str) else None
-        self.settings = _settings(sent.options, self.model)
+        self.settings = _settings(sent, self.model)
         tools = list(sent.tools or ())
         blocks = [] if sent.system is None else _system_blocks(sent.system)
         self.given_tools = tools
@@ -277,13 +288,13 @@ def _tool_name(tool: object) -> str:
     return name if isinstance(name, str) else "a tool"
 
 
-def _settings(options: Mapping[str, object], model: str | None) -> dict[Cause, int]:
+def _settings(sent: Sent, model: str | None) -> dict[Cause, int]:
     return {
         Cause.MODEL: hash(model),
-        Cause.BETAS: hash(frozenset(_betas(options))),
-        Cause.SPEED: _setting(options.get("speed")),
-        Cause.TOOL_CHOICE: _setting(options.get("tool_choice")),
-        Cause.THINKING: _setting(options.get("thinking")),
+        Cause.BETAS: hash(frozenset(_betas(sent.options))),
+        Cause.SPEED: _setting(sent.option("speed")),
+        Cause.TOOL_CHOICE: _setting(sent.option("tool_choice")),
+        Cause.THINKING: _setting(sent.option("thinking")),
     }
 
 

@@ -66,6 +66,7 @@ class CacheWatch:
             self._rewritten_from,
             self._edited_from,
             are_marks_known=False,
+            is_amended=bool(result.request_options),
         )
         self._rewritten_from = self._edited_from = None
         self._doctor.send(sent, result.messages)
