@@ -68,6 +68,7 @@ class _Request:
     found: Sequence[Difference] = ()
     known: int = 0
     bill: Bill | None = None
+    is_on_its_way: bool = False  # else it is sent only if a bill comes
 
 
 @dataclass(slots=True)
@@ -88,7 +89,7 @@ class CacheDoctor:
     # What happens ---------------------------------------------------------------------------------
 
     def send(self, sent: Sent, source: object = None) -> None:
-        """A request goes out; *source* is the list of messages by which `observe` knows it."""
+        """A request is likely to go out; *source* is the list of messages that it is known by."""
         self._events += 1
         self._waiting.append(_Request(sent, self._events, source, len(sent.messages)))
         if not self._observed and len(self._waiting) > MOST_UNREAD:
@@ -110,6 +111,7 @@ class CacheDoctor:
             are_marks_known=True,
         )
         request.count = len(messages)
+        request.is_on_its_way = True
 
     def forget(self, source: object) -> None:
         """The request known by *source* was refused, or has failed: it has not written anything."""
@@ -171,7 +173,7 @@ class CacheDoctor:
     def _read_up_to(self, request: _Request, model: str | None) -> None:
         """Read the requests in the order in which they were sent, up to *request*."""
         for waiting in list(self._waiting):
-            if waiting.prompt is None:
+            if waiting.prompt is None and (waiting.is_on_its_way or waiting is request):
                 if waiting.sent.options.get("model") is None and model is not None:
                     options = {**waiting.sent.options, "model": model}
                     waiting.sent = replace(waiting.sent, options=options)
