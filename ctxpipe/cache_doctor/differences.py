@@ -14,11 +14,11 @@ from .texts import first_change
 __all__ = ["Difference", "common_blocks", "differences", "known_blocks"]
 
 NAME_CHARS = 40
-_SETTINGS = {
-    Cause.TOOL_CHOICE: "tool_choice changed",
-    Cause.THINKING: "the thinking settings changed",
-    Cause.IMAGES: "the first image came, or the last one went",
-}
+_SETTINGS = (
+    ("tool_choice", Cause.TOOL_CHOICE, "tool_choice changed"),
+    ("thinking", Cause.THINKING, "the thinking settings changed"),
+    ("has_images", Cause.IMAGES, "the first image came, or the last one went"),
+)
 
 _AMENDED = (Cause.BETAS, Cause.THINKING)
 
@@ -35,21 +35,23 @@ class Difference:
 
 def differences(before: Prompt, sent: Sent, now: Prompt) -> list[Difference]:
     """What differs between *before* and *now*, that of *sent*; the first in the prompt first."""
-    found = [
-        *_switches(before, now),
-        *_tools(before, now),
-        *_system(before, now),
-        *_settings(before, now),
-        *_messages(before, sent, now),
-    ]
+    found = [*_messages(before, sent, now)]
+    if now.seed != before.seed:  # which stands for all that precedes the messages
+        found = [
+            *_switches(before, now),
+            *_tools(before, now),
+            *_system(before, now),
+            *_settings(before, now),
+            *found,
+        ]
     return sorted(found, key=lambda difference: difference.place)
 
 
 def _switches(before: Prompt, now: Prompt) -> Iterator[Difference]:
-    if now.settings[Cause.MODEL] != before.settings[Cause.MODEL]:
+    if now.settings.model != before.settings.model:
         names = f"{_name(now.model)} instead of {_name(before.model)}"
         yield Difference(0, Cause.MODEL, f"the model was switched, {names}")
-    if now.settings[Cause.BETAS] != before.settings[Cause.BETAS]:
+    if now.settings.betas != before.settings.betas:
         yield _by_whom(before, now, Difference(0, Cause.BETAS, "the betas of the request changed"))
 
 
@@ -90,7 +92,7 @@ def _name(name: str | None) -> str:
 
 
 def _system(before: Prompt, now: Prompt) -> Iterator[Difference]:
-    if now.settings[Cause.SPEED] != before.settings[Cause.SPEED]:
+    if now.settings.speed != before.settings.speed:
         yield Difference(len(now.tools), Cause.SPEED, "the speed setting changed")
     old = before.keys[len(before.tools) : before.head]
     new = now.keys[len(now.tools) : now.head]
@@ -111,8 +113,8 @@ def _system(before: Prompt, now: Prompt) -> Iterator[Difference]:
 
 
 def _settings(before: Prompt, now: Prompt) -> Iterator[Difference]:
-    for cause, detail in _SETTINGS.items():
-        if now.settings[cause] != before.settings[cause]:
+    for name, cause, detail in _SETTINGS:
+        if getattr(now.settings, name) != getattr(before.settings, name):
             yield _by_whom(before, now, Difference(now.head, cause, detail))
 
 

@@ -21,7 +21,7 @@ __all__ = ["CacheDoctor", "Sent"]
 MOST_WAITING = 8
 MOST_UNREAD = 2
 """Requests that are remembered while nobody has shown a bill."""
-MOST_ENTRIES = 64
+MOST_ENTRIES = 32
 LEAST_MISSED = 200
 """Tokens: fewer are no miss, since blocks are only estimated."""
 TOLERANCE = 0.01
@@ -199,10 +199,13 @@ class CacheDoctor:
         request.found = ()
         if last is not None:
             request.found = differences(last, sent, prompt)
-            request.known = known_blocks(last, prompt)
-        for chain, entry in list(self._entries.items()):
-            if entry.writer == request.event:  # as it was read the first time
-                del self._entries[chain]
+            request.known = prompt.head + len(last.keys) - last.head
+            if request.found:
+                request.known = known_blocks(last, prompt)
+        if thoroughly:
+            for chain, entry in list(self._entries.items()):
+                if entry.writer == request.event:  # as it was read the first time
+                    del self._entries[chain]
         for mark in prompt.marks:
             self._write(request, prompt, mark)
 
@@ -242,13 +245,13 @@ class CacheDoctor:
         last = max((mark.place for mark in prompt.marks), default=-1)
         for mark in prompt.marks:
             chain = prompt.chain[mark.place]
-            entry = self._entries.get(chain)
+            entry = self._entries.pop(chain, None)
             if entry is None:
                 continue
             tokens = _tokens(prompt, bill, mark.place)
             if bill is not None and not self._is_cached(prompt, bill, tokens, mark.place == last):
-                del self._entries[chain]
                 continue
+            self._entries[chain] = entry  # what was used last comes last
             if bill is not None and mark.place == last:
                 tokens = bill.cached
             if entry.answered is None:
@@ -256,10 +259,12 @@ class CacheDoctor:
             entry.tokens = tokens
             entry.used = max(entry.used, seconds)
             entry.seconds = max(entry.seconds, mark.seconds)
-        if bill is not None and bill.read:
-            for entry in self._matching(prompt):
-                if abs(self._size(entry, prompt, bill) - bill.read) <= _tolerance(bill.read):
-                    entry.used = max(entry.used, seconds)
+        if bill is None or not bill.read:
+            return
+        for entry in self._matching(prompt):
+            if abs(self._size(entry, prompt, bill) - bill.read) <= _tolerance(bill.read):
+                entry.used = max(entry.used, seconds)
+                break
 
     @staticmethod
     def _is_cached(prompt: Prompt, bill: Bill, tokens: int, is_last: bool) -> bool:
@@ -269,8 +274,8 @@ class CacheDoctor:
         return bill.cached > 0 and tokens >= min_cached_tokens(prompt.model)
 
     def _matching(self, prompt: Prompt) -> Iterator[_Entry]:
-        """The entries that are a prefix of *prompt*, as far as the cache is concerned."""
-        for entry in self._entries.values():
+        """The entries that are a prefix of *prompt*, those that were used last first."""
+        for entry in reversed(self._entries.values()):
             if entry.place < len(prompt.chain) and prompt.chain[entry.place] == entry.chain:
                 yield entry
 
@@ -327,9 +332,7 @@ class CacheDoctor:
             sized.append((tokens, self._obstacle(entry, request, prompt)))
         return sorted(sized, key=lambda one: one[0], reverse=True)
 
-    def _obstacle(
-        self, entry: _Entry, request: _Request, prompt: Prompt
-    ) -> Difference | None:
+    def _obstacle(self, entry: _Entry, request: _Request, prompt: Prompt) -> Difference | None:
         """Why *request* cannot read *entry*; None when it can."""
         if entry.is_expired(request.sent.seconds):
             idle = request.sent.seconds - entry.used

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import NamedTuple
 
 from ..messages import (
     Block,
@@ -25,7 +26,6 @@ from ..messages import (
 from ..messages import field as read
 from ..tokens import TokenCounter
 from ..tokens.billed import part_after_summary, server_summary
-from .misses import Cause
 from .rules import seconds_to_live
 
 __all__ = ["Mark", "Prompt", "Sent", "as_prompt"]
@@ -62,6 +62,21 @@ class Sent:
         return self.options.get(name)
 
 
+class Settings(NamedTuple):
+    """Digests of what is set beside the blocks, in the order in which the prefix depends on it.
+
+    Model and betas come before the tools, speed before the system prompt, the others before the
+    messages.
+    """
+
+    model: int
+    betas: int
+    speed: int
+    tool_choice: int
+    thinking: int
+    has_images: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """A cache mark on the block at *place*; what it writes lives *seconds* after its last use."""
@@ -80,7 +95,7 @@ class Prompt:
     """
 
     model: str | None
-    settings: Mapping[Cause, int]
+    settings: Settings
     tools: tuple[str, ...]
     system: tuple[str, ...] = field(repr=False)
     keys: array[int] = field(repr=False)
@@ -120,11 +135,8 @@ def as_prompt(sent: Sent, counter: TokenCounter, last: Prompt | None = None) -> 
     The messages that it shares with *last* are taken from there, and not read again; a change
     inside of them is not noticed then.
     """
-    messages, is_summarized = _unsummarized(sent.messages, last)
+    messages, known, is_summarized = _unsummarized(sent.messages, last)
     head = _Head(sent, counter, last)
-    known = 0
-    if last is not None:
-        known = common_prefix(last.messages, messages)
     keys, sums, starts, marks, images = _shared(last, known, head)
     for index in range(known, len(messages)):
         message = messages[index]
@@ -135,8 +147,8 @@ def as_prompt(sent: Sent, counter: TokenCounter, last: Prompt | None = None) -> 
         marks += _marks(message, starts[-1])
         if any(map(_has_image, content)):
             images.append(index)
-    settings = {**head.settings, Cause.IMAGES: int(bool(images))}
-    seed = hash((head.chain[-1] if head.chain else head.seed, *_values(settings, _OF_MESSAGES)))
+    settings = head.settings._replace(has_images=bool(images))
+    seed = hash((head.chain[-1] if head.chain else head.seed, settings[3:]))
     chain = array("q", head.chain)
     if last is not None and last.seed == seed:
         same = starts[known] if known < len(starts) else len(keys)
@@ -167,16 +179,25 @@ def as_prompt(sent: Sent, counter: TokenCounter, last: Prompt | None = None) -> 
 def _unsummarized(
     messages: Sequence[Message],
     last: Prompt | None,
-) -> tuple[list[Message], bool]:
-    """*messages* from the newest summary by the server on: it ignores all before."""
-    start = 0
-    if last is not None and not last.is_summarized:
-        start = common_prefix(last.messages, messages)
+) -> tuple[list[Message], int, bool]:
+    """*messages* from the newest summary by the server on: it ignores all before.
+
+    And how many of these are those of *last*, and whether there is a summary.
+    """
+    known = 0
+    if last is not None:
+        known = common_prefix(last.messages, messages)
+    start = known
+    if last is not None and last.is_summarized:
+        start = 0  # what was sent is longer than what was kept of it
     for index in range(len(messages) - 1, start - 1, -1):
         message = messages[index]
         if message["role"] == "assistant" and server_summary(message) is not None:
-            return [part_after_summary(message), *messages[index + 1 :]], True
-    return list(messages), False
+            rest = [part_after_summary(message), *messages[index + 1 :]]
+            if last is not None:
+                known = common_prefix(last.messages, rest)
+            return rest, known, True
+    return list(messages), known, False
 
 
 def _shared(
@@ -202,11 +223,8 @@ def _shared(
     else:
         starts.extend(last.starts[:known])
         sums.extend(last.sums[last.head + 1 : stop + 1])
-    marks = []
-    for mark in last.marks:
-        # One on the whole request is not the message's.
-        if last.head <= mark.place < stop and _is_own(last, mark):
-            marks.append(Mark(mark.place + shift, mark.seconds))
+    own = (mark for mark in last.marks if last.head <= mark.place < stop and _is_own(last, mark))
+    marks = [Mark(mark.place + shift, mark.seconds) for mark in own]
     return keys, sums, starts, marks, [index for index in last.images if index < known]
 
 
@@ -226,14 +244,6 @@ def _extend_chain(chain: array[int], keys: Sequence[int], seed: int, head: int) 
 
 # What precedes the messages -----------------------------------------------------------------------
 
-_OF_TOOLS = (Cause.MODEL, Cause.BETAS)
-_OF_SYSTEM = (Cause.SPEED,)
-_OF_MESSAGES = (Cause.TOOL_CHOICE, Cause.THINKING, Cause.IMAGES)
-
-
-def _values(settings: Mapping[Cause, int], names: Iterable[Cause]) -> list[int]:
-    return [settings[name] for name in names]
-
 
 class _Head:
     """The tools and the system prompt of a request, and its settings."""
@@ -246,12 +256,16 @@ class _Head:
         blocks = [] if sent.system is None else _system_blocks(sent.system)
         self.given_tools = tools
         self.system = tuple(str(read(block, "text") or "") for block in blocks)
-        self.seed = hash(tuple(_values(self.settings, _OF_TOOLS)))
+        self.seed = hash(self.settings[:2])
         self.marks = tuple(_marks_in(tools, 0)) + tuple(_marks_in(blocks, len(tools)))
+        self.chain = array("q")
         if last is not None and _are_the_same(last.given[0], tools) and self.system == last.system:
             self.tools = last.tools
             self.keys = last.keys[: last.head]
             self.sums = last.sums[: last.head + 1]
+            if self.settings[:3] == last.settings[:3]:
+                self.chain = last.chain[: last.head]
+                return
         else:
             self.tools = tuple(map(_tool_name, tools))
             self.keys = array("q", (_key("tools", tool) for tool in tools))
@@ -259,11 +273,10 @@ class _Head:
             sizes = [counter.total((), tools=[tool]) for tool in tools]
             sizes += map(counter.block, blocks)
             self.sums = array("q", accumulate(sizes, initial=0))
-        self.chain = array("q")
         value = self.seed
         for place, key in enumerate(self.keys):
             if place == len(tools):
-                value = hash((value, *_values(self.settings, _OF_SYSTEM)))
+                value = hash((value, self.settings.speed))
             value = hash((value, key))
             self.chain.append(value)
 
@@ -288,14 +301,14 @@ def _tool_name(tool: object) -> str:
     return name if isinstance(name, str) else "a tool"
 
 
-def _settings(sent: Sent, model: str | None) -> dict[Cause, int]:
-    return {
-        Cause.MODEL: hash(model),
-        Cause.BETAS: hash(frozenset(_betas(sent.options))),
-        Cause.SPEED: _setting(sent.option("speed")),
-        Cause.TOOL_CHOICE: _setting(sent.option("tool_choice")),
-        Cause.THINKING: _setting(sent.option("thinking")),
-    }
+def _settings(sent: Sent, model: str | None) -> Settings:
+    return Settings(
+        hash(model),
+        hash(frozenset(_betas(sent.options))),
+        _setting(sent.option("speed")),
+        _setting(sent.option("tool_choice")),
+        _setting(sent.option("thinking")),
+    )
 
 
 def _setting(value: object) -> int:

@@ -79,9 +79,7 @@ class CacheWatch:
         """The request with *messages* was refused."""
         self._doctor.forget(messages)
 
-    def observe(
-        self, usage: object, sent: Sequence[Message] | None, model: str | None
-    ) -> None:
+    def observe(self, usage: object, sent: Sequence[Message] | None, model: str | None) -> None:
         """The bill of the request with the messages *sent*, by default of the last one."""
         found = self._doctor.observe(as_bill(usage), sent, messages=sent, model=model)
         self.misses += found

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import anthropic
 import anyio
 import pytest
-from histories import assistant, step, text, tool_result, tool_use, user
+from histories import assistant, step, text, tool_result, user
 
 from ctxpipe import BatchOffload, ContextPipeline, LocalStorage
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
@@ -210,13 +210,13 @@ async def two_requests_at_once(talk: Talk, is_harmed: bool) -> None:
         history = [shared, assistant("So?"), user(f"question {number}")]
         await talk.session.create(talk.client, messages=history, **talk.request)
 
-    await ask(0) if not is_harmed else None
-    if is_harmed:
-        async with anyio.create_task_group() as group:
-            group.start_soon(ask, 0)
-            group.start_soon(ask, 1)
-    else:
+    if not is_harmed:
+        await ask(0)
         await ask(1)
+        return
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask, 0)
+        group.start_soon(ask, 1)
 
 
 SCENES: dict[Scene, tuple[Cause, str]] = {
@@ -261,7 +261,7 @@ class Together:
         self.count = count
         self.has_all = anyio.Event()
 
-    async def __call__(self, body: Any) -> str:
+    async def __call__(self, _: Any) -> str:
         self.count -= 1
         if self.count <= 0:
             self.has_all.set()
@@ -426,10 +426,9 @@ async def test_the_prices_of_the_model_are_looked_up_where_the_pipeline_has_none
 
     [miss] = talking.session.cache_misses
     dollars = miss.tokens * (2.5 - 0.2) / 1e6
-    assert result.notices == (
-        "prompt cache: the system prompt changed at character 3; "
-        f"{miss.tokens:,} tokens are written again, ${dollars:.2f}",
-    )
+    [notice] = result.notices
+    assert notice.startswith("prompt cache: the system prompt changed at character 3; ")
+    assert notice.endswith(f"; {miss.tokens:,} tokens are written again, ${dollars:.2f}")
 
 
 async def test_a_usage_that_says_nothing_of_the_cache_says_nothing_of_misses() -> None:
@@ -463,7 +462,7 @@ async def test_a_loop_that_places_its_own_marks_and_observes_is_understood() -> 
         talking.history = [user(words(0))]
         for _ in range(4):
             await run_and_send(talking, talking.session, "Be brief.")
-        assert talking.session.cache_misses == ()
+        assert talking.causes == []
         await run_and_send(talking, talking.session, "Be long.")
 
     [miss] = talking.session.cache_misses
@@ -532,7 +531,5 @@ async def test_calls_and_results_are_compared_by_what_they_say() -> None:
             assert block.type == "tool_use"
             history.append({"role": "assistant", "content": reply.content})
             history.append(user(tool_result(block.id, words(number))))
-            history = [*copy.copy(history[:-2]), *history[-2:]]
 
     assert talking.session.cache_misses == ()
-    assert tool_use("x")["type"] == "tool_use"
