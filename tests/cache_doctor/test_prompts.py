@@ -26,7 +26,7 @@ def prompt(*messages: Message, last: Prompt | None = None, **options: Any) -> Pr
 def test_what_is_taken_from_the_last_prompt_is_what_reading_it_again_gives(
     history: list[Message], more: list[Message], kept: int, is_other: bool, is_marked: bool
 ) -> None:
-    request = {"system": "Be brief.", "tools": [{"name": "a"}], "model": "m"}
+    request: dict[str, Any] = {"system": "Be brief.", "tools": [{"name": "a"}], "model": "m"}
     last = prompt(*history, **request, cache_control=MARK)
     if is_other:
         request |= {"system": [text("Be"), text("long.")], "thinking": {"type": "adaptive"}}
@@ -50,14 +50,15 @@ def test_neither_marks_nor_the_form_of_a_text_make_another_prefix(history: list[
 def test_the_order_of_keys_counts_in_a_tools_input_and_nowhere_else() -> None:
     one = step("t", given={"a": 1, "b": 2})
     other = step("t", given={"b": 2, "a": 1})
-    turned: Any = [{key: message[key] for key in reversed(message)} for message in one]
+    turned: Any = [dict(reversed(list(message.items()))) for message in one]
 
     assert prompt(*one).keys != prompt(*other).keys
     assert prompt(*one).keys == prompt(*turned).keys
 
 
 def test_settings_count_from_their_place_in_the_hierarchy_on() -> None:
-    request = {"system": "Be brief.", "tools": [{"name": "a"}, {"name": "b"}]}
+    tools = [{"name": "a"}, {"name": "b"}]
+    request: dict[str, Any] = {"system": "Be brief.", "tools": tools}
     history = user("Go."), assistant("Yes."), user("More?")
     plain = prompt(*history, **request)
     shared = {
