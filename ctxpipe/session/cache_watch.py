@@ -38,6 +38,7 @@ class CacheWatch:
         self, counter: TokenCounter, prices: Prices | None, clock: Callable[[], float]
     ) -> None:
         self.misses: deque[CacheMiss] = deque(maxlen=MOST_MISSES)
+        self._counter = counter
         self._doctor = CacheDoctor(counter)
         self._clock = clock
         self._prices = prices
@@ -81,7 +82,12 @@ class CacheWatch:
 
     def observe(self, usage: object, sent: Sequence[Message] | None, model: str | None) -> None:
         """The bill of the request with the messages *sent*, by default of the last one."""
-        found = self._doctor.observe(as_bill(usage), sent, messages=sent, model=model)
+        try:
+            found = self._doctor.observe(as_bill(usage), sent, messages=sent, model=model)
+        except Exception as error:  # noqa: BLE001  no diagnosis is worth a turn
+            logger.debug("the cache doctor failed, and begins anew", exc_info=error)
+            self._doctor = CacheDoctor(self._counter)
+            return
         self.misses += found
         self._unreported += found
 

@@ -151,7 +151,7 @@ async def test_the_next_summary_has_to_wait_for_some_turns(tmp_path: Path) -> No
         await session.run(history)
         with pytest.raises(ToolInputError, match=rf"ask again in {LEAST_TURNS - 1 - number} turn"):
             await tool({"focus": "ports"})
-    history += work(10, 200)
+    history += work(1, 200)
     await session.run(history)
 
     assert "before your next turn" in await tool({"focus": "ports"})
