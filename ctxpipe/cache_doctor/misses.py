@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from ..prices import Prices
 
-__all__ = ["Bill", "CacheMiss", "Cause", "Tally"]
+__all__ = ["Bill", "CacheMiss", "Cause", "Tally", "dollars", "most_tokens_first"]
 
 
 class Cause(StrEnum):
@@ -140,6 +140,6 @@ class Tally:
             self.cost = (self.cost or 0.0) + cost
 
 
-def most_expensive(tallies: Iterable[Tally]) -> list[Tally]:
+def most_tokens_first(tallies: Iterable[Tally]) -> list[Tally]:
     """*tallies*, those of most tokens first."""
     return sorted(tallies, key=lambda tally: tally.tokens, reverse=True)

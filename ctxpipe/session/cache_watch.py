@@ -7,12 +7,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..cache_doctor import Bill, CacheDoctor, CacheMiss, Cause, Sent, Tally
+from ..cache_doctor import CacheDoctor, CacheMiss, Cause, Sent, Tally, as_bill
+from ..cache_doctor.misses import most_tokens_first
 from ..errors import SettingsError
-from ..messages import field
 from ..prices import Prices, prices_of
 from ..threads import in_thread
-from ..tokens.billed import context_tokens
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from ..timeline import Step
     from ..tokens import TokenCounter
 
-__all__ = ["CacheWatch", "as_bill"]
+__all__ = ["CacheWatch"]
 
 logger = logging.getLogger("ctxpipe")
 
@@ -84,7 +83,7 @@ class CacheWatch:
         """The bill of the request with the messages *sent*, by default of the last one."""
         try:
             found = self._doctor.observe(as_bill(usage), sent, messages=sent, model=model)
-        except Exception as error:  # noqa: BLE001  no diagnosis is worth a turn
+        except Exception as error:
             logger.debug("the cache doctor failed, and begins anew", exc_info=error)
             self._doctor = CacheDoctor(self._counter)
             return
@@ -131,7 +130,7 @@ class CacheWatch:
             prices = self._prices_for(miss)
             tally = tallies.setdefault(miss.cause, Tally(miss.cause))
             tally.add(miss, None if prices is None else miss.cost(prices))
-        return sorted(tallies.values(), key=lambda tally: tally.tokens, reverse=True)
+        return most_tokens_first(tallies.values())
 
 
 def _first(one: int | None, other: int | None) -> int | None:
@@ -146,23 +145,3 @@ def _listed_prices(model: str | None) -> Prices | None:
         return prices_of(model)
     except SettingsError:
         return None
-
-
-def as_bill(given: object) -> Bill | None:
-    """What a reply, or its usage, says of the prompt cache.
-
-    None where it says nothing of it, or bills more than the one request that was sent: the server
-    ran tools, or has cleared results.
-    """
-    held = field(given, "usage")
-    usage = given if held is None else held
-    read = field(usage, "cache_read_input_tokens")
-    written = field(usage, "cache_creation_input_tokens")
-    uncached = field(usage, "input_tokens")
-    counts = [read, written, uncached]
-    if not all(isinstance(count, int) and count >= 0 for count in counts):
-        return None
-    if context_tokens(given) != sum(counts):
-        return None
-    for_hour = field(field(usage, "cache_creation"), "ephemeral_1h_input_tokens")
-    return Bill(read, written, uncached, for_hour if isinstance(for_hour, int) else 0)
