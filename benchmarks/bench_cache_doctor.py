@@ -178,6 +178,13 @@ class Turn:
         return main is not None and main.cause in self.faults
 
     @property
+    def is_wrong(self) -> bool:
+        """Whether the doctor has named another cause, or seen a miss where the cache hit."""
+        if self.has_missed:
+            return not self.is_named_right
+        return bool(self.claimed) and self.missed <= 0
+
+    @property
     def claimed(self) -> int:
         """The tokens that the doctor says were missed."""
         return sum(miss.tokens for miss in self.found)
@@ -404,8 +411,12 @@ async def main() -> None:
     turns: list[Turn] = []
     with tempfile.TemporaryDirectory() as folder:
         for path in paths:
-            turns += await drive_file(path, arguments.seed, arguments.share, Path(folder))
+            own = await drive_file(path, arguments.seed, arguments.share, Path(folder))
+            turns += own
             print(f"{path.name}: {len(turns)} turns so far", file=sys.stderr)
+            for number, turn in enumerate(own):
+                if turn.is_wrong:
+                    print(f"{path.name}, turn {number}: {turn}")
     print_table(turns)
     print(f"{time.perf_counter() - begun:.0f} s")
 

@@ -65,7 +65,7 @@ def test_a_pause_is_told_by_the_times_of_the_messages() -> None:
 
 
 def test_what_was_kept_for_an_hour_lives_so_long() -> None:
-    hour = {"cache_creation": {"ephemeral_1h_input_tokens": TOKENS}}
+    hour: dict[str, Any] = {"cache_creation": {"ephemeral_1h_input_tokens": TOKENS}}
     bills = [bill(0, TOKENS, **hour), bill(TOKENS, TOKENS, pause=3000, **hour)]
 
     assert report(recorded([dict(one) for one in bills])).misses == ()
