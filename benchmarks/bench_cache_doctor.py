@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 
 import anthropic
 import anyio
+import anyio.to_thread
 
 from ctxpipe import ContextPipeline, LocalStorage
 from ctxpipe.cache_doctor import CacheMiss, Cause
@@ -37,7 +38,7 @@ from ctxpipe.testing import MessagesServer, Model
 from ctxpipe.testing.billing import Meter, Usage
 from ctxpipe.tokens import TokenCounter
 
-MODELS = ("claude-sonnet-4-5", "claude-opus-4-1")
+MODELS = ("claude-sonnet-5", "claude-opus-5")
 BETA = "interleaved-thinking-2025-05-14"
 PAUSE_SECONDS, TURN_SECONDS = 400.0, 7.0
 MARK = {"type": "ephemeral"}
@@ -311,7 +312,8 @@ def _has_image(raw: bytes) -> bool:
 
 async def drive_file(path: Path, seed: int, share: float, root: Path) -> list[Turn]:
     """The turns of the transcript at *path*: by itself, and through a pipeline that rewrites it."""
-    _, recorded = split_system(read_transcript(path).messages)
+    transcript = await anyio.to_thread.run_sync(read_transcript, path)
+    _, recorded = split_system(transcript.messages)
     counter = TokenCounter()
     clock = Clock()
     model = Model(window=10**7, thinking="unchecked")
