@@ -143,7 +143,7 @@ def as_prompt(sent: Sent, counter: TokenCounter, last: Prompt | None = None) -> 
         starts.append(len(keys))
         content = as_blocks(message)
         keys.extend(_key(message["role"], block) for block in content)
-        sums.extend(accumulate(map(counter.block, content), initial=sums.pop()))
+        sums.extend(accumulate(map(counter.block_estimate, content), initial=sums.pop()))
         marks += _marks(message, starts[-1])
         if any(map(_has_image, content)):
             images.append(index)
@@ -271,7 +271,7 @@ class _Head:
             self.keys = array("q", (_key("tools", tool) for tool in tools))
             self.keys.extend(_key("system", block) for block in blocks)
             sizes = [counter.total((), tools=[tool]) for tool in tools]
-            sizes += map(counter.block, blocks)
+            sizes += map(counter.block_estimate, blocks)
             self.sums = array("q", accumulate(sizes, initial=0))
         value = self.seed
         for place, key in enumerate(self.keys):
@@ -346,6 +346,8 @@ def _key(role: str, block: Block) -> int:
 def _value_key(role: str, value: object) -> int:
     if isinstance(value, str):
         return hash(value)
+    if isinstance(value, dict) and all(type(item) is str for item in value.values()):
+        return hash(tuple(value.items()))  # such as the source of an image, as long as that may be
     if isinstance(value, list | tuple) and value and all(map(kind, value)):
         inner = [[_inner_value(part) for part in sorted(_fields(item).items())] for item in value]
         return hash((role, str(len(inner)), *map(tuple, inner)))
@@ -358,6 +360,8 @@ def _inner_value(item: tuple[str, object]) -> tuple[str, int]:
         return ("", 0)
     if isinstance(value, str):
         return (name, hash(value))
+    if isinstance(value, dict) and all(type(item) is str for item in value.values()):
+        return (name, hash(tuple(value.items())))
     return (name, hash(compact_json(value)))
 
 
