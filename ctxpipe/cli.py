@@ -26,6 +26,7 @@ from .gateway import commands as gateway_commands
 from .lab import tables
 from .lab import tune as tuning
 from .lab.batch import FileReplay, Workers, replay_files, workers
+from .lab.cache import HEADINGS, CacheReport, cache_report, rows
 from .lab.cluster import cluster
 from .lab.config import read_config
 from .lab.page import page_paths, write_page
@@ -431,12 +432,24 @@ def _print_tuned(
 def inspect(
     file: File,
     most: Annotated[int, typer.Option(help="How many of the largest blocks to list.", min=0)] = 10,
+    cache: Annotated[
+        bool, typer.Option("--cache", help="Why the prompt cache missed, by the bills in the file.")
+    ] = False,
+    model: Model = "",
     as_json: AsJson = False,
 ) -> None:
     """What fills the context: by kind, by tool, and the largest blocks.
 
-    Tokens are tiktoken's, exact.
+    Tokens are tiktoken's, exact. With --cache: what was not read from the prompt cache, and why;
+    tokens are billed ones, and the prices those of each reply's model, or of --model.
     """
+    if cache:
+        with _exit_on_error():
+            transcript = read_transcript(file)
+            prices = prices_of(model) if model else None
+            report = cache_report(transcript, TokenCounter(), prices)
+        _print_cache(transcript, report, as_json=as_json)
+        return
     with _exit_on_error():
         transcript = read_transcript(file)
         counter = TokenCounter()
@@ -459,6 +472,20 @@ def inspect(
         row = (f"{block.message}", block.what, tokens_text, one_line(block.begins))
         block_rows.append(row)
     print_table("largest blocks", ("message", "what", "tokens", "begins"), block_rows)
+
+
+def _print_cache(transcript: Transcript, report: CacheReport, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"name": transcript.name, **asdict(report), "hit_rate": report.hit_rate})
+        return
+    name = Path(transcript.name).name
+    tokens = report.read + report.written + report.uncached
+    requests = count_phrase(report.requests, "request")
+    title = f"{name}: {requests}, {report.hit_rate:.1%} of {tokens:,} tokens read from the cache"
+    print_table(title, HEADINGS, rows(report.tallies))
+    if report.shortened:
+        times = count_phrase(report.shortened, "time")
+        print_line(f"{times} the client sent far less than the recorded history: not judged.")
 
 
 def _heading(transcript: Transcript, total: int) -> str:

@@ -16,6 +16,7 @@ from .errors import SettingsError
 from .session import Session as AsyncSession
 
 if TYPE_CHECKING:
+    from .cache_doctor import CacheMiss, Tally
     from .messages import Message
     from .pipeline import ContextPipeline
     from .refusals import Refusal
@@ -191,6 +192,15 @@ class Session:
             self._session.observe(usage, sent, model=model)
 
         _PORTAL.call(observe())
+
+    @property
+    def cache_misses(self) -> Sequence[CacheMiss]:
+        """As `ctxpipe.Session.cache_misses`."""
+        return self._session.cache_misses
+
+    def cache_tally(self) -> list[Tally]:
+        """As `ctxpipe.Session.cache_tally`."""
+        return self._session.cache_tally()
 
 
 class _Stream:

@@ -69,6 +69,7 @@ class Received:
     problems: tuple[str, ...] = ()
     tokens: int = 0  # billed for the prompt; 0 when the request was refused before it was counted
     prompt: Prompt | None = field(default=None, repr=False)
+    cached: int | None = None  # the last block that was in the cache when the request came in
     usage: Usage | None = None
     dropped: tuple[str, ...] = ()  # paths of thinking blocks left out, as the request asked
     ignored: tuple[str, ...] = ()  # ids of items of which the API reads its stored copy instead
@@ -128,6 +129,9 @@ class ScriptedServer:
         Runs in a worker thread.
         """
         raise NotImplementedError
+
+    def _accept(self, received: Received) -> None:
+        """Note what holds when a valid request comes in, before it is answered."""
 
     async def _message(self, received: Received, reply: Answer) -> dict[str, Any]:
         """The body of the plain answer *reply*, which is billed here."""
@@ -242,6 +246,7 @@ class ScriptedServer:
         if instead is not None:
             return instead
         try:
+            self._accept(received)
             reply = await self._ask(received.body)
             received.reply = reply
             return await self._render(request, received, reply)

@@ -94,16 +94,20 @@ class MessagesServer(ScriptedServer):
         verdict = verify(received.body, self.model, betas)
         received.dropped = verdict.dropped
         yield from verdict.problems
-        received.prompt = self._meter.read(received.body)
+        received.prompt = self._meter.read(received.body, betas)
         received.tokens = received.prompt.tokens
         if received.tokens > self.model.window and not counting:
             yield f"prompt is too long: {received.tokens} tokens > {self.model.window} maximum"
 
     # Replies --------------------------------------------------------------------------------------
 
+    def _accept(self, received: Received) -> None:
+        if received.prompt is not None:
+            received.cached = self._meter.find(received.prompt)
+
     async def _message(self, received: Received, reply: Answer) -> dict[str, Any]:
         assert received.prompt is not None  # noqa: S101 -- counted before it was answered
-        received.usage = self._meter.charge(received.prompt)
+        received.usage = self._meter.charge(received.prompt, received.cached)
         blocks = [self._with_id(block) for block in reply.blocks]
         signed, tokens = await anyio.to_thread.run_sync(self._sign, received.body, blocks)
         message = message_json(
