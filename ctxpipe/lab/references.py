@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from ..atoms import Atom, AtomIndex, message_texts, path_atom, weight
 from ..edits.views import COMMON_READING_TOOLS, viewed_path
 from ..messages import Message, blocks, field, kind, tool_calls
 from ..names import session_folder
 from ..placeholders import reference, reference_with_preview
 from ..stages.archive import parse_archive
 from ..tokens import TokenCounter
-from .atoms import Atom, AtomIndex, message_texts, path_atom, weight
 
 __all__ = ["Context", "Past", "Source", "Store", "Use", "location_in", "needed", "use_of"]
 

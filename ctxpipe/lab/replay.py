@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
+from ..atoms import Atom, AtomIndex
 from ..messages import Message, strings, tool_calls, tool_results
 from ..pipeline import ContextPipeline
 from ..reports import Compacted, Outcome, StageReport
 from ..session import Session
 from ..tokens import Ledger
-from .atoms import Atom, AtomIndex
 from .costs import CacheRules, CacheUse, PromptCache, Purpose, Request
 from .references import Context, Past, Source, Store, Use, location_in, needed, use_of
 from .story import Moment

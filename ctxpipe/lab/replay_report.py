@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..atoms import AtomIndex
 from ..messages import Message, texts, tool_calls
 from ..prices import Prices
 from ..tokens import TokenCounter, as_counter
-from .atoms import AtomIndex
 from .costs import bill
 from .policies import NONE, BudgetedPolicy
 from .recall import ORACLES, Cut, Scored, cuts, mean_recall, run_pipeline

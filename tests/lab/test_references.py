@@ -16,7 +16,7 @@ from histories import (
 )
 from hypothesis import given, settings
 
-from ctxpipe.lab.atoms import Atom, AtomIndex
+from ctxpipe.atoms import Atom, AtomIndex
 from ctxpipe.lab.references import Context, Past, Store, Use, needed, use_of
 from ctxpipe.messages import Message, compact_json
 from ctxpipe.tokens import TokenCounter

@@ -14,9 +14,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TypeAlias
 
-from ..messages import Block, Message, blocks, field, kind
+from .messages import Block, Message, blocks, field, kind
 
-__all__ = ["WEIGHTS", "Atom", "AtomIndex", "atoms", "block_text", "path_atom", "weight"]
+__all__ = [
+    "WEIGHTS",
+    "Atom",
+    "AtomIndex",
+    "atoms",
+    "block_text",
+    "message_texts",
+    "path_atom",
+    "weight",
+]
 
 Atom: TypeAlias = str
 
@@ -132,16 +141,19 @@ def block_text(block: Block) -> str:
 
 
 def _leaves(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _leaves(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _leaves(item)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield str(value)
+    """The texts and numbers in the input of a call, in order."""
+    # A stack instead of recursion: a hostile input may be nested very deep.
+    todo = [value]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, Mapping):
+            todo += reversed(list(item.values()))
+        elif isinstance(item, list | tuple):
+            todo += reversed(item)
+        elif isinstance(item, int | float) and not isinstance(item, bool):
+            yield str(item)
 
 
 def message_texts(message: Message) -> list[str]:
