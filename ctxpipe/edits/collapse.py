@@ -92,22 +92,25 @@ def _exchange_length(messages: Sequence[Message], index: int, shape: Shape) -> i
     the user's, which the API refuses.
     """
     message = messages[index]
-    if message["role"] != "assistant" or (index and messages[index - 1]["role"] == "system"):
+    if message["role"] != "assistant" or not _is_plain_reply(message):
         return 0
-    if not _is_plain_reply(message):
+    if index and messages[index - 1]["role"] == "system":
         return 0
-    if not has_calls(message):
-        return int(shape.is_long(_answer(message)))
+    if has_calls(message):
+        return 2 if _is_answered(messages, index) else 0
+    return int(shape.is_long(_answer(message)))
+
+
+def _is_answered(messages: Sequence[Message], index: int) -> bool:
+    """Whether the next message holds a plain result of each call of message *index*, once."""
     if index + 1 == len(messages):
-        return 0
+        return False
     results = list(tool_results(messages, index + 1, index + 2))
     answered = sorted(result.tool_use_id for result in results)
     called = sorted(call.id for call in tool_calls(messages, index, index + 1))
     if called != answered or len(set(called)) < len(called):
-        return 0
-    if not all(map(_is_plain_result, results)):
-        return 0
-    return 2
+        return False
+    return all(map(_is_plain_result, results))
 
 
 def _is_plain_reply(message: Message) -> bool:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 from ..edits import collapse
 from ..edits.collapse import ExchangeIndex, Layout, Shape
@@ -247,7 +246,7 @@ class Collapse:
         if not isinstance(archive, Archive):
             raise StorageError("there is no archive for the raw messages")
         leaving = [turn.messages[index] for index in layout.leaving]
-        record = {**dict(archive_record(leaving)), "covered": _ranges(layout.leaving)}
+        record = archive_record(leaving, _ranges(layout.leaving))
         return await archive.save(turn.session_id, "collapse", record)
 
     async def _write_steps(
@@ -284,12 +283,14 @@ def _own_notes(turn: Turn) -> list[Note]:
     return own
 
 
-def _ranges(indices: Sequence[int]) -> list[list[int]]:
-    """*indices* as half-open ranges, in order."""
-    ranges: list[list[int]] = []
-    for _, group in groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0]):
-        members = [index for _, index in group]
-        ranges.append([members[0], members[-1] + 1])
+def _ranges(indices: Iterable[int]) -> list[range]:
+    """Rising *indices* as ranges, in order."""
+    ranges: list[range] = []
+    for index in indices:
+        if ranges and ranges[-1].stop == index:
+            ranges[-1] = range(ranges[-1].start, index + 1)
+        else:
+            ranges.append(range(index, index + 1))
     return ranges
 
 
