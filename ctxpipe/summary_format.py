@@ -121,7 +121,7 @@ def missing_text(name: str, archive: str) -> str:
 
 
 def own_words(message: Message) -> str:
-    """What the user wrote in *message*; "" where it may be what a compaction or collapse put there."""
+    """What the user wrote in *message*; "" where it may be what a stage put there."""
     if message["role"] != "user" or note_of(message):
         return ""
     text = _without_media_notes(message)

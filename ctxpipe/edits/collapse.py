@@ -7,6 +7,7 @@ exchanges between two messages that stay becomes one note.
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ from ..messages import (
 )
 from ..messages import field as read
 from ..names import safe_name
-from ..notes import Note, step_line, words_line
+from ..notes import Note, note_of, step_line, words_line
 from ..placeholders import MAX_SHOWN, any_reference
 from .excerpts import Passage, PassageKind, choose_lines
 from .gates import CandidateTable
@@ -55,12 +56,14 @@ __all__ = [
     "lay_out",
     "offloaded_files",
     "step_texts",
+    "texts_of_notes",
 ]
 
 LONG_ANSWER = 1.5  # times what stays of it: a shorter one is not worth a step of its own
 CHARS_PER_TOKEN = 4  # of the words that stay of an exchange, as far as the gate is concerned
 MOST_READ_CHARS = 2_000  # of the words of which the beginning stays
 
+_ANSWERED = re.compile(r"\d{1,9} answered: ")
 _SEARCH_ARGUMENTS = ("pattern", "query", "regex", "glob", "search_term", "q")
 
 
@@ -410,6 +413,46 @@ def _result_text(step: Step, whole: Mapping[str, str]) -> str:
         return step.answer
     text = text_of(step.result.content)
     return whole.get(text, text)
+
+
+def texts_of_notes(raw: Sequence[Message], notes: Sequence[Message]) -> dict[str, str]:
+    """By path: what the files of *notes* say, which replace the messages *raw*.
+
+    Which answers are steps is told by the notes. Empty where the numbers do not fit.
+    """
+    headings = [note for note in map(note_of, notes) if note]
+    paths = {n: note.path(n) for note in headings for n in range(note.first, note.last + 1)}
+    lines = [line for note in notes for line in str(note["content"]).split("\n")]
+    answers = {int(line.split(" ", 1)[0]) for line in lines if _ANSWERED.match(line)}
+    found: dict[str, str] = {}
+    numbers = iter(sorted(paths))
+    number = next(numbers, None)
+    for step in _raw_steps(raw):
+        if number is None:
+            return {}
+        if (step.call is None) != (number in answers):
+            if step.call is None:
+                continue  # a short answer, which stayed
+            return {}
+        found[paths[number]] = _step_text(step, {})
+        number = next(numbers, None)
+    return found if number is None else {}
+
+
+def _raw_steps(raw: Sequence[Message]) -> Iterator[Step]:
+    """Every call of *raw* with its result, and every answer, as steps without a number."""
+    for index, message in enumerate(raw):
+        if message["role"] != "assistant":
+            continue
+        if not has_calls(message):
+            yield Step(0, index, answer=_answer(message))
+            continue
+        results = {
+            result.tool_use_id: result
+            for result in tool_results(raw, index + 1, min(index + 2, len(raw)))
+        }
+        for call in tool_calls(raw, index, index + 1):
+            yield Step(0, index, call, results.get(call.id))
 
 
 # The notes ----------------------------------------------------------------------------------------

@@ -84,10 +84,10 @@ class ConfiguredPolicy:
                 place.of("restore"),
                 own,
             )
-        kind, own = factory(bench)
+        kind, lent = factory(bench)
         if kind is Collapse:
-            own["prices"] = self.prices
-        stage: Stage = _build(kind, table, place, own)
+            lent["prices"] = self.prices
+        stage: Stage = _build(kind, table, place, lent)
         return stage
 
     def _gate(self, given: object, place: _Place) -> object:
