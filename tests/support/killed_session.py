@@ -88,9 +88,7 @@ def reached(root: Path) -> int:
 
 def stage_for_old_results(storage: LocalStorage) -> Stage:
     if sys.argv[3:] == ["collapse"]:
-        return Collapse(
-            storage, alpha=0, keep_recent=2, min_calls=0, min_tokens=200, text_chars=20
-        )
+        return Collapse(storage, alpha=0, keep_recent=2, min_calls=0, min_tokens=200, text_chars=20)
     return BatchOffload(storage, RatioGate(0.25), min_chars=300)
 
 
