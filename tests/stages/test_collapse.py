@@ -27,6 +27,7 @@ from ctxpipe import (
     Result,
     SettingsError,
     Skip,
+    Stage,
     StorageError,
     Turn,
     load_archive,
@@ -281,7 +282,10 @@ async def test_the_model_sees_the_path_in_the_form_that_was_asked_for(
 
 async def test_a_result_that_was_offloaded_is_whole_in_the_file_of_its_step() -> None:
     storage = MemoryStorage()
-    stages = [DirectOffload(storage, min_chars=1000, preview=Preview(20, 10)), eager(storage)]
+    stages: list[Stage] = [
+        DirectOffload(storage, min_chars=1000, preview=Preview(20, 10)),
+        eager(storage),
+    ]
     session = ContextPipeline(stages).session("s")
     for calls in range(1, 6):
         result = await session.run(work(calls))
@@ -543,16 +547,16 @@ async def test_two_sessions_of_one_history_send_the_same_bytes(
 
 
 @few
-@given(histories(5), stages, st.sampled_from([{}, {"force": True}]))
+@given(histories(5), stages, st.booleans())
 async def test_its_own_output_is_left_alone(
-    history: list[Message], changes: dict[str, Any], turn: dict[str, bool]
+    history: list[Message], changes: dict[str, Any], force: bool
 ) -> None:
     storage = MemoryStorage()
     pipeline = ContextPipeline([eager(storage, alpha=2.0, **changes)])
-    first = await pipeline.run(history, session_id="s", **turn)
+    first = await pipeline.run(history, session_id="s", force=force)
     written = dict(storage.texts)
 
-    second = await pipeline.run(first.messages, session_id="s", **turn)
+    second = await pipeline.run(first.messages, session_id="s", force=force)
 
     assert second.messages is first.messages
     assert storage.texts == written

@@ -137,7 +137,7 @@ async def test_another_process_sends_the_same_bytes(
     sent = []
     for number in range(2):
         storage = LocalStorage(root)
-        stages = [
+        stages: list[Stage] = [
             DirectOffload(storage, min_chars=8000, preview=Preview()),
             Collapse(storage, min_calls=0),
         ]
