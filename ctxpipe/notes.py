@@ -67,7 +67,10 @@ def note_of(message: Message) -> Note | None:
     match = _HEADING.fullmatch(heading)
     if match is None or not lines:
         return None
-    return Note(match[1], int(match[2]), int(match[3]), match[4])
+    note = Note(match[1], int(match[2]), int(match[3]), match[4])
+    # Each step has a line: so nobody can announce a billion of them.
+    steps = note.last - note.first + 1
+    return note if 1 <= steps <= lines.count("\n") + 1 else None
 
 
 def step_line(number: int, about: str, chars: int, *, failed: bool = False) -> str:
