@@ -136,6 +136,7 @@ async def test_another_process_sends_the_same_bytes(
     root = tmp_path / "root"
     sent = []
     for number in range(2):
+        root.mkdir()  # one in which nothing is written, too
         storage = LocalStorage(root)
         stages: list[Stage] = [
             DirectOffload(storage, min_chars=8000, preview=Preview()),
