@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxpipe.messages import Message
-from ctxpipe.notes import Note, imitated_lines, note_of, step_line, words_line
+from ctxpipe.notes import (
+    Note,
+    imitated_lines,
+    note_of,
+    quoted_step_names,
+    step_line,
+    words_line,
+)
 
 NOTE = Note("/work/.ctxpipe/job-42/", 12, 40)
 
@@ -83,3 +90,11 @@ def test_a_reply_that_imitates_lines_of_a_note_is_noticed(reply: str, lines: int
 def test_searching_a_reply_for_imitated_lines_takes_linear_time() -> None:
     assert imitated_lines("1 a " + "→ " * 100_000) == 0
     assert imitated_lines("1 " * 100_000) == 0
+
+
+def test_a_text_names_the_files_of_all_steps_once_it_quotes_a_heading() -> None:
+    quoted = f"It said {Note('/f/', 3, 4, '-0a1b2c3d').heading!r} and {Note('', 9, 9).heading}"
+
+    assert quoted_step_names(quoted) == ["s3-0a1b2c3d.md", "s4-0a1b2c3d.md", "s9.md"]
+    assert quoted_step_names("see s{1..2}.md]") == []
+    assert len(quoted_step_names(Note("f/", 1, 999_999_999).heading)) == 10_000

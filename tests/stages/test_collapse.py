@@ -277,6 +277,17 @@ async def test_the_model_sees_the_path_in_the_form_that_was_asked_for(
     assert note_of(made.messages[1]) == Note(folder, 1, 3)
 
 
+async def test_a_live_context_protects_the_files_of_its_steps(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    made = await change(eager(storage), work(5))
+
+    await storage.cleanup(max_bytes=0, live=[made.messages])
+    assert all(Path(file).exists() for file in detail_of(made).files)
+
+    await storage.cleanup(max_bytes=0)
+    assert not any(Path(file).exists() for file in detail_of(made).files)
+
+
 # Offloaded before ---------------------------------------------------------------------------------
 
 
