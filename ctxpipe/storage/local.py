@@ -22,8 +22,8 @@ from anyio.lowlevel import RunVar
 from ..errors import SettingsError, StorageError
 from ..messages import ensure_messages, strings
 from ..names import content_hash, safe_name, session_folder, with_suffix
-from ..pieces import pieces
 from ..notes import quoted_step_names
+from ..pieces import pieces
 from ..placeholders import quoted_file_names
 from ..settings import (
     FLAG,
