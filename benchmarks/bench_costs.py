@@ -25,8 +25,8 @@ from statistics import mean
 import anyio
 
 from ctxpipe import ContextPipeline, presets
+from ctxpipe.atoms import AtomIndex
 from ctxpipe.errors import TranscriptError
-from ctxpipe.lab.atoms import AtomIndex
 from ctxpipe.lab.batch import FileReplay, replay_files
 from ctxpipe.lab.costs import Bill, bill
 from ctxpipe.lab.policies import BUDGETED, BudgetedPolicy, Policy

@@ -20,10 +20,20 @@ if TYPE_CHECKING:
     from .messages import Message, Problem, ToolCall, ToolResult, check, pending_calls, split_system
     from .pipeline import ContextPipeline
     from .prices import Prices, prices_of
-    from .reports import Compacted, Detail, Offloaded, Outcome, Result, StageReport, Truncated
+    from .reports import (
+        Collapsed,
+        Compacted,
+        Detail,
+        Offloaded,
+        Outcome,
+        Result,
+        StageReport,
+        Truncated,
+    )
     from .session import Session
     from .session.sessions import Sessions
     from .stage import Change, Intent, Skip, Stage, Turn
+    from .stages.collapse import Collapse
     from .stages.compact import (
         Breaker,
         Compact,
@@ -66,6 +76,8 @@ __all__ = [
     "Breaker",
     "Budget",
     "Change",
+    "Collapse",
+    "Collapsed",
     "Compact",
     "CompactResult",
     "Compacted",
@@ -150,10 +162,11 @@ _NAMES = {
     ".messages": "Message Problem ToolCall ToolResult check pending_calls split_system",
     ".pipeline": "ContextPipeline",
     ".prices": "Prices prices_of",
-    ".reports": "Compacted Detail Offloaded Outcome Result StageReport Truncated",
+    ".reports": "Collapsed Compacted Detail Offloaded Outcome Result StageReport Truncated",
     ".session": "Session",
     ".session.sessions": "Sessions",
     ".stage": "Change Intent Skip Stage Turn",
+    ".stages.collapse": "Collapse",
     ".stages.compact": "Breaker Compact CompactResult Evidence Restore "
     "compact_messages load_archive restore_files",
     ".stages.fold": "fold_files",

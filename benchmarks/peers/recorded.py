@@ -19,7 +19,7 @@ from typing import Any
 
 import anyio
 
-from ctxpipe.lab.atoms import AtomIndex
+from ctxpipe.atoms import AtomIndex
 from ctxpipe.lab.costs import Bill
 from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.recall import Cut, cuts

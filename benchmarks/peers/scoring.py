@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from anyio import to_thread
 
-from ctxpipe.lab.atoms import AtomIndex
+from ctxpipe.atoms import AtomIndex
 from ctxpipe.lab.costs import Bill, bill
 from ctxpipe.lab.recall import Cut
 from ctxpipe.lab.replay import Settings, replay

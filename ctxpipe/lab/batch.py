@@ -22,8 +22,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from ..atoms import AtomIndex
 from ..errors import CtxpipeError
-from .atoms import AtomIndex
 from .calibration import Calibration, calibration
 from .policies import NONE
 from .replay import PipelineMaker, Replay, Settings, replay

@@ -29,6 +29,7 @@ from ..pipeline import ContextPipeline
 from ..prices import Prices
 from ..settings import Setting
 from ..stage import Stage
+from ..stages.collapse import Collapse
 from ..stages.compact import Breaker, Compact, Evidence, Restore
 from ..stages.gates import RatioGate, RentOrBuyGate
 from ..stages.offload import BatchOffload, DirectOffload
@@ -86,8 +87,10 @@ class ConfiguredPolicy:
             if setting in table:
                 where = str(place.of(setting))
                 table[setting] = _names(table[setting], where)
-        kind, own = factory(bench)
-        stage: Stage = _build(kind, table, place, own)
+        kind, lent = factory(bench)
+        if kind is Collapse:
+            lent["prices"] = self.prices
+        stage: Stage = _build(kind, table, place, lent)
         return stage
 
     def _gate(self, given: object, place: _Place) -> object:
@@ -263,6 +266,7 @@ _STAGES: Mapping[str, Callable[[Workbench], tuple[type[Any], dict[str, Any]]]] =
     "DirectOffload": lambda bench: (DirectOffload, _offload_storage(bench)),
     "TrimReadBacks": lambda bench: (TrimReadBacks, _offload_storage(bench)),
     "BatchOffload": lambda bench: (BatchOffload, _offload_storage(bench)),
+    "Collapse": lambda bench: (Collapse, _offload_storage(bench)),
     "Compact": lambda bench: (Compact, _compact_settings(bench)),
     "SmartTruncate": lambda bench: (SmartTruncate, {"archive": bench.storage}),
 }

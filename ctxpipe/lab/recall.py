@@ -16,9 +16,9 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
+from ..atoms import Atom, AtomIndex, atoms, weight
 from ..messages import Message
 from ..tokens import TokenCounter, as_counter
-from .atoms import Atom, AtomIndex, atoms, weight
 from .references import Context, Past, Store, Use, use_of
 from .replay import PipelineMaker
 from .transcripts import Transcript

@@ -10,15 +10,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from ..agent_tools import COMMON_READING_TOOLS
+from ..atoms import Atom, AtomIndex, message_texts, path_atom, weight
 from ..edits.views import viewed_path
+from ..markers.notes import note_of
 from ..markers.placeholders import reference, reference_with_preview
 from ..messages import Message, blocks, field, kind, tool_calls
 from ..names import session_folder
 from ..stages.archive import parse_archive
 from ..tokens import TokenCounter
-from .atoms import Atom, AtomIndex, message_texts, path_atom, weight
 
 __all__ = ["Context", "Past", "Source", "Store", "Use", "location_in", "sources_to_fetch", "use_of"]
 
@@ -150,6 +152,7 @@ class Context:
         self._index = index
         folder = re.escape(session_folder(session_id))
         self._key = re.compile(folder + r"/[^\s\"'`<>|;&)\]]+")
+        self._folder = session_folder(session_id)
         self._messages: list[Message] = []
         self._counts: Counter[Atom] = Counter()
         self._keys: Counter[str] = Counter()
@@ -180,6 +183,11 @@ class Context:
         keys: set[str] = set()
         for text in message_texts(message):
             keys.update(self._key.findall(text))
+        note = note_of(message)
+        if note is not None:
+            numbers = range(note.first, note.last + 1)
+            names = [PurePosixPath(note.path(number)).name for number in numbers]
+            keys.update(f"{self._folder}/{name}" for name in names)
         return keys
 
 

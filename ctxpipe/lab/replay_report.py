@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..atoms import AtomIndex
 from ..cache_doctor import Tally
 from ..errors import TranscriptError
 from ..messages import Message, texts, tool_calls
 from ..prices import Prices
 from ..tokens import TokenCounter, as_counter
-from .atoms import AtomIndex
 from .cache import cache_report
 from .costs import bill
 from .policies import NONE, BudgetedPolicy

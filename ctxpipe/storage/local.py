@@ -20,6 +20,7 @@ from anyio import CapacityLimiter, sleep, to_thread
 from anyio.lowlevel import RunVar
 
 from ..errors import SettingsError, StorageError
+from ..markers.notes import quoted_step_names
 from ..markers.placeholders import quoted_file_names
 from ..messages import ensure_messages, strings
 from ..names import content_hash, safe_name, session_folder, with_suffix
@@ -442,6 +443,7 @@ class LocalStorage:
             for message in history:
                 for text in strings(message):
                     kept.update(quoted_file_names(text))
+                    kept.update(quoted_step_names(text))
         limits = Limits(max_bytes, max_age, records, kept)
         now = self.clock()
         files = find_files(self._folders)

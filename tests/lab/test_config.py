@@ -9,6 +9,7 @@ from ctxpipe.errors import SettingsError
 from ctxpipe.lab.config import read_config
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.prices import Prices
+from ctxpipe.stages.collapse import Collapse
 from ctxpipe.stages.gates import RentOrBuyGate
 from ctxpipe.stages.offload import BatchOffload, DirectOffload
 
@@ -71,6 +72,16 @@ def test_the_parts_of_compaction_are_tables_beside_what_the_workbench_brings(tmp
     assert compact.restore == Restore(files=bench.files, shell=True, fold_unrestored=False)
     assert compact.evidence == Evidence(tokens=500)
     assert compact.breaker == Breaker(cooldown_seconds=60, clock=bench.clock)
+
+
+def test_a_collapse_is_lent_the_prices_and_the_storage(tmp_path: Path):
+    prices, bench = Prices.relative(read=0.05), Workbench()
+    text = '[[stage]]\nuse = "Collapse"\nkeep_recent = 10\n'
+
+    [stage] = read_config(written(tmp_path, text), prices)(bench).stages
+
+    assert isinstance(stage, Collapse)
+    assert (stage.keep_recent, stage.prices, stage.storage) == (10, prices, bench.storage)
 
 
 def test_what_is_written_goes_to_the_workbench(tmp_path: Path):

@@ -10,7 +10,7 @@ from histories import assistant, conversation, step, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxpipe.lab.atoms import AtomIndex
+from ctxpipe.atoms import AtomIndex
 from ctxpipe.lab.policies import BudgetedPolicy, Policy
 from ctxpipe.lab.recall import (
     ORACLES,

@@ -9,7 +9,7 @@ from anyio import to_thread
 from histories import assistant, conversation, step, user
 from workdays import direct, none, transcript
 
-from ctxpipe.lab.atoms import AtomIndex
+from ctxpipe.atoms import AtomIndex
 from ctxpipe.lab.replay import Settings, replay
 from ctxpipe.lab.replay_report import Pages, label, recall_points, replay_and_report
 from ctxpipe.lab.story import Moment

@@ -42,8 +42,8 @@ from benchmarks.peers.scoring import (
     unbound,
 )
 from benchmarks.peers.summary import summary
+from ctxpipe.atoms import AtomIndex
 from ctxpipe.edits.thinking import BINDING_BETA
-from ctxpipe.lab.atoms import AtomIndex
 from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.recall import Cut
 from ctxpipe.lab.transcripts import Transcript

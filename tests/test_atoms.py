@@ -7,7 +7,7 @@ from histories import assistant, histories, text, thinking, tool_result, tool_us
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctxpipe.lab.atoms import WEIGHTS, AtomIndex, atoms, block_text, path_atom, weight
+from ctxpipe.atoms import WEIGHTS, AtomIndex, atoms, block_text, path_atom, weight
 from ctxpipe.messages import Message
 
 
@@ -75,6 +75,14 @@ def test_a_call_says_the_leaves_of_its_input_with_their_lines() -> None:
     )
 
     assert block_text(call) == "src/a.py\nfirst line\nsecond line\n17"
+
+
+def test_a_call_with_an_input_nested_very_deep_still_says_its_leaves() -> None:
+    nested: object = "src/main.py"
+    for _ in range(100_000):
+        nested = [nested]
+
+    assert block_text(tool_use("t", "edit", {"path": nested})) == "src/main.py"
 
 
 def test_a_result_says_its_texts_and_thinking_says_nothing_to_others() -> None:
