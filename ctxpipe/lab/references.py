@@ -198,16 +198,21 @@ class Store:
         self._texts: dict[str, str] = {}
 
     def learn(self, texts: Mapping[str, str]) -> None:
-        """Take in the files that are new in *texts*, by path."""
-        if len(texts) == len(self._texts):
-            return
+        """Take in the files that are new in *texts*, by path, and those that have changed."""
         for path, text in texts.items():
             key = path.removeprefix(self._root)
-            if key in self._texts:
+            before = self._texts.get(key)
+            if before is text or before == text:
                 continue
+            if before is not None:
+                self._forget(before, key)
             self._texts[key] = text
             for atom in self._atoms(text, key):
                 self._holders.setdefault(atom, []).append(key)
+
+    def _forget(self, text: str, key: str) -> None:
+        for atom in self._atoms(text, key):
+            self._holders[atom].remove(key)
 
     def _atoms(self, text: str, key: str) -> AbstractSet[Atom]:
         if not key.endswith(".json"):

@@ -98,6 +98,15 @@ class _Piece:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Act:
+    """What a stage reports of a turn, its index among the turn's actions, and what it replaced."""
+
+    report: StageReport
+    index: int
+    replaced: list[Replaced] = field(default_factory=list)
+
+
 @dataclass(slots=True)
 class _Reader:
     counter: TokenCounter
@@ -121,7 +130,7 @@ class _Reader:
             self._add(message, moment.call)
         self._last = moment.after
         actions = self.actions.setdefault(moment.call, [])
-        actions.extend(self._moment_actions(moment))
+        actions += self._moment_actions(moment, len(actions))
         self.tokens[moment.call] = self._by_kind(moment.after)
 
     def biggest(self) -> tuple[BlockFate, ...]:
@@ -220,17 +229,19 @@ class _Reader:
 
     # Actions --------------------------------------------------------------------------------------
 
-    def _moment_actions(self, moment: Moment) -> Iterator[Action]:
-        """What the stages did, each with what it replaced."""
-        changed = [report for report in moment.reports if report.outcome is Outcome.CHANGED]
-        replaced: dict[int, list[Replaced]] = {id(report): [] for report in changed}
-        if changed:
-            for report, change in self._changes(moment, changed):
-                replaced[id(report)].append(change)
+    def _moment_actions(self, moment: Moment, first: int) -> list[Action]:
+        """What the stages did, each with what it replaced.
+
+        *first* is the index, in the turn, of the first of them.
+        """
+        acts: list[_Act] = []
         for report in moment.reports:
             if report.outcome is not Outcome.SKIPPED:
-                own = replaced.get(id(report), ())
-                yield self._action(report, own)
+                acts.append(_Act(report, first + len(acts)))
+        changed = [act for act in acts if act.report.outcome is Outcome.CHANGED]
+        if changed:
+            self._explain_changes(moment, changed)
+        return [self._action(act.report, act.replaced) for act in acts]
 
     def _action(self, report: StageReport, replaced: Sequence[Replaced]) -> Action:
         saved = None
@@ -245,12 +256,8 @@ class _Reader:
             tuple(replaced),
         )
 
-    def _changes(
-        self,
-        moment: Moment,
-        changed: Sequence[StageReport],
-    ) -> Iterator[tuple[StageReport, Replaced]]:
-        """What differs between the contexts, with the report of the stage that changed it."""
+    def _explain_changes(self, moment: Moment, changed: Sequence[_Act]) -> None:
+        """Say of each of *changed* what it replaced, by what differs between the contexts."""
         same = common_prefix(moment.before, moment.after)
         before = self._by_key(moment.before[same:])
         after = self._by_key(moment.after[same:])
@@ -260,10 +267,10 @@ class _Reader:
             if new is None:
                 removed.append(old)
             elif new.text != old.text:
-                yield self._swap(moment, changed, old, new)
+                self._swap(moment, changed, old, new)
         if removed:
             added = [piece for key, piece in after.items() if key not in before]
-            yield self._remove(moment, changed, removed, added)
+            self._remove(moment, changed, removed, added)
 
     def _by_key(self, messages: Sequence[Message]) -> dict[_Key, _Piece]:
         pieces = {}
@@ -275,47 +282,48 @@ class _Reader:
     def _swap(
         self,
         moment: Moment,
-        changed: Sequence[StageReport],
+        changed: Sequence[_Act],
         old: _Piece,
         new: _Piece,
-    ) -> tuple[StageReport, Replaced]:
+    ) -> None:
         where = _pointer(new) or ""
-        report = changed[-1]
+        act = changed[-1]
         for one in changed:
-            if isinstance(one.detail, Offloaded) and where in one.detail.files:
-                report = one
+            detail = one.report.detail
+            if isinstance(detail, Offloaded) and where in detail.files:
+                act = one
                 break
         fate = "shortened"
         if where:
             fate = f"moved to {PurePath(where).name}"
-        self._set_fate(old, moment, fate, report)
-        replacement = self._replacement(old.name, [old], [new], where)
-        return report, replacement
+        self._set_fate(old, moment, fate, act)
+        act.replaced.append(self._replacement(old.name, [old], [new], where))
 
     def _remove(
         self,
         moment: Moment,
-        changed: Sequence[StageReport],
+        changed: Sequence[_Act],
         removed: Sequence[_Piece],
         added: Sequence[_Piece],
-    ) -> tuple[StageReport, Replaced]:
-        others = (report for report in changed if not isinstance(report.detail, Offloaded))
-        report = next(others, changed[-1])
+    ) -> None:
+        others = (act for act in changed if not isinstance(act.report.detail, Offloaded))
+        act = next(others, changed[-1])
+        detail = act.report.detail
         fate = "removed"
-        if isinstance(report.detail, Compacted):
+        if isinstance(detail, Compacted):
             fate = "summarized"
         for piece in removed:
-            self._set_fate(piece, moment, fate, report)
-        where = getattr(report.detail, "archive", None) or ""
+            self._set_fate(piece, moment, fate, act)
+        where = getattr(detail, "archive", None) or ""
         name = count_phrase(len(removed), "block")
-        return report, self._replacement(name, removed, added, where)
+        act.replaced.append(self._replacement(name, removed, added, where))
 
     def _set_fate(
         self,
         piece: _Piece,
         moment: Moment,
         fate: str,
-        report: StageReport,
+        act: _Act,
     ) -> None:
         known = self._fates.get(piece.key)
         if known is not None:
@@ -324,7 +332,7 @@ class _Reader:
                 known,
                 fate=fate,
                 until=until,
-                stage=report.stage,
+                action=act.index,
             )
 
     def _replacement(

@@ -96,6 +96,21 @@ def test_an_archive_is_a_file_of_messages() -> None:
     assert lab.use(f"L{lines}").pointer == 1
 
 
+def test_a_file_that_has_grown_since_holds_its_new_text_as_well() -> None:
+    lab = Lab(HISTORY, [user("See /x/s/log.jsonl")], {"s/log.jsonl": "read_this\n"})
+    lab.store.learn({f"{ROOT}s/log.jsonl": "read_this\nmore_of_it\n"})
+
+    assert lab.use("Iread_this", "Imore_of_it").pointer == 1
+
+
+def test_a_file_that_was_written_anew_no_longer_holds_what_it_held() -> None:
+    lab = Lab(HISTORY, [user("See /x/s/log.jsonl")], {"s/log.jsonl": "read_this\n"})
+    lab.store.learn({f"{ROOT}s/log.jsonl": "more_of_it\n"})
+
+    use = lab.use("Iread_this", "Imore_of_it")
+    assert (use.pointer, use.lost) == (0.5, 0.5)
+
+
 def test_what_a_visible_file_view_has_shown_can_be_looked_at_again() -> None:
     past = conversation(user("Go."), view("t1", "/src/app/main.py", RESULT))
 
