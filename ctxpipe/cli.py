@@ -26,6 +26,7 @@ from .lab import tune as tuning
 from .lab.batch import FileReplay, Workers, replay_files, workers
 from .lab.cluster import cluster
 from .lab.config import read_config
+from .lab.costs import CacheRules
 from .lab.page import page_paths, write_page
 from .lab.policies import NONE, POLICIES, WINDOW, policies
 from .lab.replay import LAPSES_EVERY, PipelineMaker, Settings
@@ -117,6 +118,23 @@ Rest = Annotated[
         min=0,
     ),
 ]
+Marks = Annotated[
+    int,
+    typer.Option(
+        help="The cache marks of a request: after the system prompt and at its end; with 3 also "
+        "before what was rewritten, with 4 also after it.",
+        min=2,
+        max=4,
+    ),
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Lines that a stage has chosen to keep count as unseen: what is only there is "
+        "read back.",
+    ),
+]
 Processes = Annotated[
     int | None, typer.Option(help="How many; default: one for each processor.", min=1)
 ]
@@ -136,6 +154,8 @@ def replay(
     read: ReadPrice = None,
     refetch: Refetch = True,
     rest: Rest = LAPSES_EVERY,
+    marks: Marks = 3,
+    strict: Strict = False,
     processes: Processes = None,
     scheduler: Scheduler = "",
     html: Annotated[
@@ -162,7 +182,8 @@ def replay(
         if html:
             paths = _writable_paths(html, files)
             pages = Pages(names[-1], baseline, prices if model else None)
-        settings = Settings(refetch=refetch, rest_every=rest)
+        cache = CacheRules.with_marks(marks)
+        settings = Settings(refetch=refetch, rest_every=rest, cache=cache, strict=strict)
         with _executor(scheduler, processes, len(files)) as executor:
             replays = _replay_all(files, makers, settings, executor, pages)
         _print_replays(replays, prices, model, baseline, as_json=as_json)
@@ -347,6 +368,8 @@ def tune(
     read: ReadPrice = None,
     refetch: Refetch = True,
     rest: Rest = LAPSES_EVERY,
+    marks: Marks = 3,
+    strict: Strict = False,
     processes: Processes = None,
     scheduler: Scheduler = "",
     as_json: AsJson = False,
@@ -359,7 +382,8 @@ def tune(
     """
     with _exit_on_error():
         prices = _prices(model, read)
-        settings = Settings(refetch=refetch, rest_every=rest)
+        cache = CacheRules.with_marks(marks)
+        settings = Settings(refetch=refetch, rest_every=rest, cache=cache, strict=strict)
         with (
             _executor(scheduler, processes, len(files)) as executor,
             _progress() as progress,

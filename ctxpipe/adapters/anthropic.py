@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from ..edits.breakpoints import MARKS, with_breakpoints
 from ..edits.thinking import drop_block
 from ..errors import SettingsError, safe_text
-from ..messages import kind, pending_calls
 from ..messages import field as read
+from ..messages import kind, pending_calls
 from ..messages.identity import digest
 from ..pipeline import ContextPipeline
 from ..refusals import MAX_TEXT, REFUSING, read_refusal

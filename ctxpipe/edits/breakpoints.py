@@ -12,9 +12,7 @@ from ..settings import Wanted, is_size
 
 __all__ = ["MARKS", "with_breakpoints", "with_free_breakpoints"]
 
-MARKS = Wanted(
-    lambda given: is_size(given) and given <= MAX_CACHE_MARKS, f"0 to {MAX_CACHE_MARKS}"
-)
+MARKS = Wanted(lambda given: is_size(given) and given <= MAX_CACHE_MARKS, f"0 to {MAX_CACHE_MARKS}")
 """How many cache breakpoints may be asked for."""
 
 MARK = {"type": "ephemeral"}

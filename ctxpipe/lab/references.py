@@ -15,7 +15,7 @@ from ..atoms import Atom, AtomIndex, message_texts, path_atom, weight
 from ..edits.views import COMMON_READING_TOOLS, viewed_path
 from ..messages import Message, blocks, field, kind, tool_calls
 from ..names import session_folder
-from ..placeholders import reference, reference_with_preview
+from ..placeholders import any_reference, reference_with_excerpt
 from ..stages.archive import parse_archive
 from ..tokens import TokenCounter
 
@@ -43,7 +43,8 @@ class Use:
 
     *visible* in the context; in a file whose path is visible (*pointer*); in a file view that can
     be repeated, since its path is visible (*reread*); or *lost*. *fetch* is the pointers' weight
-    times the tokens of the smallest file that holds each.
+    times the tokens of the smallest file that holds each. *doubtful* is the part of *visible* that
+    a stricter yardstick does not count.
     """
 
     visible: float = 0.0
@@ -51,6 +52,7 @@ class Use:
     reread: float = 0.0
     lost: float = 0.0
     fetch: float = 0.0
+    doubtful: float = 0.0
 
     def __add__(self, other: Use) -> Use:
         return Use(
@@ -59,6 +61,7 @@ class Use:
             self.reread + other.reread,
             self.lost + other.lost,
             self.fetch + other.fetch,
+            self.doubtful + other.doubtful,
         )
 
     @property
@@ -70,6 +73,11 @@ class Use:
     def recall(self) -> float:
         """The share that was in the context; 1 when nothing was used."""
         return self._share(self.visible)
+
+    @property
+    def strict_recall(self) -> float:
+        """The share that was in the context beyond doubt."""
+        return self._share(self.visible - self.doubtful)
 
     @property
     def one_hop(self) -> float:
@@ -151,6 +159,7 @@ class Context:
         self._key = re.compile(folder + r"/[^\s\"'`<>|;&)\]]+")
         self._messages: list[Message] = []
         self._counts: Counter[Atom] = Counter()
+        self._doubted: Counter[Atom] = Counter()  # messages in which only an excerpt says it
         self._keys: Counter[str] = Counter()
 
     @property
@@ -161,6 +170,13 @@ class Context:
     def __contains__(self, atom: Atom) -> bool:
         return self._counts.get(atom, 0) > 0
 
+    def is_doubtful(self, atom: Atom) -> bool:
+        """Whether *atom* is in the context only where a stage has chosen lines to keep.
+
+        Such lines are chosen by their atoms. So atoms alone would say that they are enough.
+        """
+        return 0 < self._counts.get(atom, 0) <= self._doubted.get(atom, 0)
+
     def update(self, messages: list[Message]) -> None:
         """The context is *messages* now; only what differs from before is read."""
         now = {id(message) for message in messages}
@@ -168,12 +184,22 @@ class Context:
         for message in self._messages:
             if id(message) not in now:
                 self._counts.subtract(self._index.message(message))
+                self._doubted.subtract(self._chosen(message))
                 self._keys.subtract(self._keys_in(message))
         for message in messages:
             if id(message) not in before:
                 self._counts.update(self._index.message(message))
+                self._doubted.update(self._chosen(message))
                 self._keys.update(self._keys_in(message))
         self._messages = messages
+
+    def _chosen(self, message: Message) -> AbstractSet[Atom]:
+        """The atoms that *message* says only in lines which a stage has chosen."""
+        texts = message_texts(message)
+        others = [text for text in texts if not is_chosen(text)]
+        if len(others) == len(texts):
+            return frozenset()
+        return self._index.message(message).difference(*map(self._index.text, others))
 
     def _keys_in(self, message: Message) -> set[str]:
         keys: set[str] = set()
@@ -230,12 +256,17 @@ class Store:
         return min(sizes, default=None)
 
 
+def is_chosen(text: str) -> bool:
+    """Whether *text*, a block of a context, holds lines that a stage has chosen to keep."""
+    return reference_with_excerpt(text) is not None
+
+
 def location_in(content: object) -> str | None:
     """The file that *content*, of a result or a call, names in its place.
 
     None where the content itself is here.
     """
-    return reference(content) or reference_with_preview(content)
+    return any_reference(content)
 
 
 def use_of(
@@ -243,8 +274,12 @@ def use_of(
     past: Past,
     context: Context,
     store: Store,
+    doubtful: AbstractSet[Atom] = frozenset(),
 ) -> tuple[Use, dict[Atom, float]]:
-    """Where what is *used* is now; and what of it is not visible, with its weight."""
+    """Where what is *used* is now; and what of it is not visible, with its weight.
+
+    What is *doubtful* is visible all the same.
+    """
     visible = pointer = reread = lost = fetch = 0.0
     missing: dict[Atom, float] = {}
     keys: AbstractSet[str] | None = None
@@ -270,6 +305,7 @@ def use_of(
         reread,
         lost,
         fetch,
+        sum(map(weight, doubtful)),
     ), missing
 
 

@@ -34,13 +34,27 @@ __all__ = [
     "unit",
 ]
 
-HEADINGS = ("policy", "calls", "cost", "ratio", "hits", "peak", "fetched", "seen", "found")
+HEADINGS = (
+    "policy",
+    "calls",
+    "cost",
+    "ratio",
+    "4 marks",
+    "hits",
+    "peak",
+    "fetched",
+    "seen",
+    "strict",
+    "found",
+)
 LEGEND = """\
 ratio    the cost in that of the first policy
+4 marks  the ratio where requests have cache marks before and after each change
 hits     the share of the prompts that came from the cache
 peak     the largest prompt, in tokens as billed
 fetched  requests made to read something back
 seen     the share of what the replies used that the context showed
+strict   the same without the lines that a stage has chosen to keep
 found    the same with what the context named the place of"""
 ENDLESS = 10_000
 NUMBERS = frozenset({*HEADINGS[1:], "tokens", "share", "message"})
@@ -91,7 +105,7 @@ def _console() -> Console:
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     table.pad_edge = False
-    table.padding = (0, GAP, 0, 0)
+    table.padding = (0, GAP - 1, 0, 0)  # the box has a blank of its own between columns
     for column, name in enumerate(headings):
         is_number = name in NUMBERS
         if column > 0 and not is_number:
@@ -202,10 +216,12 @@ def _cells(row: Figures, dollars: bool) -> tuple[str, ...]:
         f"{row.calls:,}",
         cost(row.cost, dollars=dollars),
         f"{row.relative:.3f}",
+        f"{row.marked:.3f}",
         f"{row.hit_rate:.1%}",
         f"{row.largest:,.0f}",
         f"{row.refetches:,}",
         f"{row.visible:.3f}",
+        f"{row.strict:.3f}",
         f"{row.reachable:.3f}",
     )
 
@@ -228,7 +244,7 @@ def tuning_text(tuned: Tuned, model: str, recall: float) -> str:
     console.print(
         f"after {tuned.replays} replays; * is the cheapest with a recall of {recall} or more."
     )
-    headings = ("", "cost", "ratio", "seen", "found", *SETTINGS)
+    headings = ("", "cost", "ratio", "seen", "strict", "found", *SETTINGS)
     rows = _front_rows(tuned, bool(model))
     console.print(_table(headings, rows))
     console.print(_test_text(tuned))
@@ -250,6 +266,7 @@ def _front_rows(tuned: Tuned, dollars: bool) -> list[tuple[str, ...]]:
             cost(one.score.cost, dollars=dollars),
             f"{one.score.cost / without:.3f}" if without else "",
             f"{one.score.recall:.3f}",
+            f"{one.score.strict_recall:.3f}",
             f"{one.score.reachable:.3f}",
             *_settings(one.candidate),
         )

@@ -164,6 +164,7 @@ class Score:
     used: float = 0.0
     seen: float = 0.0
     found: float = 0.0
+    doubtful: float = 0.0
 
     def __add__(self, other: Score) -> Score:
         return Score(
@@ -171,6 +172,7 @@ class Score:
             self.used + other.used,
             self.seen + other.seen,
             self.found + other.found,
+            self.doubtful + other.doubtful,
         )
 
     @property
@@ -179,8 +181,13 @@ class Score:
         return self.seen / self.used if self.used else 1.0
 
     @property
+    def strict_recall(self) -> float:
+        """The same by the second yardstick of a replay."""
+        return (self.seen - self.doubtful) / self.used if self.used else 1.0
+
+    @property
     def reachable(self) -> float:
-        """The same, including what the context named the place of."""
+        """As `recall`, including what the context named the place of."""
         return self.found / self.used if self.used else 1.0
 
 
@@ -380,6 +387,7 @@ class _Search:
             used=use.total,
             seen=use.visible,
             found=use.total - use.lost,
+            doubtful=use.doubtful,
         )
 
     def total(self, name: str, files: Iterable[str]) -> Score:

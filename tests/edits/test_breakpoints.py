@@ -192,7 +192,6 @@ def test_a_system_prompt_with_a_mark_keeps_its_own() -> None:
     assert with_breakpoints(request(user("go"), system=system), 4)["system"] == system
 
 
-
 @pytest.mark.parametrize(
     "own",
     [

@@ -111,6 +111,51 @@ def test_a_file_that_was_written_anew_no_longer_holds_what_it_held() -> None:
     assert (use.pointer, use.lost) == (0.5, 0.5)
 
 
+LINE = "def read_this(and_more): return 1"
+WITH_EXCERPT = f"[Content offloaded to: /x/s/t1.md]\nExcerpt, 1 of 9 lines:\n {LINE}"
+
+
+def test_a_line_that_a_stage_has_chosen_is_visible_and_doubtful() -> None:
+    past = conversation(user("Go."), step("t1", result=LINE))
+    lab = Lab(past, [user(tool_result("t1", WITH_EXCERPT))])
+
+    assert f"L{LINE}" in lab.context
+    assert lab.context.is_doubtful(f"L{LINE}")
+
+
+def test_what_is_said_beside_a_chosen_line_is_beyond_doubt() -> None:
+    past = conversation(user("Go."), step("t1", result=LINE))
+    both = user(tool_result("t1", WITH_EXCERPT), text("What is read_this?"))
+    lab = Lab(past, [both])
+
+    assert not lab.context.is_doubtful("Iread_this")
+    assert lab.context.is_doubtful("Iand_more")
+
+    lab.context.update([both, user("And and_more?")])
+
+    assert not lab.context.is_doubtful("Iand_more")
+
+
+def test_what_is_not_in_the_context_is_not_doubtful() -> None:
+    past = conversation(user("Go."), step("t1", result=LINE))
+    lab = Lab(past, [user(tool_result("t1", WITH_EXCERPT))])
+    lab.context.update([user("Go on.")])
+
+    assert not lab.context.is_doubtful(f"L{LINE}")
+
+
+def test_what_is_doubtful_is_visible_all_the_same() -> None:
+    past = conversation(user("Go."), step("t1", result=LINE))
+    lab = Lab(past, [user(tool_result("t1", WITH_EXCERPT))])
+    use, missing = use_of(
+        ["Iread_this"], lab.past, lab.context, lab.store, frozenset({"Iread_this"})
+    )
+
+    assert use == Use(visible=0.5, doubtful=0.5)
+    assert (use.recall, use.strict_recall) == (1, 0)
+    assert missing == {}
+
+
 def test_what_a_visible_file_view_has_shown_can_be_looked_at_again() -> None:
     past = conversation(user("Go."), view("t1", "/src/app/main.py", RESULT))
 

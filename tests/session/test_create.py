@@ -416,7 +416,7 @@ async def test_a_wrong_number_of_breakpoints_is_refused_before_anything_is_sent(
     ask: Ask, wrong: Any
 ) -> None:
     async with talk(["ok"]) as (server, client):
-        with pytest.raises(SettingsError, match="cache_breakpoints is .*; give 0 to 4, or None"):
+        with pytest.raises(SettingsError, match=r"cache_breakpoints is .*; give 0 to 4, or None"):
             await ask(ContextPipeline().session("s"), client, loop(1), cache_breakpoints=wrong)
 
     assert not server.requests
