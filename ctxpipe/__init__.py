@@ -18,10 +18,20 @@ if TYPE_CHECKING:
     from .pipeline import ContextPipeline
     from .placeholders import Preview
     from .prices import Prices, prices_of
-    from .reports import Compacted, Detail, Offloaded, Outcome, Result, StageReport, Truncated
+    from .reports import (
+        Collapsed,
+        Compacted,
+        Detail,
+        Offloaded,
+        Outcome,
+        Result,
+        StageReport,
+        Truncated,
+    )
     from .session import Session
     from .session.sessions import Sessions
     from .stage import Change, Intent, Skip, Stage, Turn
+    from .stages.collapse import Collapse
     from .stages.compact import (
         Compact,
         CompactResult,
@@ -60,6 +70,8 @@ __all__ = [
     "BatchOffload",
     "Budget",
     "Change",
+    "Collapse",
+    "Collapsed",
     "Compact",
     "CompactResult",
     "Compacted",
@@ -140,10 +152,11 @@ _NAMES = {
     ".pipeline": "ContextPipeline",
     ".placeholders": "Preview",
     ".prices": "Prices prices_of",
-    ".reports": "Compacted Detail Offloaded Outcome Result StageReport Truncated",
+    ".reports": "Collapsed Compacted Detail Offloaded Outcome Result StageReport Truncated",
     ".session": "Session",
     ".session.sessions": "Sessions",
     ".stage": "Change Intent Skip Stage Turn",
+    ".stages.collapse": "Collapse",
     ".stages.compact": "Compact CompactResult Restore compact_messages load_archive restore_files",
     ".stages.fold": "Folded Folder fold_files",
     ".stages.gates": "Gate RatioGate RentOrBuyGate",

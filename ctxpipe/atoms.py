@@ -56,6 +56,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{5,63}")
 _INNER_CAPITAL = re.compile(r"[a-z0-9][A-Z]")
 _NUMBER = re.compile(r"(?<![\w.])(?:\d+(?:\.\d+)+|\d{3,12})(?![\w.])")
 _ROUND_OR_YEAR = re.compile(r"[1-9]0+|(?:19|20)\d\d")
+_DIGIT = re.compile(r"\d")
 _HEX = re.compile(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}\b")
 _LINE_NUMBER = re.compile(r"^\s*\d+\s*(?:→|\t|\||:(?=\s))\s?")
 _BLANKS = re.compile(r"\s+")
@@ -70,25 +71,24 @@ def weight(atom: Atom) -> float:
 def atoms(text: str) -> frozenset[Atom]:
     """The atoms of *text*."""
     found: set[Atom] = set()
-    for match in _PATH.finditer(text):
-        path = path_atom(match[0])
-        if path:
-            found.add(path)
-    for match in _FILE.finditer(text):
-        found.add("F" + match[0])
-    for match in _IDENTIFIER.finditer(text):
-        if _is_code(match[0]):
-            found.add("I" + match[0])
-    for match in _NUMBER.finditer(text):
-        if not _ROUND_OR_YEAR.fullmatch(match[0]):
-            found.add("N" + match[0])
-    for match in _HEX.finditer(text):
-        found.add("H" + match[0])
+    if "/" in text:
+        found |= _paths(text)
+    if "." in text:
+        found.update("F" + name for name in _FILE.findall(text))
+    found.update("I" + word for word in _IDENTIFIER.findall(text) if _is_code(word))
+    if _DIGIT.search(text):
+        found.update("N" + number for number in _NUMBER.findall(text) if _is_telling(number))
+        found.update("H" + digits for digits in _HEX.findall(text))
     for raw_line in text.splitlines():
         line = _line(raw_line)
         if line:
             found.add("L" + line)
     return frozenset(map(sys.intern, found))
+
+
+def _paths(text: str) -> set[Atom]:
+    found = map(path_atom, _PATH.findall(text))
+    return {path for path in found if path is not None}
 
 
 def path_atom(path: str) -> Atom | None:
@@ -101,6 +101,10 @@ def path_atom(path: str) -> Atom | None:
         return None
     short = "/".join(segments[-2:])
     return "P" + short if len(short) >= MIN_PATH else None
+
+
+def _is_telling(number: str) -> bool:
+    return _ROUND_OR_YEAR.fullmatch(number) is None
 
 
 def _is_code(word: str) -> bool:

@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from .messages import Message, Problem
     from .prices import RewriteCost
 
-__all__ = ["Compacted", "Detail", "Offloaded", "Outcome", "Result", "StageReport", "Truncated"]
+__all__ = [
+    "Collapsed",
+    "Compacted",
+    "Detail",
+    "Offloaded",
+    "Outcome",
+    "Result",
+    "StageReport",
+    "Truncated",
+]
 
 
 MAX_LINE = 180  # of a report in the log, whatever happened
@@ -129,7 +138,30 @@ class Truncated:
         return ", ".join([*(parts or ["nothing removed"]), "still over its limit"])
 
 
-Detail: TypeAlias = Offloaded | Compacted | Truncated
+@dataclass(frozen=True, slots=True)
+class Collapsed:
+    """Old exchanges collapsed into *notes*: one line for each of their *steps*.
+
+    *lines* of what the steps said are quoted in the notes. *files* hold the steps whole, in order,
+    and *calls* are the ids of the tool calls in them ("" for an answer without calls). *archive*
+    holds the *messages* raw messages that left. *freed_tokens* are raw, and net of the notes.
+    """
+
+    steps: int
+    notes: int
+    lines: int
+    messages: int
+    freed_tokens: int
+    archive: str | None = None
+    files: tuple[str, ...] = field(default=(), repr=False)
+    calls: tuple[str, ...] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        steps, notes = count_phrase(self.steps, "step"), count_phrase(self.notes, "note")
+        return f"{steps} collapsed into {notes}, {count_phrase(self.lines, 'line')} quoted"
+
+
+Detail: TypeAlias = Collapsed | Compacted | Offloaded | Truncated
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -34,6 +34,7 @@ from .messages import (
 from .messages import field as read
 from .messages.identity import parse_from
 from .messages.rules import MarksBeside, is_for_hour
+from .notes import note_of
 from .prices import Prices, RewriteCost, rewrite_cost
 from .reports import Compacted, Offloaded, Outcome, Result, StageReport
 from .settings import FLAG, MAPPING, excerpt
@@ -297,7 +298,7 @@ class Runner:
         """
         context, same = step.context, step.same
         if not step.kept and _index_after_thinking(context):
-            place = first_batch_placeholder(context)
+            place = _first_rewritten(context)
             if place is not None:
                 mark_stale(step.stale, context, place)
         # A reply that was the last message may have called what is answered only now.
@@ -792,6 +793,16 @@ def _forget_missing(stale: Stale, context: Sequence[Message]) -> None:
         later = blocks(context[index])[start:]
         if not any(read(block, "type") in THINKING for block in later):
             del stale[index]
+
+
+def _first_rewritten(context: Sequence[Message]) -> tuple[int, int] | None:
+    """The first place where a placeholder or a note may be something else than the model saw."""
+    notes = (index for index, message in enumerate(context) if note_of(message))
+    note = next(notes, None)
+    place = first_batch_placeholder(context)
+    if note is None:
+        return place
+    return min((note, 0), place or (note, 0))
 
 
 def _index_after_thinking(messages: Sequence[Message]) -> int:

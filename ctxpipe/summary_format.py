@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .messages import texts
+from .notes import note_of
 
 if TYPE_CHECKING:
     from .messages import Message
@@ -120,8 +121,8 @@ def missing_text(name: str, archive: str) -> str:
 
 
 def own_words(message: Message) -> str:
-    """What the user wrote in *message*; "" where it may be what a compaction put there."""
-    if message["role"] != "user":
+    """What the user wrote in *message*; "" where it may be what a stage put there."""
+    if message["role"] != "user" or note_of(message):
         return ""
     text = _without_media_notes(message)
     if text.startswith(IN_PROGRESS):

@@ -29,6 +29,7 @@ from ..placeholders import Preview
 from ..prices import Prices
 from ..settings import Setting
 from ..stage import Stage
+from ..stages.collapse import Collapse
 from ..stages.compact import Compact, Restore
 from ..stages.gates import RatioGate, RentOrBuyGate
 from ..stages.offload import BatchOffload, DirectOffload
@@ -83,8 +84,10 @@ class ConfiguredPolicy:
                 place.of("restore"),
                 own,
             )
-        kind, own = factory(bench)
-        stage: Stage = _build(kind, table, place, own)
+        kind, lent = factory(bench)
+        if kind is Collapse:
+            lent["prices"] = self.prices
+        stage: Stage = _build(kind, table, place, lent)
         return stage
 
     def _gate(self, given: object, place: _Place) -> object:
@@ -250,6 +253,7 @@ def _compact_settings(bench: Workbench) -> dict[str, Any]:
 _STAGES: Mapping[str, Callable[[Workbench], tuple[type[Any], dict[str, Any]]]] = {
     "DirectOffload": lambda bench: (DirectOffload, _offload_storage(bench)),
     "BatchOffload": lambda bench: (BatchOffload, _offload_storage(bench)),
+    "Collapse": lambda bench: (Collapse, _offload_storage(bench)),
     "Compact": lambda bench: (Compact, _compact_settings(bench)),
     "SmartTruncate": lambda bench: (SmartTruncate, {"archive": bench.storage}),
 }

@@ -112,6 +112,26 @@ def _coding(bench: Workbench, prices: Prices) -> list[Stage]:
     )
 
 
+def _coding_lean(bench: Workbench, prices: Prices) -> list[Stage]:
+    return _lean(bench, prices, memory_first=False)
+
+
+def _coding_lean_memory(bench: Workbench, prices: Prices) -> list[Stage]:
+    return _lean(bench, prices, memory_first=True)
+
+
+def _lean(bench: Workbench, prices: Prices, *, memory_first: bool) -> list[Stage]:
+    return presets.coding_agent_lean(
+        bench.storage,
+        work_dir=None,
+        memory_first=memory_first,
+        prices=prices,
+        summarize=ExtractiveSummarizer(),
+        files=bench.files,
+        clock=bench.clock,
+    )
+
+
 def _chat(bench: Workbench, prices: Prices) -> list[Stage]:
     return presets.chat(
         bench.storage,
@@ -137,6 +157,8 @@ POLICIES: Mapping[str, _Stages] = {
     "fixed-ratio": _fixed_ratio,
     "rent-or-buy": _rent_or_buy,
     "coding": _coding,
+    "coding-lean": _coding_lean,
+    "coding-lean-memory": _coding_lean_memory,
     "chat": _chat,
 }
 """The stages behind each name."""

@@ -10,11 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from ..atoms import Atom, AtomIndex, message_texts, path_atom, weight
 from ..edits.views import COMMON_READING_TOOLS, viewed_path
 from ..messages import Message, blocks, field, kind, tool_calls
 from ..names import session_folder
+from ..notes import note_of
 from ..placeholders import any_reference, reference_with_excerpt
 from ..stages.archive import parse_archive
 from ..tokens import TokenCounter
@@ -157,6 +159,7 @@ class Context:
         self._index = index
         folder = re.escape(session_folder(session_id))
         self._key = re.compile(folder + r"/[^\s\"'`<>|;&)\]]+")
+        self._folder = session_folder(session_id)
         self._messages: list[Message] = []
         self._counts: Counter[Atom] = Counter()
         self._doubted: Counter[Atom] = Counter()  # messages in which only an excerpt says it
@@ -195,8 +198,10 @@ class Context:
 
     def _chosen(self, message: Message) -> AbstractSet[Atom]:
         """The atoms that *message* says only in lines which a stage has chosen."""
+        if note_of(message) is not None:
+            return self._index.message(message)
         texts = message_texts(message)
-        others = [text for text in texts if not is_chosen(text)]
+        others = [text for text in texts if reference_with_excerpt(text) is None]
         if len(others) == len(texts):
             return frozenset()
         return self._index.message(message).difference(*map(self._index.text, others))
@@ -205,6 +210,11 @@ class Context:
         keys: set[str] = set()
         for text in message_texts(message):
             keys.update(self._key.findall(text))
+        note = note_of(message)
+        if note is not None:
+            numbers = range(note.first, note.last + 1)
+            names = [PurePosixPath(note.path(number)).name for number in numbers]
+            keys.update(f"{self._folder}/{name}" for name in names)
         return keys
 
 
@@ -254,11 +264,6 @@ class Store:
                 tokens = self._counter.text(self._texts[key])
                 sizes.append(tokens)
         return min(sizes, default=None)
-
-
-def is_chosen(text: str) -> bool:
-    """Whether *text*, a block of a context, holds lines that a stage has chosen to keep."""
-    return reference_with_excerpt(text) is not None
 
 
 def location_in(content: object) -> str | None:

@@ -10,7 +10,7 @@ from typing import TypeAlias, cast
 from ..atoms import Atom, AtomIndex, weight
 from ..messages import Message, strings, tool_calls, tool_results
 from ..pipeline import ContextPipeline
-from ..reports import Compacted, Outcome, StageReport
+from ..reports import Collapsed, Compacted, Outcome, StageReport
 from ..session import Session
 from ..tokens import Ledger
 from .costs import CacheRules, CacheUse, PromptCache, Purpose, Request
@@ -157,6 +157,7 @@ class _Run:
         self.context: list[Message] = []
         self.position = 0
         self.fetched = 0
+        self.steps: dict[str, str] = {}  # by the id of a call: the file that holds it whole
         self.overhead: int | None = None
 
     async def step(self, call: int, at: int) -> Step:
@@ -228,7 +229,11 @@ class _Run:
             self.watch(moment)
         for report in result.reports:
             detail = report.detail
-            if report.outcome is Outcome.CHANGED and isinstance(detail, Compacted):
+            if report.outcome is not Outcome.CHANGED:
+                continue
+            if isinstance(detail, Collapsed):
+                self.steps.update(zip(detail.calls, detail.files, strict=True))
+            if isinstance(detail, Compacted):
                 request = await self._summary_request(call, before, detail)
                 requests.append(request)
         return [report for report in result.reports if report.outcome is not Outcome.SKIPPED]
@@ -337,7 +342,7 @@ class _Run:
         for source in sources:
             self.fetched += 1
             call_id = f"refetch-{self.fetched}"
-            pointer = pointers.get(source.call_id)
+            pointer = pointers.get(source.call_id) or self.steps.get(source.call_id)
             name, arguments = self._call(source, pointer)
             calls.append({"type": "tool_use", "id": call_id, "name": name, "input": arguments})
             results.append({"type": "tool_result", "tool_use_id": call_id, "content": source.text})
@@ -348,7 +353,8 @@ class _Run:
     def _call(self, source: Source, pointer: str | None) -> tuple[str, Mapping[str, object]]:
         """The tool and the arguments that bring *source* back.
 
-        Read the file that the placeholder names, else repeat the call, else ask for the message.
+        Read the file that the placeholder or the note names, else repeat the call, else ask for the
+        message.
         """
         if pointer is not None:
             return "read_offloaded", {"path": pointer}

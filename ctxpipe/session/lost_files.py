@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from ..edits.collapse import texts_of_notes
 from ..edits.offload import is_batch, stored_text
 from ..errors import StorageError
+from ..notes import note_of
 from ..placeholders import MAX_SHOWN, any_reference
 from ..storage import TextWriter
 
@@ -46,9 +48,19 @@ async def _is_gone(where: str, storage: TextReader) -> bool:
 
 def _pointers(timeline: Timeline) -> Iterator[tuple[str, str]]:
     """Each path in a placeholder of ours, with the text for which it stands."""
+    starts, ends = timeline.starts, timeline.ends
     for place, message in enumerate(timeline.context):
-        start, end = timeline.starts[place], timeline.ends[place]
-        if end - start == 1 and timeline.sent[place] is not timeline.history[start]:
+        start, end = starts[place], ends[place]
+        if start == end:
+            continue  # part of the edit before
+        is_own = timeline.sent[place] is timeline.history[start]
+        if note_of(message) is not None and not is_own:
+            after = place + 1
+            while after < len(starts) and starts[after] == ends[after]:
+                after += 1
+            notes = [one for one in timeline.context[place:after] if note_of(one)]
+            yield from texts_of_notes(timeline.history[start:end], notes).items()
+        elif end - start == 1 and not is_own:
             yield from _replaced(timeline.history[start]["content"], message["content"])
 
 

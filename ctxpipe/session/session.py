@@ -18,6 +18,7 @@ from contextlib import (
     nullcontext,
     suppress,
 )
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
@@ -27,10 +28,12 @@ from ..edits.thinking import mark_stale
 from ..errors import SettingsError
 from ..messages import ensure_messages, field, is_bulky
 from ..messages.identity import says_the_same
+from ..notes import note_of
 from ..refusals import LEAST_SHARE, Refusal, as_refusal, read_refusal
-from ..reports import Result
+from ..reports import Collapsed, Outcome, Result
 from ..runner import Request, Runner, model_of
 from ..settings import FLAG, FUNCTION, NUMBER, SESSION_ID, excerpt
+from ..stages.collapse import Collapse
 from ..stages.compact import Compact
 from ..storage.protocol import JOURNAL_STORAGE
 from ..threads import in_thread_if
@@ -48,6 +51,7 @@ from .client import (
 from .keys import KEYS, as_keys
 from .memory import Memory
 from .open_calls import OPEN_CALLS, OpenCalls, close_calls
+from .signals import Signals, Watch
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -118,6 +122,10 @@ class Session:
         self._recovered_at: int | None = None  # tokens of the context that was refused last
         self._appended: list[Message] = []  # by `append`, since the last turn
         self._rewritten = (-1, 0, 0)  # how much history the turn covered; where it changed
+        self._watch: Watch | None = None
+        if any(isinstance(stage, Collapse) for stage in runner.stages):
+            self._watch = Watch(session_id)
+        self._is_watching = False  # the history before the first turn has been read
 
     def __repr__(self) -> str:
         known = count_phrase(len(self._memory.timeline.history), "message")
@@ -157,6 +165,15 @@ class Session:
     def known(self) -> Sequence[Message]:
         """The history as far as it was handed in; read it only."""
         return self._memory.timeline.history
+
+    @property
+    def signals(self) -> Signals:
+        """What to watch where old exchanges collapse: what was read back, repeated or imitated.
+
+        Counted since the session was opened, in a pipeline with a `Collapse` stage; a notice and a
+        warning say once when a count is too high.
+        """
+        return self._watch.signals if self._watch else Signals()
 
     @property
     def is_running(self) -> bool:
@@ -289,7 +306,27 @@ class Session:
                     is_bulk = is_bulky(step.history)
                     await in_thread_if(is_bulk, memory.timeline.compute_digests, step)
                 if await memory.write(step):
+                    await self._watch_for_signals(step, result)
                     return self._finish(step, result)
+
+    async def _watch_for_signals(self, step: Step, result: Result) -> None:
+        watch = self._watch
+        if watch is None:
+            return
+        if not self._is_watching:
+            self._is_watching = True
+            timeline = self._memory.timeline
+            has_notes = any(map(note_of, timeline.context))
+            known = timeline.history[: step.known]
+            resume = partial(watch.resume, known, has_notes=has_notes)
+            await in_thread_if(is_bulky(known), resume)
+        if not step.is_cut:  # on another branch the same calls come again
+            await in_thread_if(step.is_bulk is not False, watch.learn, step.messages)
+        for report in result.reports:
+            if report.outcome is Outcome.CHANGED and isinstance(report.detail, Collapsed):
+                watch.rewritten()
+        for warning in watch.new_warnings():
+            self._memory.notify(warning)
 
     def _lease(self) -> AbstractAsyncContextManager[object]:
         """The lease on the session, if one is wanted and the storage has them."""

@@ -51,12 +51,13 @@ _NAME = re.compile(r"compact-\d{8}T\d{6}Z-\d{1,9}\.json")
 _DIGEST = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{8}){3}")
 
 
-def archive_record(messages: Sequence[Message]) -> Record:
+def archive_record(messages: Sequence[Message], covered: Sequence[range] = ()) -> Record:
     """The record that keeps *messages*, for `Archive.save`.
 
     Plain messages come back equal from `load_archive`; model objects of the SDK are written as they
     would be sent and come back as plain dicts, tuples as lists. The archives that a summary at the
-    beginning names, with their digests, are kept as ``before``.
+    beginning names, with their digests, are kept as ``before``. *covered* are the places that the
+    messages had in the context, kept as pairs of the first and the one after the last.
     """
     first = next(texts(messages[0]), "") if messages else ""
     named = archive_references(first) if isinstance(first, str) else []
@@ -67,9 +68,12 @@ def archive_record(messages: Sequence[Message]) -> Record:
         # than a name of ours.
         if _NAME.fullmatch(name) and _DIGEST.fullmatch(digest):
             before.append([name, digest])
-    if not before:
-        return {"form": FORM, "messages": messages}
-    return {"form": FORM, "before": before, "messages": messages}
+    record: dict[str, object] = {"form": FORM}
+    if before:
+        record["before"] = before
+    if covered:
+        record["covered"] = [[places.start, places.stop] for places in covered]
+    return {**record, "messages": messages}
 
 
 async def load_archive(path: str | os.PathLike[str]) -> list[Message]:

@@ -16,7 +16,7 @@ from ..settings import NUMBER, OFFLOAD_RATIO_THRESHOLD, Wanted, check_settings, 
 from ..stage import Turn
 from ..tokens import TokenCounter
 
-__all__ = ["Gate", "RatioGate", "RentOrBuyGate"]
+__all__ = ["Gate", "RatioGate", "RentOrBuyGate", "overpayment"]
 
 
 class Gate(Protocol):
@@ -118,7 +118,8 @@ class RentOrBuyGate:
         stock = replies.stock(old, sums, cached, self.free_calls, self.placeholder_tokens)
         if not turn.cache_expired:
             rates = Rates(self.prices.read_ratio, self.prices.write_ratio, self.alpha)
-            best = best_eviction(stock, rates, self._overpayment(turn, replies, sums))
+            overpaid = overpayment(turn, self.prices, sums, replies.calls_since)
+            best = best_eviction(stock, rates, overpaid)
         else:
             best = evict_all(stock)
         if best is None or best.gain <= 0:
@@ -127,27 +128,30 @@ class RentOrBuyGate:
             return f"{best.freed} tokens would be worth a rewrite, fewer than {self.min_tokens}"
         return old[best.start :]
 
-    def _overpayment(
-        self,
-        turn: Turn,
-        replies: ReplyIndex,
-        sums: Sequence[int],
-    ) -> Callable[[int], float] | None:
-        """What was overpaid above a price threshold, by the number of freed tokens.
 
-        It is 0 for a number that does not lead back below the threshold. None where there is none.
-        """
-        if not self.prices.cliffs:
-            return None
-        total = sums[-1] + turn.overhead
-        cliff = self.prices.cliff(turn.ledger.estimate(total, turn.messages))
-        if not cliff.above:
-            return None
-        limit = int(cliff.above / turn.ledger.factor)
-        crossed = max(0, bisect_right(sums, limit - turn.overhead) - 1)
-        surcharge = (cliff.prompt - 1) * self.prices.read_ratio
-        overpaid = surcharge * total * replies.calls_since(crossed)
-        return lambda freed: overpaid if total - freed <= limit else 0.0
+def overpayment(
+    turn: Turn,
+    prices: Prices,
+    sums: Sequence[int],
+    calls_since: Callable[[int], int],
+) -> Callable[[int], float] | None:
+    """What was overpaid above a price threshold, by the number of freed tokens.
+
+    It is 0 for a number that does not lead back below the threshold. None where there is none.
+    *sums* are the tokens of the first 0, 1, 2 … messages; *calls_since* says how many calls have
+    read a message.
+    """
+    if not prices.cliffs:
+        return None
+    total = sums[-1] + turn.overhead
+    cliff = prices.cliff(turn.ledger.estimate(total, turn.messages))
+    if not cliff.above:
+        return None
+    limit = int(cliff.above / turn.ledger.factor)
+    crossed = max(0, bisect_right(sums, limit - turn.overhead) - 1)
+    surcharge = (cliff.prompt - 1) * prices.read_ratio
+    overpaid = surcharge * total * calls_since(crossed)
+    return lambda freed: overpaid if total - freed <= limit else 0.0
 
 
 def _tokens(candidate: Candidate, counter: TokenCounter) -> int:

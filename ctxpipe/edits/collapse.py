@@ -1,0 +1,609 @@
+"""Which old exchanges of an agent become a note, and what the note says.
+
+A *step* is one tool call with its result, or one long answer. An *exchange* is an assistant message
+with calls and the user message with their results; a long answer is one by itself. A *run* of
+exchanges between two messages that stay becomes one note.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from ..atoms import Atom, atoms, message_texts, path_atom
+from ..facts import is_failure, one_line, target, touched_paths
+from ..messages import (
+    MEDIA,
+    THINKING,
+    Block,
+    ToolCall,
+    ToolResult,
+    blocks,
+    has_calls,
+    kind,
+    strings,
+    texts,
+    tool_calls,
+    tool_results,
+    without_surrogates,
+)
+from ..messages import field as read
+from ..names import safe_name
+from ..notes import Note, note_of, step_line, words_line
+from ..placeholders import MAX_SHOWN, any_reference
+from .excerpts import Passage, PassageKind, choose_lines
+from .gates import CandidateTable
+from .offload import text_of
+from .views import COMMON_READING_TOOLS, viewed_path
+
+if TYPE_CHECKING:
+    from ..messages import Message
+    from ..tokens import TokenCounter
+
+__all__ = [
+    "ExchangeIndex",
+    "Layout",
+    "Rewritten",
+    "Shape",
+    "Step",
+    "collapse",
+    "first_free_number",
+    "lay_out",
+    "offloaded_files",
+    "step_texts",
+    "texts_of_notes",
+]
+
+LONG_ANSWER = 1.5  # times what stays of it: a shorter one is not worth a step of its own
+CHARS_PER_TOKEN = 4  # of the words that stay of an exchange, as far as the gate is concerned
+MOST_READ_CHARS = 2_000  # of the words of which the beginning stays
+
+_ANSWERED = re.compile(r"\d{1,9} answered: ")
+_SEARCH_ARGUMENTS = ("pattern", "query", "regex", "glob", "search_term", "q")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How much of an exchange stays: the settings of the stage `Collapse`, described there."""
+
+    line_chars: int
+    text_chars: int
+    answer_chars: int | None
+    min_value: float
+    max_share: float
+    step_tokens: int
+
+    def is_long(self, answer: str) -> bool:
+        """Whether *answer*, a reply without calls, is a step of its own."""
+        return self.answer_chars is not None and len(answer) > LONG_ANSWER * self.answer_chars
+
+
+# Which exchanges ----------------------------------------------------------------------------------
+
+
+def _exchange_length(messages: Sequence[Message], index: int, shape: Shape) -> int:
+    """How many messages from *index* on are an exchange that may become part of a note, or 0.
+
+    Whatever the API wants back as it was stays: calls of server tools and of their programs, blocks
+    of kinds that nobody knows here, and results that hold anything but text and media. So does what
+    follows a system message in the middle: a note there would put a system message between two of
+    the user's, which the API refuses.
+    """
+    message = messages[index]
+    if message["role"] != "assistant" or not _is_plain_reply(message):
+        return 0
+    if index and messages[index - 1]["role"] == "system":
+        return 0
+    if has_calls(message):
+        return 2 if _is_answered(messages, index) else 0
+    return int(shape.is_long(_answer(message)))
+
+
+def _is_answered(messages: Sequence[Message], index: int) -> bool:
+    """Whether the next message holds a plain result of each call of message *index*, once."""
+    if index + 1 == len(messages):
+        return False
+    results = list(tool_results(messages, index + 1, index + 2))
+    answered = sorted(result.tool_use_id for result in results)
+    called = sorted(call.id for call in tool_calls(messages, index, index + 1))
+    if called != answered or len(set(called)) < len(called):
+        return False
+    return all(map(_is_plain_result, results))
+
+
+def _is_plain_reply(message: Message) -> bool:
+    for block in blocks(message):
+        name = kind(block)
+        if name == "tool_use":
+            if read(read(block, "caller"), "type", "direct") != "direct":
+                return False
+        elif name != "text" and name not in THINKING:
+            return False
+    return True
+
+
+def _is_plain_result(result: ToolResult) -> bool:
+    if result.content is None or isinstance(result.content, str):
+        return True
+    return all(kind(block) == "text" or kind(block) in MEDIA for block in result.content)
+
+
+def _answer(message: Message) -> str:
+    return "\n".join(texts(message))
+
+
+def _kept_blocks(message: Message) -> list[Block]:
+    """What stays of a message with results: the user's own blocks, and the media in results."""
+    kept: list[Block] = []
+    for block in blocks(message):
+        if kind(block) != "tool_result":
+            kept.append(block)
+            continue
+        content = read(block, "content")
+        if not isinstance(content, str):
+            kept += [part for part in content or () if kind(part) in MEDIA]
+    return kept
+
+
+class ExchangeIndex:
+    """The exchanges of one conversation that are old, and what would leave with each.
+
+    Each is looked at once, when it gets old. Whoever changes earlier messages reports it with
+    `rewind`.
+    """
+
+    __slots__ = ("_freed", "_known", "_places", "_replies")
+
+    def __init__(self) -> None:
+        self._replies = array("q", [0])  # replies among the first n messages
+        self._known = 0  # messages that were looked at
+        self._places = array("q")  # the first message of each exchange
+        self._freed = array("q")  # tokens
+
+    @property
+    def known(self) -> int:
+        """How many messages the index includes."""
+        return len(self._replies) - 1
+
+    @property
+    def calls(self) -> int:
+        """Model calls whose replies are part of the conversation."""
+        return self._replies[-1]
+
+    @property
+    def sent(self) -> int:
+        """Messages that the last call sent: those before its reply."""
+        if not self.calls:
+            return 0
+        return bisect_left(self._replies, self.calls) - 1
+
+    def rewind(self, known: int) -> None:
+        """Forget all but the first *known* messages."""
+        del self._replies[known + 1 :]
+        # The call before the first message that changed may have another result now.
+        self._known = min(self._known, max(0, known - 1))
+        count = bisect_left(self._places, self._known)
+        del self._places[count:]
+        del self._freed[count:]
+
+    def count_replies(self, messages: Sequence[Message]) -> None:
+        """Add the messages after those that are known."""
+        replies = self._replies[-1]
+        for index in range(self.known, len(messages)):
+            replies += messages[index]["role"] == "assistant"
+            self._replies.append(replies)
+
+    def recent_from(self, keep_recent: int) -> int:
+        """The reply that *keep_recent* - 1 others follow: it and what follows it are recent."""
+        wanted = self.calls - keep_recent + 1
+        if wanted <= 0:
+            return 0
+        return bisect_left(self._replies, wanted) - 1
+
+    def extend(
+        self,
+        messages: Sequence[Message],
+        end: int,
+        sums: Sequence[int],
+        shape: Shape,
+        counter: TokenCounter,
+    ) -> None:
+        """Look at the messages up to *end*, of which the first 0, 1, 2 … have *sums* tokens."""
+        index = self._known
+        while index < end:
+            length = _exchange_length(messages, index, shape)
+            if length:
+                stop = index + length
+                stays = _tokens_that_stay(messages, index, shape, counter)
+                freed = sums[stop] - sums[index] - stays
+                if freed > 0:
+                    self._places.append(index)
+                    self._freed.append(freed)
+            index += max(1, length)
+        self._known = max(self._known, end)
+
+    def table(self, sums: Sequence[int], cached: int, keep_recent: int) -> CandidateTable:
+        """The exchanges for `best_eviction`. The first *keep_recent* calls after each are free."""
+        last = self.calls - keep_recent + 1
+        reads = [max(0, last - self._replies[place + 1]) for place in self._places]
+        starts = [sums[place] for place in self._places]
+        return CandidateTable(self._freed, reads, starts, cached)
+
+    def calls_since(self, message: int) -> int:
+        """Calls that have read *message*, including the next one."""
+        return self.calls - self._replies[message] + 1
+
+    def place(self, number: int) -> int:
+        """The first message of exchange *number*."""
+        return self._places[number]
+
+
+def _tokens_that_stay(
+    messages: Sequence[Message], index: int, shape: Shape, counter: TokenCounter
+) -> int:
+    """What stays of the exchange at *index*, as far as it is known before its lines are chosen."""
+    message = messages[index]
+    if not has_calls(message):
+        return shape.step_tokens + (shape.answer_chars or 0) // CHARS_PER_TOKEN
+    words = 0
+    steps = 0
+    for block in blocks(message):
+        if kind(block) == "text":
+            words += counter.block(block)
+        steps += kind(block) == "tool_use"
+    kept = sum(map(counter.block, _kept_blocks(messages[index + 1])))
+    return steps * shape.step_tokens + min(words, shape.text_chars // CHARS_PER_TOKEN) + kept
+
+
+# What becomes of them -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step, by its *number*: a *call* and its *result*, or an *answer* without calls."""
+
+    number: int
+    message: int
+    call: ToolCall | None = None
+    result: ToolResult | None = None
+    answer: str = field(default="", repr=False)
+
+
+Line: TypeAlias = "Step | str"
+"""A step, or the assistant's own words before the steps that follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What *messages* from *start* up to *stop* become: messages that stay, and runs for a note.
+
+    *leaving* are the indices of those that do not stay as they are.
+    """
+
+    messages: Sequence[Message] = field(repr=False)
+    start: int
+    stop: int
+    parts: list[Message | list[Line]] = field(repr=False)
+    leaving: list[int]
+
+    @property
+    def steps(self) -> list[Step]:
+        """All steps, in order."""
+        runs = (part for part in self.parts if isinstance(part, list))
+        return [line for run in runs for line in run if isinstance(line, Step)]
+
+
+def lay_out(
+    messages: Sequence[Message], start: int, stop: int, first_number: int, shape: Shape
+) -> Layout:
+    """The steps of the exchanges from *start* up to *stop*, numbered from *first_number* on.
+
+    User messages, the user's blocks beside results, media and earlier notes stay as they are.
+    """
+    parts: list[Message | list[Line]] = []
+    leaving: list[int] = []
+    run: list[Line] = []
+    number = first_number
+    index = start
+    while index < stop:
+        length = _exchange_length(messages, index, shape)
+        if not length:
+            run = _close(run, parts)
+            parts.append(messages[index])
+            index += 1
+            continue
+        leaving += range(index, index + length)
+        lines = list(_lines(messages, index, length, number, shape))
+        number += sum(isinstance(line, Step) for line in lines)
+        run += lines
+        kept = _kept_blocks(messages[index + 1]) if length == 2 else []
+        if kept:
+            run = _close(run, parts)
+            parts.append(cast("Message", {"role": "user", "content": kept}))
+        index += length
+    _close(run, parts)
+    return Layout(messages, start, stop, parts, leaving)
+
+
+def _close(run: list[Line], parts: list[Message | list[Line]]) -> list[Line]:
+    """Add *run* to *parts*, unless it is empty; a new one."""
+    if run:
+        parts.append(run)
+    return []
+
+
+def _lines(
+    messages: Sequence[Message], index: int, length: int, number: int, shape: Shape
+) -> Iterator[Line]:
+    """The lines of the exchange of *length* messages at *index*, its first step being *number*."""
+    message = messages[index]
+    if length == 1:
+        yield Step(number, index, answer=_answer(message))
+        return
+    words = _beginning(" ".join(texts(message)), shape.text_chars)
+    if words:
+        yield words
+    results = {
+        result.tool_use_id: result for result in tool_results(messages, index + 1, index + 2)
+    }
+    for call in tool_calls(messages, index, index + 1):
+        yield Step(number, index, call, results[call.id])
+        number += 1
+
+
+def _beginning(text: str, chars: int) -> str:
+    """The first *chars* characters of *text* on one line; "" where there is nothing to show."""
+    line = one_line(text[: chars + MOST_READ_CHARS])
+    if len(line) <= chars:
+        return line
+    return f"{line[:chars]}…" if chars else ""
+
+
+def first_free_number(notes: Iterable[Note]) -> int:
+    """The number after those of all *notes*, in which the next step goes on."""
+    return 1 + max((note.last for note in notes), default=0)
+
+
+# What was offloaded before ------------------------------------------------------------------------
+
+
+def offloaded_files(layout: Layout) -> dict[str, str]:
+    """By placeholder: the name of the file that it points to, where it can be one of the step's.
+
+    A tool may print a placeholder of its own. So only a name counts that the step's own id leads
+    to; the caller looks for it in the folder of the session and nowhere else.
+    """
+    files: dict[str, str] = {}
+    for step in layout.steps:
+        if step.call is None or step.result is None:
+            continue
+        id_name = safe_name(without_surrogates(step.call.id))
+        for text in (text_of(step.result.content), *strings(step.call.input)):
+            path = any_reference(text, MAX_SHOWN)
+            if path is None:
+                continue
+            name = path.replace("\\", "/").rsplit("/", 1)[-1]
+            if id_name in name:
+                files[text] = name
+    return files
+
+
+def step_texts(layout: Layout, whole: Mapping[str, str]) -> list[str]:
+    """What the file of each step says: tool, input, and the whole result.
+
+    *whole* are the texts behind placeholders.
+    """
+    return [_step_text(step, whole) for step in layout.steps]
+
+
+def _step_text(step: Step, whole: Mapping[str, str]) -> str:
+    if step.call is None:
+        return step.answer
+    given = "\n".join(whole.get(text, text) for text in strings(step.call.input))
+    return f"{step.call.name}\n{given}\n---\n{_result_text(step, whole)}"
+
+
+def _result_text(step: Step, whole: Mapping[str, str]) -> str:
+    if step.result is None:
+        return step.answer
+    text = text_of(step.result.content)
+    return whole.get(text, text)
+
+
+def texts_of_notes(raw: Sequence[Message], notes: Sequence[Message]) -> dict[str, str]:
+    """By path: what the files of *notes* say, which replace the messages *raw*.
+
+    Which answers are steps is told by the notes. Empty where the numbers do not fit.
+    """
+    headings = [note for note in map(note_of, notes) if note]
+    paths = {n: note.path(n) for note in headings for n in range(note.first, note.last + 1)}
+    lines = [line for note in notes for line in str(note["content"]).split("\n")]
+    answers = {int(line.split(" ", 1)[0]) for line in lines if _ANSWERED.match(line)}
+    found: dict[str, str] = {}
+    numbers = iter(sorted(paths))
+    number = next(numbers, None)
+    for step in _raw_steps(raw):
+        if number is None:
+            return {}
+        if (step.call is None) != (number in answers):
+            if step.call is None:
+                continue  # a short answer, which stayed
+            return {}
+        found[paths[number]] = _step_text(step, {})
+        number = next(numbers, None)
+    return found if number is None else {}
+
+
+def _raw_steps(raw: Sequence[Message]) -> Iterator[Step]:
+    """Every call of *raw* with its result, and every answer, as steps without a number."""
+    for index, message in enumerate(raw):
+        if message["role"] != "assistant":
+            continue
+        if not has_calls(message):
+            yield Step(0, index, answer=_answer(message))
+            continue
+        results = {
+            result.tool_use_id: result
+            for result in tool_results(raw, index + 1, min(index + 2, len(raw)))
+        }
+        for call in tool_calls(raw, index, index + 1):
+            yield Step(0, index, call, results.get(call.id))
+
+
+# The notes ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """The context after a collapse: its *messages*, how many of them are new *notes*.
+
+    *lines* of the steps are quoted in them. *freed_tokens* are net of the notes.
+    """
+
+    messages: list[Message] = field(repr=False)
+    notes: int
+    lines: int
+    freed_tokens: int
+
+
+def collapse(
+    layout: Layout,
+    whole: Mapping[str, str],
+    folder: str,
+    suffix: str,
+    keep_recent: int,
+    shape: Shape,
+    counter: TokenCounter,
+) -> Rewritten:
+    """The context with a note for each run, and under each step the lines worth keeping.
+
+    The file of step n is ``{folder}s{n}{suffix}.md``.
+    """
+    before = layout.messages[: layout.start]
+    after = layout.messages[layout.stop :]
+    bare = [*before, *_with_notes(layout, {}, whole, folder, suffix, shape), *after]
+    leaving = [layout.messages[index] for index in layout.leaving]
+    leaving_tokens = sum(map(counter.message, leaving))
+    touched = _touched(bare[-2 * keep_recent :])
+    chosen = choose_lines(
+        list(_passages(layout, whole, touched)),
+        _visible(bare),
+        counter.text,
+        min_value=shape.min_value,
+        max_tokens=shape.max_share * leaving_tokens,
+    )
+    parts = _with_notes(layout, chosen, whole, folder, suffix, shape)
+    # Counted here, in a worker thread: what the runner asks later is a look-up.
+    known = set(map(id, layout.messages))
+    new = [message for message in parts if id(message) not in known]
+    return Rewritten(
+        [*before, *parts, *after],
+        notes=sum(isinstance(part, list) for part in layout.parts),
+        lines=sum(map(len, chosen.values())),
+        freed_tokens=leaving_tokens - sum(map(counter.message, new)),
+    )
+
+
+def _with_notes(
+    layout: Layout,
+    chosen: Mapping[int, Sequence[str]],
+    whole: Mapping[str, str],
+    folder: str,
+    suffix: str,
+    shape: Shape,
+) -> list[Message]:
+    messages: list[Message] = []
+    for part in layout.parts:
+        if not isinstance(part, list):
+            messages.append(part)
+            continue
+        numbers = [line.number for line in part if isinstance(line, Step)]
+        lines = [Note(folder, numbers[0], numbers[-1], suffix).heading]
+        for line in part:
+            if isinstance(line, Step):
+                lines.append(_line_of_step(line, whole, shape))
+                lines += [f" {quoted}" for quoted in chosen.get(line.number, ())]
+            else:
+                lines.append(words_line(line))
+        text = without_surrogates("\n".join(lines))
+        messages.append(cast("Message", {"role": "user", "content": text}))
+    return messages
+
+
+def _line_of_step(step: Step, whole: Mapping[str, str], shape: Shape) -> str:
+    chars = len(_result_text(step, whole))
+    if step.call is None:
+        beginning = one_line(step.answer[: shape.answer_chars or 0])
+        return step_line(step.number, f"answered: {beginning}…", chars)
+    name = one_line(step.call.name[:MOST_READ_CHARS])
+    about = f"{name} {_beginning(_subject(step.call), shape.line_chars)}"
+    failed = step.result is not None and is_failure(
+        {"is_error": step.result.is_error, "content": step.result.content}
+    )
+    return step_line(step.number, about, chars, failed=failed)
+
+
+def _subject(call: ToolCall) -> str:
+    """What *call* is about: its command or path, and what it looks for there."""
+    place = target(call)
+    for name in _SEARCH_ARGUMENTS:
+        wanted = call.input.get(name)
+        if isinstance(wanted, str) and wanted and wanted not in place:
+            return f"{one_line(wanted[:MOST_READ_CHARS])} in {place}"
+    return place
+
+
+def _passages(
+    layout: Layout, whole: Mapping[str, str], touched: AbstractSet[Atom]
+) -> Iterator[Passage]:
+    """What leaves, in the order in which it was said."""
+    message = -1
+    late: list[Passage] = []  # the results of a message, which follow all its calls
+    for step in layout.steps:
+        if step.message != message:
+            yield from late
+            late, message = [], step.message
+            words = _answer(layout.messages[message])
+            yield Passage(words, "text", step.number, message)
+        if step.call is None:
+            continue
+        given = "\n".join(message_texts(_only(step.call, layout.messages)))
+        yield Passage(given, "call", step.number, message)
+        late.append(_result_passage(step, whole, touched))
+    yield from late
+
+
+def _only(call: ToolCall, messages: Sequence[Message]) -> Message:
+    """The message of *call*, with nothing but the call."""
+    block = blocks(messages[call.message])[call.block]
+    return cast("Message", {"role": "assistant", "content": [block]})
+
+
+def _result_passage(step: Step, whole: Mapping[str, str], touched: AbstractSet[Atom]) -> Passage:
+    name: PassageKind = "result"
+    is_touched = False
+    path = viewed_path(step.call, COMMON_READING_TOOLS, True) if step.call else None
+    if path:
+        name = "view"
+        is_touched = path_atom(path) in touched
+    text = _result_text(step, whole)
+    return Passage(text, name, step.number, step.message + 1, is_touched)
+
+
+def _touched(recent: Sequence[Message]) -> set[Atom]:
+    """The paths that *recent* messages work on."""
+    found = map(path_atom, touched_paths(recent))
+    return {atom for atom in found if atom is not None}
+
+
+def _visible(messages: Iterable[Message]) -> set[Atom]:
+    visible: set[Atom] = set()
+    for message in messages:
+        for text in message_texts(message):
+            visible |= atoms(text)
+    return visible

@@ -1,0 +1,194 @@
+"""Which lines of a text that leaves the context are worth keeping in sight.
+
+A line is worth the chance that something in it is used again: its *atoms*, each by its weight and
+by how often an atom of its class was used again, in recorded sessions of coding agents, after the
+kind of block that held it. Source: economics, the excerpt.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from ..atoms import Atom, atoms, weight
+
+__all__ = ["CHANCES", "Passage", "PassageKind", "choose_lines"]
+
+PassageKind: TypeAlias = Literal["call", "text", "view", "result"]
+
+CHANCES: Mapping[PassageKind, Mapping[str, float]] = {
+    "call": {"P": 0.22, "F": 0.2, "I": 0.13, "N": 0.13, "L": 0.08, "H": 0.1},
+    "text": {"P": 0.08, "F": 0.08, "I": 0.1, "N": 0.02, "L": 0.015, "H": 0.01},
+    "view": {"P": 0.044, "F": 0.06, "I": 0.043, "N": 0.005, "L": 0.015, "H": 0.0},
+    "result": {"P": 0.0135, "F": 0.03, "I": 0.02, "N": 0.01, "L": 0.003, "H": 0.0},
+}
+"""The chance that an atom of a class is used again, by the kind of block that held it: the input of
+a call, the assistant's own text, a file view, or any other result."""
+
+TOUCHED_AGAIN = 2.0
+"""How much likelier what a view shows is used when its file is worked on at present."""
+USED_TWICE = 1.4
+"""How much likelier an atom is used that the assistant has used twice already."""
+
+SHORTEST_LINE = 8
+LONGEST_LINE = 300
+MOST_SEARCHED = 60_000  # characters of one passage
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A text that leaves the context, as part of step *step*; *message* is the one that held it.
+
+    *is_touched*: it shows a file that messages which stay work on.
+    """
+
+    text: str = field(repr=False)
+    kind: PassageKind
+    step: int
+    message: int
+    is_touched: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line that may stay: its place in the order of the source, and what it costs and says."""
+
+    place: int
+    text: str
+    step: int
+    tokens: int
+    atoms: frozenset[Atom]
+    density: float
+
+
+def choose_lines(
+    passages: Sequence[Passage],
+    visible: AbstractSet[Atom],
+    count: Callable[[str], int],
+    *,
+    min_value: float,
+    max_tokens: float,
+) -> dict[int, list[str]]:
+    """The lines of *passages* to keep in sight, by step, in the order of their source.
+
+    They are taken greedily by value per token, each valued anew by what neither *visible* messages
+    nor lines taken before show, down to *min_value* expected uses per 1,000 tokens and up to
+    *max_tokens* in all. *count* gives the tokens of a text. The same input, the same lines.
+    """
+    read = _AtomsOfLines()
+    chances = _chances(passages, read)
+    candidates = _candidates(passages, read, chances, visible, count, min_value)
+    candidates.sort(key=lambda line: (-line.density, line.place))
+    shown = set(visible)
+    left = max_tokens
+    chosen: list[_Line] = []
+    for line in candidates:
+        worth = _worth(line.atoms, chances, shown)
+        if line.tokens <= left and worth / line.tokens * 1000 >= min_value:
+            chosen.append(line)
+            shown |= line.atoms
+            left -= line.tokens
+    lines: dict[int, list[str]] = {}
+    for line in sorted(chosen, key=lambda line: line.place):
+        lines.setdefault(line.step, []).append(line.text)
+    return lines
+
+
+class _AtomsOfLines:
+    """The atoms of lines, each read once; no atom spans two lines."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, frozenset[Atom]] = {}
+
+    def line(self, line: str) -> frozenset[Atom]:
+        found = self._known.get(line)
+        if found is None:
+            found = atoms(line)
+            self._known[line] = found
+        return found
+
+    def text(self, text: str) -> set[Atom]:
+        found: set[Atom] = set()
+        for line in text[:MOST_SEARCHED].splitlines():
+            found |= self.line(line)
+        return found
+
+
+def _chances(passages: Iterable[Passage], read: _AtomsOfLines) -> dict[Atom, float]:
+    """The chance of each atom to be used again: the largest over the passages that hold it."""
+    chances: dict[Atom, float] = {}
+    uses: Counter[Atom] = Counter()
+    earlier: set[Atom] = set()  # of the messages before
+    current: set[Atom] = set()  # of the message that the last passage was in
+    message = -1
+    for passage in passages:
+        if passage.message != message:
+            earlier |= current
+            current, message = set(), passage.message
+        found = read.text(passage.text)
+        if passage.kind in ("call", "text"):
+            uses.update((found & earlier) - current)
+        current |= found
+        factor = TOUCHED_AGAIN if passage.is_touched else 1.0
+        of_class = CHANCES[passage.kind]
+        for atom in found:
+            chance = of_class[atom[0]] * factor
+            if chance > chances.get(atom, 0.0):
+                chances[atom] = chance
+    for atom, times in uses.items():
+        if times >= 2 and atom in chances:
+            chances[atom] *= USED_TWICE
+    return chances
+
+
+def _candidates(
+    passages: Iterable[Passage],
+    read: _AtomsOfLines,
+    chances: Mapping[Atom, float],
+    visible: AbstractSet[Atom],
+    count: Callable[[str], int],
+    min_value: float,
+) -> list[_Line]:
+    """The distinct lines that are worth their tokens, if nothing else is kept."""
+    candidates: list[_Line] = []
+    known: set[str] = set()
+    place = 0
+    for passage in passages:
+        for raw_line in passage.text[:MOST_SEARCHED].splitlines():
+            if not SHORTEST_LINE <= len(raw_line) <= LONGEST_LINE:
+                continue
+            text = raw_line.strip()
+            if text in known:
+                continue
+            known.add(text)
+            found = read.line(raw_line)
+            worth = _worth(found, chances, visible)
+            # A line has at least one token, and the break after it is another.
+            if worth / 2 * 1000 < min_value or not _is_plain(text):
+                continue
+            tokens = 1 + count(text)
+            density = worth / tokens * 1000
+            if density >= min_value:
+                candidates.append(_Line(place, text, passage.step, tokens, found, density))
+                place += 1
+    return candidates
+
+
+def _worth(
+    found: Iterable[Atom],
+    chances: Mapping[Atom, float],
+    hidden: AbstractSet[Atom],
+) -> float:
+    """The expected uses of the atoms *found*, by weight, except those in *hidden*."""
+    # In a fixed order: sums of floats depend on it, and that of a set on the process.
+    return sum(
+        weight(atom) * chances.get(atom, 0.0) for atom in sorted(found) if atom not in hidden
+    )
+
+
+def _is_plain(line: str) -> bool:
+    """Whether *line* has no control character but tabs, and no half of a character."""
+    return line.replace("\t", " ").isprintable()

@@ -1,0 +1,95 @@
+"""The note in place of earlier steps of an agent: its text, written and recognized.
+
+    [Earlier steps, shortened; whole in /work/.ctxpipe/job-42/s{12..14}.md]
+    » I look for the place where the port is read.
+    12 bash grep -rn port src → 1840 chars
+     src/server.py:41:    port = int(os.environ["PORT"])
+    13 bash pytest -q → 312 chars failed
+    14 answered: The port comes from the environment, so… → 2210 chars
+
+Lines of the note's own begin in the first column, and what it quotes from a step is indented: no
+quoted line can pass for one of its own. Anybody can write a text in this form. So code that finds
+one may only do less because of it, unless it knows who has put it there.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .messages import Message
+
+__all__ = ["Note", "imitated_lines", "note_of", "step_line", "words_line"]
+
+_OPENING = "[Earlier steps, shortened; whole in "
+_MAX_PATH = 4096
+_PATH = rf"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{{0,{_MAX_PATH}}}?"
+_HEADING = re.compile(
+    rf"{re.escape(_OPENING)}({_PATH})s\{{(\d{{1,9}})\.\.(\d{{1,9}})\}}((?:-[0-9a-f]{{8}})?)\.md\]"
+)
+_STEP_LINE = re.compile(r"\d{1,9} [\w.:-]{1,130} [^\n]{0,2000}→ \d{1,12} chars(?: failed)?")
+_MAX_SEARCHED_CHARS = 20_000  # of a reply
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What the heading of a note says: the numbers of its steps, and where each is whole.
+
+    The file of step *n* is ``{folder}s{n}{suffix}.md``; *folder* ends in a separator, or is "".
+    """
+
+    folder: str
+    first: int
+    last: int
+    suffix: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The first line of the note."""
+        numbers = f"{{{self.first}..{self.last}}}"
+        return f"{_OPENING}{self.folder}s{numbers}{self.suffix}.md]"
+
+    def path(self, number: int) -> str:
+        """Where step *number* is whole."""
+        return f"{self.folder}s{number}{self.suffix}.md"
+
+
+def note_of(message: Message) -> Note | None:
+    """What the note that *message* is says; None where the message has another form."""
+    content = message["content"]
+    if message["role"] != "user" or not isinstance(content, str):
+        return None
+    if not content.startswith(_OPENING):
+        return None
+    heading, _, lines = content.partition("\n")
+    match = _HEADING.fullmatch(heading)
+    if match is None or not lines:
+        return None
+    return Note(match[1], int(match[2]), int(match[3]), match[4])
+
+
+def step_line(number: int, about: str, chars: int, *, failed: bool = False) -> str:
+    """The line of step *number*, which was *about* something and yielded *chars* characters."""
+    ending = " failed" if failed else ""
+    return f"{number} {about} → {chars} chars{ending}"
+
+
+def words_line(words: str) -> str:
+    """The line with the assistant's own *words*, said before the steps that follow."""
+    return f"» {words}"
+
+
+def imitated_lines(reply: str) -> int:
+    """How many lines of a *reply* have the form of a note's heading or of a step.
+
+    An assistant that writes such a line instead of calling a tool has taken the note for an example
+    to follow.
+    """
+    found = 0
+    for line in reply[:_MAX_SEARCHED_CHARS].splitlines():
+        text = line.strip()
+        if text.startswith(_OPENING) or _STEP_LINE.fullmatch(text):
+            found += 1
+    return found

@@ -1,0 +1,325 @@
+"""Collapse old exchanges into one line each, with the few source lines likely to be used again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..edits import collapse
+from ..edits.collapse import ExchangeIndex, Layout, Shape
+from ..edits.gates import Rates, best_eviction, evict_all
+from ..errors import SettingsError, StorageError
+from ..messages import without_surrogates
+from ..names import content_hash, session_folder
+from ..notes import Note, note_of
+from ..prices import PRICES, Prices
+from ..reports import Collapsed
+from ..settings import COUNT, NUMBER, SIZE, TEXT, check_settings, instance_of
+from ..stage import Change, Skip, Turn
+from ..storage import Archive, TextReader, TextWriter
+from ..storage.protocol import ARCHIVE
+from ..threads import in_thread, in_thread_if
+from .archive import archive_record
+from .gates import overpayment
+from .references import check_reference, visible_path
+
+__all__ = ["Collapse"]
+
+PROTECTED = "thinking is protected, and a note would stand before kept thinking"
+
+_SAMPLE = "s0.md"
+_TEXT_BLOCKS = ('[{"type":"text"', '[{"type": "text"', '[\n  {\n    "type": "text"')
+
+
+@dataclass(frozen=True, slots=True)
+class Collapse:
+    """Collapse old exchanges into a note: one line per tool call, and the lines worth keeping.
+
+    An exchange is an assistant message with tool calls and their results. Those that the model has
+    answered *keep_recent* times or more are old. When carrying them has cost *alpha* times what a
+    rewrite of the cached context costs, the old exchanges from the best place on leave, all their
+    words, thinking, calls and results. Each run of exchanges between two messages that stay becomes
+    one user message: where the steps are whole, then for each call its number, the tool, up to
+    *line_chars* characters of what it was about, the size of its result and whether it failed. The
+    user's messages, pictures and earlier notes stay byte for byte, so that later rewrites leave the
+    beginning alone; and so do exchanges with calls of server tools or their programs.
+
+    Before the calls stand up to *text_chars* of the assistant's words; a reply without calls longer
+    than one and a half times *answer_chars* becomes a line with its beginning (None: it stays).
+    Under a call stand the lines of its input and result that are likely to be used again: those
+    worth *min_value* expected uses per 1,000 tokens or more, which may be *max_share* of what
+    leaves. They are chosen without a model, by what they name that nothing else in the context
+    names. *step_tokens* is what the gate expects a step's line to take.
+
+    As in `RentOrBuyGate`, nothing leaves before *min_calls* calls or below *min_tokens*, everything
+    old leaves when the cache has expired, and *prices* are those of the model. With
+    ``thinking="protect"`` nothing leaves once there is thinking.
+
+    Each step is written to a file of its own in *storage*, whole, even where its result had been
+    offloaded; the model sees the path in the form *reference*, as in `DirectOffload`. The raw
+    messages go to *archive* first, by default *storage*, with the places that they had in the
+    context.
+
+    Raises SettingsError for settings that are invalid.
+    """
+
+    storage: TextWriter
+    prices: Prices = field(default_factory=Prices.relative)
+    keep_recent: int = 7
+    alpha: float = 2.0
+    min_tokens: int = 1000
+    min_calls: int = 25
+    line_chars: int = 100
+    text_chars: int = 200
+    answer_chars: int | None = 600
+    min_value: float = 3.0
+    max_share: float = 0.5
+    step_tokens: int = 25
+    reference: str = "absolute"
+    archive: Archive | None = None
+
+    def __post_init__(self) -> None:
+        words = "a storage that writes and reads texts, such as LocalStorage('.ctxpipe')"
+        instance_of(TextWriter, words).check("storage", self.storage)
+        instance_of(TextReader, words).check("storage", self.storage)
+        check_settings(
+            self,
+            prices=PRICES,
+            keep_recent=COUNT,
+            alpha=NUMBER,
+            min_tokens=SIZE,
+            min_calls=SIZE,
+            line_chars=SIZE,
+            text_chars=SIZE,
+            answer_chars=COUNT.optional,
+            min_value=NUMBER,
+            max_share=NUMBER,
+            step_tokens=SIZE,
+            reference=TEXT,
+            archive=ARCHIVE.optional,
+        )
+        if self.archive is None and not isinstance(self.storage, Archive):
+            raise SettingsError(
+                f"storage is a {type(self.storage).__name__}, which keeps no raw messages; "
+                "give archive= beside it, such as LocalStorage('.ctxpipe')"
+            )
+        check_reference(self.reference)
+        self._check_location()
+
+    def _check_location(self) -> None:
+        note = Note(self._visible_folder("sample"), 1, 2)
+        if note_of({"role": "user", "content": f"{note.heading}\n1"}) != note:
+            raise SettingsError(
+                f"storage is at {note.folder!r}, where no note can point to: its path has a line "
+                "break or another control character, or is longer than 4,096 characters"
+            )
+
+    async def __call__(self, turn: Turn) -> Change | Skip:
+        """Nothing leaves that cannot be written. Raises StorageError."""
+        layout = await self._decide(turn)
+        if isinstance(layout, Skip):
+            return layout
+        whole = await self._read_offloaded(turn, layout)
+        texts = await in_thread(collapse.step_texts, layout, whole)
+        rewritten = await self._rewrite(turn, layout, whole, "")
+        if rewritten.freed_tokens <= 0:
+            return Skip("a note would be as long as what it replaces")
+        archive = await self._archive_messages(turn, layout)
+        files, suffix = await self._write_steps(turn, layout, texts)
+        if suffix:
+            rewritten = await self._rewrite(turn, layout, whole, suffix)
+        return _change(layout, rewritten, files, archive)
+
+    async def plan(self, turn: Turn) -> Change | Skip:
+        """The same decision, with no write."""
+        layout = await self._decide(turn)
+        if isinstance(layout, Skip):
+            return layout
+        whole = await self._read_offloaded(turn, layout)
+        rewritten = await self._rewrite(turn, layout, whole, "")
+        if rewritten.freed_tokens <= 0:
+            return Skip("a note would be as long as what it replaces")
+        files = [self.storage.location(key) for key in _keys(turn, layout, "")]
+        return _change(layout, rewritten, files, None)
+
+    @property
+    def _shape(self) -> Shape:
+        return Shape(
+            self.line_chars,
+            self.text_chars,
+            self.answer_chars,
+            self.min_value,
+            self.max_share,
+            self.step_tokens,
+        )
+
+    def _visible_folder(self, session_id: str) -> str:
+        """The folder of the session's steps as the model sees it, ending in a separator."""
+        folder = session_folder(session_id)
+        location = self.storage.location(f"{folder}/{_SAMPLE}")
+        return visible_path(self.reference, folder, location).removesuffix(_SAMPLE)
+
+    # When -----------------------------------------------------------------------------------------
+
+    async def _decide(self, turn: Turn) -> Layout | Skip:
+        """What leaves at this turn, or why nothing does."""
+        if turn.protected:
+            return Skip(PROTECTED)
+        index = turn.recall(ExchangeIndex)
+        is_long = turn.is_bulky(index.known)
+        await in_thread_if(is_long, index.count_replies, turn.messages)
+        if not turn.force and not turn.cache_expired and index.calls < self.min_calls:
+            return Skip(f"only {index.calls} calls so far, fewer than {self.min_calls}")
+        sums = await turn.prefix_sums()
+        stop = index.recent_from(self.keep_recent)
+        counter = turn.counter
+        await in_thread_if(is_long, index.extend, turn.messages, stop, sums, self._shape, counter)
+        start = self._start(turn, index, sums)
+        if isinstance(start, Skip):
+            return start
+        return await in_thread(self._lay_out, turn, start, stop)
+
+    def _start(self, turn: Turn, index: ExchangeIndex, sums: Sequence[int]) -> int | Skip:
+        """The first message that leaves."""
+        cached = 0 if turn.cache_expired else sums[index.sent]
+        table = index.table(sums, cached, self.keep_recent)
+        if not table.freed:
+            return Skip("no exchange is old enough to collapse")
+        if turn.force:
+            return index.place(0)
+        if turn.cache_expired:
+            best = evict_all(table)
+        else:
+            rates = Rates(self.prices.read_ratio, self.prices.write_ratio, self.alpha)
+            overpaid = overpayment(turn, self.prices, sums, index.calls_since)
+            best = best_eviction(table, rates, overpaid) or evict_all(table)
+        if best.gain <= 0:
+            return Skip("carrying the old exchanges has not yet cost as much as rewriting would")
+        if best.freed < self.min_tokens:
+            return Skip(
+                f"{best.freed} tokens would be worth a rewrite, fewer than {self.min_tokens}"
+            )
+        return index.place(best.start)
+
+    def _lay_out(self, turn: Turn, start: int, stop: int) -> Layout:
+        folder = self._visible_folder(turn.session_id)
+        number = collapse.first_free_number(
+            note for note in _own_notes(turn) if note.folder == folder
+        )
+        return collapse.lay_out(turn.messages, start, stop, number, self._shape)
+
+    # What -----------------------------------------------------------------------------------------
+
+    async def _rewrite(
+        self, turn: Turn, layout: Layout, whole: Mapping[str, str], suffix: str
+    ) -> collapse.Rewritten:
+        return await in_thread(
+            collapse.collapse,
+            layout,
+            whole,
+            self._visible_folder(turn.session_id),
+            suffix,
+            self.keep_recent,
+            self._shape,
+            turn.counter,
+        )
+
+    async def _read_offloaded(self, turn: Turn, layout: Layout) -> dict[str, str]:
+        """By placeholder: the text that was offloaded, where it is in the session's own folder."""
+        reader = self.storage
+        files = await in_thread(collapse.offloaded_files, layout)
+        whole: dict[str, str] = {}
+        if not isinstance(reader, TextReader):
+            return whole
+        folder = session_folder(turn.session_id)
+        for pointer, name in files.items():
+            try:
+                page = await reader.read(f"{folder}/{name}")
+            except StorageError:
+                continue  # then the placeholder is all that there is, and says where it was
+            whole[pointer] = await in_thread_if(len(page.text) > 100_000, _plain, page.text)
+        return whole
+
+    async def _archive_messages(self, turn: Turn, layout: Layout) -> str:
+        archive = self.archive or self.storage
+        if not isinstance(archive, Archive):
+            raise StorageError("there is no archive for the raw messages")
+        leaving = [turn.messages[index] for index in layout.leaving]
+        record = archive_record(leaving, _ranges(layout.leaving))
+        return await archive.save(turn.session_id, "collapse", record)
+
+    async def _write_steps(
+        self, turn: Turn, layout: Layout, texts: Sequence[str]
+    ) -> tuple[list[str], str]:
+        """Write each step to its file; the files, and what was added to their names.
+
+        Numbers may be in use already: after a compaction, or on another branch of the history.
+        """
+        suffix = ""
+        while True:
+            keys = _keys(turn, layout, suffix)
+            files = list(await self.storage.write(list(zip(keys, texts, strict=True))))
+            if files == [self.storage.location(key) for key in keys]:
+                return files, suffix
+            if suffix:
+                raise StorageError(f"the files of {len(keys)} steps cannot be named as announced")
+            suffix = f"-{content_hash(without_surrogates(''.join(texts)))}"
+
+
+def _keys(turn: Turn, layout: Layout, suffix: str) -> list[str]:
+    folder = session_folder(turn.session_id)
+    return [f"{folder}/s{step.number}{suffix}.md" for step in layout.steps]
+
+
+def _own_notes(turn: Turn) -> list[Note]:
+    """The notes of the context, except those that the caller's own messages look like."""
+    theirs = {message["content"] for message in turn.history or () if note_of(message)}
+    own: list[Note] = []
+    for message in turn.messages:
+        note = note_of(message)
+        if note is not None and message["content"] not in theirs:
+            own.append(note)
+    return own
+
+
+def _ranges(indices: Iterable[int]) -> list[range]:
+    """Rising *indices* as ranges, in order."""
+    ranges: list[range] = []
+    for index in indices:
+        if ranges and ranges[-1].stop == index:
+            ranges[-1] = range(ranges[-1].start, index + 1)
+        else:
+            ranges.append(range(index, index + 1))
+    return ranges
+
+
+def _plain(text: str) -> str:
+    """What a stored *text* says: several text blocks are stored as their JSON."""
+    if not text.startswith(_TEXT_BLOCKS):
+        return text
+    try:
+        said = json.loads(text)
+        return "".join(block["text"] for block in said)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return text  # a tool's own
+
+
+def _change(
+    layout: Layout,
+    rewritten: collapse.Rewritten,
+    files: Sequence[str],
+    archive: str | None,
+) -> Change:
+    steps = layout.steps
+    detail = Collapsed(
+        steps=len(steps),
+        notes=rewritten.notes,
+        lines=rewritten.lines,
+        messages=len(layout.leaving),
+        freed_tokens=rewritten.freed_tokens,
+        archive=archive,
+        files=tuple(files),
+        calls=tuple(step.call.id if step.call else "" for step in steps),
+    )
+    return Change(rewritten.messages, detail)
