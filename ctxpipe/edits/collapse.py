@@ -186,7 +186,11 @@ class ExchangeIndex:
         """Forget all but the first *known* messages."""
         del self._replies[known + 1 :]
         # The call before the first message that changed may have another result now.
-        self._known = min(self._known, max(0, known - 1))
+        self._forget_from(max(0, known - 1))
+
+    def _forget_from(self, index: int) -> None:
+        """Forget the exchanges from message *index* on."""
+        self._known = min(self._known, index)
         count = bisect_left(self._places, self._known)
         del self._places[count:]
         del self._freed[count:]
@@ -213,7 +217,8 @@ class ExchangeIndex:
         shape: Shape,
         counter: TokenCounter,
     ) -> None:
-        """Look at the messages up to *end*, of which the first 0, 1, 2 … have *sums* tokens."""
+        """Know the exchanges up to *end*; the first 0, 1, 2 … messages have *sums* tokens."""
+        self._forget_from(end)  # a conversation that was cut makes some recent again
         index = self._known
         while index < end:
             length = _exchange_length(messages, index, shape)
@@ -225,7 +230,7 @@ class ExchangeIndex:
                     self._places.append(index)
                     self._freed.append(freed)
             index += max(1, length)
-        self._known = max(self._known, end)
+        self._known = end
 
     def table(self, sums: Sequence[int], cached: int, keep_recent: int) -> CandidateTable:
         """The exchanges for `best_eviction`. The first *keep_recent* calls after each are free."""

@@ -13,15 +13,22 @@ from places import ROOT, SUPPORT
 # in the nightly profile at every point, else at every third
 STEP = 1 if settings().max_examples > 500 else 3
 
+CHANGED = {
+    "batch": {"DirectOffload", "BatchOffload", "Compact", "SmartTruncate"},
+    "collapse": {"DirectOffload", "Collapse", "Compact"},
+}
 
+
+@pytest.mark.parametrize("old", CHANGED)
 def test_a_session_killed_at_any_await_goes_on_with_nothing_lost_and_no_summary_asked_for_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str
 ) -> None:
     command = [
         sys.executable,
         str(SUPPORT / "killed_session.py"),
         str(tmp_path),
         str(STEP),
+        old,
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(
@@ -37,7 +44,7 @@ def test_a_session_killed_at_any_await_goes_on_with_nothing_lost_and_no_summary_
             "points"
         )
     assert len(points) * STEP > 450
-    assert set(unharmed["changed"]) == {"DirectOffload", "BatchOffload", "Compact", "SmartTruncate"}
+    assert set(unharmed["changed"]) == CHANGED[old]
     # before, between and after the summaries
     assert {len(one["journalled before"]) for one in found} == {0, 1, 2}
     assert {one["killed"] for one in found} == {1, 2}

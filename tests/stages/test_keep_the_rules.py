@@ -1,4 +1,4 @@
-"""Every stage alone, and all orders of the four, keep the API's rules.
+"""Every stage alone, and all orders of four of them, keep the API's rules.
 
 On random histories of every block type.
 """
@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from ctxpipe import (
     BatchOffload,
     Budget,
+    Collapse,
     Compact,
     ContextPipeline,
     DirectOffload,
@@ -33,8 +34,11 @@ from ctxpipe import (
 from ctxpipe.messages import Message
 from ctxpipe.summarizers import Summary
 
-STAGES = ("direct", "batch", "compact", "truncate")
-ORDERS = tuple(permutations(STAGES))
+STAGES = ("direct", "batch", "collapse", "compact", "truncate")
+ORDERS = (
+    *permutations(("direct", "batch", "compact", "truncate")),
+    *permutations(("direct", "collapse", "compact", "truncate")),
+)
 
 
 async def summarize(messages: Sequence[Message], /) -> Summary:
@@ -53,6 +57,7 @@ class Setting:
         self.min_chars = random.choice((30, 300))
         self.preview = random.choice((None, None, Preview(20, 10)))
         self.keep_recent = random.randrange(3)
+        self.answer_chars = random.choice((None, 10))
         self.inputs = random.choice((frozenset[str](), frozenset({"write_file"})))
         self.max_tokens = random.choice((50, 400, 2000))
         self.pinned = random.choice(("", "", "user3.", "reply"))
@@ -72,6 +77,17 @@ class Setting:
                     keep_recent=self.keep_recent,
                     inputs=self.inputs,
                     preview=self.preview,
+                )
+            case "collapse":
+                return Collapse(
+                    storage,
+                    alpha=0,
+                    keep_recent=1 + self.keep_recent,
+                    min_calls=0,
+                    min_tokens=1,
+                    answer_chars=self.answer_chars,
+                    text_chars=10,
+                    step_tokens=1,
                 )
             case "compact":
                 return Compact(summarize, storage, pin=self.pin)
@@ -114,7 +130,7 @@ def broken_programs(context: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 @pytest.mark.parametrize("order", [*((name,) for name in STAGES), *ORDERS], ids="-".join)
-async def test_every_stage_and_every_order_of_the_four_keeps_the_rules(
+async def test_every_stage_and_every_order_of_four_keeps_the_rules(
     order: tuple[str, ...],
 ) -> None:
     acted = 0

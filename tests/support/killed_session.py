@@ -1,12 +1,12 @@
 """Kill a session at every await of a run, and see what another process makes of what is left.
 
-    python killed_session.py FOLDER [STEP]
+    python killed_session.py FOLDER [STEP [OLD]]
 
 At each fault point (with STEP: at every so many of them; a fault point is a step of the event loop,
 or a call that changes the disk) one process plays a conversation and kills itself there; another
 one goes on. At every fourth point that one is killed too, further on, and a third one goes on. What
 the last one finds goes to standard output, one JSON object a line; the last line tells what a
-process finds that was not killed.
+process finds that was not killed. OLD is what becomes of old results: "batch" or "collapse".
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ from histories import conversation, step, user
 from ctxpipe import (
     BatchOffload,
     Budget,
+    Collapse,
     Compact,
     ContextPipeline,
     DirectOffload,
     LocalStorage,
     RatioGate,
     SmartTruncate,
+    Stage,
     StageReport,
 )
 from ctxpipe.messages import Message, as_json
@@ -84,6 +86,12 @@ def reached(root: Path) -> int:
     return int((root / "turn").read_text() or 1) if (root / "turn").exists() else 1
 
 
+def stage_for_old_results(storage: LocalStorage) -> Stage:
+    if sys.argv[3:] == ["collapse"]:
+        return Collapse(storage, alpha=0, keep_recent=2, min_calls=0, min_tokens=200, text_chars=20)
+    return BatchOffload(storage, RatioGate(0.25), min_chars=300)
+
+
 async def played(root: Path, start: int) -> dict[str, Any]:
     """Play the conversation from message *start* on; what there is to say about it."""
 
@@ -104,7 +112,7 @@ async def played(root: Path, start: int) -> dict[str, Any]:
     storage = LocalStorage(root, clock=float)
     stages = (
         DirectOffload(storage, min_chars=2000),
-        BatchOffload(storage, RatioGate(0.25), min_chars=300),
+        stage_for_old_results(storage),
         Compact(summarize, storage, clock=float, fold_unrestored=False, retry=Retry(max_retries=0)),
         SmartTruncate(storage),
     )
@@ -276,4 +284,4 @@ def main(folder: Path, step: int = 1) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:3]))
