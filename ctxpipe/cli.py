@@ -27,6 +27,7 @@ from .lab.batch import FileReplay, Workers, replay_files, workers
 from .lab.cluster import cluster
 from .lab.config import read_config
 from .lab.costs import CacheRules
+from .lab.explain import Expensive
 from .lab.page import page_paths, write_page
 from .lab.policies import NONE, POLICIES, WINDOW, policies
 from .lab.replay import LAPSES_EVERY, PipelineMaker, Settings
@@ -36,6 +37,7 @@ from .lab.terminal import (
     discard_output,
     escape_unencodable_output,
     print_error,
+    print_explained,
     print_figures,
     print_json,
     print_line,
@@ -166,6 +168,14 @@ def replay(
             "report-FILE.html for report.html.",
         ),
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="The ten most expensive turns under the last policy: what each cost, why, and "
+            "what it carried that no reply used any more.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Replay conversations turn by turn: what they cost, and what the agent still sees.
@@ -182,10 +192,11 @@ def replay(
         if html:
             paths = _writable_paths(html, files)
             pages = Pages(names[-1], baseline, prices if model else None)
+        expensive = Expensive(names[-1], prices) if explain else None
         cache = CacheRules.with_marks(marks)
         settings = Settings(refetch=refetch, rest_every=rest, cache=cache, strict=strict)
         with _executor(scheduler, processes, len(files)) as executor:
-            replays = _replay_all(files, makers, settings, executor, pages)
+            replays = _replay_all(files, makers, settings, executor, pages, expensive)
         _print_replays(replays, prices, model, baseline, as_json=as_json)
         _write_pages(paths, replays)
     if any(file.error for file in replays):
@@ -241,6 +252,7 @@ def _replay_all(
     settings: Settings,
     executor: Workers,
     pages: Pages | None,
+    expensive: Expensive | None,
 ) -> list[FileReplay]:
     with _progress() as progress:
         task = progress.add_task("replaying", total=len(set(files)))
@@ -254,6 +266,7 @@ def _replay_all(
             settings,
             executor=executor,
             pages=pages,
+            expensive=expensive,
             progress=advance,
         )
 
@@ -318,6 +331,7 @@ def _print_replays(
                 "files": {path: [row.as_json() for row in own] for path, own in rows.items()},
                 "read": {path: tables.file_json(file) for path, file in read.items()},
                 "all": [row.as_json() for row in totals],
+                **_explanations_json(read),
                 "errors": errors,
             }
         )
@@ -330,6 +344,8 @@ def _print_replays(
                 file.calibration,
                 dollars=dollars,
             )
+            if file.explained:
+                print_explained(file.explained, dollars=dollars)
         if len(read) > 1:
             title = f"all {len(read)} conversations ({unit(model)})"
             calibration = tables.total_calibration(read.values())
@@ -338,6 +354,12 @@ def _print_replays(
             print_line(LEGEND)
     for error in errors.values():
         print_error(error)
+
+
+def _explanations_json(read: Mapping[str, FileReplay]) -> dict[str, Any]:
+    """The most expensive turns by file, where they were asked for."""
+    found = {path: file.explained.as_json() for path, file in read.items() if file.explained}
+    return {"explained": found} if found else {}
 
 
 def _title(file: FileReplay, model: str) -> str:

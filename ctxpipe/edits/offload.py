@@ -29,7 +29,7 @@ from ..messages import (
 from ..messages import field as read
 from ..names import safe_name
 from ..pieces import overlapping_pieces
-from ..placeholders import BATCH, MAX_SHOWN, any_reference, reference, reference_with_preview
+from ..placeholders import BATCH, MAX_SHOWN, any_reference, reference
 
 if TYPE_CHECKING:
     from ..messages import Block, Message
@@ -387,11 +387,11 @@ def candidate_of(result: ToolResult) -> Candidate:
 
 
 def _is_own_preview(result: ToolResult) -> bool:
-    """Whether it opens with our placeholder and a preview.
+    """Whether it opens with our placeholder and a preview or excerpt.
 
     The path must be the one that this id leads to (A-17).
     """
-    path = reference_with_preview(_only_text(result.content), MAX_SHOWN)
+    path = any_reference(_only_text(result.content), MAX_SHOWN)
     if path is None:
         return False
     path = path.replace("\\", "/")

@@ -40,7 +40,7 @@ KINDS: Mapping[Kind, str] = {
     "calls": "tool calls",
     "results": "tool results",
     "placeholders": "placeholders",
-    "summary": "summary and restored files",
+    "summary": "summaries, notes and restored files",
 }
 """Each kind's name for a reader, from the bottom of the stack to its top."""
 

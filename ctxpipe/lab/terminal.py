@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ..words import count_phrase
 from .calibration import Calibration
+from .explain import Explained
 from .tables import Figures
 from .tune import Candidate, Score, Tuned, front
 from .words import cost
@@ -25,6 +26,7 @@ __all__ = [
     "escape_unencodable_output",
     "figures_text",
     "print_error",
+    "print_explained",
     "print_figures",
     "print_json",
     "print_line",
@@ -185,6 +187,22 @@ def _print_figures(
     else:
         for group in _groups(cells, console.width):
             console.print(_table(*_transpose(group)))
+    console.print()
+
+
+def print_explained(found: Explained, *, dollars: bool) -> None:
+    """Print the most expensive turns, each with what it carried in vain below."""
+    console = _console()
+    console.print(Text(f"The most expensive turns under {found.policy}", "bold"))
+    for turn in found.turns:
+        price = cost(turn.cost, dollars=dollars, places=4)
+        unused = f"{turn.unused:,.0f} of {turn.context:,.0f} tokens"
+        lines = [
+            f"turn {turn.turn}: {price}, {turn.share:.1%} of all; {'; '.join(turn.reasons)}",
+            f"  {turn.label or 'a reply'}; {unused} were used by no reply from here on",
+        ]
+        lines += [f"    {block.tokens:,.0f} {block.name} ({block.kind})" for block in turn.blocks]
+        console.print(Text("\n".join(lines)), soft_wrap=True)
     console.print()
 
 

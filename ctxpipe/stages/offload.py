@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..edits import offload
+from ..edits.offload_excerpts import placeholder_excerpts
 from ..errors import InvalidHistory, SettingsError, StorageError, safe_text
 from ..messages import (
     ToolCall,
@@ -27,7 +28,16 @@ from ..messages import (
 )
 from ..messages import field as read
 from ..names import safe_name, session_folder
-from ..placeholders import BATCH, DIRECT, MAX_SHOWN, Preview, any_reference, placeholder, reference
+from ..placeholders import (
+    BATCH,
+    DIRECT,
+    MAX_SHOWN,
+    Excerpt,
+    Preview,
+    any_reference,
+    placeholder,
+    reference,
+)
 from ..reports import Offloaded
 from ..settings import (
     CALLABLE,
@@ -336,6 +346,7 @@ class _Move:
     text: str
     predicted: str  # the replacement, as long as the key is free
     pointers: _Pointers
+    shown: str = ""  # an excerpt of the text, after the placeholder
 
     @property
     def likely_location(self) -> str:
@@ -344,7 +355,7 @@ class _Move:
 
     def replacement(self, location: str) -> str:
         """What replaces the text, now that it is at *location*."""
-        return self.pointers.replacement(self.key, location, self.text)
+        return self.pointers.replacement(self.key, location, self.text) + self.shown
 
 
 async def _worthwhile_moves(
@@ -367,6 +378,35 @@ def _are_long(candidates: Sequence[Candidate]) -> bool:
     if len(candidates) > 50:
         return True
     return sum(candidate.chars for candidate in candidates) > 200_000
+
+
+async def _with_excerpts(
+    turn: Turn,
+    moves: Sequence[_Move],
+    excerpt: Excerpt,
+    keep_recent: int,
+) -> list[_Move]:
+    """*moves* with the lines worth keeping in sight, where the placeholder stays cheaper."""
+    bare = _predict_change(turn, moves)
+    leaving = [(move.candidate, move.text) for move in moves]
+    shown = await in_thread(
+        placeholder_excerpts,
+        turn.messages,
+        bare.messages,
+        leaving,
+        turn.counter.text,
+        excerpt,
+        keep_recent,
+    )
+    longer = [
+        replace(move, predicted=move.predicted + lines, shown=lines)
+        for move, lines in zip(moves, shown, strict=True)
+    ]
+    sizes = await turn.counter.texts([move.predicted for move in longer])
+    chosen: list[_Move] = []
+    for move, long, size in zip(moves, longer, sizes, strict=True):
+        chosen.append(long if turn.counter.over(move.text, size) else move)
+    return chosen
 
 
 def _all_moves(
@@ -670,6 +710,9 @@ class BatchOffload:
     leaves again once it is old, like any other result. The other settings are those of
     `DirectOffload`.
 
+    With *excerpt* the lines of what leaves that are likely to be used again stay visible after the
+    placeholder, chosen without a model by what they name that nothing else in the context names.
+
     Raises SettingsError for settings that are invalid.
     """
 
@@ -685,9 +728,13 @@ class BatchOffload:
     inputs: AbstractSet[str] = frozenset()
     min_input_chars: int = 1000
     keep_read_backs: bool = True
+    excerpt: Excerpt | None = None
 
     def __post_init__(self) -> None:
         self._pointers.check()
+        instance_of(Excerpt, "an Excerpt()").optional.check("excerpt", self.excerpt)
+        if self.excerpt and self.preview:
+            raise SettingsError("preview and excerpt are both given; a placeholder shows one")
         check_settings(
             self,
             min_chars=SIZE,
@@ -751,7 +798,11 @@ class BatchOffload:
         if isinstance(chosen, str):
             return Skip(chosen)
         moves = await _worthwhile_moves(self._pointers, turn, chosen, selection)
-        return moves or Skip("no placeholder would be cheaper than what it replaces")
+        if not moves:
+            return Skip("no placeholder would be cheaper than what it replaces")
+        if self.excerpt:
+            moves = await _with_excerpts(turn, moves, self.excerpt, self.keep_recent)
+        return moves
 
     async def _is_below_minimum(self, turn: Turn) -> bool:
         if turn.force or not self.min_context_tokens:
