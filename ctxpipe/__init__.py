@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     )
     from .messages import Message, Problem, ToolCall, ToolResult, check, pending_calls, split_system
     from .pipeline import ContextPipeline
-    from .placeholders import Preview
+    from .placeholders import Excerpt, Preview
     from .prices import Prices, prices_of
     from .reports import (
         Collapsed,
@@ -79,6 +79,7 @@ __all__ = [
     "CtxpipeError",
     "Detail",
     "DirectOffload",
+    "Excerpt",
     "Folded",
     "Folder",
     "Gate",
@@ -150,7 +151,7 @@ _NAMES = {
     "VocabularyError",
     ".messages": "Message Problem ToolCall ToolResult check pending_calls split_system",
     ".pipeline": "ContextPipeline",
-    ".placeholders": "Preview",
+    ".placeholders": "Excerpt Preview",
     ".prices": "Prices prices_of",
     ".reports": "Collapsed Compacted Detail Offloaded Outcome Result StageReport Truncated",
     ".session": "Session",

@@ -204,12 +204,13 @@ def test_more_cache_marks_read_more(tmp_path: Path):
 
 def test_strictly_what_only_a_chosen_line_shows_is_read_back(tmp_path: Path):
     facts = [f"the port of service_{n} is {4000 + n} on host_{n}" for n in range(40)]
-    steps = (step(f"t{n}", "bash", {"command": f"look {n}"}, facts[n]) for n in range(40))
+    rest = "\nnothing more to say\n" * 60
+    steps = (step(f"t{n}", "bash", {"command": f"look {n}"}, facts[n] + rest) for n in range(40))
     path = tmp_path / "long.jsonl"
     told = [*steps, assistant("\n".join(facts[:9]))]
     path.write_text(lines(conversation(user("Go."), *told)))
     config = tmp_path / "mine.toml"
-    config.write_text('[[stage]]\nuse = "Collapse"\nmin_tokens = 100\nmin_calls = 0\n', "utf-8")
+    config.write_text('[[stage]]\nuse = "BatchOffload"\nexcerpt = { min_value = 1 }\n', "utf-8")
 
     def mine(*options: object) -> Any:
         done = run("replay", path, "--config", config, "--json", *options)

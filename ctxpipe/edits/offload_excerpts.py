@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..atoms import Atom, atoms, message_texts, path_atom
 from ..facts import touched_paths
-from ..messages import ToolCall, ToolResult, texts, tool_calls
+from ..messages import ToolCall, ToolResult, tool_calls
 from ..placeholders import MAX_SHOWN, Excerpt
 from .excerpts import Passage, PassageKind, choose_lines
 from .offload import text_of
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from .offload import Candidate
 
 __all__ = ["placeholder_excerpts"]
-
-_STAYS = -1
-"""The step of what is read for its uses and stays where it is."""
 
 
 def placeholder_excerpts(
@@ -74,17 +71,11 @@ def _passages(
     leaving: Sequence[tuple[Candidate, str]],
     touched: set[Atom],
 ) -> list[Passage]:
-    """What leaves, in the order in which it was said, each after the words of its reply."""
+    """What leaves, in the order in which it was said."""
     steps = sorted(enumerate(leaving), key=lambda step: step[1][0].item.place)
     passages: list[Passage] = []
-    reply = -1
     for step, (candidate, text) in steps:
         item = candidate.item
-        own_reply = item.message - isinstance(item, ToolResult)
-        if own_reply != reply and own_reply >= 0:
-            reply = own_reply
-            words = "\n".join(texts(before[reply]))
-            passages.append(Passage(words, "text", _STAYS, reply))
         if isinstance(item, ToolCall):
             passages.append(Passage(text, "call", step, item.message))
         else:

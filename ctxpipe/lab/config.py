@@ -25,7 +25,7 @@ from typing import Any
 
 from ..errors import SettingsError
 from ..pipeline import ContextPipeline
-from ..placeholders import Preview
+from ..placeholders import Excerpt, Preview
 from ..prices import Prices
 from ..settings import Setting
 from ..stage import Stage
@@ -70,6 +70,8 @@ class ConfiguredPolicy:
             raise SettingsError(f"{place.of('use')} is {name!r}; there are {', '.join(_STAGES)}")
         if "preview" in table:
             table["preview"] = _build(Preview, table["preview"], place.of("preview"))
+        if "excerpt" in table:
+            table["excerpt"] = _build(Excerpt, table["excerpt"], place.of("excerpt"))
         if "gate" in table:
             table["gate"] = self._gate(table["gate"], place.of("gate"))
         for setting in ("inputs", "exempt_tools"):
