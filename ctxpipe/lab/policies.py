@@ -117,8 +117,9 @@ def _coding_excerpt(bench: Workbench, prices: Prices) -> list[Stage]:
     stages: list[Stage] = []
     for stage in _coding(bench, prices):
         if isinstance(stage, BatchOffload):
-            stage = replace(stage, excerpt=Excerpt())
-        stages.append(stage)
+            stages.append(replace(stage, excerpt=Excerpt()))
+        else:
+            stages.append(stage)
     return stages
 
 

@@ -246,7 +246,7 @@ def _cells(row: Figures, dollars: bool) -> tuple[str, ...]:
 
 # Tuning -------------------------------------------------------------------------------------------
 
-SETTINGS = ("direct", "alpha", "min_chars", "keep", "inputs", "trigger")
+SETTINGS = ("old", "direct", "alpha", "min_chars", "keep", "inputs", "lines", "words", "trigger")
 
 
 def tuning_text(tuned: Tuned, model: str, recall: float) -> str:
@@ -294,17 +294,26 @@ def _front_rows(tuned: Tuned, dollars: bool) -> list[tuple[str, ...]]:
 
 def _settings(candidate: Candidate | None) -> tuple[str, ...]:
     if candidate is None:
-        return ("no management", "", "", "", "", "")
+        return ("no management", *[""] * (len(SETTINGS) - 1))
     direct = "-"
     if candidate.direct_min_chars is not None:
         head, tail = candidate.preview
         direct = f"{candidate.direct_min_chars} show {head}+{tail}"
+    lines = "no" if candidate.min_value is None else f"from {candidate.min_value:g}"
+    if candidate.collapse:
+        min_chars, inputs, words = "", "", f"{candidate.text_chars}"
+    else:
+        min_chars, words = f"{candidate.min_chars}", ""
+        inputs = "yes" if candidate.inputs else "no"
     return (
+        "collapse" if candidate.collapse else "offload",
         direct,
         f"{candidate.alpha:g}",
-        f"{candidate.min_chars}",
+        min_chars,
         f"{candidate.keep_recent}",
-        "yes" if candidate.inputs else "no",
+        inputs,
+        lines,
+        words,
         f"{candidate.trigger:g}",
     )
 
