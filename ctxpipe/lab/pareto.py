@@ -12,7 +12,7 @@ from html import escape
 
 __all__ = ["Panel", "Point", "front", "pareto_svg"]
 
-WIDTH, HEIGHT = 900, 400
+WIDTH, HEIGHT = 900, 460
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 44, 48
 CHAR_WIDTH, LINE_HEIGHT = 6.6, 14
 RADIUS = 5
@@ -23,6 +23,7 @@ text { font: 12px system-ui, sans-serif; fill: var(--ink); }
 .soft { fill: var(--soft); }
 .paper { fill: var(--paper); }
 .grid { stroke: var(--line); stroke-width: 1; }
+.leader { stroke: var(--soft); stroke-width: 0.75; }
 .front { stroke: var(--ours); stroke-width: 1.5; stroke-dasharray: 5 4; fill: none; }
 .ours { fill: var(--ours); }
 .other { fill: var(--paper); stroke: var(--soft); stroke-width: 1.5; }
@@ -201,10 +202,22 @@ def _labels(points: Sequence[Point], x: _Axis, y: _Axis) -> Iterator[str]:
         box = boxes[costs.index(min(costs))]
         taken.append(box)
         group = "ours" if point.is_ours else "other"
+        yield from _leader(box, x(point.cost), y(point.seen))
         yield (
             f'<text class="{group}" x="{box.left:.1f}" y="{box.bottom - 3:.1f}">'
             f"{escape(point.name)}</text>"
         )
+
+
+def _leader(box: _Box, x: float, y: float) -> Iterator[str]:
+    """A thin line from the point to its label, where that is not right beside it."""
+    across = min(max(x, box.left), box.right)
+    up = min(max(y, box.top + 3), box.bottom - 3)
+    length = math.hypot(across - x, up - y)
+    if length > 2 * RADIUS:
+        start = RADIUS / length
+        first = f'x1="{x + start * (across - x):.1f}" y1="{y + start * (up - y):.1f}"'
+        yield f'<line class="leader" {first} x2="{across:.1f}" y2="{up:.1f}"/>'
 
 
 def _places(point: Point, x: float, y: float) -> Iterator[_Box]:
@@ -214,7 +227,7 @@ def _places(point: Point, x: float, y: float) -> Iterator[_Box]:
     for shift in (0, half, -half, LINE_HEIGHT, -LINE_HEIGHT, 3 * half, -3 * half):
         for left in (x + gap, x - gap - width):
             yield _Box(left, y - half + shift, left + width, y + half + shift)
-    for top in (y - gap - LINE_HEIGHT, y + gap):
+    for top in (y - gap - LINE_HEIGHT, y + gap, y + gap + LINE_HEIGHT):
         for left in (x - width / 2, x - width, x):
             yield _Box(left, top, left + width, top + LINE_HEIGHT)
 
