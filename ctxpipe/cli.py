@@ -50,6 +50,7 @@ from .lab.transcripts import STDIN, Transcript, read_transcript
 from .lab.workbench import Workbench
 from .messages import strings
 from .names import session_folder
+from .notes import quoted_step_names
 from .placeholders import quoted_file_names
 from .prices import Prices, prices_of
 from .reports import Outcome
@@ -639,6 +640,7 @@ def _clean_limits(
         for message in transcript.messages:
             for text in strings(message):
                 kept.update(quoted_file_names(text))
+                kept.update(quoted_step_names(text))
     whole_bytes = None if max_bytes is None else round(max_bytes)
     return Limits(whole_bytes, max_age, records, kept)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .messages import Message
 
-__all__ = ["Note", "imitated_lines", "note_of", "step_line", "words_line"]
+__all__ = ["Note", "imitated_lines", "note_of", "quoted_step_names", "step_line", "words_line"]
 
 _OPENING = "[Earlier steps, shortened; whole in "
 _MAX_PATH = 4096
@@ -31,6 +31,8 @@ _HEADING = re.compile(
 )
 _STEP_LINE = re.compile(r"\d{1,9} [\w.:-]{1,130} [^\n]{0,2000}→ \d{1,12} chars(?: failed)?")
 _MAX_SEARCHED_CHARS = 20_000  # of a reply
+_STEPS = re.compile(r"s\{(\d{1,9})\.\.(\d{1,9})\}((?:-[0-9a-f]{8})?)\.md\]")
+_MAX_STEPS = 10_000  # of one note
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,25 @@ def note_of(message: Message) -> Note | None:
     match = _HEADING.fullmatch(heading)
     if match is None or not lines:
         return None
-    return Note(match[1], int(match[2]), int(match[3]), match[4])
+    note = Note(match[1], int(match[2]), int(match[3]), match[4])
+    # Each step has a line: so nobody can announce a billion of them.
+    steps = note.last - note.first + 1
+    return note if 1 <= steps <= lines.count("\n") + 1 else None
+
+
+def quoted_step_names(text: str) -> list[str]:
+    """The names of all files of steps in a *text* that quotes the heading of a note anywhere.
+
+    It returns too many names rather than too few.
+    """
+    if _OPENING not in text:
+        return []
+    names: list[str] = []
+    for match in _STEPS.finditer(text):
+        first, last = int(match[1]), int(match[2])
+        numbers = range(first, min(last + 1, first + _MAX_STEPS))
+        names += [f"s{number}{match[3]}.md" for number in numbers]
+    return names
 
 
 def step_line(number: int, about: str, chars: int, *, failed: bool = False) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .pipeline import ContextPipeline
     from .refusals import Refusal
     from .reports import Result
+    from .session.signals import Signals
 
 __all__ = ["Session"]
 
@@ -123,6 +124,11 @@ class Session:
     def session_id(self) -> str:
         """The conversation's name."""
         return self._session.session_id
+
+    @property
+    def signals(self) -> Signals:
+        """As `ctxpipe.Session.signals`."""
+        return self._session.signals
 
     def run(
         self,

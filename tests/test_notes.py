@@ -8,13 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxpipe.messages import Message
-from ctxpipe.notes import Note, imitated_lines, note_of, step_line, words_line
+from ctxpipe.notes import (
+    Note,
+    imitated_lines,
+    note_of,
+    quoted_step_names,
+    step_line,
+    words_line,
+)
 
 NOTE = Note("/work/.ctxpipe/job-42/", 12, 40)
 
 
 def written(note: Note, *lines: str) -> Message:
-    return user("\n".join([note.heading, *(lines or ("12 bash ls → 3 chars",))]))
+    steps = range(note.first, note.last + 1)
+    return user("\n".join([note.heading, *(lines or (step_line(n, "ls", 3) for n in steps))]))
 
 
 def test_the_heading_says_where_the_steps_are_whole() -> None:
@@ -27,12 +35,12 @@ def test_the_heading_says_where_the_steps_are_whole() -> None:
 
 @given(
     st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=60),
-    st.integers(0, 999_999_999),
-    st.integers(0, 999_999_999),
+    st.integers(0, 999_999_000),
+    st.integers(0, 30),
     st.sampled_from(["", "-0a1b2c3d"]),
 )
-def test_what_was_written_is_recognized(folder: str, first: int, last: int, suffix: str) -> None:
-    note = Note(folder, first, last, suffix)
+def test_what_was_written_is_recognized(folder: str, first: int, more: int, suffix: str) -> None:
+    note = Note(folder, first, first + more, suffix)
 
     assert note_of(written(note)) == note
 
@@ -40,14 +48,16 @@ def test_what_was_written_is_recognized(folder: str, first: int, last: int, suff
 @pytest.mark.parametrize(
     "message",
     [
+        user(NOTE.heading + "\n12 bash ls → 3 chars"),
+        user(Note("f/", 2, 1).heading + "\n1 bash ls → 3 chars"),
         user("see " + NOTE.heading + "\n12 bash ls → 3 chars"),
         user(NOTE.heading),
-        user(NOTE.heading + " and more\n12 bash ls → 3 chars"),
-        user(Note("two\nlines/", 1, 2).heading + "\n1 bash ls → 3 chars"),
-        user(Note("f/", 1, 9_999_999_999).heading + "\n1 bash ls → 3 chars"),
-        user(Note("f/" * 4096, 1, 2).heading + "\n1 bash ls → 3 chars"),
-        user(text(NOTE.heading + "\n12 bash ls → 3 chars")),
-        assistant(NOTE.heading + "\n12 bash ls → 3 chars"),
+        user(Note("f/", 1, 1).heading + " and more\n1 bash ls → 3 chars"),
+        user(Note("two\nlines/", 1, 1).heading + "\n1 bash ls → 3 chars"),
+        user(Note("f/", 9_999_999_999, 9_999_999_999).heading + "\n1 bash ls → 3 chars"),
+        user(Note("f/" * 4096, 1, 1).heading + "\n1 bash ls → 3 chars"),
+        user(text(Note("f/", 1, 1).heading + "\n1 bash ls → 3 chars")),
+        assistant(Note("f/", 1, 1).heading + "\n1 bash ls → 3 chars"),
         user("an ordinary request"),
     ],
     ids=str,
@@ -80,3 +90,11 @@ def test_a_reply_that_imitates_lines_of_a_note_is_noticed(reply: str, lines: int
 def test_searching_a_reply_for_imitated_lines_takes_linear_time() -> None:
     assert imitated_lines("1 a " + "→ " * 100_000) == 0
     assert imitated_lines("1 " * 100_000) == 0
+
+
+def test_a_text_names_the_files_of_all_steps_once_it_quotes_a_heading() -> None:
+    quoted = f"It said {Note('/f/', 3, 4, '-0a1b2c3d').heading!r} and {Note('', 9, 9).heading}"
+
+    assert quoted_step_names(quoted) == ["s3-0a1b2c3d.md", "s4-0a1b2c3d.md", "s9.md"]
+    assert quoted_step_names("see s{1..2}.md]") == []
+    assert len(quoted_step_names(Note("f/", 1, 999_999_999).heading)) == 10_000

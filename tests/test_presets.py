@@ -15,6 +15,7 @@ from histories import assistant, conversation, step, tool_use, user
 from ctxpipe import (
     BatchOffload,
     Budget,
+    Collapse,
     Compact,
     ContextPipeline,
     DirectOffload,
@@ -34,6 +35,8 @@ from ctxpipe.summarizers import ExtractiveSummarizer, Retry
 Preset: TypeAlias = Callable[..., list[Stage]]
 
 coding_agent = partial(presets.coding_agent, work_dir=None)
+coding_agent_lean = partial(presets.coding_agent_lean, work_dir=None)
+memory_first = partial(presets.coding_agent_lean, work_dir=None, memory_first=True)
 
 WORDS = "some words of a result " * 120  # 600 tokens
 SMALL = Budget(window=30_000, trigger=20_000)
@@ -51,6 +54,36 @@ async def test_a_preset_is_a_plain_list_of_four_stages(preset: Preset, tmp_path:
     found = [type(stage) for stage in stages]
     assert found == [DirectOffload, BatchOffload, Compact, SmartTruncate]
     assert len(ContextPipeline(stages).stages) == 4
+
+
+@pytest.mark.parametrize(
+    ("preset", "min_chars", "keep_recent"),
+    [(coding_agent_lean, 8000, 7), (memory_first, 20_000, 10)],
+)
+async def test_the_lean_presets_collapse_exchanges_instead(
+    preset: Preset, min_chars: int, keep_recent: int, tmp_path: Path
+) -> None:
+    prices = Prices.relative(read=0.05)
+    direct, collapse, *rest = preset(LocalStorage(tmp_path), prices=prices)
+
+    assert isinstance(direct, DirectOffload)
+    assert isinstance(collapse, Collapse)
+    assert [type(stage) for stage in rest] == [Compact, SmartTruncate]
+    assert (direct.min_chars, collapse.keep_recent) == (min_chars, keep_recent)
+    assert collapse.prices == prices
+
+
+async def test_old_exchanges_collapse_once_they_have_cost_enough(tmp_path: Path) -> None:
+    history = work(60)
+
+    result = await ContextPipeline(coding_agent_lean(LocalStorage(tmp_path))).run(
+        history, session_id="s"
+    )
+
+    assert result.reports[1].outcome is Outcome.CHANGED
+    assert not check(result.messages)
+    assert result.messages[-14:] == history[-14:]
+    assert result.tokens_after < result.tokens_before / 3
 
 
 def test_its_stages_can_be_changed_one_by_one(tmp_path: Path) -> None:
@@ -84,7 +117,7 @@ def test_the_gate_s_free_calls_are_the_calls_that_results_are_kept_for(tmp_path:
         assert batch.gate.free_calls == batch.keep_recent
 
 
-@pytest.mark.parametrize("preset", [coding_agent, presets.chat])
+@pytest.mark.parametrize("preset", [coding_agent, coding_agent_lean, memory_first, presets.chat])
 async def test_a_short_conversation_is_left_alone(preset: Preset, tmp_path: Path) -> None:
     history = work(20)
 
@@ -130,7 +163,7 @@ async def test_old_results_and_inputs_leave_once_they_have_cost_enough(tmp_path:
     )
 
 
-@pytest.mark.parametrize("preset", [coding_agent, presets.chat])
+@pytest.mark.parametrize("preset", [coding_agent, coding_agent_lean, presets.chat])
 async def test_near_the_limit_the_history_is_compacted(preset: Preset, tmp_path: Path) -> None:
     stages = preset(LocalStorage(tmp_path), summarize=ExtractiveSummarizer())
     talk = [
@@ -170,5 +203,7 @@ async def test_when_compaction_fails_the_context_is_truncated(tmp_path: Path) ->
 
 
 def test_any_storage_with_texts_and_archives_will_do() -> None:
+    assert isinstance(MemoryStorage(), presets.ReadableStorage)
+    assert isinstance(LocalStorage("x"), presets.ReadableStorage)
     assert isinstance(MemoryStorage(), presets.Storage)
     assert isinstance(LocalStorage("x"), presets.Storage)

@@ -36,6 +36,7 @@ from ..messages import field as read
 from ..names import safe_name
 from ..notes import Note, note_of, step_line, words_line
 from ..placeholders import MAX_SHOWN, any_reference
+from ..summary_format import safe_summary
 from .excerpts import Passage, PassageKind, choose_lines
 from .gates import CandidateTable
 from .offload import text_of
@@ -528,15 +529,18 @@ def _with_notes(
             messages.append(part)
             continue
         numbers = [line.number for line in part if isinstance(line, Step)]
-        lines = [Note(folder, numbers[0], numbers[-1], suffix).heading]
+        lines: list[str] = []
         for line in part:
             if isinstance(line, Step):
                 lines.append(_line_of_step(line, whole, shape))
                 lines += [f" {quoted}" for quoted in chosen.get(line.number, ())]
             else:
                 lines.append(words_line(line))
-        text = without_surrogates("\n".join(lines))
-        messages.append(cast("Message", {"role": "user", "content": text}))
+        # What a tool has said stands in a message of the user's now: a tag of ours in it must not
+        # pass for the user's command or the harness's reminder.
+        body = safe_summary(without_surrogates("\n".join(lines)))
+        heading = Note(folder, numbers[0], numbers[-1], suffix).heading
+        messages.append(cast("Message", {"role": "user", "content": f"{heading}\n{body}"}))
     return messages
 
 

@@ -7,6 +7,7 @@ kind of block that held it. Source: economics, the excerpt.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -36,6 +37,8 @@ USED_TWICE = 1.4
 SHORTEST_LINE = 8
 LONGEST_LINE = 300
 MOST_SEARCHED = 60_000  # characters of one passage
+
+_WORD = re.compile("[A-Za-z]+|[0-9]{1,3}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +169,8 @@ def _candidates(
             known.add(text)
             found = read.line(raw_line)
             worth = _worth(found, chances, visible)
-            # A line has at least one token, and the break after it is another.
-            if worth / 2 * 1000 < min_value or not _is_plain(text):
-                continue
+            if worth / _least_tokens(text) * 1000 < min_value or not _is_plain(text):
+                continue  # without the price of counting them
             tokens = 1 + count(text)
             density = worth / tokens * 1000
             if density >= min_value:
@@ -187,6 +189,16 @@ def _worth(
     return sum(
         weight(atom) * chances.get(atom, 0.0) for atom in sorted(found) if atom not in hidden
     )
+
+
+def _least_tokens(line: str) -> int:
+    """At least so many tokens are in *line*, with the break after it.
+
+    In the encodings of tiktoken no token spans two words, nor a word and a number, nor more than
+    three digits.
+    """
+    words = _WORD.findall(line) if line.isascii() else line.split()
+    return 1 + max(1, len(words))
 
 
 def _is_plain(line: str) -> bool:

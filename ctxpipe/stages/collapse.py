@@ -52,9 +52,10 @@ class Collapse:
     leaves. They are chosen without a model, by what they name that nothing else in the context
     names. *step_tokens* is what the gate expects a step's line to take.
 
-    As in `RentOrBuyGate`, nothing leaves before *min_calls* calls or below *min_tokens*, everything
-    old leaves when the cache has expired, and *prices* are those of the model. With
-    ``thinking="protect"`` nothing leaves once there is thinking.
+    As in `RentOrBuyGate`, nothing leaves below *min_tokens*, everything old leaves when the cache
+    has expired, and *prices* are those of the model. The context must hold *min_calls* calls, which
+    is also the least distance between two rewrites. With ``thinking="protect"`` nothing leaves once
+    there is thinking.
 
     Each step is written to a file of its own in *storage*, whole, even where its result had been
     offloaded; the model sees the path in the form *reference*, as in `DirectOffload`. The raw
@@ -109,7 +110,7 @@ class Collapse:
 
     def _check_location(self) -> None:
         note = Note(self._visible_folder("sample"), 1, 2)
-        if note_of({"role": "user", "content": f"{note.heading}\n1"}) != note:
+        if note_of({"role": "user", "content": f"{note.heading}\n1\n2"}) != note:
             raise SettingsError(
                 f"storage is at {note.folder!r}, where no note can point to: its path has a line "
                 "break or another control character, or is longer than 4,096 characters"
@@ -170,7 +171,7 @@ class Collapse:
         is_long = turn.is_bulky(index.known)
         await in_thread_if(is_long, index.count_replies, turn.messages)
         if not turn.force and not turn.cache_expired and index.calls < self.min_calls:
-            return Skip(f"only {index.calls} calls so far, fewer than {self.min_calls}")
+            return Skip(f"only {index.calls} calls in the context, fewer than {self.min_calls}")
         sums = await turn.prefix_sums()
         stop = index.recent_from(self.keep_recent)
         counter = turn.counter

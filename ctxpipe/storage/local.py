@@ -22,6 +22,7 @@ from anyio.lowlevel import RunVar
 from ..errors import SettingsError, StorageError
 from ..messages import ensure_messages, strings
 from ..names import content_hash, safe_name, session_folder, with_suffix
+from ..notes import quoted_step_names
 from ..pieces import pieces
 from ..placeholders import quoted_file_names
 from ..settings import (
@@ -442,6 +443,7 @@ class LocalStorage:
             for message in history:
                 for text in strings(message):
                     kept.update(quoted_file_names(text))
+                    kept.update(quoted_step_names(text))
         limits = Limits(max_bytes, max_age, records, kept)
         now = self.clock()
         files = find_files(self._folders)

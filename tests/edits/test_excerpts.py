@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxpipe.atoms import atoms
-from ctxpipe.edits.excerpts import CHANCES, Passage, choose_lines
+from ctxpipe.edits.excerpts import CHANCES, Passage, _least_tokens, choose_lines
 from ctxpipe.tokens import TokenCounter
 
-COUNTER = TokenCounter()
+COUNTERS = {name: TokenCounter(name) for name in ("cl100k_base", "o200k_base")}
+COUNTER = COUNTERS["cl100k_base"]
 PATH = "the port is read in src/server.py only"
 NAMES = "it calls read_port and check_port there"
 SMALL_TALK = "and that is all"
@@ -119,6 +120,14 @@ def test_only_the_beginning_of_an_endless_text_is_searched() -> None:
 def test_there_is_a_chance_for_every_class_of_atom_in_every_kind_of_passage() -> None:
     for chances in CHANCES.values():
         assert set(chances) == set("PFINLH")
+
+
+@pytest.mark.parametrize("encoding", ["cl100k_base", "o200k_base"])
+@given(text=st.one_of(st.text(), st.text("aB3_ .-/é漢ि'\t", max_size=60)))
+def test_no_line_is_taken_to_have_more_tokens_than_it_has(encoding: str, text: str) -> None:
+    line = " ".join(text.split())
+
+    assert _least_tokens(line) <= 1 + max(1, COUNTERS[encoding].text(line))
 
 
 lines = st.lists(st.sampled_from([PATH, NAMES, SMALL_TALK, "x = 4711", "", "  see src/a.py"]))

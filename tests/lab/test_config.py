@@ -8,6 +8,7 @@ from ctxpipe.errors import SettingsError
 from ctxpipe.lab.config import read_config
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.prices import Prices
+from ctxpipe.stages.collapse import Collapse
 from ctxpipe.stages.gates import RentOrBuyGate
 from ctxpipe.stages.offload import BatchOffload, DirectOffload
 
@@ -54,6 +55,16 @@ def test_every_setting_of_the_file_reaches_its_stage(tmp_path: Path):
     assert (batch.gate.alpha, batch.gate.prices, batch.keep_recent) == (3.0, prices, 7)
     assert batch.inputs == {"write_file"}
     assert (pipeline.budget.window, pipeline.budget.trigger) == (100_000, 50_000)
+
+
+def test_a_collapse_is_lent_the_prices_and_the_storage(tmp_path: Path):
+    prices, bench = Prices.relative(read=0.05), Workbench()
+    text = '[[stage]]\nuse = "Collapse"\nkeep_recent = 10\n'
+
+    [stage] = read_config(written(tmp_path, text), prices)(bench).stages
+
+    assert isinstance(stage, Collapse)
+    assert (stage.keep_recent, stage.prices, stage.storage) == (10, prices, bench.storage)
 
 
 def test_what_is_written_goes_to_the_workbench(tmp_path: Path):

@@ -204,6 +204,14 @@ def test_a_path_counts_as_long_as_one_placeholder_shows_it() -> None:
     assert lab.context.keys == set()
 
 
+def test_a_note_names_the_files_of_all_its_steps() -> None:
+    note = user("[Earlier steps, shortened; whole in /x/s/s{1..3}.md]\n1 a\n2 b\n3 c")
+    lab = Lab(HISTORY, [note], {"s/s2.md": RESULT})
+
+    assert lab.context.keys == {"s/s1.md", "s/s2.md", "s/s3.md"}
+    assert lab.use("Iread_this") == Use(pointer=0.5, fetch=0.5 * TokenCounter().text(RESULT))
+
+
 def test_paths_of_other_sessions_are_not_ours() -> None:
     assert Lab([], pointing("other/t1.md")).context.keys == set()
 

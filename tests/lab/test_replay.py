@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from ctxpipe import (
     BatchOffload,
     Budget,
+    Collapse,
     Compact,
     ContextPipeline,
     DirectOffload,
@@ -211,6 +212,23 @@ async def test_what_a_reply_uses_and_the_context_does_not_show_is_read_back_firs
     assert call.name == "read_offloaded"
     assert str(call.input["path"]).endswith("tool-result-t0.md")
     assert result.content == f"0 {LOG}"
+
+
+async def test_a_collapsed_step_is_read_back_from_its_file() -> None:
+    seen = Seen()
+
+    def make(bench: Workbench) -> ContextPipeline:
+        stage = Collapse(
+            bench.storage, alpha=0, min_calls=0, min_tokens=1, keep_recent=2, min_value=1000
+        )
+        return ContextPipeline([stage, seen])
+
+    found = await replay(recorded(work(6, long=[0], last=f"Here it is:\n{FACT}")), make)
+
+    assert [request.purpose for request in found.requests].count("refetch") == 1
+    [call] = tool_calls(seen.contexts[-1][-2:])
+    assert call.name == "read_offloaded"
+    assert str(call.input["path"]).endswith("/s1.md")
 
 
 async def test_where_nothing_points_to_it_the_call_is_made_again() -> None:

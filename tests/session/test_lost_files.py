@@ -12,7 +12,15 @@ import anyio
 import pytest
 from histories import assistant, conversation, step, text, tool_result, tool_use, user
 
-from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, RatioGate, Session
+from ctxpipe import (
+    BatchOffload,
+    Collapse,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    RatioGate,
+    Session,
+)
 from ctxpipe.messages import Message, tool_results
 from ctxpipe.placeholders import reference
 from ctxpipe.stages.offload import WRITING_TOOLS
@@ -75,6 +83,35 @@ async def test_a_file_that_is_gone_is_written_again_with_a_notice(
     assert after.messages == before.messages
     assert any(GONE in notice for notice in after.notices)
     assert (await session(storage).run(history)).notices == ()
+
+
+async def test_files_of_collapsed_steps_are_written_again_too(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    stage = Collapse(storage, alpha=0, min_calls=0, min_tokens=1, keep_recent=1, answer_chars=100)
+    long = assistant("word " * 100)
+    history = conversation(
+        user("go"),
+        step("t1", result=LONG, say="I look."),
+        step("t2", result=[text("one " * 400), text("two " * 400)]),
+        assistant(tool_use("t3"), tool_use("t4")),
+        user(tool_result("t3", "word " * 100), tool_result("t4"), text("And hurry.")),
+        [long, user("b"), long, user("c"), assistant("d"), user("e")],
+    )
+
+    def opened() -> Session:
+        return ContextPipeline([stage]).session("s", journal=storage)
+
+    before = await opened().run(history)
+    held = files(tmp_path)
+    assert set(held) == {f"s{number}.md" for number in range(1, 7)}
+    for path in tmp_path.rglob("*.md"):
+        await anyio.Path(path).unlink()
+
+    after = await opened().run(history)
+
+    assert files(tmp_path) == held
+    assert after.messages == before.messages
+    assert any(GONE in notice for notice in after.notices)
 
 
 async def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:

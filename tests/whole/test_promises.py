@@ -58,6 +58,7 @@ from ctxpipe import (
     BatchOffload,
     Budget,
     Change,
+    Collapse,
     Compact,
     ContextPipeline,
     DirectOffload,
@@ -170,6 +171,8 @@ class Setting:
         self.order = (
             list(STAGES) if random.randrange(2) else random.sample(STAGES, random.randrange(1, 5))
         )
+        if random.randrange(2):  # instead of offloading, and as often
+            self.order = ["collapse" if name == "batch" else name for name in self.order]
         trigger = random.choice((300, 1000, 2500, 8000))
         self.budget = Budget(
             window=2 * trigger, trigger=trigger, target=trigger * random.randrange(1, 10) // 10
@@ -190,6 +193,16 @@ class Setting:
             "inputs": random.choice((frozenset(), frozenset({"write_file", "bash"}))),
             "min_input_chars": random.choice((12, 300)),
             "preview": random.choice((None, Preview(20, 10))),
+        }
+        self.collapse = {
+            "alpha": random.choice((0.0, 2.0)),
+            "keep_recent": 1 + random.randrange(3),
+            "min_calls": random.choice((0, 3)),
+            "min_tokens": random.choice((1, 50)),
+            "text_chars": random.choice((0, 20)),
+            "answer_chars": random.choice((None, 20)),
+            "step_tokens": random.choice((1, 25)),
+            "reference": random.choice(("absolute", "absolute", "storage", "{key}")),
         }
         self.max_tokens = random.choice((50, 400, 5000))
         self.journalled, self.verify = random.random() < 0.7, random.random() < 0.3
@@ -216,6 +229,7 @@ class Setting:
         made: Mapping[str, Callable[[], Stage]] = {
             "direct": lambda: DirectOffload(disk, **cast("Any", self.direct)),
             "batch": lambda: BatchOffload(disk, **cast("Any", self.batch)),
+            "collapse": lambda: Collapse(disk, **cast("Any", self.collapse)),
             "compact": lambda: Compact(
                 self.writer,
                 disk,
