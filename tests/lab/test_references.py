@@ -123,6 +123,17 @@ def test_a_line_that_a_stage_has_chosen_is_visible_and_doubtful() -> None:
     assert lab.context.is_doubtful(f"L{LINE}")
 
 
+def test_whatever_only_a_note_says_is_doubtful() -> None:
+    past = conversation(user("Go."), step("t1", "bash", {"command": "look_there"}, LINE))
+    heading = "[Earlier steps, shortened; whole in /x/s/s{1..1}.md]"
+    note = f"{heading}\n1 bash look_there → 9 chars\n {LINE}"
+    lab = Lab(past, [user("Go."), user(note)])
+
+    assert lab.context.is_doubtful(f"L{LINE}")
+    assert lab.context.is_doubtful("Ilook_there")
+    assert lab.use("Ilook_there").visible == 0.5
+
+
 def test_what_is_said_beside_a_chosen_line_is_beyond_doubt() -> None:
     past = conversation(user("Go."), step("t1", result=LINE))
     both = user(tool_result("t1", WITH_EXCERPT), text("What is read_this?"))

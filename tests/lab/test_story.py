@@ -155,3 +155,13 @@ async def test_a_block_names_the_action_that_removed_it_where_a_stage_acts_twice
 
     actions = {block.name: block.action for block in told.blocks if block.kind == "results"}
     assert actions == {"result of read_file: f0.py": 0, "result of read_file: f1.py": 1}
+
+
+def test_a_note_of_earlier_steps_counts_as_a_summary():
+    note = "[Earlier steps, shortened; whole in /x/s/s{1..2}.md]\n1 bash ls → 9 chars"
+    context = [user("Go."), user(note)]
+
+    told = story([Moment(0, context, context)], TokenCounter())
+
+    counter = TokenCounter()
+    assert told.tokens[0] == {"user": counter.text("Go."), "summary": counter.text(note)}
