@@ -232,7 +232,8 @@ class _Run:
             if report.outcome is not Outcome.CHANGED:
                 continue
             if isinstance(detail, Collapsed):
-                self.steps.update(zip(detail.calls, detail.files, strict=True))
+                files = zip(detail.calls, detail.files, strict=True)
+                self.steps.update((call_id, file) for call_id, file in files if call_id)
             if isinstance(detail, Compacted):
                 request = await self._summary_request(call, before, detail)
                 requests.append(request)

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..edits import collapse
-from ..edits.collapse import ExchangeIndex, Layout, Shape
+from ..edits.collapse import Layout
+from ..edits.exchanges import ExchangeIndex, Shape
 from ..edits.gates import Rates, best_eviction, evict_all
 from ..errors import SettingsError, StorageError
 from ..messages import without_surrogates
@@ -126,8 +127,9 @@ class Collapse:
         rewritten = await self._rewrite(turn, layout, whole, "")
         if rewritten.freed_tokens <= 0:
             return Skip("a note would be as long as what it replaces")
-        archive = await self._archive_messages(turn, layout)
+        # The steps first: what is written again after a failure has the same name, an archive not.
         files, suffix = await self._write_steps(turn, layout, texts)
+        archive = await self._archive_messages(turn, layout)
         if suffix:
             rewritten = await self._rewrite(turn, layout, whole, suffix)
         return _change(layout, rewritten, files, archive)

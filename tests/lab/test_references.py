@@ -219,7 +219,7 @@ def test_a_note_names_the_files_of_all_its_steps() -> None:
     note = user("[Earlier steps, shortened; whole in /x/s/s{1..3}.md]\n1 a\n2 b\n3 c")
     lab = Lab(HISTORY, [note], {"s/s2.md": RESULT})
 
-    assert lab.context.keys == {"s/s1.md", "s/s2.md", "s/s3.md"}
+    assert lab.context.keys >= {"s/s1.md", "s/s2.md", "s/s3.md"}
     assert lab.use("Iread_this") == Use(pointer=0.5, fetch=0.5 * TokenCounter().text(RESULT))
 
 

@@ -1,0 +1,233 @@
+"""Which exchanges of a conversation are old, and what would leave with each.
+
+An *exchange* is an assistant message with calls and the user message with their results; a long
+answer is one by itself.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..messages import (
+    MEDIA,
+    THINKING,
+    Block,
+    ToolResult,
+    blocks,
+    has_calls,
+    kind,
+    program,
+    texts,
+    tool_calls,
+    tool_results,
+)
+from ..messages import field as read
+from .gates import CandidateTable
+
+if TYPE_CHECKING:
+    from ..messages import Message
+    from ..tokens import TokenCounter
+
+__all__ = ["ExchangeIndex", "Shape", "answer_of", "exchange_length", "kept_blocks"]
+
+LONG_ANSWER = 1.5  # times what stays of it: a shorter one is not worth a step of its own
+CHARS_PER_TOKEN = 4  # of the words that stay of an exchange, as far as the gate is concerned
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How much of an exchange stays: the settings of the stage `Collapse`, described there."""
+
+    line_chars: int
+    text_chars: int
+    answer_chars: int | None
+    min_value: float
+    max_share: float
+    step_tokens: int
+
+    def is_long(self, answer: str) -> bool:
+        """Whether *answer*, a reply without calls, is a step of its own."""
+        return self.answer_chars is not None and len(answer) > LONG_ANSWER * self.answer_chars
+
+
+def exchange_length(messages: Sequence[Message], index: int, shape: Shape) -> int:
+    """How many messages from *index* on are an exchange that may become part of a note, or 0.
+
+    Whatever the API wants back as it was stays: calls of server tools and of their programs, blocks
+    of kinds that nobody knows here, and results that hold anything but text and media. So does what
+    follows a system message in the middle: a note there would put a system message between two of
+    the user's, which the API refuses.
+    """
+    message = messages[index]
+    if message["role"] != "assistant" or not _is_plain_reply(message):
+        return 0
+    if index and messages[index - 1]["role"] == "system":
+        return 0
+    if has_calls(message):
+        return 2 if _is_answered(messages, index) else 0
+    return int(shape.is_long(answer_of(message)))
+
+
+def _is_answered(messages: Sequence[Message], index: int) -> bool:
+    """Whether the next message holds a plain result of each call of message *index*, once."""
+    if index + 1 == len(messages):
+        return False
+    results = list(tool_results(messages, index + 1, index + 2))
+    answered = sorted(result.tool_use_id for result in results)
+    called = sorted(call.id for call in tool_calls(messages, index, index + 1))
+    if called != answered or len(set(called)) < len(called):
+        return False
+    return all(map(_is_plain_result, results))
+
+
+def _is_plain_reply(message: Message) -> bool:
+    for block in blocks(message):
+        name = kind(block)
+        if name == "tool_use" and program(block) is None:
+            continue
+        if name != "text" and name not in THINKING:
+            return False
+    return True
+
+
+def _is_plain_result(result: ToolResult) -> bool:
+    if result.content is None or isinstance(result.content, str):
+        return True
+    return all(kind(block) == "text" or kind(block) in MEDIA for block in result.content)
+
+
+def answer_of(message: Message) -> str:
+    """What *message* says, its texts on lines of their own."""
+    return "\n".join(texts(message))
+
+
+def kept_blocks(message: Message) -> list[Block]:
+    """What stays of a message with results: the user's own blocks, and the media in results."""
+    kept: list[Block] = []
+    for block in blocks(message):
+        if kind(block) != "tool_result":
+            kept.append(block)
+            continue
+        content = read(block, "content")
+        if not isinstance(content, str):
+            kept += [part for part in content or () if kind(part) in MEDIA]
+    return kept
+
+
+class ExchangeIndex:
+    """The exchanges of one conversation that are old, and what would leave with each.
+
+    Each is looked at once, when it gets old. Whoever changes earlier messages reports it with
+    `rewind`.
+    """
+
+    __slots__ = ("_freed", "_known", "_places", "_replies")
+
+    def __init__(self) -> None:
+        self._replies = array("q", [0])  # replies among the first n messages
+        self._known = 0  # messages that were looked at
+        self._places = array("q")  # the first message of each exchange
+        self._freed = array("q")  # tokens
+
+    @property
+    def known(self) -> int:
+        """How many messages the index includes."""
+        return len(self._replies) - 1
+
+    @property
+    def calls(self) -> int:
+        """Model calls whose replies are part of the conversation."""
+        return self._replies[-1]
+
+    @property
+    def sent(self) -> int:
+        """Messages that the last call sent: those before its reply."""
+        if not self.calls:
+            return 0
+        return bisect_left(self._replies, self.calls) - 1
+
+    def rewind(self, known: int) -> None:
+        """Forget all but the first *known* messages."""
+        del self._replies[known + 1 :]
+        # The call before the first message that changed may have another result now.
+        self._forget_from(max(0, known - 1))
+
+    def _forget_from(self, index: int) -> None:
+        """Forget the exchanges from message *index* on."""
+        self._known = min(self._known, index)
+        count = bisect_left(self._places, self._known)
+        del self._places[count:]
+        del self._freed[count:]
+
+    def count_replies(self, messages: Sequence[Message]) -> None:
+        """Add the messages after those that are known."""
+        replies = self._replies[-1]
+        for index in range(self.known, len(messages)):
+            replies += messages[index]["role"] == "assistant"
+            self._replies.append(replies)
+
+    def recent_from(self, keep_recent: int) -> int:
+        """The reply that *keep_recent* - 1 others follow: it and what follows it are recent."""
+        wanted = self.calls - keep_recent + 1
+        if wanted <= 0:
+            return 0
+        return bisect_left(self._replies, wanted) - 1
+
+    def extend(
+        self,
+        messages: Sequence[Message],
+        end: int,
+        sums: Sequence[int],
+        shape: Shape,
+        counter: TokenCounter,
+    ) -> None:
+        """Know the exchanges up to *end*; the first 0, 1, 2 … messages have *sums* tokens."""
+        self._forget_from(end)  # a conversation that was cut makes some recent again
+        index = self._known
+        while index < end:
+            length = exchange_length(messages, index, shape)
+            if length:
+                stop = index + length
+                stays = _tokens_that_stay(messages, index, shape, counter)
+                freed = sums[stop] - sums[index] - stays
+                if freed > 0:
+                    self._places.append(index)
+                    self._freed.append(freed)
+            index += max(1, length)
+        self._known = end
+
+    def table(self, sums: Sequence[int], cached: int, keep_recent: int) -> CandidateTable:
+        """The exchanges for `best_eviction`. The first *keep_recent* calls after each are free."""
+        last = self.calls - keep_recent + 1
+        reads = [max(0, last - self._replies[place + 1]) for place in self._places]
+        starts = [sums[place] for place in self._places]
+        return CandidateTable(self._freed, reads, starts, cached)
+
+    def calls_since(self, message: int) -> int:
+        """Calls that have read *message*, including the next one."""
+        return self.calls - self._replies[message] + 1
+
+    def place(self, number: int) -> int:
+        """The first message of exchange *number*."""
+        return self._places[number]
+
+
+def _tokens_that_stay(
+    messages: Sequence[Message], index: int, shape: Shape, counter: TokenCounter
+) -> int:
+    """What stays of the exchange at *index*, as far as it is known before its lines are chosen."""
+    message = messages[index]
+    if not has_calls(message):
+        return shape.step_tokens + (shape.answer_chars or 0) // CHARS_PER_TOKEN
+    words = 0
+    steps = 0
+    for block in blocks(message):
+        if kind(block) == "text":
+            words += counter.block(block)
+        steps += kind(block) == "tool_use"
+    kept = sum(map(counter.block, kept_blocks(messages[index + 1])))
+    return steps * shape.step_tokens + min(words, shape.text_chars // CHARS_PER_TOKEN) + kept

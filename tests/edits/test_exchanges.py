@@ -1,0 +1,98 @@
+"""Which exchanges are old, and what would leave with each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from histories import assistant, conversation, histories, step, text, tool_result, tool_use, user
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxpipe.edits.exchanges import ExchangeIndex, Shape
+from ctxpipe.edits.offload import protected_from
+from ctxpipe.messages import Message
+from ctxpipe.tokens import TokenCounter
+
+COUNTER = TokenCounter()
+SHAPE = Shape(
+    line_chars=100, text_chars=200, answer_chars=600, min_value=3.0, max_share=0.5, step_tokens=25
+)
+LONG = "word " * 400
+
+
+def sums(messages: Sequence[Message]) -> list[int]:
+    return [0, *accumulate(map(COUNTER.message, messages))]
+
+
+def index_of(messages: Sequence[Message], keep_recent: int) -> ExchangeIndex:
+    index = ExchangeIndex()
+    index.count_replies(messages)
+    index.extend(messages, index.recent_from(keep_recent), sums(messages), SHAPE, COUNTER)
+    return index
+
+
+def columns(index: ExchangeIndex, messages: Sequence[Message], keep_recent: int) -> Any:
+    table = index.table(sums(messages), 0, keep_recent)
+    return list(table.freed), list(table.reads), list(table.starts)
+
+
+def test_exchanges_are_old_once_they_were_answered_so_often() -> None:
+    messages = conversation(user("Go."), *(step(f"t{i}", result=LONG) for i in range(5)))
+    totals = sums(messages)
+
+    freed, reads, starts = columns(index_of(messages, 3), messages, 3)
+
+    assert starts == [totals[1], totals[3]]
+    assert reads == [2, 1]
+    assert freed == [totals[3] - totals[1] - 25, totals[5] - totals[3] - 25]
+
+
+def test_what_would_stay_is_not_counted_as_freed() -> None:
+    words = "some words of the assistant"
+    plain = conversation(user("Go."), step("t1", result=LONG), assistant("a"))
+    rich = conversation(
+        user("Go."),
+        assistant(words, tool_use("t1")),
+        user(tool_result("t1", LONG), text("And hurry.")),
+        assistant("a"),
+    )
+
+    [more], _, _ = columns(index_of(rich, 1), rich, 1)
+    [less], _, _ = columns(index_of(plain, 1), plain, 1)
+
+    assert more == less  # the words are short enough to stay as they are
+
+
+def test_an_exchange_from_which_nothing_would_be_freed_is_left_out() -> None:
+    messages = conversation(user("Go."), step("t1", result="ok"), assistant("a"))
+
+    assert columns(index_of(messages, 1), messages, 1) == ([], [], [])
+
+
+@given(histories(), st.integers(1, 4))
+def test_where_the_recent_messages_begin_is_where_results_are_protected(
+    history: list[Message], keep_recent: int
+) -> None:
+    index = ExchangeIndex()
+    index.count_replies(history)
+
+    assert index.recent_from(keep_recent) == protected_from(history, keep_recent)
+
+
+@given(histories(), histories(2), st.integers(1, 3), st.data())
+def test_an_index_that_was_rewound_is_the_one_of_the_new_messages(
+    before: list[Message], after: list[Message], keep_recent: int, data: st.DataObject
+) -> None:
+    known = data.draw(st.integers(0, len(before)))
+    messages = [*before[:known], *after]
+    index = index_of(before, keep_recent)
+
+    index.rewind(known)
+    index.count_replies(messages)
+    index.extend(messages, index.recent_from(keep_recent), sums(messages), SHAPE, COUNTER)
+
+    fresh = index_of(messages, keep_recent)
+    assert columns(index, messages, keep_recent) == columns(fresh, messages, keep_recent)
+    assert (index.calls, index.sent) == (fresh.calls, fresh.sent)
