@@ -3,18 +3,20 @@
 They stand beside those of no management in the same run.
 
     python benchmarks/bench_costs.py FOLDER [--rest 33] [--all] [--ablate] [--recall] [--quick]
+        [--strict] [--pareto FILE.svg [--peers RESULTS.md]]
 
 FOLDER holds transcripts of any kind that `ctxpipe.lab.transcripts` reads. Prices are in input
 tokens: writing to the cache costs 1.25, reading 0.1 or 0.05, output 5. Each policy runs twice: what
 a reply uses and the context no longer shows is fetched and paid for ("refetch"), or not ("free"),
 which is the lower bound. The transcripts that are compared tell no times, so the cache never
-lapses, or with --rest before each so-manieth call. With --quick only the read price
+lapses, or with --rest before every Nth call. With --quick only the read price
 0.1 is tried, and no free refetches: a quarter of the time.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,9 +30,11 @@ from ctxpipe import ContextPipeline, presets
 from ctxpipe.atoms import AtomIndex
 from ctxpipe.errors import TranscriptError
 from ctxpipe.lab.batch import FileReplay, replay_files
-from ctxpipe.lab.costs import Bill, bill
+from ctxpipe.lab.costs import Bill, bill, with_all_marks
+from ctxpipe.lab.pareto import Panel, Point, pareto_svg
 from ctxpipe.lab.policies import BUDGETED, BudgetedPolicy, Policy
 from ctxpipe.lab.recall import ORACLES, Scored, cuts, mean_recall, run_pipeline
+from ctxpipe.lab.references import Use
 from ctxpipe.lab.replay import PipelineMaker, Settings
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.lab.workbench import Workbench
@@ -42,8 +46,19 @@ from ctxpipe.stages.offload import BatchOffload, DirectOffload
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 READ_PRICES = (0.1, 0.05)
-MAIN = ("none", "fixed-ratio", "rent-or-buy", "coding")
+MAIN = (
+    "none",
+    "fixed-ratio",
+    "rent-or-buy",
+    "coding",
+    "coding-excerpt",
+    "coding-lean",
+    "coding-lean-memory",
+)
 OTHERS = ("chat", "compact", "clear-old", "keep-last", "drop-middle", "mask")
+OF_OTHERS = frozenset({"clear-old", "keep-last", "drop-middle", "mask"})
+PEER_SESSIONS = 8
+"""The sessions that the peers were run on, spread evenly over the folder."""
 SHARES = (0.1, 0.25, 0.5)
 TARGETS = {
     ("rent-or-buy", 0.1): 0.95,
@@ -107,13 +122,21 @@ ABLATIONS: Mapping[str, Callable[[float], PipelineMaker]] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One policy at one read price: its bill for each file, refetches paid or free."""
+    """One policy at one read price: its bill for each file, refetches paid or free.
+
+    *marked* are the bills with all four cache marks, refetches paid.
+    """
 
     name: str
     read: float
     paid: Mapping[str, Bill]
     free: Mapping[str, Bill]
-    visible: float
+    marked: Mapping[str, Bill]
+    uses: Mapping[str, Use]
+
+    @property
+    def use(self) -> Use:
+        return sum(self.uses.values(), Use())
 
     @property
     def total(self) -> Bill:
@@ -121,6 +144,10 @@ class Row:
 
     def of(self, other: Row) -> float:
         return self.total.total / other.total.total
+
+    def marked_of(self, other: Row) -> float:
+        mine, theirs = (sum(row.marked.values(), Bill()) for row in (self, other))
+        return mine.total / theirs.total
 
     def free_of(self, other: Row) -> float:
         return sum(b.total for b in self.free.values()) / sum(b.total for b in other.free.values())
@@ -153,11 +180,15 @@ def measured(
     rest: int,
     processes: int | None,
     kinds: Sequence[str] = ("paid", "free"),
+    *,
+    strict: bool = False,
 ) -> list[Row]:
     jobs = {
         f"{name}|{read}|{kind}": make for (name, read), make in chosen.items() for kind in kinds
     }
-    settings = {job: Settings(refetch=job.endswith("paid"), rest_every=rest) for job in jobs}
+    settings = {
+        job: Settings(refetch=job.endswith("paid"), rest_every=rest, strict=strict) for job in jobs
+    }
     done = replay_files(
         paths, jobs, settings, processes=processes, progress=partial(told, len(paths), [0])
     )
@@ -178,13 +209,13 @@ def row(files: Sequence[FileReplay], name: str, read: float) -> Row:
     prices = Prices.relative(read=read)
     paid = {file.path: file.replays[f"{name}|{read}|paid"] for file in files}
     free = {file.path: file.replays.get(f"{name}|{read}|free", paid[file.path]) for file in files}
-    uses = [found.use for found in paid.values()]
     return Row(
         name,
         read,
         {path: bill(found.requests, prices) for path, found in paid.items()},
         {path: bill(found.requests, prices) for path, found in free.items()},
-        sum(use.visible for use in uses) / sum(use.total for use in uses),
+        {path: bill(with_all_marks(found.requests), prices) for path, found in paid.items()},
+        {path: found.use for path, found in paid.items()},
     )
 
 
@@ -194,8 +225,8 @@ def print_costs(rows: Sequence[Row], calls: int) -> None:
         none, fixed = here["none"], here.get("fixed-ratio", here["none"])
         print(f"\nread price {read}: cost in that of no management, refetches paid and free")
         print(
-            f"{'':20} paid  free | of {fixed.name:11} | hit rate | refetch/100 | visible | "
-            "dearer paid, free"
+            f"{'':20} paid  free  marks | of {fixed.name:11} | hit rate | refetch/100 | "
+            "seen  strict | dearer paid, free"
         )
         for row in here.values():
             target = TARGETS.get((row.name, read)) if fixed is not none else None
@@ -207,9 +238,11 @@ def print_costs(rows: Sequence[Row], calls: int) -> None:
             worse, free = row.dearer(none), row.dearer(none, paid=False)
             dearest = ", ".join(f"{name} {times:.2f}" for times, name in worse[:3])
             print(
-                f"{row.name:20} {row.of(none):.3f} {row.free_of(none):.3f} | {row.of(fixed):.3f} "
+                f"{row.name:20} {row.of(none):.3f} {row.free_of(none):.3f} "
+                f"{row.marked_of(none):.3f} | {row.of(fixed):.3f} "
                 f"{verdict:10} |   {row.total.hit_rate:.3f}  |   "
-                f"{100 * row.total.refetches / calls:5.1f}     |  {row.visible:.3f}  | "
+                f"{100 * row.total.refetches / calls:5.1f}     | "
+                f"{row.use.recall:.3f} {row.use.strict_recall:.3f} | "
                 f"{len(worse)}, {len(free)}  {dearest}"
             )
     means = mean(found.hit_rate for found in rows[0].paid.values())
@@ -217,6 +250,53 @@ def print_costs(rows: Sequence[Row], calls: int) -> None:
         f"\nhit rate of no management: {rows[0].total.hit_rate:.3f} of all tokens, {means:.3f} "
         "as a mean of sessions"
     )
+
+
+# The chart ----------------------------------------------------------------------------------------
+
+
+def panels(rows: Sequence[Row], peers: Path | None) -> list[Panel]:
+    """What *rows* cost and show on all sessions; and beside the *peers*, on those of theirs."""
+    here = [row for row in rows if row.read == READ_PRICES[0]]
+    none = next(row for row in here if row.name == "none")
+    points = [
+        Point(row.name, row.of(none), row.use.recall, row.name not in OF_OTHERS) for row in here
+    ]
+    found = [Panel(f"{len(none.paid)} recorded sessions", points)]
+    if peers is not None:
+        paths = peer_sessions(list(none.paid))
+        own = [peer_point(row, none, paths) for row in here if row.name in MAIN]
+        title = f"{len(paths)} of them, beside peers that run their own code"
+        found.append(Panel(title, [*own, *peer_points(peers)]))
+    return found
+
+
+def peer_points(path: Path, title: str = "## Dollars at equal recall") -> list[Point]:
+    """The rows of that table in the peers' results: cost at a read price of 0.1, and sight."""
+    _, _, section = path.read_text("utf-8").partition(f"{title}\n")
+    section, _, _ = section.partition("\n## ")
+    points = []
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 5 and re.fullmatch(r"[\d.]+", cells[1]):
+            name, cost, _, _, seen = cells
+            if name.startswith("ctxpipe"):
+                continue  # ours are measured anew
+            name = name.removesuffix(", defaults").replace(", at 100,000", ", 100k")
+            points.append(Point(name, float(cost), float(seen), is_ours=False))
+    return points
+
+
+def peer_sessions(paths: Sequence[str]) -> list[str]:
+    """The sessions that the peers were run on, as `peers.run` takes them."""
+    return sorted(paths)[:: max(1, -(-len(paths) // PEER_SESSIONS))]
+
+
+def peer_point(row: Row, none: Row, paths: Sequence[str]) -> Point:
+    """*row* on these sessions, in the terms of the peers' table: sight is the sessions' mean."""
+    cost = sum(row.paid[path].total for path in paths)
+    of_none = sum(none.paid[path].total for path in paths)
+    return Point(row.name, cost / of_none, mean(row.uses[path].recall for path in paths))
 
 
 # Recall -------------------------------------------------------------------------------------------
@@ -267,7 +347,7 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument(
-        "--rest", type=int, default=0, help="the cache lapses before each so-manieth call"
+        "--rest", type=int, default=0, help="the cache lapses before every Nth call"
     )
     parser.add_argument("--all", action="store_true", help="the baselines as well")
     parser.add_argument(
@@ -280,6 +360,15 @@ def main() -> None:
         "--quick", action="store_true", help="one read price, and every refetch paid"
     )
     parser.add_argument("--processes", type=int)
+    parser.add_argument(
+        "--pareto", type=Path, help="draw all policies, cost against sight, into this SVG file"
+    )
+    parser.add_argument(
+        "--peers", type=Path, help="the peers' results.md, for a second panel of the chart"
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="what only a chosen line shows is read back as well"
+    )
     given = parser.parse_args()
     paths = [str(path) for path in sorted(given.folder.glob("*.jsonl"))]
     if not paths:
@@ -291,9 +380,13 @@ def main() -> None:
         reads, kinds = (
             (READ_PRICES[:1], ("paid",)) if given.quick else (READ_PRICES, ("paid", "free"))
         )
-        chosen = makers((*MAIN, *(OTHERS if given.all else ())), given.ablate, reads)
+        names = (*MAIN, *OTHERS) if given.all or given.pareto else MAIN
+        chosen = makers(names, given.ablate, reads)
         calls = sum(read_transcript(path).calls for path in paths)
-        print_costs(measured(paths, chosen, given.rest, given.processes, kinds), calls)
+        rows = measured(paths, chosen, given.rest, given.processes, kinds, strict=given.strict)
+        print_costs(rows, calls)
+        if given.pareto:
+            given.pareto.write_text(pareto_svg(panels(rows, given.peers)), "utf-8")
     print(f"\n{len(paths)} sessions in {time.perf_counter() - started:.0f} s")
 
 

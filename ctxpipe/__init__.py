@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     )
     from .folding.fold import Folded
     from .folding.folder import Folder
-    from .markers.placeholders import Preview
+    from .markers.placeholders import Excerpt, Preview
     from .messages import Message, Problem, ToolCall, ToolResult, check, pending_calls, split_system
     from .pipeline import ContextPipeline
     from .prices import Prices, prices_of
@@ -86,6 +86,7 @@ __all__ = [
     "Detail",
     "DirectOffload",
     "Evidence",
+    "Excerpt",
     "Folded",
     "Folder",
     "Gate",
@@ -158,7 +159,7 @@ _NAMES = {
     "VocabularyError",
     ".folding.fold": "Folded",
     ".folding.folder": "Folder",
-    ".markers.placeholders": "Preview",
+    ".markers.placeholders": "Excerpt Preview",
     ".messages": "Message Problem ToolCall ToolResult check pending_calls split_system",
     ".pipeline": "ContextPipeline",
     ".prices": "Prices prices_of",

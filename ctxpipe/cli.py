@@ -29,6 +29,8 @@ from .lab.batch import FileReplay, Workers, replay_files, workers
 from .lab.cache import HEADINGS, CacheReport, cache_report, rows
 from .lab.cluster import cluster
 from .lab.config import read_config
+from .lab.costs import CacheRules
+from .lab.explain import Expensive
 from .lab.page import page_paths, write_page
 from .lab.policies import NONE, POLICIES, WINDOW, policies
 from .lab.replay import LAPSES_EVERY, PipelineMaker, Settings
@@ -38,6 +40,7 @@ from .lab.terminal import (
     discard_output,
     escape_unencodable_output,
     print_error,
+    print_explained,
     print_figures,
     print_json,
     print_line,
@@ -123,6 +126,23 @@ Rest = Annotated[
         min=0,
     ),
 ]
+Marks = Annotated[
+    int,
+    typer.Option(
+        help="The cache marks of a request: after the system prompt and at its end; with 3 also "
+        "before what was rewritten, with 4 also after it.",
+        min=2,
+        max=4,
+    ),
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Lines that a stage has chosen to keep count as unseen: what is only there is "
+        "read back.",
+    ),
+]
 Processes = Annotated[
     int | None, typer.Option(help="How many; default: one for each processor.", min=1)
 ]
@@ -142,6 +162,8 @@ def replay(
     read: ReadPrice = None,
     refetch: Refetch = True,
     rest: Rest = LAPSES_EVERY,
+    marks: Marks = 3,
+    strict: Strict = False,
     processes: Processes = None,
     scheduler: Scheduler = "",
     html: Annotated[
@@ -152,6 +174,14 @@ def replay(
             "report-FILE.html for report.html.",
         ),
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="The ten most expensive turns under the last policy: what each cost, why, and "
+            "what it carried that no reply used any more.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Replay conversations turn by turn: what they cost, and what the agent still sees.
@@ -168,9 +198,11 @@ def replay(
         if html:
             paths = _writable_paths(html, files)
             pages = Pages(names[-1], baseline, prices if model else None)
-        settings = Settings(refetch=refetch, rest_every=rest)
+        expensive = Expensive(names[-1], prices) if explain else None
+        cache = CacheRules.with_marks(marks)
+        settings = Settings(refetch=refetch, rest_every=rest, cache=cache, strict=strict)
         with _executor(scheduler, processes, len(files)) as executor:
-            replays = _replay_all(files, makers, settings, executor, pages)
+            replays = _replay_all(files, makers, settings, executor, pages, expensive)
         _print_replays(replays, prices, model, baseline, as_json=as_json)
         _write_pages(paths, replays)
     if any(file.error for file in replays):
@@ -226,6 +258,7 @@ def _replay_all(
     settings: Settings,
     executor: Workers,
     pages: Pages | None,
+    expensive: Expensive | None,
 ) -> list[FileReplay]:
     with _progress() as progress:
         task = progress.add_task("replaying", total=len(set(files)))
@@ -239,6 +272,7 @@ def _replay_all(
             settings,
             executor=executor,
             pages=pages,
+            expensive=expensive,
             progress=advance,
         )
 
@@ -303,6 +337,7 @@ def _print_replays(
                 "files": {path: [row.as_json() for row in own] for path, own in rows.items()},
                 "read": {path: tables.file_json(file) for path, file in read.items()},
                 "all": [row.as_json() for row in totals],
+                **_explanations_json(read),
                 "errors": errors,
             }
         )
@@ -315,6 +350,8 @@ def _print_replays(
                 file.calibration,
                 dollars=dollars,
             )
+            if file.explained:
+                print_explained(file.explained, dollars=dollars)
         if len(read) > 1:
             title = f"all {len(read)} conversations ({unit(model)})"
             calibration = tables.total_calibration(read.values())
@@ -323,6 +360,12 @@ def _print_replays(
             print_line(LEGEND)
     for error in errors.values():
         print_error(error)
+
+
+def _explanations_json(read: Mapping[str, FileReplay]) -> dict[str, Any]:
+    """The most expensive turns by file, where they were asked for."""
+    found = {path: file.explained.as_json() for path, file in read.items() if file.explained}
+    return {"explained": found} if found else {}
 
 
 def _title(file: FileReplay, model: str) -> str:
@@ -353,6 +396,8 @@ def tune(
     read: ReadPrice = None,
     refetch: Refetch = True,
     rest: Rest = LAPSES_EVERY,
+    marks: Marks = 3,
+    strict: Strict = False,
     processes: Processes = None,
     scheduler: Scheduler = "",
     as_json: AsJson = False,
@@ -365,7 +410,8 @@ def tune(
     """
     with _exit_on_error():
         prices = _prices(model, read)
-        settings = Settings(refetch=refetch, rest_every=rest)
+        cache = CacheRules.with_marks(marks)
+        settings = Settings(refetch=refetch, rest_every=rest, cache=cache, strict=strict)
         with (
             _executor(scheduler, processes, len(files)) as executor,
             _progress() as progress,

@@ -168,6 +168,60 @@ def test_without_times_the_cache_lapses_as_often_as_is_asked(tmp_path: Path):
     assert hits("--rest", 3) < hits() < hits("--rest", 0)
 
 
+def test_the_most_expensive_turns_are_explained_where_that_is_asked(sound: Path):
+    plain = run("replay", sound, "--json")
+    assert "explained" not in json.loads(plain.stdout)
+
+    printed = run("replay", sound, "--explain").stdout
+    told = json.loads(run("replay", sound, "--explain", "--json").stdout)["explained"][str(sound)]
+    assert "The most expensive turns under coding" in printed
+    assert told["policy"] == "coding"
+    costs = [turn["cost"] for turn in told["turns"]]
+    assert costs == sorted(costs, reverse=True) != []
+    for turn in told["turns"]:
+        assert f"turn {turn['turn']}: " in printed
+        assert turn["unused"] <= turn["context"]
+
+
+def test_more_cache_marks_read_more(tmp_path: Path):
+    path = tmp_path / "long.jsonl"
+    steps = (step(f"t{n}", result=f"{n} word " * 300) for n in range(70))
+    path.write_text(lines(conversation(user("Go."), *steps)))
+    config = tmp_path / "mine.toml"
+    gate = 'gate = { use = "RatioGate", ratio = 0.5 }'
+    config.write_text(f'[[stage]]\nuse = "BatchOffload"\nkeep_recent = 12\n{gate}\n', "utf-8")
+
+    def mine(*options: object) -> Any:
+        done = run("replay", path, "--config", config, "--rest", 0, "--json", *options)
+        return json.loads(done.stdout)["all"][1]
+
+    two, three, four = (mine("--marks", count) for count in (2, 3, 4))
+    assert two["cost"] >= three["cost"] > four["cost"]
+    assert two["marked"] == three["marked"] == four["marked"] == four["relative"]
+    assert mine()["cost"] == three["cost"]
+    assert run("replay", path, "--marks", 5).exit_code == 2
+
+
+def test_strictly_what_only_a_chosen_line_shows_is_read_back(tmp_path: Path):
+    facts = [f"the port of service_{n} is {4000 + n} on host_{n}" for n in range(40)]
+    rest = "\nnothing more to say\n" * 60
+    steps = (step(f"t{n}", "bash", {"command": f"look {n}"}, facts[n] + rest) for n in range(40))
+    path = tmp_path / "long.jsonl"
+    told = [*steps, assistant("\n".join(facts[:9]))]
+    path.write_text(lines(conversation(user("Go."), *told)))
+    config = tmp_path / "mine.toml"
+    config.write_text('[[stage]]\nuse = "BatchOffload"\nexcerpt = { min_value = 1 }\n', "utf-8")
+
+    def mine(*options: object) -> Any:
+        done = run("replay", path, "--config", config, "--json", *options)
+        return json.loads(done.stdout)["all"][1]
+
+    usual, strict = mine(), mine("--strict")
+    assert usual["strict"] < usual["visible"]
+    assert strict["refetches"] > usual["refetches"]
+    assert strict["cost"] > usual["cost"]
+
+
 def test_a_pipeline_of_ones_own_is_compared_with_no_management(sound: Path, tmp_path: Path):
     config = tmp_path / "mine.toml"
     config.write_text('[[stage]]\nuse = "DirectOffload"\nmin_chars = 100\n', "utf-8")

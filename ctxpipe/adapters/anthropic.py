@@ -12,19 +12,18 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-from weakref import WeakKeyDictionary
 
-from ..edits.breakpoints import with_breakpoints
+from ..edits.breakpoints import MARKS, with_breakpoints
 from ..edits.thinking import drop_block
 from ..errors import SettingsError, safe_text
-from ..messages import MAX_CACHE_MARKS, kind, pending_calls
 from ..messages import field as read
+from ..messages import kind, pending_calls
 from ..messages.identity import digest
 from ..pipeline import ContextPipeline
 from ..refusals import MAX_TEXT, REFUSING, read_refusal
 from ..session.client import BETA, is_asked_by_a_stage, observe_stream
 from ..session.session import Session, learn
-from ..settings import FUNCTION, SESSION_ID, excerpt, instance_of, is_size, one_of
+from ..settings import FUNCTION, SESSION_ID, excerpt, instance_of, one_of
 from ..storage.protocol import JOURNAL_STORAGE
 
 if TYPE_CHECKING:
@@ -87,10 +86,7 @@ def ctxpipe_middleware(
             " give a name, or a function that finds it in a request"
         )
     JOURNAL_STORAGE.optional.check("journal", journal)
-    if not is_size(cache_breakpoints) or cache_breakpoints > MAX_CACHE_MARKS:
-        raise SettingsError(
-            f"cache_breakpoints is {excerpt(cache_breakpoints)}; give 0 to {MAX_CACHE_MARKS}"
-        )
+    MARKS.check("cache_breakpoints", cache_breakpoints)
     one_of("decline", "pass").check("threads", threads)
     return _Middleware(_Sessions(pipeline, session_id, journal), cache_breakpoints, threads)
 
@@ -149,7 +145,7 @@ class _Middleware:
         if context.messages != body["messages"]:
             new_body["messages"] = context.messages
         if self.cache_breakpoints:
-            changed = self.sessions.rewrite_range(session, context)
+            changed = session.rewrite_range(context)
             new_body = with_breakpoints(new_body, self.cache_breakpoints, changed)
         new_headers: Any = request.headers
         if context.request_options:
@@ -191,9 +187,6 @@ class _Sessions:
     journal: JournalStorage | None
     _named: OrderedDict[str, _Conversations] = field(default_factory=OrderedDict)
     _warned: set[str] = field(default_factory=set)
-    _rewritings: WeakKeyDictionary[Session, tuple[int, int, int]] = field(
-        default_factory=WeakKeyDictionary
-    )
 
     def of(self, body: Mapping[str, Any]) -> Session:
         name = self.session_id
@@ -212,17 +205,6 @@ class _Sessions:
         if text not in self._warned:
             self._warned.add(text)
             logger.warning("%s", text)
-
-    def rewrite_range(self, session: Session, context: Result) -> tuple[int, int] | None:
-        """The range that this turn has rewritten, also when the SDK sends it a second time."""
-        start = context.first_changed_index
-        end = context.changed_end
-        if start is not None and end is not None:
-            self._rewritings[session] = (context.covered, start, end)
-        covered, start, end = self._rewritings.get(session, (-1, 0, 0))
-        if covered != context.covered:
-            return None
-        return start, end
 
 
 def _keep(newest: OrderedDict[Any, Any], key: object, value: object, most: int) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..messages import CALLS, MAX_CACHE_MARKS, as_dict, cache_marks, field, is_blank, kind
 from ..messages.rules import SERVER_RESULTS
+from ..settings import Wanted, is_size
 
-__all__ = ["with_breakpoints"]
+__all__ = ["MARKS", "with_breakpoints", "with_free_breakpoints"]
+
+MARKS = Wanted(lambda given: is_size(given) and given <= MAX_CACHE_MARKS, f"0 to {MAX_CACHE_MARKS}")
+"""How many cache breakpoints may be asked for."""
 
 MARK = {"type": "ephemeral"}
 # A block of another kind may be one that the API refuses to see marked.
@@ -29,55 +34,134 @@ def with_breakpoints(
     *rewritten*, from the one index up to the other, nothing of the previous prompt is found after
     the first: the second mark then goes before them, where what is still cached ends, and a third
     after them, where the next rewriting is likely to begin. A request that asks for automatic
-    caching, or has marks in its messages, decides for itself there. *body* is not modified.
+    caching, or has marks in its messages, decides for itself there, except for the marks around
+    what was rewritten. *body* is not modified.
     """
-    messages = body.get("messages", ())
-    marked = 0
-    for message in messages:
-        marked += len(list(cache_marks(message)))
-    shared: dict[str, Sequence[Any]] = {}
-    marked_shared = 0
-    for name in ("system", "tools"):
-        if not body.get(name):
-            continue
-        content = _as_blocks(body[name])
-        shared[name] = content
-        marked_shared += sum(map(_is_marked, content))
-    automatic = bool(field(body, "cache_control"))
-    free = min(limit, MAX_CACHE_MARKS - marked - marked_shared - automatic)
+    marks = _Marks.of(body)
+    free = min(limit, marks.free)
     ends: list[int] = []
-    if free > 0 and not automatic and not marked:
-        ends = _ends(messages, rewritten)[:free]
+    if free > 0:
+        ends = _places(body, marks, rewritten)[:free]
     changed = dict(body)
     if ends:
-        changed["messages"] = _mark_messages(messages, ends)
-    if shared and not marked_shared and free > len(ends):
-        name, content = next(iter(shared.items()))
-        mark = _mark_before(body)
+        changed["messages"] = _mark_messages(body, ends)
+    if marks.shared and not marks.in_shared and free > len(ends):
+        name, content = next(iter(marks.shared.items()))
+        mark = _mark_before(body, 0)
         changed[name] = _mark_last(content, mark)
     return changed
 
 
-def _mark_messages(
-    messages: Sequence[Any],
-    indices: Sequence[int],
-) -> list[Any]:
+def with_free_breakpoints(
+    body: Mapping[str, Any],
+    rewritten: tuple[int, int] | None,
+) -> dict[str, Any]:
+    """The request *body* with breakpoints around what was *rewritten*, where they cost nothing.
+
+    All that comes before a mark is written to the cache, so that another mark there adds nothing to
+    the bill: these are placed where the request has one after them, in its messages or by automatic
+    caching, and never more than four in all. *body* is not modified.
+    """
+    changed = dict(body)
+    if rewritten is None:
+        return changed  # most turns: to look for marks would cost as much as all messages
+    marks = _Marks.of(body)
+    ends = _around(body, marks, rewritten)[: max(0, marks.free)]
+    if ends:
+        changed["messages"] = _mark_messages(body, ends)
+    return changed
+
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """The breakpoints that a request has: the messages with one, and how many are elsewhere.
+
+    *shared* are the contents of the system prompt and of the tools, where there are any, with
+    *in_shared* marks; *automatic* is whether the request asks for automatic caching, which sets
+    one at the end.
+    """
+
+    messages: Sequence[int]
+    in_messages: int
+    shared: Mapping[str, Sequence[Any]]
+    in_shared: int
+    automatic: bool
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> _Marks:
+        marked = []
+        in_messages = 0
+        for index, message in enumerate(body.get("messages", ())):
+            count = len(list(cache_marks(message)))
+            in_messages += count
+            if count:
+                marked.append(index)
+        shared: dict[str, Sequence[Any]] = {}
+        in_shared = 0
+        for name in ("system", "tools"):
+            if not body.get(name):
+                continue
+            content = _as_blocks(body[name])
+            shared[name] = content
+            in_shared += sum(map(_is_marked, content))
+        automatic = bool(field(body, "cache_control"))
+        return cls(marked, in_messages, shared, in_shared, automatic)
+
+    @property
+    def free(self) -> int:
+        """How many more the API would accept."""
+        return MAX_CACHE_MARKS - self.in_messages - self.in_shared - self.automatic
+
+
+def _places(
+    body: Mapping[str, Any],
+    marks: _Marks,
+    rewritten: tuple[int, int] | None,
+) -> list[int]:
+    """The messages to mark, the most valuable first."""
+    if marks.automatic or marks.messages:
+        return _around(body, marks, rewritten)
+    return _ends(body["messages"], rewritten)
+
+
+def _around(
+    body: Mapping[str, Any],
+    marks: _Marks,
+    rewritten: tuple[int, int] | None,
+) -> list[int]:
+    """The messages before and at the end of what was *rewritten*, where a mark comes after them."""
+    if rewritten is None:
+        return []
+    messages = body.get("messages", ())
+    last = max(marks.messages, default=0)
+    if marks.automatic:
+        last = len(messages) - 1
+    start, stop = rewritten
+    if start > _previous_end(messages):
+        return []
+    found = dict.fromkeys((start - 1, stop - 1))
+    free = [index for index in found if 0 <= index < last and index not in marks.messages]
+    return [index for index in free if _markable(messages[index])]
+
+
+def _mark_messages(body: Mapping[str, Any], indices: Sequence[int]) -> list[Any]:
+    messages = body["messages"]
     changed = list(messages)
     for index in indices:
         message = messages[index]
         content = _as_blocks(message["content"])
-        content = _mark_last(content, dict(MARK))
+        content = _mark_last(content, _mark_before(body, index + 1))
         changed[index] = {**message, "content": content}
     return changed
 
 
-def _mark_before(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A mark for the beginning of *body*.
+def _mark_before(body: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """A mark for what comes before message *index* of *body*.
 
     It is one for an hour where a later one is, since no shorter one may come first.
     """
     marks = [body.get("cache_control")]
-    for message in body.get("messages", ()):
+    for message in body.get("messages", ())[index:]:
         marks += _marks(message)
     lifetimes = [field(mark, "ttl") for mark in marks]
     if "1h" in lifetimes:
@@ -102,13 +186,7 @@ def _ends(
     rewritten: tuple[int, int] | None,
 ) -> list[int]:
     """The last message of this request, and of the previous one, or those around a rewriting."""
-    last: list[int] = []
-    for index in reversed(range(len(messages))):
-        if messages[index]["role"] == "user":
-            last.append(index)
-        if len(last) == 2:
-            break
-    # No request has held what follows the last of them yet.
+    last = _last_requests(messages)
     if last and rewritten is not None:
         start, stop = rewritten
         if start <= last[-1]:
@@ -116,6 +194,22 @@ def _ends(
     unique = dict.fromkeys(last)
     existing = [index for index in unique if index >= 0]
     return [index for index in existing if _markable(messages[index])]
+
+
+def _last_requests(messages: Sequence[Any]) -> list[int]:
+    """The messages that end this request and the one before."""
+    last: list[int] = []
+    for index in reversed(range(len(messages))):
+        if messages[index]["role"] == "user":
+            last.append(index)
+        if len(last) == 2:
+            break
+    return last
+
+
+def _previous_end(messages: Sequence[Any]) -> int:
+    """The message that ended the previous request: none has held what comes after it yet."""
+    return min(_last_requests(messages), default=-1)
 
 
 def _markable(message: Any) -> bool:

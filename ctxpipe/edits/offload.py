@@ -18,7 +18,6 @@ from ..markers.placeholders import (
     any_reference,
     is_batch,
     reference,
-    reference_with_preview,
 )
 from ..messages import (
     MEDIA,
@@ -389,11 +388,11 @@ def candidate_of(result: ToolResult) -> Candidate:
 
 
 def _is_own_preview(result: ToolResult) -> bool:
-    """Whether it opens with our placeholder and a preview.
+    """Whether it opens with our placeholder and a preview or excerpt.
 
     The path must be the one that this id leads to.
     """
-    path = reference_with_preview(_only_text(result.content), MAX_SHOWN)
+    path = any_reference(_only_text(result.content), MAX_SHOWN)
     if path is None:
         return False
     path = path.replace("\\", "/")

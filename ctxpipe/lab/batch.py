@@ -25,6 +25,7 @@ from typing import TypeAlias
 from ..atoms import AtomIndex
 from ..errors import CtxpipeError
 from .calibration import Calibration, calibration
+from .explain import Expensive, Explained
 from .policies import NONE
 from .replay import PipelineMaker, Replay, Settings, replay
 from .replay_report import Pages
@@ -42,7 +43,8 @@ _Settings: TypeAlias = Mapping[str, Settings] | Settings | None
 class FileReplay:
     """The result for one file: a replay for each policy, by its name, or the *error* to report.
 
-    *calibration* sets the policy ``none``, where it was replayed, beside the bills in the file.
+    *explained* are the most expensive turns of one policy, where they were asked for. *calibration*
+    sets the policy ``none``, where it was replayed, beside the bills in the file.
     """
 
     path: str
@@ -54,6 +56,7 @@ class FileReplay:
     repaired: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
     report: Report | None = None
+    explained: Explained | None = None
     calibration: Calibration | None = None
 
 
@@ -63,11 +66,13 @@ def replay_file(
     settings: _Settings = None,
     raw: bytes | None = None,
     pages: Pages | None = None,
+    expensive: Expensive | None = None,
 ) -> FileReplay:
     """Replay the conversation at *path* through each of *makers*.
 
     *settings* may differ by the maker's name. *raw* is the file's content, where that has been
-    read; *pages* asks for the report of a page. Whatever fails is in the result's error.
+    read; *pages* asks for the report of a page, *expensive* for the most expensive turns. Whatever
+    fails is in the result's error.
     """
     import anyio
 
@@ -80,6 +85,7 @@ def replay_file(
             makers,
             settings,
             pages,
+            expensive,
         )
     except Exception as error:  # noqa: BLE001  one file must not end the run of the others
         return FileReplay(path, error=_error_text(path, error))
@@ -91,14 +97,19 @@ async def _replay_all(
     makers: _Makers,
     settings: _Settings,
     pages: Pages | None,
+    expensive: Expensive | None,
 ) -> FileReplay:
     index = AtomIndex()
-    moments: list[Moment] = []
+    moments: dict[str, list[Moment]] = {}
+    if pages:
+        moments[pages.ours] = []
+    if expensive:
+        moments[expensive.policy] = []
     replays: dict[str, Replay] = {}
     for name, make in makers.items():
         watch = None
-        if pages and name == pages.ours:
-            watch = moments.append
+        if name in moments:
+            watch = moments[name].append
         own = _settings_of(name, settings)
         replays[name] = await replay(transcript, make, own, index, watch)
     compared = None
@@ -107,7 +118,12 @@ async def _replay_all(
     report = None
     if pages:
         own = _settings_of(pages.ours, settings)
-        report = await pages.report(transcript, replays, moments, own, index)
+        report = await pages.report(transcript, replays, moments[pages.ours], own, index)
+    explained = None
+    if expensive:
+        policy = expensive.policy
+        own = _settings_of(policy, settings)
+        explained = expensive.explain(transcript, replays[policy], moments[policy], own, index)
     return FileReplay(
         path,
         replays,
@@ -118,6 +134,7 @@ async def _replay_all(
         dropped=transcript.dropped,
         calibration=compared,
         report=report,
+        explained=explained,
     )
 
 
@@ -135,17 +152,18 @@ def replay_files(
     processes: int | None = None,
     executor: Workers | None = None,
     pages: Pages | None = None,
+    expensive: Expensive | None = None,
     progress: Callable[[FileReplay], object] | None = None,
 ) -> list[FileReplay]:
     """Replay each file through each maker; the result has the order of *paths*.
 
     A file that cannot be replayed stops no other. With more than one of *processes* (default: one
     for each processor), or with workers that exist already (*executor*), the makers must be
-    picklable, as `Policy` is. *pages* asks for the report of a page for each file. *progress* is
-    called with each file that is finished, in any order.
+    picklable, as `Policy` is. *pages* asks for the report of a page for each file, *expensive* for
+    its most expensive turns. *progress* is called with each file that is finished, in any order.
     """
     distinct = sorted(set(paths), key=_size, reverse=True)
-    job = _Job(makers, settings, pages)
+    job = _Job(makers, settings, pages, expensive)
     results: dict[str, FileReplay] = {}
     with ExitStack() as stack:
         if not executor:
@@ -234,9 +252,17 @@ class _Job:
     makers: _Makers
     settings: _Settings
     pages: Pages | None
+    expensive: Expensive | None
 
     def __call__(self, path: str, raw: bytes | None = None) -> FileReplay:
-        return replay_file(path, self.makers, self.settings, raw, self.pages)
+        return replay_file(
+            path,
+            self.makers,
+            self.settings,
+            raw,
+            self.pages,
+            self.expensive,
+        )
 
 
 def _run(

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from ..messages import Message, blocks
 from ..prices import Prices
 
-__all__ = ["Bill", "CacheRules", "CacheUse", "PromptCache", "Purpose", "Request", "bill"]
+__all__ = [
+    "Bill",
+    "CacheRules",
+    "CacheUse",
+    "PromptCache",
+    "Purpose",
+    "Request",
+    "bill",
+    "with_all_marks",
+]
 
 Purpose: TypeAlias = Literal["reply", "refetch", "summary"]
 """Why a request was made.
@@ -37,6 +46,11 @@ class CacheRules:
     mark_changes: bool = True
     mark_behind: bool = False
 
+    @classmethod
+    def with_marks(cls, count: int) -> CacheRules:
+        """The rules for requests with *count* marks, 2 to 4: first the change, then behind it."""
+        return cls(mark_changes=count > 2, mark_behind=count > 3)
+
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
@@ -56,7 +70,8 @@ class CacheUse:
 class Request:
     """One request of a replay, before the recorded *call*.
 
-    *output* are the reply's tokens, as billed.
+    *output* are the reply's tokens, as billed. *marked* is what the prompt would use with all four
+    cache marks around every change; None where that is not known.
     """
 
     call: int
@@ -64,6 +79,7 @@ class Request:
     use: CacheUse
     output: float
     seconds: float | None = None
+    marked: CacheUse | None = None
 
 
 class PromptCache:
@@ -211,6 +227,11 @@ class Bill:
     def hit_rate(self) -> float:
         """The share of the prompts that came from the cache."""
         return self.read_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+def with_all_marks(requests: Iterable[Request]) -> list[Request]:
+    """*requests* as they would be billed with all four cache marks, where that is known."""
+    return [replace(request, use=request.marked or request.use) for request in requests]
 
 
 def bill(requests: Iterable[Request], prices: Prices) -> Bill:

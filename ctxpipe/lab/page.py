@@ -438,14 +438,16 @@ def _blocks(report: Report) -> Iterator[str]:
     if not report.blocks:
         return
     yield "<section>\n<h2>The biggest blocks, and where they went</h2>\n"
-    # The first action of a stage in a turn, by both.
-    places: dict[tuple[int, str], int] = {}
-    for index, (number, action) in enumerate(_actions_by_turn(report)):
-        places.setdefault((number, action.stage), index)
+    starts: list[int] = []  # the actions before each turn
+    count = 0
+    for turn in report.turns:
+        starts.append(count)
+        count += len(turn.actions)
     rows = []
     for block in report.blocks:
-        turn = block.until or 0
-        place = places.get((turn, block.stage))
+        place = None
+        if block.until is not None and block.action is not None:
+            place = starts[block.until - 1] + block.action
         rows.append(_block_row(block, place))
     header = ("block", "kind", "tokens", "since turn", "until turn", "now")
     yield _grid("The biggest blocks", header, rows, range(2, 5))

@@ -16,7 +16,10 @@ from ..agent_tools import COMMON_READING_TOOLS
 from ..atoms import Atom, AtomIndex, message_texts, path_atom, weight
 from ..edits.views import viewed_path
 from ..markers.notes import note_of
-from ..markers.placeholders import reference, reference_with_preview
+from ..markers.placeholders import (
+    any_reference,
+    reference_with_excerpt,
+)
 from ..messages import Message, blocks, field, kind, tool_calls
 from ..names import session_folder
 from ..stages.archive import parse_archive
@@ -46,7 +49,8 @@ class Use:
 
     *visible* in the context; in a file whose path is visible (*pointer*); in a file view that can
     be repeated, since its path is visible (*reread*); or *lost*. *fetch* is the pointers' weight
-    times the tokens of the smallest file that holds each.
+    times the tokens of the smallest file that holds each. *doubtful* is the part of *visible* that
+    a stricter yardstick does not count.
     """
 
     visible: float = 0.0
@@ -54,6 +58,7 @@ class Use:
     reread: float = 0.0
     lost: float = 0.0
     fetch: float = 0.0
+    doubtful: float = 0.0
 
     def __add__(self, other: Use) -> Use:
         return Use(
@@ -62,6 +67,7 @@ class Use:
             self.reread + other.reread,
             self.lost + other.lost,
             self.fetch + other.fetch,
+            self.doubtful + other.doubtful,
         )
 
     @property
@@ -73,6 +79,11 @@ class Use:
     def recall(self) -> float:
         """The share that was in the context; 1 when nothing was used."""
         return self._share(self.visible)
+
+    @property
+    def strict_recall(self) -> float:
+        """The share that was in the context beyond doubt."""
+        return self._share(self.visible - self.doubtful)
 
     @property
     def one_hop(self) -> float:
@@ -155,6 +166,7 @@ class Context:
         self._folder = session_folder(session_id)
         self._messages: list[Message] = []
         self._counts: Counter[Atom] = Counter()
+        self._doubted: Counter[Atom] = Counter()  # messages in which only an excerpt says it
         self._keys: Counter[str] = Counter()
 
     @property
@@ -165,6 +177,13 @@ class Context:
     def __contains__(self, atom: Atom) -> bool:
         return self._counts.get(atom, 0) > 0
 
+    def is_doubtful(self, atom: Atom) -> bool:
+        """Whether *atom* is in the context only where a stage has chosen lines to keep.
+
+        Such lines are chosen by their atoms. So atoms alone would say that they are enough.
+        """
+        return 0 < self._counts.get(atom, 0) <= self._doubted.get(atom, 0)
+
     def update(self, messages: list[Message]) -> None:
         """The context is *messages* now; only what differs from before is read."""
         now = {id(message) for message in messages}
@@ -172,12 +191,24 @@ class Context:
         for message in self._messages:
             if id(message) not in now:
                 self._counts.subtract(self._index.message(message))
+                self._doubted.subtract(self._chosen(message))
                 self._keys.subtract(self._keys_in(message))
         for message in messages:
             if id(message) not in before:
                 self._counts.update(self._index.message(message))
+                self._doubted.update(self._chosen(message))
                 self._keys.update(self._keys_in(message))
         self._messages = messages
+
+    def _chosen(self, message: Message) -> AbstractSet[Atom]:
+        """The atoms that *message* says only in lines which a stage has chosen."""
+        if note_of(message) is not None:
+            return self._index.message(message)
+        texts = message_texts(message)
+        others = [text for text in texts if reference_with_excerpt(text) is None]
+        if len(others) == len(texts):
+            return frozenset()
+        return self._index.message(message).difference(*map(self._index.text, others))
 
     def _keys_in(self, message: Message) -> set[str]:
         keys: set[str] = set()
@@ -207,16 +238,21 @@ class Store:
         self._texts: dict[str, str] = {}
 
     def learn(self, texts: Mapping[str, str]) -> None:
-        """Take in the files that are new in *texts*, by path."""
-        if len(texts) == len(self._texts):
-            return
+        """Take in the files that are new in *texts*, by path, and those that have changed."""
         for path, text in texts.items():
             key = path.removeprefix(self._root)
-            if key in self._texts:
+            before = self._texts.get(key)
+            if before is text or before == text:
                 continue
+            if before is not None:
+                self._forget(before, key)
             self._texts[key] = text
             for atom in self._atoms(text, key):
                 self._holders.setdefault(atom, []).append(key)
+
+    def _forget(self, text: str, key: str) -> None:
+        for atom in self._atoms(text, key):
+            self._holders[atom].remove(key)
 
     def _atoms(self, text: str, key: str) -> AbstractSet[Atom]:
         if not key.endswith(".json"):
@@ -239,7 +275,7 @@ def location_in(content: object) -> str | None:
 
     None where the content itself is here.
     """
-    return reference(content) or reference_with_preview(content)
+    return any_reference(content)
 
 
 def use_of(
@@ -247,8 +283,12 @@ def use_of(
     past: Past,
     context: Context,
     store: Store,
+    doubtful: AbstractSet[Atom] = frozenset(),
 ) -> tuple[Use, dict[Atom, float]]:
-    """Where what is *used* is now; and what of it is not visible, with its weight."""
+    """Where what is *used* is now; and what of it is not visible, with its weight.
+
+    What is *doubtful* is visible all the same.
+    """
     visible = pointer = reread = lost = fetch = 0.0
     missing: dict[Atom, float] = {}
     keys: AbstractSet[str] | None = None
@@ -274,6 +314,7 @@ def use_of(
         reread,
         lost,
         fetch,
+        sum(map(weight, doubtful)),
     ), missing
 
 

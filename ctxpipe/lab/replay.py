@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
-from ..atoms import Atom, AtomIndex
+from ..atoms import Atom, AtomIndex, weight
 from ..messages import Message, strings, tool_calls, tool_results
 from ..pipeline import ContextPipeline
 from ..reports import Collapsed, Compacted, Outcome, StageReport
@@ -18,10 +19,20 @@ from .story import Moment
 from .transcripts import Transcript
 from .workbench import ROOT, Workbench
 
-__all__ = ["LAPSES_EVERY", "PipelineMaker", "Replay", "Settings", "Step", "replay"]
+__all__ = ["LAPSES_EVERY", "Judge", "PipelineMaker", "Replay", "Settings", "Step", "replay"]
 
 PipelineMaker: TypeAlias = Callable[[Workbench], ContextPipeline]
 """Makes the pipeline of one replay, on a workbench in place of the agent's disk and clock."""
+
+Judge: TypeAlias = Callable[
+    [Message, Sequence[Message], AbstractSet[Atom]],
+    AbstractSet[Atom],
+]
+"""Which atoms of those that a reply uses the context shows, by a judgement of your own.
+
+It is given the reply, the context it was made from, and the atoms that the context says somewhere
+(`ctxpipe.atoms`), and returns those of them that an agent could have read there.
+"""
 
 LAPSES_EVERY = 33
 """In real coding sessions 3.0 % of the pauses are longer than the five minutes of the cache."""
@@ -40,6 +51,10 @@ class Settings:
     *refetch_weight*. *tokens_per_raw* is what the API bills for a token of the pipeline's counter.
     Where a transcript has no times, the cache never expires, or before every *rest_every*-th call:
     `LAPSES_EVERY` is what real sessions show.
+
+    Lines that a stage has chosen to keep are chosen by what the measure looks for. So a second
+    yardstick takes none of them for seen, or only what *judge* accepts; with *strict* the agent
+    also reads back what that yardstick does not count.
     """
 
     refetch: bool = True
@@ -47,6 +62,8 @@ class Settings:
     tokens_per_raw: float = 1.25
     rest_every: int = 0
     cache: CacheRules = field(default_factory=CacheRules)
+    strict: bool = False
+    judge: Judge | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +146,8 @@ class _Run:
         )
         self.ledger = Ledger(pipeline.counter)
         self.cache = PromptCache(settings.cache)
+        rules = replace(settings.cache, mark_changes=True, mark_behind=True)
+        self.marked_cache = PromptCache(rules)
         self.past = Past(index)
         self.visible = Context(index, transcript.name)
         self.store = Store(index, pipeline.counter, f"{ROOT}/")
@@ -239,15 +258,14 @@ class _Run:
             )
         sums = await self._sums(before)
         prefix = self.cache.peek(before, sums, self._seconds)
-        # Nothing is written to the cache: nobody reads it twice.
-        fresh = prefix.written + prefix.fresh + SUMMARY_PROMPT_TOKENS
-        use = CacheUse(prefix.read, 0, fresh)
+        marked = self.marked_cache.peek(before, sums, self._seconds)
         return Request(
             call,
             "summary",
-            use,
+            _summary_use(prefix),
             SUMMARY_TOKENS,
             self._seconds,
+            _summary_use(marked),
         )
 
     async def _sums(self, context: Sequence[Message]) -> list[float]:
@@ -267,7 +285,19 @@ class _Run:
         self.visible.update(self.context)
         self.store.learn(self.bench.storage.texts)
         used = self.past.uses_of(reply)
-        return use_of(used, self.past, self.visible, self.store)
+        doubtful = self._doubtful(reply, used)
+        use, missing = use_of(used, self.past, self.visible, self.store, doubtful)
+        if self.settings.strict:
+            missing |= {atom: weight(atom) for atom in doubtful}
+        return use, missing
+
+    def _doubtful(self, reply: Message, used: Sequence[Atom]) -> AbstractSet[Atom]:
+        """What of *used* the context shows, but not by the second yardstick."""
+        judge = self.settings.judge
+        if judge is None:
+            return frozenset(filter(self.visible.is_doubtful, used))
+        visible = frozenset(atom for atom in used if atom in self.visible)
+        return visible - judge(reply, self.context, visible)
 
     async def _send(
         self,
@@ -279,6 +309,7 @@ class _Run:
         """Call the model, which answers *output*, and let the session read the usage."""
         sums = await self._sums(self.context)
         use = self.cache.request(self.context, sums, self._seconds)
+        marked = self.marked_cache.request(self.context, sums, self._seconds)
         raw_tokens = await self.ledger.counter.count([output])
         tokens = self.settings.tokens_per_raw * raw_tokens
         requests.append(
@@ -288,6 +319,7 @@ class _Run:
                 use,
                 tokens,
                 self._seconds,
+                marked,
             )
         )
         self.session.observe(
@@ -331,6 +363,12 @@ class _Run:
                 if call.id == source.call_id:
                     return call.name, call.input
         return "read_history", {"message": source.message}
+
+
+def _summary_use(prefix: CacheUse) -> CacheUse:
+    """What a request for a summary uses, after a prompt that uses *prefix*."""
+    # Nothing is written to the cache: nobody reads it twice.
+    return CacheUse(prefix.read, 0, prefix.written + prefix.fresh + SUMMARY_PROMPT_TOKENS)
 
 
 def _pointers(context: Sequence[Message]) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from ..messages import Message, texts, tool_calls
 from ..prices import Prices
 from ..tokens import TokenCounter, as_counter
 from .cache import cache_report
-from .costs import bill
+from .costs import bill, with_all_marks
 from .policies import NONE, BudgetedPolicy
 from .recall import ORACLES, Cut, Scored, cuts, mean_recall, run_pipeline
 from .replay import PipelineMaker, Replay, Settings, Step, replay
@@ -186,11 +186,18 @@ def _facts(
     largest = [_largest_prompt(one) for one in both]
     is_dollars = unit == "dollars"
     costs = [cost(one.total, dollars=is_dollars, places=4) for one in bills]
+    marked_bills = [bill(with_all_marks(one.requests), prices) for one in both]
+    marked = [cost(one.total, dollars=is_dollars, places=4) for one in marked_bills]
     yield Fact("tokens sent in all", *(f"{one.prompt_tokens:,.0f}" for one in bills))
     yield Fact("largest context, tokens", *(f"{tokens:,.0f}" for tokens in largest))
     yield Fact(f"cost, {unit}", *costs)
+    yield Fact("the same with four cache marks around each change", *marked)
     yield Fact("read from the prompt cache", *(f"{one.hit_rate:.1%}" for one in bills))
     yield Fact("of what replies used, in the context", *(f"{one.use.recall:.1%}" for one in both))
+    yield Fact(
+        "the same without the lines that a stage has chosen to keep",
+        *(f"{one.use.strict_recall:.1%}" for one in both),
+    )
     yield Fact(
         "of what replies used, there or one reading call away",
         *(f"{one.use.one_hop:.1%}" for one in both),

@@ -42,7 +42,7 @@ KINDS: Mapping[Kind, str] = {
     "calls": "tool calls",
     "results": "tool results",
     "placeholders": "placeholders",
-    "summary": "summary and restored files",
+    "summary": "summaries, notes and restored files",
 }
 """Each kind's name for a reader, from the bottom of the stack to its top."""
 
@@ -97,7 +97,8 @@ class PageTurn:
 class BlockFate:
     """One of the biggest blocks, seen from *turn* on, counted from 1, and what became of it.
 
-    *until* is the turn in which *stage* removed it, None as long as it is in the context.
+    *until* is the turn in which it left, by the action with this index among those of that turn;
+    None as long as it is in the context.
     """
 
     name: str
@@ -106,7 +107,7 @@ class BlockFate:
     turn: int
     fate: str = "still in the context"
     until: int | None = None
-    stage: str = ""
+    action: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

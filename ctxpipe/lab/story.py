@@ -4,41 +4,26 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
 from pathlib import PurePath
-from typing import TypeAlias
 
-from ..markers.summaries import RESTORED, SUMMARY
 from ..messages import (
-    THINKING,
-    Block,
     Message,
-    ToolCall,
-    ToolResult,
-    blocks,
     common_prefix,
-    compact_json,
-    kind,
-    result_text,
     strings,
-    tool_calls,
 )
-from ..messages import (
-    field as field_of,
-)
-from ..reports import Compacted, Offloaded, Outcome, StageReport
+from ..reports import Collapsed, Compacted, Offloaded, Outcome, StageReport
 from ..tokens import TokenCounter
-from ..words import count_phrase, one_line
+from ..words import count_phrase
+from .pieces import Key, Piece, Pieces
 from .references import location_in
 from .report import Action, BlockFate, Kind, Replaced
 
 __all__ = ["Moment", "Story", "story"]
 
 BIGGEST = 15
-LABEL_CHARS = 48
-"""Characters of a text in the name of its block."""
 EXCERPT_CHARS = 600
 """Characters shown of each block, where many left at once."""
 
@@ -84,18 +69,13 @@ def story(
     return Story(reader.tokens, actions, reader.biggest())
 
 
-_Key: TypeAlias = tuple[str, str]
-
-
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """A block as the page names it. The key stays when the block is replaced by a placeholder."""
+class _Act:
+    """What a stage reports of a turn, its index among the turn's actions, and what it replaced."""
 
-    key: _Key
-    kind: Kind
-    name: str
-    text: str
-    tokens: int
+    report: StageReport
+    index: int
+    replaced: list[Replaced] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -106,13 +86,13 @@ class _Reader:
     tokens_per_raw: float
     tokens: dict[int, Mapping[Kind, float]] = field(default_factory=dict)
     actions: dict[int, list[Action]] = field(default_factory=dict)
-    # By the message's identity.
-    _pieces: dict[int, tuple[Message, list[_Piece]]] = field(default_factory=dict)
-    # What was called, by the call's id.
-    _calls: dict[str, str] = field(default_factory=dict)
-    _fates: dict[_Key, BlockFate] = field(default_factory=dict)
-    _texts: dict[_Key, str] = field(default_factory=dict)
+    _fates: dict[Key, BlockFate] = field(default_factory=dict)
+    _texts: dict[Key, str] = field(default_factory=dict)
     _last: Sequence[Message] = ()
+    _pieces: Pieces = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._pieces = Pieces(self.counter)
 
     def read(self, moment: Moment) -> None:
         """Take in the next moment."""
@@ -121,7 +101,7 @@ class _Reader:
             self._add(message, moment.call)
         self._last = moment.after
         actions = self.actions.setdefault(moment.call, [])
-        actions.extend(self._moment_actions(moment))
+        actions += self._moment_actions(moment, len(actions))
         self.tokens[moment.call] = self._by_kind(moment.after)
 
     def biggest(self) -> tuple[BlockFate, ...]:
@@ -136,9 +116,8 @@ class _Reader:
         return tuple(biggest)
 
     def _add(self, message: Message, call: int) -> None:
-        for made in tool_calls([message]):
-            self._calls[made.id] = _call_label(made)
-        for piece in self._pieces_of(message):
+        self._pieces.learn(message)
+        for piece in self._pieces.of(message):
             tokens = piece.tokens * self.tokens_per_raw
             fate = BlockFate(piece.name, piece.kind, tokens, call + 1)
             self._fates.setdefault(piece.key, fate)
@@ -151,86 +130,25 @@ class _Reader:
         tools = self.counter.total([], tools=self.tools)
         raw: Counter[Kind] = Counter({"system": system, "tools": tools})
         for message in messages:
-            for piece in self._pieces_of(message):
+            for piece in self._pieces.of(message):
                 raw[piece.kind] += piece.tokens
         return {of: tokens * self.tokens_per_raw for of, tokens in raw.items() if tokens}
 
-    def _pieces_of(self, message: Message) -> list[_Piece]:
-        """The pieces of *message*, read once."""
-        known = self._pieces.get(id(message))
-        if known is not None and known[0] is message:
-            return known[1]
-        pieces = list(self._read(message))
-        self._pieces[id(message)] = (message, pieces)
-        return pieces
-
-    def _read(self, message: Message) -> Iterator[_Piece]:
-        content = message["content"]
-        if isinstance(content, str):
-            yield self._text(message["role"], content)
-        for block in blocks(message):
-            yield self._block(message["role"], block)
-
-    def _text(self, role: str, text: str) -> _Piece:
-        of: Kind = _SPEAKERS.get(role, "user")
-        if role == "user" and text.startswith((SUMMARY, RESTORED)):
-            of = "summary"
-        name = f"{role}: {one_line(text, LABEL_CHARS)}"
-        tokens = self.counter.text(text)
-        return _Piece(("text", text), of, name, text, tokens)
-
-    def _block(self, role: str, block: Block) -> _Piece:
-        name = kind(block)
-        tokens = self.counter.block(block)
-        if name == "text":
-            return self._text(role, str(field_of(block, "text") or ""))
-        if name == "tool_use":
-            return self._call(block, tokens)
-        if name == "tool_result":
-            return self._result(block, tokens)
-        label = f"{role}: {name}"
-        if name in THINKING:
-            text = str(field_of(block, "thinking", ""))
-            return _Piece((name, text), "thinking", label, text, tokens)
-        # Other blocks have no text to tell them apart by, only their identity.
-        text = f"[{name}]"
-        key = (name, f"{text}{id(block)}")
-        return _Piece(key, _SPEAKERS.get(role, "user"), label, text, tokens)
-
-    def _call(self, block: Block, tokens: int) -> _Piece:
-        call_id = str(field_of(block, "id"))
-        name = f"call of {self._calls.get(call_id, 'a tool')}"
-        text = compact_json(field_of(block, "input", {}))
-        return _Piece(("call", call_id), "calls", name, text, tokens)
-
-    def _result(self, block: Block, tokens: int) -> _Piece:
-        call_id = str(field_of(block, "tool_use_id"))
-        result = ToolResult(0, 0, call_id, field_of(block, "content"))
-        of: Kind = "results"
-        if location_in(result.content) is not None:
-            of = "placeholders"
-        name = f"result of {self._calls.get(call_id, 'a tool')}"
-        return _Piece(
-            ("result", call_id),
-            of,
-            name,
-            result_text(result),
-            tokens,
-        )
-
     # Actions --------------------------------------------------------------------------------------
 
-    def _moment_actions(self, moment: Moment) -> Iterator[Action]:
-        """What the stages did, each with what it replaced."""
-        changed = [report for report in moment.reports if report.outcome is Outcome.CHANGED]
-        replaced: dict[int, list[Replaced]] = {id(report): [] for report in changed}
-        if changed:
-            for report, change in self._changes(moment, changed):
-                replaced[id(report)].append(change)
+    def _moment_actions(self, moment: Moment, first: int) -> list[Action]:
+        """What the stages did, each with what it replaced.
+
+        *first* is the index, in the turn, of the first of them.
+        """
+        acts: list[_Act] = []
         for report in moment.reports:
             if report.outcome is not Outcome.SKIPPED:
-                own = replaced.get(id(report), ())
-                yield self._action(report, own)
+                acts.append(_Act(report, first + len(acts)))
+        changed = [act for act in acts if act.report.outcome is Outcome.CHANGED]
+        if changed:
+            self._explain_changes(moment, changed)
+        return [self._action(act.report, act.replaced) for act in acts]
 
     def _action(self, report: StageReport, replaced: Sequence[Replaced]) -> Action:
         saved = None
@@ -245,12 +163,8 @@ class _Reader:
             tuple(replaced),
         )
 
-    def _changes(
-        self,
-        moment: Moment,
-        changed: Sequence[StageReport],
-    ) -> Iterator[tuple[StageReport, Replaced]]:
-        """What differs between the contexts, with the report of the stage that changed it."""
+    def _explain_changes(self, moment: Moment, changed: Sequence[_Act]) -> None:
+        """Say of each of *changed* what it replaced, by what differs between the contexts."""
         same = common_prefix(moment.before, moment.after)
         before = self._by_key(moment.before[same:])
         after = self._by_key(moment.after[same:])
@@ -260,62 +174,65 @@ class _Reader:
             if new is None:
                 removed.append(old)
             elif new.text != old.text:
-                yield self._swap(moment, changed, old, new)
+                self._swap(moment, changed, old, new)
         if removed:
             added = [piece for key, piece in after.items() if key not in before]
-            yield self._remove(moment, changed, removed, added)
+            self._remove(moment, changed, removed, added)
 
-    def _by_key(self, messages: Sequence[Message]) -> dict[_Key, _Piece]:
+    def _by_key(self, messages: Sequence[Message]) -> dict[Key, Piece]:
         pieces = {}
         for message in messages:
-            for piece in self._pieces_of(message):
+            for piece in self._pieces.of(message):
                 pieces[piece.key] = piece
         return pieces
 
     def _swap(
         self,
         moment: Moment,
-        changed: Sequence[StageReport],
-        old: _Piece,
-        new: _Piece,
-    ) -> tuple[StageReport, Replaced]:
+        changed: Sequence[_Act],
+        old: Piece,
+        new: Piece,
+    ) -> None:
         where = _pointer(new) or ""
-        report = changed[-1]
+        act = changed[-1]
         for one in changed:
-            if isinstance(one.detail, Offloaded) and where in one.detail.files:
-                report = one
+            detail = one.report.detail
+            if isinstance(detail, Offloaded) and where in detail.files:
+                act = one
                 break
         fate = "shortened"
         if where:
             fate = f"moved to {PurePath(where).name}"
-        self._set_fate(old, moment, fate, report)
-        replacement = self._replacement(old.name, [old], [new], where)
-        return report, replacement
+        self._set_fate(old, moment, fate, act)
+        act.replaced.append(self._replacement(old.name, [old], [new], where))
 
     def _remove(
         self,
         moment: Moment,
-        changed: Sequence[StageReport],
-        removed: Sequence[_Piece],
-        added: Sequence[_Piece],
-    ) -> tuple[StageReport, Replaced]:
-        others = (report for report in changed if not isinstance(report.detail, Offloaded))
-        report = next(others, changed[-1])
+        changed: Sequence[_Act],
+        removed: Sequence[Piece],
+        added: Sequence[Piece],
+    ) -> None:
+        others = (act for act in changed if not isinstance(act.report.detail, Offloaded))
+        act = next(others, changed[-1])
+        detail = act.report.detail
         fate = "removed"
-        if isinstance(report.detail, Compacted):
+        if isinstance(detail, Compacted):
             fate = "summarized"
+        if isinstance(detail, Collapsed):
+            fate = "shortened to a line of a note"
         for piece in removed:
-            self._set_fate(piece, moment, fate, report)
-        where = getattr(report.detail, "archive", None) or ""
+            self._set_fate(piece, moment, fate, act)
+        where = getattr(detail, "archive", None) or ""
         name = count_phrase(len(removed), "block")
-        return report, self._replacement(name, removed, added, where)
+        act.replaced.append(self._replacement(name, removed, added, where))
 
     def _set_fate(
         self,
-        piece: _Piece,
+        piece: Piece,
         moment: Moment,
         fate: str,
-        report: StageReport,
+        act: _Act,
     ) -> None:
         known = self._fates.get(piece.key)
         if known is not None:
@@ -324,14 +241,14 @@ class _Reader:
                 known,
                 fate=fate,
                 until=until,
-                stage=report.stage,
+                action=act.index,
             )
 
     def _replacement(
         self,
         name: str,
-        old: Sequence[_Piece],
-        new: Sequence[_Piece],
+        old: Sequence[Piece],
+        new: Sequence[Piece],
         where: str,
     ) -> Replaced:
         return Replaced(
@@ -343,14 +260,11 @@ class _Reader:
             tokens_after=self._tokens(new),
         )
 
-    def _tokens(self, pieces: Sequence[_Piece]) -> float:
+    def _tokens(self, pieces: Sequence[Piece]) -> float:
         return sum(piece.tokens for piece in pieces) * self.tokens_per_raw
 
 
-_SPEAKERS: Mapping[str, Kind] = {"system": "system", "assistant": "assistant", "user": "user"}
-
-
-def _pointer(piece: _Piece) -> str | None:
+def _pointer(piece: Piece) -> str | None:
     """The file that *piece* names in place of its former text.
 
     A call names it in one of the texts of its input.
@@ -362,19 +276,7 @@ def _pointer(piece: _Piece) -> str | None:
     return next(filter(None, locations), None)
 
 
-def _call_label(call: ToolCall) -> str:
-    """The tool, and a part of the first text in its input."""
-    texts = (text for text in strings(call.input) if text.strip())
-    argument = next(texts, "")
-    if not argument:
-        return call.name
-    if " " in argument:
-        return f"{call.name}: {one_line(argument, LABEL_CHARS)}"
-    # Paths differ at their ends.
-    return f"{call.name}: {_end(argument)}"
-
-
-def _text_of(pieces: Sequence[_Piece]) -> str:
+def _text_of(pieces: Sequence[Piece]) -> str:
     """The text of one piece; of several the beginning of each, under its name."""
     if len(pieces) == 1:
         return pieces[0].text
@@ -382,26 +284,15 @@ def _text_of(pieces: Sequence[_Piece]) -> str:
     return "\n\n".join(parts)
 
 
-def _speaker(piece: _Piece) -> str:
+def _speaker(piece: Piece) -> str:
     """Who says it, without the beginning of a text, which follows."""
     if piece.key[0] == "text":
         return piece.name.partition(":")[0]
     return piece.name
 
 
-def _excerpt(piece: _Piece) -> str:
+def _excerpt(piece: Piece) -> str:
     rest = len(piece.text) - EXCERPT_CHARS
     if piece.kind == "summary" or rest <= 0:
         return piece.text
     return f"{piece.text[:EXCERPT_CHARS]} … {rest:,} more characters"
-
-
-def _end(text: str, chars: int = LABEL_CHARS) -> str:
-    """The last *chars* characters of *text*; a path is cut between its segments."""
-    if len(text) <= chars:
-        return text
-    end = text[-chars:]
-    slash = end.find("/")
-    if 0 <= slash < chars // 2:
-        end = end[slash:]
-    return f"…{end}"

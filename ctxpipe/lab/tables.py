@@ -13,7 +13,7 @@ from ..prices import Prices
 from ..tokens import TokenCounter
 from .batch import FileReplay
 from .calibration import Calibration
-from .costs import Bill, bill
+from .costs import Bill, bill, with_all_marks
 from .references import Use
 from .replay import Replay
 from .tune import HeldOut, Score, Scored, Tuned, front
@@ -37,7 +37,8 @@ __all__ = [
 class Figures:
     """One policy on one conversation, or on all.
 
-    Tokens are as billed; recall is that of what the replies used.
+    Tokens are as billed; recall is that of what the replies used, *strict* by the second yardstick.
+    *marked* is the cost with all four cache marks, divided by that of the baseline with them.
     """
 
     policy: str
@@ -49,6 +50,8 @@ class Figures:
     refetches: int
     visible: float
     reachable: float
+    strict: float
+    marked: float
 
     def as_json(self) -> dict[str, Any]:
         """The figures by name."""
@@ -61,12 +64,8 @@ def figures(
     baseline: str,
 ) -> list[Figures]:
     """A row for each policy; *relative* is its cost divided by that of *baseline*."""
-    bills = {name: bill(replay.requests, prices) for name, replay in replays.items()}
-    rows = []
-    for name, replay in replays.items():
-        row = _row(name, [replay], bills[name], bills[baseline].total)
-        rows.append(row)
-    return rows
+    groups = {name: [replay] for name, replay in replays.items()}
+    return _rows(groups, prices, baseline)
 
 
 def total_figures(
@@ -78,16 +77,8 @@ def total_figures(
     read = [file.replays for file in files if file.replays]
     if not read:
         return []
-    by_policy = {name: [replays[name] for replays in read] for name in read[0]}
-    bills = {}
-    for name, replays in by_policy.items():
-        own = [bill(replay.requests, prices) for replay in replays]
-        bills[name] = sum(own, Bill())
-    rows = []
-    for name, replays in by_policy.items():
-        row = _row(name, replays, bills[name], bills[baseline].total)
-        rows.append(row)
-    return rows
+    groups = {name: [replays[name] for replays in read] for name in read[0]}
+    return _rows(groups, prices, baseline)
 
 
 def total_calibration(files: Iterable[FileReplay]) -> Calibration | None:
@@ -122,25 +113,62 @@ def file_json(file: FileReplay) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Bills:
+    """What one policy costs in all, with the marks of the replay and with all four."""
+
+    own: Bill
+    marked: Bill
+
+    @classmethod
+    def of(cls, replays: Iterable[Replay], prices: Prices) -> _Bills:
+        own = Bill()
+        marked = Bill()
+        for replay in replays:
+            own += bill(replay.requests, prices)
+            marked += bill(with_all_marks(replay.requests), prices)
+        return cls(own, marked)
+
+
+def _rows(
+    groups: Mapping[str, Sequence[Replay]],
+    prices: Prices,
+    baseline: str,
+) -> list[Figures]:
+    bills = {name: _Bills.of(replays, prices) for name, replays in groups.items()}
+    rows = []
+    for name, replays in groups.items():
+        row = _row(name, replays, bills[name], bills[baseline])
+        rows.append(row)
+    return rows
+
+
 def _row(
     name: str,
     replays: Sequence[Replay],
-    total: Bill,
-    baseline: float,
+    bills: _Bills,
+    baseline: _Bills,
 ) -> Figures:
+    total = bills.own
     use = sum((replay.use for replay in replays), Use())
     prompts = [step.prompt_tokens for replay in replays for step in replay.steps]
     return Figures(
         policy=name,
         calls=len(prompts),
         cost=total.total,
-        relative=total.total / baseline if baseline else 1.0,
+        relative=_ratio(total, baseline.own),
         hit_rate=total.hit_rate,
         largest=max(prompts, default=0.0),
         refetches=total.refetches,
         visible=use.recall,
         reachable=use.with_reread,
+        strict=use.strict_recall,
+        marked=_ratio(bills.marked, baseline.marked),
     )
+
+
+def _ratio(one: Bill, other: Bill) -> float:
+    return one.total / other.total if other.total else 1.0
 
 
 # Tuning -------------------------------------------------------------------------------------------
@@ -177,7 +205,12 @@ def _candidate_json(one: Scored) -> dict[str, Any]:
 
 
 def _score_json(score: Score) -> dict[str, float]:
-    return {"cost": score.cost, "visible": score.recall, "reachable": score.reachable}
+    return {
+        "cost": score.cost,
+        "visible": score.recall,
+        "strict": score.strict_recall,
+        "reachable": score.reachable,
+    }
 
 
 # What fills a context -----------------------------------------------------------------------------

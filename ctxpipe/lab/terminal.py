@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ..words import count_phrase
 from .calibration import Calibration
+from .explain import Explained
 from .tables import Figures
 from .tune import Candidate, Score, Tuned, front
 from .words import cost
@@ -25,6 +26,7 @@ __all__ = [
     "escape_unencodable_output",
     "figures_text",
     "print_error",
+    "print_explained",
     "print_figures",
     "print_json",
     "print_line",
@@ -34,13 +36,27 @@ __all__ = [
     "unit",
 ]
 
-HEADINGS = ("policy", "calls", "cost", "ratio", "hits", "peak", "fetched", "seen", "found")
+HEADINGS = (
+    "policy",
+    "calls",
+    "cost",
+    "ratio",
+    "4 marks",
+    "hits",
+    "peak",
+    "fetched",
+    "seen",
+    "strict",
+    "found",
+)
 LEGEND = """\
 ratio    the cost in that of the first policy
+4 marks  the ratio where requests have cache marks before and after each change
 hits     the share of the prompts that came from the cache
 peak     the largest prompt, in tokens as billed
 fetched  requests made to read something back
 seen     the share of what the replies used that the context showed
+strict   the same without the lines that a stage has chosen to keep
 found    the same with what the context named the place of"""
 ENDLESS = 10_000
 NUMBERS = frozenset({*HEADINGS[1:], "tokens", "share", "message"})
@@ -91,7 +107,7 @@ def _console() -> Console:
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     table.pad_edge = False
-    table.padding = (0, GAP, 0, 0)
+    table.padding = (0, GAP - 1, 0, 0)  # the box has a blank of its own between columns
     for column, name in enumerate(headings):
         is_number = name in NUMBERS
         if column > 0 and not is_number:
@@ -174,6 +190,22 @@ def _print_figures(
     console.print()
 
 
+def print_explained(found: Explained, *, dollars: bool) -> None:
+    """Print the most expensive turns, each with what it carried in vain below."""
+    console = _console()
+    console.print(Text(f"The most expensive turns under {found.policy}", "bold"))
+    for turn in found.turns:
+        price = cost(turn.cost, dollars=dollars, places=4)
+        unused = f"{turn.unused:,.0f} of {turn.context:,.0f} tokens"
+        lines = [
+            f"turn {turn.turn}: {price}, {turn.share:.1%} of all; {'; '.join(turn.reasons)}",
+            f"  {turn.label or 'a reply'}; {unused} were used by no reply from here on",
+        ]
+        lines += [f"    {block.tokens:,.0f} {block.name} ({block.kind})" for block in turn.blocks]
+        console.print(Text("\n".join(lines)), soft_wrap=True)
+    console.print()
+
+
 def _transpose(cells: Sequence[Sequence[str]]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
     first, *rest = zip(HEADINGS, *cells, strict=True)
     return first, list(rest)
@@ -202,17 +234,19 @@ def _cells(row: Figures, dollars: bool) -> tuple[str, ...]:
         f"{row.calls:,}",
         cost(row.cost, dollars=dollars),
         f"{row.relative:.3f}",
+        f"{row.marked:.3f}",
         f"{row.hit_rate:.1%}",
         f"{row.largest:,.0f}",
         f"{row.refetches:,}",
         f"{row.visible:.3f}",
+        f"{row.strict:.3f}",
         f"{row.reachable:.3f}",
     )
 
 
 # Tuning -------------------------------------------------------------------------------------------
 
-SETTINGS = ("direct", "alpha", "min_chars", "keep", "inputs", "trigger")
+SETTINGS = ("old", "direct", "alpha", "min_chars", "keep", "inputs", "lines", "words", "trigger")
 
 
 def tuning_text(tuned: Tuned, model: str, recall: float) -> str:
@@ -228,7 +262,7 @@ def tuning_text(tuned: Tuned, model: str, recall: float) -> str:
     console.print(
         f"after {tuned.replays} replays; * is the cheapest with a recall of {recall} or more."
     )
-    headings = ("", "cost", "ratio", "seen", "found", *SETTINGS)
+    headings = ("", "cost", "ratio", "seen", "strict", "found", *SETTINGS)
     rows = _front_rows(tuned, bool(model))
     console.print(_table(headings, rows))
     console.print(_test_text(tuned))
@@ -250,6 +284,7 @@ def _front_rows(tuned: Tuned, dollars: bool) -> list[tuple[str, ...]]:
             cost(one.score.cost, dollars=dollars),
             f"{one.score.cost / without:.3f}" if without else "",
             f"{one.score.recall:.3f}",
+            f"{one.score.strict_recall:.3f}",
             f"{one.score.reachable:.3f}",
             *_settings(one.candidate),
         )
@@ -259,17 +294,26 @@ def _front_rows(tuned: Tuned, dollars: bool) -> list[tuple[str, ...]]:
 
 def _settings(candidate: Candidate | None) -> tuple[str, ...]:
     if candidate is None:
-        return ("no management", "", "", "", "", "")
+        return ("no management", *[""] * (len(SETTINGS) - 1))
     direct = "-"
     if candidate.direct_min_chars is not None:
         head, tail = candidate.preview
         direct = f"{candidate.direct_min_chars} show {head}+{tail}"
+    lines = "no" if candidate.min_value is None else f"from {candidate.min_value:g}"
+    if candidate.collapse:
+        min_chars, inputs, words = "", "", f"{candidate.text_chars}"
+    else:
+        min_chars, words = f"{candidate.min_chars}", ""
+        inputs = "yes" if candidate.inputs else "no"
     return (
+        "collapse" if candidate.collapse else "offload",
         direct,
         f"{candidate.alpha:g}",
-        f"{candidate.min_chars}",
+        min_chars,
         f"{candidate.keep_recent}",
-        "yes" if candidate.inputs else "no",
+        inputs,
+        lines,
+        words,
         f"{candidate.trigger:g}",
     )
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias, cast
 from ..edits.repair import repair
 from ..errors import InvalidHistory, TranscriptError
 from ..messages import Message, Problem, check
+from ..messages.values import SURROGATE, encoding_fault
 from . import claude_code, openai_chat
 from .records import Entry, Record, as_message, entry
 
@@ -144,9 +145,10 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
 
 def _system(request: Mapping[str, object], name: str) -> object:
     system = request.get("system")
-    if system is None or isinstance(system, str) or _are_objects(system):
-        return system
-    raise TranscriptError(f"{name}: the system prompt is neither text nor a list of blocks")
+    if not (system is None or isinstance(system, str) or _are_objects(system)):
+        raise TranscriptError(f"{name}: the system prompt is neither text nor a list of blocks")
+    _ensure_encodable(system, f"{name}: the system prompt holds")
+    return system
 
 
 def _tools(request: Mapping[str, object], name: str) -> list[object] | None:
@@ -155,7 +157,15 @@ def _tools(request: Mapping[str, object], name: str) -> list[object] | None:
         return None  # in the normal form this is their number
     if not _are_objects(tools):
         raise TranscriptError(f"{name}: the tools are not a list of objects")
+    _ensure_encodable(tools, f"{name}: the definition of a tool holds")
     return tools
+
+
+def _ensure_encodable(value: object, beginning: str) -> None:
+    # Python reads NaN from a file, which no request can hold and no counter counts.
+    fault = encoding_fault(value)
+    if fault and fault != SURROGATE:
+        raise TranscriptError(f"{beginning} {fault}")
 
 
 def _are_objects(values: object) -> bool:

@@ -50,7 +50,10 @@ class Candidate:
     """A pipeline by the settings that matter; the defaults are those of the coding preset.
 
     *direct_min_chars* None leaves direct offloading out. *preview* are the characters of head and
-    tail that stay. *trigger* is the share of the *window* at which compaction begins.
+    tail that stay. With *collapse* old exchanges leave by `Collapse`, else old results by
+    `BatchOffload`; *min_value* is what a line must be worth to stay in sight, in a note or in a
+    placeholder (None: placeholders show none), and *text_chars* how much of the assistant's own
+    words a note keeps. *trigger* is the share of the *window* at which compaction begins.
     """
 
     direct_min_chars: int | None = 8000
@@ -61,6 +64,9 @@ class Candidate:
     inputs: bool = True
     trigger: float = 0.835
     window: int = WINDOW
+    collapse: bool = False
+    min_value: float | None = None
+    text_chars: int = 200
 
     @property
     def name(self) -> str:
@@ -69,9 +75,12 @@ class Candidate:
         if self.direct_min_chars is not None:
             head, tail = self.preview
             direct = f"{self.direct_min_chars}/{head}+{tail}"
+        old = f"α{self.alpha:g} k{self.keep_recent}"
+        lines = "-" if self.min_value is None else f"v{self.min_value:g}"
+        if self.collapse:
+            return f"{direct} collapse {old} {lines} {self.text_chars} {self.trigger:g}"
         inputs = "inputs" if self.inputs else "-"
-        batch = f"α{self.alpha:g} {self.min_chars} k{self.keep_recent}"
-        return f"{direct} {batch} {inputs} {self.trigger:g}"
+        return f"{direct} {old} {self.min_chars} {inputs} {lines} {self.trigger:g}"
 
     def toml(self) -> str:
         """The pipeline as a file that ``--config`` reads."""
@@ -87,18 +96,34 @@ class Candidate:
                 f"preview = {{ head = {head}, tail = {tail} }}\n"
             )
             stages["TrimReadBacks"] = ""
+        if self.collapse:
+            stages["Collapse"] = self._collapse()
+        else:
+            stages["BatchOffload"] = self._batch_offload()
+        stages["Compact"] = "restore = { shell = true }\n"
+        stages["SmartTruncate"] = "shell = true\n"
+        return [f'[[stage]]\nuse = "{name}"\n{settings}' for name, settings in stages.items()]
+
+    def _collapse(self) -> str:
+        settings = f"alpha = {self.alpha}\nkeep_recent = {self.keep_recent}\n"
+        if self.min_value is not None:
+            settings += f"min_value = {self.min_value}\n"
+        return f"{settings}text_chars = {self.text_chars}\n"
+
+    def _batch_offload(self) -> str:
         tools = sorted(WRITING_TOOLS) if self.inputs else []
         inputs = ", ".join(f'"{tool}"' for tool in tools)
-        stages["BatchOffload"] = (
+        excerpt = ""
+        if self.min_value is not None:
+            excerpt = f"excerpt = {{ min_value = {self.min_value} }}\n"
+        return (
             f'gate = {{ use = "RentOrBuyGate", alpha = {self.alpha} }}\n'
             f"min_chars = {self.min_chars}\n"
             f"keep_recent = {self.keep_recent}\n"
             f"inputs = [{inputs}]\n"
             "keep_read_backs = false\n"
+            f"{excerpt}"
         )
-        stages["Compact"] = "restore = { shell = true }\n"
-        stages["SmartTruncate"] = "shell = true\n"
-        return [f'[[stage]]\nuse = "{name}"\n{settings}' for name, settings in stages.items()]
 
 
 _VALUES: Mapping[str, Sequence[object]] = {
@@ -109,7 +134,13 @@ _VALUES: Mapping[str, Sequence[object]] = {
     "keep_recent": (2, 3, 5, 8, 12),
     "inputs": (True, False),
     "trigger": (0.5, 0.65, 0.835, 0.92),
+    "collapse": (True, False),
+    "min_value": (None, 2.0, 3.0, 4.0, 6.0),
+    "text_chars": (0, 200),
 }
+
+LEAN = Candidate(collapse=True, keep_recent=7, min_value=3.0)
+"""The settings of the lean coding preset."""
 
 
 def candidates(
@@ -117,12 +148,12 @@ def candidates(
     seed: int = 0,
     window: int = WINDOW,
 ) -> list[Candidate]:
-    """*count* different candidates, the preset first.
+    """*count* different candidates, the coding preset first and the lean one second.
 
     The others are drawn so that each value of a setting is tried about equally often.
     """
     draw = random.Random(seed)  # noqa: S311  no secret
-    found = dict.fromkeys([Candidate(window=window)])
+    found = dict.fromkeys([Candidate(window=window), replace(LEAN, window=window)])
     while len(found) < count:
         columns = [_shuffle(values, count, draw) for values in _VALUES.values()]
         for row in zip(*columns, strict=True):
@@ -133,10 +164,19 @@ def candidates(
 
 def _candidate(values: Mapping[str, Any], window: int) -> Candidate:
     candidate = Candidate(**values, window=window)
+    # Candidates must not differ by a setting of a stage that they lack.
+    usual = Candidate()
     if candidate.direct_min_chars is None:
-        # Without direct offloading there is no preview: candidates must not differ by it.
-        return replace(candidate, preview=Candidate().preview)
-    return candidate
+        candidate = replace(candidate, preview=usual.preview)
+    if not candidate.collapse:
+        return replace(candidate, text_chars=usual.text_chars)
+    min_value = LEAN.min_value if candidate.min_value is None else candidate.min_value
+    return replace(
+        candidate,
+        min_chars=usual.min_chars,
+        inputs=usual.inputs,
+        min_value=min_value,
+    )
 
 
 def _shuffle(
@@ -165,6 +205,7 @@ class Score:
     used: float = 0.0
     seen: float = 0.0
     found: float = 0.0
+    doubtful: float = 0.0
 
     def __add__(self, other: Score) -> Score:
         return Score(
@@ -172,6 +213,7 @@ class Score:
             self.used + other.used,
             self.seen + other.seen,
             self.found + other.found,
+            self.doubtful + other.doubtful,
         )
 
     @property
@@ -180,8 +222,13 @@ class Score:
         return self.seen / self.used if self.used else 1.0
 
     @property
+    def strict_recall(self) -> float:
+        """The same by the second yardstick of a replay."""
+        return (self.seen - self.doubtful) / self.used if self.used else 1.0
+
+    @property
     def reachable(self) -> float:
-        """The same, including what the context named the place of."""
+        """As `recall`, including what the context named the place of."""
         return self.found / self.used if self.used else 1.0
 
 
@@ -381,6 +428,7 @@ class _Search:
             used=use.total,
             seen=use.visible,
             found=use.total - use.lost,
+            doubtful=use.doubtful,
         )
 
     def total(self, name: str, files: Iterable[str]) -> Score:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ..agent_tools import COMMON_READING_TOOLS
 from ..edits.views import viewed_path
 from ..errors import StorageError
-from ..messages import Message, result_text, tool_calls, tool_results
+from ..messages import Message, ToolResult, result_text, tool_calls, tool_results
 from ..names import content_hash, safe_name, session_folder, with_suffix
 from ..storage import Page
 from ..storage.files import FileText
@@ -81,12 +81,13 @@ class MemoryStorage:
 class SeenFiles:
     """The agent's files as far as its conversation has shown them.
 
-    Each as a view printed it or a call wrote it last.
+    Each as a view printed it or a call wrote it last, by the order of the results.
     """
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
         self._views: dict[str, str] = {}  # path by the id of the call
+        self._writes: dict[str, tuple[str, str]] = {}  # path and text by the id of the call
 
     def learn(self, messages: Sequence[Message]) -> None:
         """Take in *messages*, which follow those known so far."""
@@ -99,11 +100,20 @@ class SeenFiles:
             path = arguments.get("file_path") or arguments.get("path")
             text = arguments.get("content")
             if isinstance(path, str) and isinstance(text, str):
-                self._texts[path] = text
+                self._writes[call.id] = path, text
         for result in tool_results(messages):
-            path = self._views.get(result.tool_use_id)
-            if path is not None and not result.is_error:
-                self._texts[path] = result_text(result)
+            self._learn_result(result)
+
+    def _learn_result(self, result: ToolResult) -> None:
+        # A call that failed, or was never run, has shown and written nothing.
+        if result.is_error:
+            return
+        path = self._views.get(result.tool_use_id)
+        if path is not None:
+            self._texts[path] = result_text(result)
+        elif result.tool_use_id in self._writes:
+            path, text = self._writes[result.tool_use_id]
+            self._texts[path] = text
 
     async def read(self, path: str, /, max_bytes: int) -> FileText:
         text = self._texts.get(path)

@@ -39,12 +39,15 @@ def request_arguments(client: AsyncAnthropic, request: dict[str, Any]) -> dict[s
     tools = request.get("tools") or None
     if tools is not None and not isinstance(tools, Sequence):
         tools = request["tools"] = list(tools)  # an iterator can be read once only
+    system = request.get("system") or None
+    if system is not None and not isinstance(system, Sequence):
+        system = request["system"] = list(system)
     headers = dict(request.get("extra_headers") or {})
     default = getattr(client, "default_headers", {}).get(BETA)
     if isinstance(default, str) and not any(name.lower() == BETA for name in headers):
         headers[BETA] = default  # what is added to it must not replace it
     return {
-        "system": request.get("system") or None,
+        "system": system,
         "tools": tools,
         "request": {**request, "extra_headers": headers},
     }

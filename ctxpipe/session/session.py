@@ -23,6 +23,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
+from ..edits.breakpoints import MARKS, with_breakpoints, with_free_breakpoints
 from ..edits.thinking import mark_stale
 from ..errors import SettingsError
 from ..markers.notes import note_of
@@ -126,6 +127,7 @@ class Session:
         self._next_focus: str | None = None  # of the compaction that is due
         self._turns, self._fill = 0, 0.0
         self._appended: list[Message] = []  # by `append`, since the last turn
+        self._rewritten = (-1, 0, 0)  # how much history the turn covered; where it changed
         self._watch: Watch | None = None
         if any(isinstance(stage, Collapse) for stage in runner.stages):
             self._watch = Watch(session_id)
@@ -575,6 +577,7 @@ class Session:
         *,
         messages: list[Message] | None = None,
         open_calls: OpenCalls = "raise",
+        cache_breakpoints: int | None = None,
         **request: Any,
     ) -> Reply:
         """Run the pipeline, call the model with the context, and observe the reply.
@@ -587,15 +590,23 @@ class Session:
         added. The other arguments are those of ``client.messages.create``, and its answer is
         returned, a stream included.
 
+        *cache_breakpoints* is how many cache breakpoints, of those that the request leaves free,
+        are placed where they pay off; with four, a turn that rewrites old messages still reads all
+        before them from the cache, and the next rewriting all before its own. By default a turn
+        that rewrites gets those that cost nothing: before and after what changed, where the request
+        has one behind them, or asks for automatic caching.
+
         Raises what the client raises; SettingsError, before anything is sent, for a client that is
-        not async; InvalidHistory, naming the calls, for a history that ends with calls without
-        results. ``open_calls="interrupted"`` answers these with an error result.
+        not async or an invalid number of breakpoints; InvalidHistory, naming the calls, for a
+        history that ends with calls without results. ``open_calls="interrupted"`` answers these
+        with an error result.
         """
+        MARKS.optional.check("cache_breakpoints", cache_breakpoints)
 
         async def send(context: Result) -> Any:
-            arguments = {**request, **context.request_options, "messages": context.messages}
-            self.announce(context, arguments)
-            return await client.messages.create(**arguments)
+            body = self._body(request, context, cache_breakpoints)
+            self.announce(context, body)
+            return await client.messages.create(**body)
 
         reply, sent = await self._send(send, client, messages, open_calls, request)
         if request.get("stream"):
@@ -613,15 +624,17 @@ class Session:
         *,
         messages: list[Message] | None = None,
         open_calls: OpenCalls = "raise",
+        cache_breakpoints: int | None = None,
         **request: Any,
     ) -> AsyncIterator[AsyncMessageStream[Any]]:
         """As `create`, with the client's stream helper, as ``async with``."""
+        MARKS.optional.check("cache_breakpoints", cache_breakpoints)
         async with AsyncExitStack() as opened:
 
             async def send(context: Result) -> Any:
-                arguments = {**request, **context.request_options, "messages": context.messages}
-                self.announce(context, arguments)
-                return await opened.enter_async_context(client.messages.stream(**arguments))
+                body = self._body(request, context, cache_breakpoints)
+                self.announce(context, body)
+                return await opened.enter_async_context(client.messages.stream(**body))
 
             stream, sent = await self._send(send, client, messages, open_calls, request)
             try:
@@ -632,6 +645,32 @@ class Session:
                     learn(self, reply, sent)
                     if messages is None and reply.stop_reason:
                         await self._keep_reply(reply)
+
+    def _body(
+        self, request: Mapping[str, Any], context: Result, cache_breakpoints: int | None
+    ) -> dict[str, Any]:
+        """The *request* with *context*, and with the cache breakpoints that are ours to place."""
+        body = {**request, **context.request_options, "messages": context.messages}
+        rewritten = self.rewrite_range(context)
+        if cache_breakpoints is None:
+            return with_free_breakpoints(body, rewritten)
+        return with_breakpoints(body, cache_breakpoints, rewritten)
+
+    def rewrite_range(self, context: Result) -> tuple[int, int] | None:
+        """The messages of *context*, from the one index up to the other, that its turn has
+        rewritten; None where it has rewritten none.
+
+        A turn that is run a second time, since its request had to be sent again, changes nothing
+        any more: its range is that of the first run.
+        """
+        start = context.first_changed_index
+        end = context.changed_end
+        if start is not None and end is not None:
+            self._rewritten = (context.covered, start, end)
+        covered, start, end = self._rewritten
+        if covered != context.covered:
+            return None
+        return start, end
 
     async def _send(
         self,

@@ -19,11 +19,12 @@ from histories import (
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ctxpipe.edits.breakpoints import with_breakpoints
+from ctxpipe.edits.breakpoints import with_breakpoints, with_free_breakpoints
 from ctxpipe.messages import Message, cache_marks
 from ctxpipe.testing import Model, problems
 
 MARK = {"cache_control": {"type": "ephemeral"}}
+HOUR = {"type": "ephemeral", "ttl": "1h"}
 
 
 def request(*parts: Any, **more: Any) -> dict[str, Any]:
@@ -104,13 +105,91 @@ def test_automatic_caching_decides_for_itself() -> None:
     assert with_breakpoints(body, 4)["messages"] == body["messages"]
 
 
+def nine_steps(**more: Any) -> dict[str, Any]:
+    """A request of 19 messages."""
+    return request(user("go"), *(step(f"t{n}") for n in range(9)), **more)
+
+
+def with_mark(body: dict[str, Any], index: int, mark: dict[str, Any] = MARK) -> dict[str, Any]:
+    """*body* with a mark of the caller's at the end of message *index*."""
+    messages = list(body["messages"])
+    content = messages[index]["content"]
+    if isinstance(content, str):
+        content = [text(content)]
+    messages[index] = {**messages[index], "content": [*content[:-1], {**content[-1], **mark}]}
+    return {**body, "messages": messages}
+
+
+PLACES = [
+    lambda body, rewritten: with_breakpoints(body, 4, rewritten),
+    with_free_breakpoints,
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_around_a_rewriting_marks_join_those_of_the_request_that_come_after(place: Any) -> None:
+    assert marked_messages(place(with_mark(nine_steps(), 18), (4, 9))) == [3, 8, 18]
+    assert marked_messages(place(nine_steps(**MARK), (4, 9))) == [3, 8]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_after_the_last_mark_of_a_request_none_is_added_since_it_would_have_to_be_paid(
+    place: Any,
+) -> None:
+    assert marked_messages(place(with_mark(nine_steps(), 6), (4, 9))) == [3, 6]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_request_with_four_marks_gets_no_other(place: Any) -> None:
+    system = [{**text(str(n)), **MARK} for n in range(3)]
+    body = with_mark(nine_steps(system=system), 18)
+
+    assert place(body, (4, 9)) == body
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_of_two_marks_the_one_before_a_rewriting_is_placed_where_only_one_is_left(
+    place: Any,
+) -> None:
+    system = [{**text(str(n)), **MARK} for n in range(2)]
+
+    assert marked_messages(place(with_mark(nine_steps(system=system), 18), (4, 9))) == [3, 18]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_new_message_that_was_rewritten_has_left_no_entry_to_find(place: Any) -> None:
+    body = with_mark(nine_steps(), 18)
+
+    assert place(body, (18, 19)) == body
+
+
+def test_no_mark_is_free_in_a_request_that_is_not_cached() -> None:
+    body = nine_steps(system=[{**text("Be brief."), **MARK}])
+
+    assert with_free_breakpoints(body, (4, 9)) == body
+
+
+def test_no_mark_is_free_in_a_turn_that_rewrites_nothing() -> None:
+    body = with_mark(nine_steps(), 18)
+
+    assert with_free_breakpoints(body, None) == body
+
+
+@pytest.mark.parametrize(("last", "own"), [(18, "1h"), (6, None)])
+def test_each_mark_lives_as_long_as_the_ones_after_it(last: int, own: str | None) -> None:
+    body = with_mark(with_mark(nine_steps(), 2, {"cache_control": HOUR}), 18)
+    body = with_mark(body, last, {"cache_control": HOUR})
+
+    changed = with_free_breakpoints(body, (8, 12))
+
+    [mark] = [block["cache_control"] for block in changed["messages"][7]["content"]]
+    assert mark.get("ttl") == own
+
+
 def test_a_system_prompt_with_a_mark_keeps_its_own() -> None:
     system = [{**text("a"), **MARK}, text("b")]
 
     assert with_breakpoints(request(user("go"), system=system), 4)["system"] == system
-
-
-HOUR = {"type": "ephemeral", "ttl": "1h"}
 
 
 @pytest.mark.parametrize(
@@ -203,3 +282,41 @@ def test_whatever_is_marked_the_api_accepts_it(
         rewritten = start, stop
 
     assert problems(with_breakpoints(body, limit, rewritten), MODEL) == []
+    assert problems(with_free_breakpoints(body, rewritten), MODEL) == []
+
+
+@few
+@given(
+    valid_histories(),
+    st.sets(st.integers(0, 9), max_size=4),
+    st.integers(0, 4),
+    st.integers(0, 4),
+    st.tuples(st.integers(0, 9), st.integers(0, 9)),
+)
+def test_marks_among_those_of_the_caller_are_accepted_and_change_nothing_else(
+    history: list[Message], own: set[int], hours: int, limit: int, rewritten: tuple[int, int]
+) -> None:
+    body = body_of(history)
+    for count, index in enumerate(sorted(own)):
+        if index < len(history):
+            lifetime = {"ttl": "1h"} if count < hours else {}
+            body = with_mark(body, index, {"cache_control": {**MARK["cache_control"], **lifetime}})
+    assume(not problems(body, MODEL))
+    start, stop = sorted(min(index, len(history)) for index in rewritten)
+
+    for changed in (
+        with_breakpoints(body, limit, (start, stop)),
+        with_free_breakpoints(body, (start, stop)),
+    ):
+        assert problems(changed, MODEL) == []
+        assert without_marks(changed) == without_marks(body)
+
+
+def without_marks(body: dict[str, Any]) -> list[Any]:
+    """The messages of *body* in blocks, without the marks."""
+    found = []
+    for message in body["messages"]:
+        content = message["content"]
+        blocks = [text(content)] if isinstance(content, str) else content
+        found.append([{k: v for k, v in b.items() if k != "cache_control"} for b in blocks])
+    return found

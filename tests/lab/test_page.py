@@ -108,6 +108,17 @@ def long_report(turns: int = 500) -> Report:
     return Report("A long conversation", tuple(made), unit="dollars", blocks=blocks)
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_block_opens_the_action_that_removed_it_of_two_by_one_stage_in_a_turn(index: int):
+    actions = (Action("BatchOffload", "changed"), Action("BatchOffload", "changed"))
+    turn = PageTurn({"user": 5.0}, 6.0, actions=actions)
+    gone = BlockFate("a block", "results", 5.0, 1, "moved away", until=2, action=index)
+
+    written = page(Report("", (turn, turn), blocks=(gone,)))
+
+    assert f'data-action="{2 + index}">moved away' in written
+
+
 # As text ------------------------------------------------------------------------------------------
 
 

@@ -96,6 +96,77 @@ def test_an_archive_is_a_file_of_messages() -> None:
     assert lab.use(f"L{lines}").pointer == 1
 
 
+def test_a_file_that_has_grown_since_holds_its_new_text_as_well() -> None:
+    lab = Lab(HISTORY, [user("See /x/s/log.jsonl")], {"s/log.jsonl": "read_this\n"})
+    lab.store.learn({f"{ROOT}s/log.jsonl": "read_this\nmore_of_it\n"})
+
+    assert lab.use("Iread_this", "Imore_of_it").pointer == 1
+
+
+def test_a_file_that_was_written_anew_no_longer_holds_what_it_held() -> None:
+    lab = Lab(HISTORY, [user("See /x/s/log.jsonl")], {"s/log.jsonl": "read_this\n"})
+    lab.store.learn({f"{ROOT}s/log.jsonl": "more_of_it\n"})
+
+    use = lab.use("Iread_this", "Imore_of_it")
+    assert (use.pointer, use.lost) == (0.5, 0.5)
+
+
+LINE = "def read_this(and_more): return 1"
+WITH_EXCERPT = f"[Content offloaded to: /x/s/t1.md]\nExcerpt, 1 of 9 lines:\n {LINE}"
+
+
+def test_a_line_that_a_stage_has_chosen_is_visible_and_doubtful() -> None:
+    past = conversation(user("Go."), step("t1", result=LINE))
+    lab = Lab(past, [user(tool_result("t1", WITH_EXCERPT))])
+
+    assert f"L{LINE}" in lab.context
+    assert lab.context.is_doubtful(f"L{LINE}")
+
+
+def test_whatever_only_a_note_says_is_doubtful() -> None:
+    past = conversation(user("Go."), step("t1", "bash", {"command": "look_there"}, LINE))
+    heading = "[Earlier steps, shortened; whole in /x/s/s{1..1}.md]"
+    note = f"{heading}\n1 bash look_there → 9 chars\n {LINE}"
+    lab = Lab(past, [user("Go."), user(note)])
+
+    assert lab.context.is_doubtful(f"L{LINE}")
+    assert lab.context.is_doubtful("Ilook_there")
+    assert lab.use("Ilook_there").visible == 0.5
+
+
+def test_what_is_said_beside_a_chosen_line_is_beyond_doubt() -> None:
+    past = conversation(user("Go."), step("t1", result=LINE))
+    both = user(tool_result("t1", WITH_EXCERPT), text("What is read_this?"))
+    lab = Lab(past, [both])
+
+    assert not lab.context.is_doubtful("Iread_this")
+    assert lab.context.is_doubtful("Iand_more")
+
+    lab.context.update([both, user("And and_more?")])
+
+    assert not lab.context.is_doubtful("Iand_more")
+
+
+def test_what_is_not_in_the_context_is_not_doubtful() -> None:
+    past = conversation(user("Go."), step("t1", result=LINE))
+    lab = Lab(past, [user(tool_result("t1", WITH_EXCERPT))])
+    lab.context.update([user("Go on.")])
+
+    assert not lab.context.is_doubtful(f"L{LINE}")
+
+
+def test_what_is_doubtful_is_visible_all_the_same() -> None:
+    past = conversation(user("Go."), step("t1", result=LINE))
+    lab = Lab(past, [user(tool_result("t1", WITH_EXCERPT))])
+    use, missing = use_of(
+        ["Iread_this"], lab.past, lab.context, lab.store, frozenset({"Iread_this"})
+    )
+
+    assert use == Use(visible=0.5, doubtful=0.5)
+    assert (use.recall, use.strict_recall) == (1, 0)
+    assert missing == {}
+
+
 def test_what_a_visible_file_view_has_shown_can_be_looked_at_again() -> None:
     past = conversation(user("Go."), view("t1", "/src/app/main.py", RESULT))
 

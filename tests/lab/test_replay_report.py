@@ -58,7 +58,19 @@ async def test_no_management_is_called_so_on_the_page():
     report = await Pages("mine", "none", prices).report(told, replays, moments, None, AtomIndex())
 
     assert (report.policy, report.baseline, report.unit) == ("mine", "no management", "dollars")
-    assert report.facts[2].without.startswith("$")
+    costs = [fact for fact in report.facts if fact.without.startswith("$")]
+    assert [fact.name for fact in costs] == [
+        "cost, dollars",
+        "the same with four cache marks around each change",
+    ]
+
+
+async def test_both_yardsticks_stand_on_the_page():
+    report = await replay_and_report(transcript(turns=4), direct, none)
+
+    names = [fact.name for fact in report.facts]
+    seen = names.index("of what replies used, in the context")
+    assert names[seen + 1] == "the same without the lines that a stage has chosen to keep"
 
 
 async def test_a_short_conversation_has_no_curve_of_recall():

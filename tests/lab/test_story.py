@@ -12,6 +12,7 @@ from ctxpipe import BatchOffload, ContextPipeline, TokenCounter
 from ctxpipe.lab.replay import replay
 from ctxpipe.lab.story import Moment, Story, story
 from ctxpipe.lab.workbench import Workbench
+from ctxpipe.reports import Offloaded, Outcome, StageReport
 from ctxpipe.stages.gates import RatioGate
 
 
@@ -80,9 +81,11 @@ async def test_the_biggest_blocks_say_where_they_went():
 
     blocks = {block.name: block for block in told.blocks}
     gone, there = blocks["result of Read: src/f0.py"], blocks["result of Read: src/f11.py"]
-    assert (gone.fate, gone.stage) == ("moved to tool-result-t0.md", "BatchOffload")
-    assert gone.until in [call + 1 for call, actions in told.actions.items() if actions]
-    assert (there.fate, there.until) == ("still in the context", None)
+    assert gone.fate == "moved to tool-result-t0.md"
+    assert gone.until is not None
+    assert gone.action is not None
+    assert told.actions[gone.until - 1][gone.action].stage == "BatchOffload"
+    assert (there.fate, there.until, there.action) == ("still in the context", None, None)
     tokens = [block.tokens for block in told.blocks]
     assert tokens == sorted((block.tokens for block in told.blocks), reverse=True)
     assert next(block.turn for block in told.blocks if block.name.endswith("f3.py")) == 5
@@ -132,3 +135,33 @@ async def test_a_block_that_was_read_twice_is_listed_once():
     told = story([Moment(0, context, context)], TokenCounter())
 
     assert sum(block.kind == "results" for block in told.blocks) == 1
+
+
+async def test_a_block_names_the_action_that_removed_it_where_a_stage_acts_twice_in_a_turn():
+    first, second = (view(f"t{n}", f"f{n}.py", "x = 1\n" * (50 + n)) for n in range(2))
+    history = [user("Go."), *first, *second]
+    placeholders = [tool_result(f"t{n}", f"[Content offloaded to: /x/s/t{n}.md]") for n in range(2)]
+    once = [*history[:2], user(placeholders[0]), *history[3:]]
+    twice = [*once[:4], user(placeholders[1])]
+    reports = [
+        StageReport("BatchOffload", "s", Outcome.CHANGED, 0.0, detail=Offloaded((f"/x/s/t{n}.md",)))
+        for n in range(2)
+    ]
+
+    told = story(
+        [Moment(0, history, once, reports[:1]), Moment(0, once, twice, reports[1:])],
+        TokenCounter(),
+    )
+
+    actions = {block.name: block.action for block in told.blocks if block.kind == "results"}
+    assert actions == {"result of read_file: f0.py": 0, "result of read_file: f1.py": 1}
+
+
+def test_a_note_of_earlier_steps_counts_as_a_summary():
+    note = "[Earlier steps, shortened; whole in /x/s/s{1..2}.md]\n1 bash ls → 9 chars"
+    context = [user("Go."), user(note)]
+
+    told = story([Moment(0, context, context)], TokenCounter())
+
+    counter = TokenCounter()
+    assert told.tokens[0] == {"user": counter.text("Go."), "summary": counter.text(note)}

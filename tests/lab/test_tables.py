@@ -59,7 +59,25 @@ def test_over_all_files_costs_and_uses_are_added_before_they_are_divided():
 
 def test_nothing_used_is_nothing_missed():
     (row,) = figures({"none": replayed(read=0, fresh=1, use=Use())}, PRICES, "none")
-    assert (row.visible, row.reachable) == (1.0, 1.0)
+    assert (row.visible, row.strict, row.reachable) == (1.0, 1.0, 1.0)
+
+
+def test_what_is_doubtful_counts_by_the_first_yardstick_and_not_by_the_second():
+    use = Use(visible=3, lost=1, doubtful=1)
+    (row,) = figures({"none": replayed(read=0, fresh=1, use=use)}, PRICES, "none")
+    assert (row.visible, row.strict) == (0.75, 0.5)
+
+
+def test_the_cost_with_all_four_marks_is_told_in_that_of_the_baseline_with_them():
+    def marked(fresh: float, with_marks: float) -> Replay:
+        use = CacheUse(0.0, 0.0, fresh)
+        request = Request(0, "reply", use, 0.0, marked=CacheUse(0.0, 0.0, with_marks))
+        return Replay("t", (Step(0, fresh, 1, (request,), (), Use()),))
+
+    replays = {"none": marked(1000, 800), "some": marked(900, 200)}
+    none, some = figures(replays, PRICES, "none")
+    assert (none.relative, none.marked) == (1.0, 1.0)
+    assert (some.relative, some.marked) == (0.9, 0.25)
 
 
 # What fills a context -----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from ctxpipe.lab.terminal import calibration_text, figures_text
 
 
 def figure(policy: str = "none", cost: float = 14_328_916.4) -> Figures:
-    return Figures(policy, 469, cost, 1.0, 0.996, 474_572.0, 0, 1.0, 1.0)
+    return Figures(policy, 469, cost, 1.0, 0.996, 474_572.0, 0, 1.0, 1.0, 0.875, 0.955)
 
 
 def numbers(text: str) -> set[str]:
@@ -27,21 +27,14 @@ def test_no_figure_is_cut_however_narrow_the_terminal(width: int):
     assert text.count("14,328,916") == len(rows)
 
 
-def test_a_policy_has_a_row_at_80_columns_and_a_column_at_40():
+def test_a_policy_has_a_row_at_100_columns_and_a_column_at_40():
     rows = [figure("none"), figure("rent-or-buy")]
-    wide = figures_text("t", rows, 80, dollars=False).splitlines()
+    wide = figures_text("t", rows, 100, dollars=False).splitlines()
     narrow = figures_text("t", rows, 40, dollars=False).splitlines()
-    assert wide[1].split() == [
-        "policy",
-        "calls",
-        "cost",
-        "ratio",
-        "hits",
-        "peak",
-        "fetched",
-        "seen",
-        "found",
-    ]
+    headings = "policy calls cost ratio 4 marks hits peak fetched seen strict found"
+    assert wide[1].split() == headings.split()
+    [row] = [line.split() for line in wide if line.startswith("rent-or-buy")]
+    assert (row[4], row[-3:]) == ("0.955", ["1.000", "0.875", "1.000"])
     assert narrow[1].split() == ["policy", "none", "rent-or-buy"]
 
 

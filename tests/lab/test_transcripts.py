@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 from collections.abc import Iterator
 from copy import deepcopy
@@ -164,6 +165,14 @@ def error(raw: bytes | str, tmp_path: Path) -> str:
         (
             json.dumps({"messages": WORK, "tools": ["bash"]}),
             ": the tools are not a list of objects",
+        ),
+        (
+            json.dumps({"messages": WORK, "system": [{**text("Be brief."), "n": math.nan}]}),
+            ": the system prompt holds a number that JSON cannot say",
+        ),
+        (
+            json.dumps({"messages": WORK, "tools": [{"name": "bash", "n": math.inf}]}),
+            ": the definition of a tool holds a number that JSON cannot say",
         ),
         (b"\xff\xfe[", ", line 1: this is not UTF-16 text"),
     ],

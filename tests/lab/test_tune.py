@@ -15,9 +15,10 @@ from ctxpipe.lab.costs import CacheUse, Request
 from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.references import Use
 from ctxpipe.lab.replay import PipelineMaker, Replay, Step
-from ctxpipe.lab.tune import Candidate, Score, Scored, candidates, front, least_budget, tune
+from ctxpipe.lab.tune import LEAN, Candidate, Score, Scored, candidates, front, least_budget, tune
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.prices import Prices
+from ctxpipe.stages.collapse import Collapse
 from ctxpipe.stages.offload import BatchOffload
 
 PRICES = Prices.relative()
@@ -47,9 +48,10 @@ class Written:
 
     def _replay(self, make: PipelineMaker, path: str) -> Replay:
         cost, recall = 100.0, 1.0
-        batch = [stage for stage in make(Workbench()).stages if isinstance(stage, BatchOffload)]
-        if batch:
-            cost, recall = self.rule(batch[0].keep_recent, path)
+        stages = make(Workbench()).stages
+        old = [stage for stage in stages if isinstance(stage, BatchOffload | Collapse)]
+        if old:
+            cost, recall = self.rule(old[0].keep_recent, path)
         request = Request(0, "reply", CacheUse(0, 0, cost), 0.0)
         return Replay(
             path, (Step(0, cost, 1, (request,), (), Use(visible=recall, lost=1 - recall)),)
@@ -72,23 +74,50 @@ def test_the_preset_in_toml_is_the_preset():
     assert list(map(type, ours.stages)) == list(map(type, preset.stages))
 
 
+def test_the_lean_preset_in_toml_is_the_lean_preset():
+    bench = Workbench()
+    ours = ConfiguredPolicy("lean", LEAN.toml(), PRICES)(bench)
+    preset = Policy("coding-lean", PRICES)(bench)
+    assert ours.stages[:2] == preset.stages[:2]
+    assert list(map(type, ours.stages)) == list(map(type, preset.stages))
+
+
 def test_what_is_chosen_is_read_back_by_config(tmp_path: Path):
+    kinds = set()
     for number, candidate in enumerate(candidates(30)):
         path = tmp_path / f"{number}.toml"
         path.write_text(candidate.toml(), "utf-8")
-        batch = next(
-            s for s in read_config(path, PRICES)(Workbench()).stages if isinstance(s, BatchOffload)
-        )
-        assert (batch.keep_recent, batch.min_chars) == (candidate.keep_recent, candidate.min_chars)
+        [stage] = [
+            stage
+            for stage in read_config(path, PRICES)(Workbench()).stages
+            if isinstance(stage, BatchOffload | Collapse)
+        ]
+        kinds.add(type(stage))
+        assert isinstance(stage, Collapse) == candidate.collapse
+        assert stage.keep_recent == candidate.keep_recent
+        if isinstance(stage, Collapse):
+            own = (candidate.alpha, candidate.min_value, candidate.text_chars)
+            assert (stage.alpha, stage.min_value, stage.text_chars) == own
+        else:
+            value = stage.excerpt.min_value if stage.excerpt else None
+            assert (stage.min_chars, value) == (candidate.min_chars, candidate.min_value)
+    assert kinds == {BatchOffload, Collapse}
 
 
-def test_candidates_are_different_begin_with_the_preset_and_try_each_value_about_as_often():
+def test_candidates_are_different_begin_with_the_presets_and_try_each_value_about_as_often():
     found = candidates(200)
     assert len(set(found)) == 200
-    assert found[0] == Candidate()
-    counts = Counter(candidate.keep_recent for candidate in found)
+    assert found[:2] == [Candidate(), LEAN]
+    counts = Counter(candidate.keep_recent for candidate in found[2:])
     assert set(counts) == {2, 3, 5, 8, 12}
     assert max(counts.values()) <= 2 * min(counts.values())
+    assert 60 <= sum(candidate.collapse for candidate in found) <= 140
+
+
+def test_candidates_have_different_names_and_differ_by_no_setting_of_a_stage_they_lack():
+    found = candidates(300)
+    assert len({candidate.name for candidate in found}) == 300
+    assert len({candidate.toml() for candidate in found}) == 300
 
 
 def test_the_cheapest_that_shows_enough_is_chosen():

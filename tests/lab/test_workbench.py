@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path, PurePath
 
 import pytest
-from histories import assistant, conversation, step, tool_use, user, view
+from histories import assistant, conversation, step, tool_result, tool_use, user, view
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,6 +88,24 @@ async def test_a_view_whose_result_comes_later_counts_and_one_that_failed_does_n
     assert (await files.read("a.py", 100)).text == "text"
     with pytest.raises(StorageError, match=r"b\.py"):
         await files.read("b.py", 100)
+
+
+async def test_what_was_written_after_a_view_counts_however_much_is_learnt_at_once() -> None:
+    files = SeenFiles()
+    write = step("t2", "Write", {"file_path": "a.py", "content": "written"})
+    files.learn(conversation(user("Go."), view("t1", "a.py", "viewed"), write))
+
+    assert (await files.read("a.py", 100)).text == "written"
+
+
+async def test_a_write_that_failed_or_was_never_answered_has_written_nothing() -> None:
+    files = SeenFiles()
+    call = assistant(tool_use("t2", "Write", {"file_path": "a.py", "content": "refused"}))
+    failed = user(tool_result("t2", "permission denied", is_error=True))
+    pending = assistant(tool_use("t3", "Write", {"file_path": "a.py", "content": "not yet"}))
+    files.learn([*view("t1", "a.py", "viewed"), call, failed, pending])
+
+    assert (await files.read("a.py", 100)).text == "viewed"
 
 
 async def test_a_file_that_is_too_large_is_refused() -> None:

@@ -29,7 +29,8 @@ from ctxpipe import (
     SmartTruncate,
     Turn,
 )
-from ctxpipe.messages import Message
+from ctxpipe.errors import SettingsError
+from ctxpipe.messages import Message, cache_marks, rewrite, tool_results
 from ctxpipe.refusals import Refusal
 from ctxpipe.session import Session
 from ctxpipe.testing import (
@@ -311,6 +312,114 @@ async def test_thinking_that_lost_its_bond_is_dropped_by_the_api_and_not_refused
     dropped = [bool(request.dropped) for request in server.requests]
     assert dropped == [False, False, False, True, True]
     assert {request.headers["x-mine"] for request in server.requests} == {"1"}
+
+
+# Cache breakpoints --------------------------------------------------------------------------------
+
+MARK: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
+
+
+def marked(messages: list[Any]) -> list[int]:
+    return [index for index, message in enumerate(messages) if any(cache_marks(message))]
+
+
+def rewriting(**results: int) -> ContextPipeline:
+    """A pipeline that shortens the result at an index once the context has so many messages."""
+
+    async def shorten(turn: Turn) -> Change | Skip:
+        index = results.get(f"at_{len(turn.messages)}")
+        if index is None:
+            return Skip("it is not the time")
+        [result] = tool_results(turn.messages, index, index + 1)
+        return Change(rewrite(turn.messages, {result.place: "It was read."}))
+
+    return ContextPipeline([shorten])
+
+
+async def ask_in_turns(
+    ask: Ask, pipeline: ContextPipeline, turns: int, **options: Any
+) -> list[Received]:
+    session, history = pipeline.session("s"), loop(turns)
+    async with talk(lambda _: "ok", model=Model(min_cached_tokens=1)) as (server, client):
+        for end in range(1, len(history) + 1, 2):
+            await ask(session, client, history[:end], system="Be brief.", **options)
+    assert not server.refused
+    return server.requests
+
+
+@every_way
+async def test_breakpoints_that_were_asked_for_are_placed_around_what_was_rewritten(
+    ask: Ask,
+) -> None:
+    requests = await ask_in_turns(ask, rewriting(at_19=6), 9, cache_breakpoints=4)
+
+    before, last = requests[-2:]
+    assert marked(messages_of(before)) == [14, 16]
+    assert marked(messages_of(last)) == [5, 6, 18]
+    assert last.body["system"] == [{"type": "text", "text": "Be brief.", **MARK}]
+    assert cast("Any", last.usage).cache_read_input_tokens == requests[2].tokens
+
+
+@every_way
+async def test_the_next_rewriting_reads_all_up_to_the_end_of_the_last_one(ask: Ask) -> None:
+    requests = await ask_in_turns(ask, rewriting(at_41=6, at_49=8), 24, cache_breakpoints=4)
+
+    second = requests[-1]
+    kept = {**second.body, "messages": messages_of(second)[:7]}
+    async with talk(["ok"]) as (server, client):
+        await client.messages.create(**cast("Any", kept))
+    assert cast("Any", second.usage).cache_read_input_tokens == server.requests[0].tokens
+
+
+@every_way
+async def test_by_default_no_breakpoint_is_placed_that_would_cost_anything(ask: Ask) -> None:
+    requests = await ask_in_turns(ask, rewriting(at_19=6), 9)
+
+    assert not any(marked(messages_of(request)) for request in requests)
+    assert {str(request.body["system"]) for request in requests} == {"Be brief."}
+
+
+@every_way
+async def test_by_default_a_request_with_automatic_caching_gets_the_breakpoints_that_are_free(
+    ask: Ask,
+) -> None:
+    requests = await ask_in_turns(ask, rewriting(at_19=6), 9, **MARK)
+
+    assert [marked(messages_of(request)) for request in requests[:-1]] == [[]] * 9
+    assert marked(messages_of(requests[-1])) == [5, 6]
+
+
+@every_way
+async def test_a_request_that_is_sent_again_has_its_breakpoints_again(ask: Ask) -> None:
+    session, history = rewriting(at_19=6).session("s"), loop(9)
+    async with talk([overloaded(), "ok"]) as (server, client):
+        with pytest.raises(anthropic.APIStatusError):
+            await ask(session, client, history, cache_breakpoints=4)
+        await ask(session, client, history, cache_breakpoints=4)
+
+    assert [marked(messages_of(request)) for request in server.requests] == [[5, 6, 18]] * 2
+
+
+@every_way
+async def test_the_history_has_no_marks_of_ours(ask: Ask) -> None:
+    history = loop(9)
+    before = copy.deepcopy(history)
+    async with talk(["ok"]) as (_, client):
+        await ask(rewriting(at_19=6).session("s"), client, history, cache_breakpoints=4)
+
+    assert history == before
+
+
+@every_way
+@pytest.mark.parametrize("wrong", [-1, 5, True, "4"])
+async def test_a_wrong_number_of_breakpoints_is_refused_before_anything_is_sent(
+    ask: Ask, wrong: Any
+) -> None:
+    async with talk(["ok"]) as (server, client):
+        with pytest.raises(SettingsError, match=r"cache_breakpoints is .*; give 0 to 4, or None"):
+            await ask(ContextPipeline().session("s"), client, loop(1), cache_breakpoints=wrong)
+
+    assert not server.requests
 
 
 # Too long -----------------------------------------------------------------------------------------

@@ -1,0 +1,157 @@
+"""The blocks of a context with names that a reader knows them by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+from ..markers.notes import note_of
+from ..markers.summaries import RESTORED, SUMMARY
+from ..messages import (
+    THINKING,
+    Block,
+    Message,
+    ToolCall,
+    ToolResult,
+    blocks,
+    compact_json,
+    kind,
+    result_text,
+    strings,
+    tool_calls,
+)
+from ..messages import field as field_of
+from ..tokens import TokenCounter
+from ..words import one_line
+from .references import location_in
+from .report import Kind
+
+__all__ = ["Key", "Piece", "Pieces"]
+
+LABEL_CHARS = 48
+"""Characters of a text in the name of its block."""
+
+Key: TypeAlias = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A block with a name for a reader.
+
+    The key stays when the block is replaced by a placeholder.
+    """
+
+    key: Key
+    kind: Kind
+    name: str
+    text: str
+    tokens: int
+
+
+class Pieces:
+    """The pieces of messages, each read once. Tokens are raw."""
+
+    def __init__(self, counter: TokenCounter) -> None:
+        self._counter = counter
+        self._calls: dict[str, str] = {}  # what was called, by the call's id
+        self._known: dict[int, tuple[Message, list[Piece]]] = {}  # by the message's identity
+
+    def learn(self, message: Message) -> None:
+        """Take in the names of the calls in *message*, for those of their results."""
+        for made in tool_calls([message]):
+            self._calls[made.id] = _call_label(made)
+
+    def of(self, message: Message) -> list[Piece]:
+        """The pieces of *message*, read once; it must not change any more."""
+        known = self._known.get(id(message))
+        if known is not None and known[0] is message:
+            return known[1]
+        pieces = list(self._read(message))
+        self._known[id(message)] = (message, pieces)
+        return pieces
+
+    def _read(self, message: Message) -> Iterator[Piece]:
+        content = message["content"]
+        if isinstance(content, str):
+            yield self._text(message["role"], content)
+        for block in blocks(message):
+            yield self._block(message["role"], block)
+
+    def _text(self, role: str, text: str) -> Piece:
+        of: Kind = _SPEAKERS.get(role, "user")
+        if role == "user" and (text.startswith((SUMMARY, RESTORED)) or _is_note(text)):
+            of = "summary"
+        name = f"{role}: {one_line(text, LABEL_CHARS)}"
+        tokens = self._counter.text(text)
+        return Piece(("text", text), of, name, text, tokens)
+
+    def _block(self, role: str, block: Block) -> Piece:
+        name = kind(block)
+        tokens = self._counter.block(block)
+        if name == "text":
+            return self._text(role, str(field_of(block, "text") or ""))
+        if name == "tool_use":
+            return self._call(block, tokens)
+        if name == "tool_result":
+            return self._result(block, tokens)
+        label = f"{role}: {name}"
+        if name in THINKING:
+            text = str(field_of(block, "thinking", ""))
+            return Piece((name, text), "thinking", label, text, tokens)
+        # Other blocks have no text to tell them apart by, only their identity.
+        text = f"[{name}]"
+        key = (name, f"{text}{id(block)}")
+        return Piece(key, _SPEAKERS.get(role, "user"), label, text, tokens)
+
+    def _call(self, block: Block, tokens: int) -> Piece:
+        call_id = str(field_of(block, "id"))
+        name = f"call of {self._calls.get(call_id, 'a tool')}"
+        text = compact_json(field_of(block, "input", {}))
+        return Piece(("call", call_id), "calls", name, text, tokens)
+
+    def _result(self, block: Block, tokens: int) -> Piece:
+        call_id = str(field_of(block, "tool_use_id"))
+        result = ToolResult(0, 0, call_id, field_of(block, "content"))
+        of: Kind = "results"
+        if location_in(result.content) is not None:
+            of = "placeholders"
+        name = f"result of {self._calls.get(call_id, 'a tool')}"
+        return Piece(
+            ("result", call_id),
+            of,
+            name,
+            result_text(result),
+            tokens,
+        )
+
+
+_SPEAKERS: Mapping[str, Kind] = {"system": "system", "assistant": "assistant", "user": "user"}
+
+
+def _is_note(text: str) -> bool:
+    message = cast("Message", {"role": "user", "content": text})
+    return note_of(message) is not None
+
+
+def _call_label(call: ToolCall) -> str:
+    """The tool, and a part of the first text in its input."""
+    texts = (text for text in strings(call.input) if text.strip())
+    argument = next(texts, "")
+    if not argument:
+        return call.name
+    if " " in argument:
+        return f"{call.name}: {one_line(argument, LABEL_CHARS)}"
+    # Paths differ at their ends.
+    return f"{call.name}: {_end(argument)}"
+
+
+def _end(text: str, chars: int = LABEL_CHARS) -> str:
+    """The last *chars* characters of *text*; a path is cut between its segments."""
+    if len(text) <= chars:
+        return text
+    end = text[-chars:]
+    slash = end.find("/")
+    if 0 <= slash < chars // 2:
+        end = end[slash:]
+    return f"…{end}"
