@@ -1,13 +1,15 @@
 """Whether the cache doctor names the cause of every miss, on recorded sessions with faults.
 
     python benchmarks/bench_cache_doctor.py FOLDER [--seed 1] [--share 0.2] [--files 46]
+    python benchmarks/bench_cache_doctor.py --times
 
 FOLDER holds transcripts of any kind that `ctxpipe.lab.transcripts` reads. Each is driven turn by
 turn by the real SDK against `ctxpipe.testing.MessagesServer`, which bills by its own implementation
 of the cache's rules. Before a share of the turns, drawn from the printed seed, something happens:
 the system prompt, the tools, the model, the betas or the tool choice change, the caller edits a
 message, or pauses. A second meter bills the same turns as if nothing had happened; what the two
-bills differ by is the truth that the doctor's finding is compared with.
+bills differ by is the truth that the doctor's finding is compared with. With --times: what the
+doctor costs a turn.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import anyio
 import anyio.to_thread
 
 from ctxpipe import ContextPipeline, LocalStorage
-from ctxpipe.cache_doctor import CacheMiss, Cause
+from ctxpipe.cache_doctor import Bill, CacheDoctor, CacheMiss, Cause, Sent
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.messages import Message, split_system
 from ctxpipe.prices import Prices
@@ -400,13 +402,64 @@ def print_table(turns: Sequence[Turn]) -> None:
         )
 
 
+def print_times() -> None:
+    """What a turn costs, with nothing new in it and with a call and a result of 2,000 characters.
+
+    The request is noted in `send`; `observe` reads it. The shortest of five times 20 turns.
+    """
+    print(f"{'messages':>10}{'send, µs':>12}{'idle observe':>14}{'with a step':>14}")
+    for count in (100, 1_000, 5_000):
+        history: list[Any] = [{"role": "user", "content": "Go."}]
+        for number in range(count // 2):
+            history += recorded_step(number)
+        sent, idle = min(turn_seconds(history, 0) for _ in range(5))
+        _, busy = min(turn_seconds(history, 1) for _ in range(5))
+        print(f"{count:>10,}{sent * 1e6:>12.1f}{idle * 1e6:>14.1f}{busy * 1e6:>14.1f}")
+
+
+def recorded_step(number: int) -> list[Any]:
+    """A call and its result."""
+    call = {"type": "tool_use", "id": f"t{number}", "name": "bash", "input": {"n": number}}
+    result = {"type": "tool_result", "tool_use_id": f"t{number}", "content": f"{number} " * 400}
+    return [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+
+
+def turn_seconds(history: Sequence[Any], steps: int) -> tuple[float, float]:
+    """The seconds that `send` and `observe` take, on average, with so many new *steps* a turn."""
+    counter = TokenCounter()
+    request = first_request()
+    system, tools = request.pop("system"), request.pop("tools")
+    doctor = CacheDoctor(counter)
+    messages = list(history)
+    seconds = [0.0, 0.0]
+    billed = 100_000
+    for turn in range(21):
+        for number in range(steps):
+            messages += recorded_step(10**6 + 10 * turn + number)
+        contents = list(messages)
+        counter.total(contents)  # as `run` has done
+        sent = Sent(contents, float(turn), system, tools, request)
+        start = time.perf_counter()
+        doctor.send(sent, contents)
+        middle = time.perf_counter()
+        doctor.observe(Bill(billed if turn else 0, 0 if turn else billed, 0), contents)
+        if turn:  # the first one reads everything
+            seconds[0] += middle - start
+            seconds[1] += time.perf_counter() - middle
+    return seconds[0] / 20, seconds[1] / 20
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path())
+    parser.add_argument("--times", action="store_true", help="only what the doctor costs a turn")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--share", type=float, default=0.2, help="of the turns that get a fault")
     parser.add_argument("--files", type=int, default=1000, help="at most")
     arguments = parser.parse_args()
+    if arguments.times:
+        print_times()
+        return
     paths = sorted(arguments.folder.glob("*.jsonl"))[: arguments.files]
     print(f"seed {arguments.seed}, {len(paths)} transcripts, faults in {arguments.share:.0%}")
     begun = time.perf_counter()
