@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeAlias
 
 import anthropic
@@ -405,15 +406,15 @@ def print_table(turns: Sequence[Turn]) -> None:
 def print_times() -> None:
     """What a turn costs, with nothing new in it and with a call and a result of 2,000 characters.
 
-    The request is noted in `send`; `observe` reads it. The shortest of five times 20 turns.
+    The request is noted in `send`; `observe` reads it. Medians of 100 turns.
     """
     print(f"{'messages':>10}{'send, µs':>12}{'idle observe':>14}{'with a step':>14}")
     for count in (100, 1_000, 5_000):
         history: list[Any] = [{"role": "user", "content": "Go."}]
         for number in range(count // 2):
             history += recorded_step(number)
-        sent, idle = min(turn_seconds(history, 0) for _ in range(5))
-        _, busy = min(turn_seconds(history, 1) for _ in range(5))
+        sent, idle = turn_seconds(history, 0)
+        _, busy = turn_seconds(history, 1)
         print(f"{count:>10,}{sent * 1e6:>12.1f}{idle * 1e6:>14.1f}{busy * 1e6:>14.1f}")
 
 
@@ -425,28 +426,30 @@ def recorded_step(number: int) -> list[Any]:
 
 
 def turn_seconds(history: Sequence[Any], steps: int) -> tuple[float, float]:
-    """The seconds that `send` and `observe` take, on average, with so many new *steps* a turn."""
+    """The seconds that `send` and `observe` take, with so many new *steps* a turn."""
     counter = TokenCounter()
     request = first_request()
     system, tools = request.pop("system"), request.pop("tools")
     doctor = CacheDoctor(counter)
     messages = list(history)
-    seconds = [0.0, 0.0]
+    counter.total(messages)
+    sending: list[float] = []
+    observing: list[float] = []
     billed = 100_000
-    for turn in range(21):
+    for turn in range(101):
         for number in range(steps):
             messages += recorded_step(10**6 + 10 * turn + number)
+            counter.total(messages[-2:])  # as `run` has done
         contents = list(messages)
-        counter.total(contents)  # as `run` has done
         sent = Sent(contents, float(turn), system, tools, request)
         start = time.perf_counter()
         doctor.send(sent, contents)
         middle = time.perf_counter()
         doctor.observe(Bill(billed if turn else 0, 0 if turn else billed, 0), contents)
         if turn:  # the first one reads everything
-            seconds[0] += middle - start
-            seconds[1] += time.perf_counter() - middle
-    return seconds[0] / 20, seconds[1] / 20
+            sending.append(middle - start)
+            observing.append(time.perf_counter() - middle)
+    return median(sending), median(observing)
 
 
 async def main() -> None:
