@@ -45,6 +45,7 @@ MODELS = ("claude-sonnet-5", "claude-opus-5")
 BETA = "interleaved-thinking-2025-05-14"
 PAUSE_SECONDS, TURN_SECONDS = 400.0, 7.0
 MARK = {"type": "ephemeral"}
+LOOKBACK_BLOCKS = 20
 LEAST_MISSED, TOLERANCE = 500, 0.02
 """A smaller difference between the bills is no miss that has to be found."""
 
@@ -259,11 +260,15 @@ class Driver:
             messages = list(received.body["messages"])
             bill = None
             had_image, has_image = has_image, _has_image(received.raw)
-            is_harmed = bool(sent) and had_image != has_image  # as it was recorded
-            if is_harmed:
-                happened.add(Cause.IMAGES)
+            # What may happen in the recorded conversation itself.
+            harms = set()
+            if sent and had_image != has_image:
+                harms.add(Cause.IMAGES)
+            if sent and _block_count(messages) - _block_count(sent) >= LOOKBACK_BLOCKS:
+                harms.add(Cause.LOOKBACK)
+            happened |= harms
             is_continued = _is_continued(sent, messages) or Cause.MESSAGE in happened
-            if is_continued and not is_harmed:
+            if is_continued and not harms:
                 pristine = recorded[:index] if is_edited else messages
                 bill = charge(unharmed, {**plain, "messages": pristine})
                 missed = bill.cache_read_input_tokens - received.usage.cache_read_input_tokens
@@ -307,6 +312,11 @@ def charge(meter: Meter, body: Mapping[str, Any]) -> Usage:
 
 def _is_continued(before: Sequence[Any], after: Sequence[Any]) -> bool:
     return list(after[: len(before)]) == list(before)
+
+
+def _block_count(messages: Sequence[Any]) -> int:
+    contents = (message["content"] for message in messages)
+    return sum(1 if isinstance(content, str) else len(content) for content in contents)
 
 
 def _has_image(raw: bytes) -> bool:
