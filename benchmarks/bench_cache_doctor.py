@@ -1,13 +1,15 @@
 """Whether the cache doctor names the cause of every miss, on recorded sessions with faults.
 
     python benchmarks/bench_cache_doctor.py FOLDER [--seed 1] [--share 0.2] [--files 46]
+    python benchmarks/bench_cache_doctor.py --times
 
 FOLDER holds transcripts of any kind that `ctxpipe.lab.transcripts` reads. Each is driven turn by
 turn by the real SDK against `ctxpipe.testing.MessagesServer`, which bills by its own implementation
 of the cache's rules. Before a share of the turns, drawn from the printed seed, something happens:
 the system prompt, the tools, the model, the betas or the tool choice change, the caller edits a
 message, or pauses. A second meter bills the same turns as if nothing had happened; what the two
-bills differ by is the truth that the doctor's finding is compared with.
+bills differ by is the truth that the doctor's finding is compared with. With --times: what the
+doctor costs a turn.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeAlias
 
 import anthropic
@@ -28,7 +31,7 @@ import anyio
 import anyio.to_thread
 
 from ctxpipe import ContextPipeline, LocalStorage
-from ctxpipe.cache_doctor import CacheMiss, Cause
+from ctxpipe.cache_doctor import Bill, CacheDoctor, CacheMiss, Cause, Sent
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.messages import Message, split_system
 from ctxpipe.prices import Prices
@@ -42,6 +45,7 @@ MODELS = ("claude-sonnet-5", "claude-opus-5")
 BETA = "interleaved-thinking-2025-05-14"
 PAUSE_SECONDS, TURN_SECONDS = 400.0, 7.0
 MARK = {"type": "ephemeral"}
+LOOKBACK_BLOCKS = 20
 LEAST_MISSED, TOLERANCE = 500, 0.02
 """A smaller difference between the bills is no miss that has to be found."""
 
@@ -256,11 +260,15 @@ class Driver:
             messages = list(received.body["messages"])
             bill = None
             had_image, has_image = has_image, _has_image(received.raw)
-            is_harmed = bool(sent) and had_image != has_image  # as it was recorded
-            if is_harmed:
-                happened.add(Cause.IMAGES)
+            # What may happen in the recorded conversation itself.
+            harms = set()
+            if sent and had_image != has_image:
+                harms.add(Cause.IMAGES)
+            if sent and _block_count(messages) - _block_count(sent) >= LOOKBACK_BLOCKS:
+                harms.add(Cause.LOOKBACK)
+            happened |= harms
             is_continued = _is_continued(sent, messages) or Cause.MESSAGE in happened
-            if is_continued and not is_harmed:
+            if is_continued and not harms:
                 pristine = recorded[:index] if is_edited else messages
                 bill = charge(unharmed, {**plain, "messages": pristine})
                 missed = bill.cache_read_input_tokens - received.usage.cache_read_input_tokens
@@ -304,6 +312,11 @@ def charge(meter: Meter, body: Mapping[str, Any]) -> Usage:
 
 def _is_continued(before: Sequence[Any], after: Sequence[Any]) -> bool:
     return list(after[: len(before)]) == list(before)
+
+
+def _block_count(messages: Sequence[Any]) -> int:
+    contents = (message["content"] for message in messages)
+    return sum(1 if isinstance(content, str) else len(content) for content in contents)
 
 
 def _has_image(raw: bytes) -> bool:
@@ -400,13 +413,66 @@ def print_table(turns: Sequence[Turn]) -> None:
         )
 
 
+def print_times() -> None:
+    """What a turn costs, with nothing new in it and with a call and a result of 2,000 characters.
+
+    The request is noted in `send`; `observe` reads it. Medians of 100 turns.
+    """
+    print(f"{'messages':>10}{'send, µs':>12}{'idle observe':>14}{'with a step':>14}")
+    for count in (100, 1_000, 5_000):
+        history: list[Any] = [{"role": "user", "content": "Go."}]
+        for number in range(count // 2):
+            history += recorded_step(number)
+        sent, idle = turn_seconds(history, 0)
+        _, busy = turn_seconds(history, 1)
+        print(f"{count:>10,}{sent * 1e6:>12.1f}{idle * 1e6:>14.1f}{busy * 1e6:>14.1f}")
+
+
+def recorded_step(number: int) -> list[Any]:
+    """A call and its result."""
+    call = {"type": "tool_use", "id": f"t{number}", "name": "bash", "input": {"n": number}}
+    result = {"type": "tool_result", "tool_use_id": f"t{number}", "content": f"{number} " * 400}
+    return [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+
+
+def turn_seconds(history: Sequence[Any], steps: int) -> tuple[float, float]:
+    """The seconds that `send` and `observe` take, with so many new *steps* a turn."""
+    counter = TokenCounter()
+    request = first_request()
+    system, tools = request.pop("system"), request.pop("tools")
+    doctor = CacheDoctor(counter)
+    messages = list(history)
+    counter.total(messages)
+    sending: list[float] = []
+    observing: list[float] = []
+    billed = 100_000
+    for turn in range(101):
+        for number in range(steps):
+            messages += recorded_step(10**6 + 10 * turn + number)
+            counter.total(messages[-2:])  # as `run` has done
+        contents = list(messages)
+        sent = Sent(contents, float(turn), system, tools, request)
+        start = time.perf_counter()
+        doctor.send(sent, contents)
+        middle = time.perf_counter()
+        doctor.observe(Bill(billed if turn else 0, 0 if turn else billed, 0), contents)
+        if turn:  # the first one reads everything
+            sending.append(middle - start)
+            observing.append(time.perf_counter() - middle)
+    return median(sending), median(observing)
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path())
+    parser.add_argument("--times", action="store_true", help="only what the doctor costs a turn")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--share", type=float, default=0.2, help="of the turns that get a fault")
     parser.add_argument("--files", type=int, default=1000, help="at most")
     arguments = parser.parse_args()
+    if arguments.times:
+        print_times()
+        return
     paths = sorted(arguments.folder.glob("*.jsonl"))[: arguments.files]
     print(f"seed {arguments.seed}, {len(paths)} transcripts, faults in {arguments.share:.0%}")
     begun = time.perf_counter()

@@ -18,7 +18,7 @@ from .rules import FIVE_MINUTES, HOUR, LOOKBACK_BLOCKS, MOST_MINIMUM, min_cached
 
 __all__ = ["CacheDoctor", "Sent"]
 
-MOST_WAITING = 8
+MOST_WAITING = 4
 MOST_UNREAD = 2
 """Requests that are remembered while nobody has shown a bill."""
 MOST_ENTRIES = 32
@@ -80,9 +80,12 @@ class CacheDoctor:
     """
 
     counter: TokenCounter = field(repr=False)
-    _waiting: deque[_Request] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
+    _waiting: deque[_Request] = field(default_factory=deque)
     _last: _Request | None = field(default=None, repr=False)
     _entries: dict[int, _Entry] = field(default_factory=dict, repr=False)
+    # From where on those have changed the context that were not sent, or were refused.
+    _rewritten_from: int | None = None
+    _edited_from: int | None = None
     _events: int = 0
     _observed: int = 0
 
@@ -92,8 +95,9 @@ class CacheDoctor:
         """A request is likely to go out; *source* is the list of messages that it is known by."""
         self._events += 1
         self._waiting.append(_Request(sent, self._events, source, len(sent.messages)))
-        if not self._observed and len(self._waiting) > MOST_UNREAD:
-            self._waiting.popleft()
+        most = MOST_WAITING if self._observed else MOST_UNREAD
+        while len(self._waiting) > most:
+            self._carry(self._waiting.popleft())
 
     def send_as(self, source: object, body: Mapping[str, object], seconds: float) -> None:
         """The request known by *source* goes out at *seconds* in *body*, with all of its marks."""
@@ -118,6 +122,14 @@ class CacheDoctor:
         request = self._find(source)
         if request is not None:
             self._waiting.remove(request)
+            self._carry(request)
+
+    def _carry(self, request: _Request) -> None:
+        """Remember what *request* has changed for the next one that is compared."""
+        sent = request.sent
+        self._rewritten_from = _first(self._rewritten_from, sent.rewritten_from)
+        self._edited_from = _first(self._edited_from, sent.edited_from)
+        request.sent = replace(sent, rewritten_from=None, edited_from=None)
 
     def observe(
         self,
@@ -173,15 +185,28 @@ class CacheDoctor:
     def _read_up_to(self, request: _Request, model: str | None) -> None:
         """Read the requests in the order in which they were sent, up to *request*."""
         for waiting in list(self._waiting):
-            if waiting.prompt is None and (waiting.is_on_its_way or waiting is request):
-                if waiting.sent.options.get("model") is None and model is not None:
-                    options = {**waiting.sent.options, "model": model}
-                    waiting.sent = replace(waiting.sent, options=options)
-                waiting.before = self._last
-                self._compare(waiting)
-                self._last = waiting
+            if waiting.prompt is None:
+                self._carry(waiting)
+                if waiting.is_on_its_way or waiting is request:
+                    self._read(waiting, model)
             if waiting is request:
                 break
+
+    def _read(self, request: _Request, model: str | None) -> None:
+        """Read *request*, the next one that was sent."""
+        options = request.sent.options
+        if options.get("model") is None and model is not None:
+            options = {**options, "model": model}
+        request.sent = replace(
+            request.sent,
+            options=options,
+            rewritten_from=self._rewritten_from,
+            edited_from=self._edited_from,
+        )
+        self._rewritten_from = self._edited_from = None
+        request.before = self._last
+        self._compare(request)
+        self._last = request
 
     def _compare(self, request: _Request, *, thoroughly: bool = False) -> None:
         """Read *request*, and find out what differs from the one before."""
@@ -411,6 +436,11 @@ class CacheDoctor:
             model=prompt.model,
             is_lasting=why.is_lasting,
         )
+
+
+def _first(one: int | None, other: int | None) -> int | None:
+    known = [place for place in (one, other) if place is not None]
+    return min(known, default=None)
 
 
 def _tolerance(tokens: int) -> float:

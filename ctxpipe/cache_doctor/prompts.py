@@ -21,6 +21,7 @@ from ..messages import (
     cache_marks,
     common_prefix,
     compact_json,
+    is_equal,
     kind,
 )
 from ..messages import field as read
@@ -184,20 +185,27 @@ def _unsummarized(
 
     And how many of these are those of *last*, and whether there is a summary.
     """
-    known = 0
-    if last is not None:
-        known = common_prefix(last.messages, messages)
+    now = list(messages)
+    known = 0 if last is None else _known(last.messages, now)
     start = known
     if last is not None and last.is_summarized:
         start = 0  # what was sent is longer than what was kept of it
-    for index in range(len(messages) - 1, start - 1, -1):
-        message = messages[index]
+    for index in range(len(now) - 1, start - 1, -1):
+        message = now[index]
         if message["role"] == "assistant" and server_summary(message) is not None:
-            rest = [part_after_summary(message), *messages[index + 1 :]]
-            if last is not None:
-                known = common_prefix(last.messages, rest)
-            return rest, known, True
-    return list(messages), known, False
+            rest = [part_after_summary(message), *now[index + 1 :]]
+            return rest, 0 if last is None else _known(last.messages, rest), True
+    return now, known, False
+
+
+def _known(before: list[Message], now: list[Message]) -> int:
+    """How many leading messages are equal."""
+    # In place: a slice touches every message, and so costs more than the comparison.
+    rest = now[len(before) :]
+    del now[len(before) :]
+    are_equal = is_equal(now, before)
+    now += rest
+    return len(before) if are_equal else common_prefix(before, now)
 
 
 def _shared(

@@ -83,7 +83,7 @@ class CacheWatch:
         """The bill of the request with the messages *sent*, by default of the last one."""
         try:
             found = self._doctor.observe(as_bill(usage), sent, messages=sent, model=model)
-        except Exception as error:
+        except Exception as error:  # no diagnosis is worth a turn
             logger.debug("the cache doctor failed, and begins anew", exc_info=error)
             self._doctor = CacheDoctor(self._counter)
             return

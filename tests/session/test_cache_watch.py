@@ -519,6 +519,30 @@ async def test_a_refused_request_has_not_written_anything() -> None:
     assert talking.session.cache_misses == ()
 
 
+async def test_what_a_refused_request_has_rewritten_is_no_edit_of_the_caller(
+    tmp_path: Path,
+) -> None:
+    async with talk(model=Model(window=20_000)) as talking:
+        offload = BatchOffload(LocalStorage(tmp_path), gate=RatioGate(0.99), keep_recent=1)
+        session = ContextPipeline([offload], prices=PRICES).session("s", clock=talking.clock)
+        history = [user(words(0, 6000))]
+        for number in range(8):
+            history += step(f"t{number}", result=words(number, 2000))
+            await session.create(talking.client, messages=history, **talking.request)
+
+    assert len(talking.server.refused) == 1
+    assert {miss.cause for miss in session.cache_misses} == {Cause.REWRITE}
+
+
+async def test_a_context_that_was_made_and_not_sent_is_not_compared() -> None:
+    async with talk() as talking:
+        await talking.turns(3)
+        await talking.session.run([*talking.history, user("What if?")], system="Another one.")
+        await talking.turns(1)
+
+    assert talking.causes == []
+
+
 async def test_calls_and_results_are_compared_by_what_they_say() -> None:
     calls = answer("Let me look.", {"type": "tool_use", "name": "look", "input": {"a": 1}})
     async with talk(lambda _: calls) as talking:
