@@ -158,7 +158,7 @@ async def test_a_block_names_the_action_that_removed_it_where_a_stage_acts_twice
 
 
 def test_a_note_of_earlier_steps_counts_as_a_summary():
-    note = "[Earlier steps, shortened; whole in /x/s/s{1..2}.md]\n1 bash ls → 9 chars"
+    note = "[Earlier steps, shortened; whole in /x/s/s{1..1}.md]\n1 bash ls → 9 chars"
     context = [user("Go."), user(note)]
 
     told = story([Moment(0, context, context)], TokenCounter())
