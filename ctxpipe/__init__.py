@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         Archive,
         JournalStorage,
         LocalStorage,
+        MemoryStorage,
         Page,
         TextReader,
         TextWriter,
@@ -75,6 +76,7 @@ __all__ = [
     "JournalStorage",
     "Ledger",
     "LocalStorage",
+    "MemoryStorage",
     "Message",
     "OffloadResult",
     "Offloaded",
@@ -150,7 +152,8 @@ _NAMES = {
     ".stages.offload": "BatchOffload DirectOffload OffloadResult OffloadedMessage "
     "offload_tool_result offload_tool_results",
     ".stages.truncate": "SmartTruncate Truncation smart_truncate",
-    ".storage": "Archive JournalStorage LocalStorage Page TextReader TextWriter is_secret",
+    ".storage": "Archive JournalStorage LocalStorage MemoryStorage Page TextReader TextWriter "
+    "is_secret",
     ".tokens": "Budget Ledger TokenCounter conservative count_tokens should_compact",
     ".tools": "Tool ToolInputError answer as_beta_tools offload_tools",
 }

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
+from ..locations import is_url
 from ..placeholders import MAX_PATH
 
 if TYPE_CHECKING:
@@ -136,7 +137,8 @@ def path_argument(given: Mapping[str, object], keys: str | Sequence[str]) -> str
     paths: set[str] = set()
     for key in keys:
         path = given.get(key)
-        if isinstance(path, str) and 0 < len(path) <= MAX_PATH:
+        # A URL of ours is a text of the storage, and no file of the user's.
+        if isinstance(path, str) and 0 < len(path) <= MAX_PATH and not is_url(path):
             paths.add(path)
     return paths.pop() if len(paths) == 1 else None
 

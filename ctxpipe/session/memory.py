@@ -13,6 +13,7 @@ from ..errors import SettingsError, StorageError, safe_text
 from ..messages import common_prefix, ensure_messages, is_bulky
 from ..messages.identity import says_the_same
 from ..settings import excerpt
+from ..storage.protocol import texts_of
 from ..threads import in_thread, in_thread_if
 from ..timeline import Step, Timeline
 from ..words import count_phrase
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ..edits.diff import Edit
     from ..messages import Message
     from ..runner import Record
-    from ..storage import JournalStorage
+    from ..storage import JournalStorage, TextReader
 
 __all__ = ["Memory"]
 
@@ -119,6 +120,7 @@ class Memory:
         except StorageError as error:
             self._report_unreadable(error)
         self._is_read = True
+        await self._touch(journal.storage)
 
     def _report_unreadable(self, error: StorageError) -> None:
         problem = "the journal cannot be read"
@@ -146,7 +148,7 @@ class Memory:
             self.notify(REDACTED)
         self._take_over(line, entries)
         if entries:
-            await self._restore_files(journal.storage)
+            await self._restore_files(texts_of(journal.storage))
 
     async def _follow(self, journal: Journal, history: list[Message]) -> None:
         """Take over what others have written to this branch, unless *history* differs from it."""
@@ -236,18 +238,33 @@ class Memory:
             same += 1
         return same if same < len(ours) else None
 
-    async def _restore_files(self, storage: JournalStorage) -> None:
+    async def _restore_files(self, texts: TextReader | None) -> None:
         """Write files again that the context refers to and somebody has deleted."""
+        if texts is None:
+            return
         try:
-            count = await write_lost_files(self.timeline, storage)
+            restored, lost = await write_lost_files(self.timeline, texts)
         except StorageError as error:
             self.notify(
                 f"the files that the context refers to cannot be checked: {safe_text(error)}"
             )
             return
-        if count:
-            files = count_phrase(count, "file")
+        if restored:
+            files = count_phrase(restored, "file")
             self.notify(f"{files} that the context refers to had gone: written again")
+        if lost:
+            files = count_phrase(lost, "file")
+            self.notify(f"{files} that the context refers to: gone, and not in the history given")
+
+    async def _touch(self, journal: JournalStorage) -> None:
+        """Tell the storage of the texts that the session is in use, where it wants to know."""
+        touch = getattr(texts_of(journal), "touch", None)
+        if touch is None:
+            return
+        try:
+            await touch(self._session_id)
+        except StorageError as error:
+            self.notify(f"the texts cannot be marked as used: {safe_text(error)}")
 
     # Writing --------------------------------------------------------------------------------------
 
@@ -349,7 +366,7 @@ class Memory:
             raise StorageError(errno.EILSEQ, "the journal holds invalid entries") from error
         if packing.redacts and replay.raw:
             self.notify("the history was redacted when it was written down")
-        return await packing.restore(replay, self._journal.storage)
+        return await packing.restore(replay)
 
     async def newest_history(self) -> list[Message]:
         """The history with what others have added to it. Raises StorageError."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..edits import offload
 from ..errors import InvalidHistory, SettingsError, StorageError, safe_text
+from ..locations import SCHEME, is_url
 from ..messages import (
     ToolCall,
     ToolResult,
@@ -291,7 +292,9 @@ class _Pointers:
         location = self.storage.location(sample)
         root = os.path.dirname(os.path.dirname(location))
         forms = []
-        if root.strip("./"):
+        if is_url(location):
+            forms.append(rf"{SCHEME}{_NAME}(?:/{_NAME})+")
+        elif root.strip("./"):
             forms.append(rf"{re.escape(root)}(?:/{_NAME})+")
         visible = re.escape(self.visible_path(sample, location))
         forms.append(visible.replace(_SAMPLE, _NAME))

@@ -2,6 +2,7 @@
 
 from .files import FileReader, FileText, LocalFiles
 from .local import Cleaned, LocalStorage
+from .memory import MemoryStorage
 from .protocol import Archive, JournalStorage, Page, TextReader, TextWriter
 from .secrets import is_secret
 
@@ -13,6 +14,7 @@ __all__ = [
     "JournalStorage",
     "LocalFiles",
     "LocalStorage",
+    "MemoryStorage",
     "Page",
     "TextReader",
     "TextWriter",
