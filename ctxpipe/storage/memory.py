@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 
-from anyio import Lock, WouldBlock, move_on_after
+from anyio import Semaphore, WouldBlock, move_on_after
 
 from ..errors import StorageError
 from ..locations import key_parts, possible_keys, url_of
@@ -45,7 +45,7 @@ class MemoryStorage:
     _texts: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     _records: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)
     _journals: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)
-    _locks: dict[str, Lock] = field(default_factory=dict, init=False, repr=False)
+    _locks: dict[str, Semaphore] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_settings(self, redact=FUNCTION.optional, clock=FUNCTION)
@@ -135,7 +135,7 @@ class MemoryStorage:
     @asynccontextmanager
     async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
         """Hold the session for yourself; False when somebody else has held it for *seconds*."""
-        lock = self._locks.setdefault(session_folder(session_id), Lock())
+        lock = self._locks.setdefault(session_folder(session_id), Semaphore(1))
         is_acquired = await _acquire(lock, seconds)
         try:
             yield is_acquired
@@ -157,7 +157,7 @@ class MemoryStorage:
         self._locks.pop(folder, None)
 
 
-async def _acquire(lock: Lock, seconds: float) -> bool:
+async def _acquire(lock: Semaphore, seconds: float) -> bool:
     with suppress(WouldBlock):
         lock.acquire_nowait()
         return True

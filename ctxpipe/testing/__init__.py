@@ -8,9 +8,12 @@ The real SDK talks to it, without network, key or mock:
     assert not server.refused
 
 Needs the extra ``ctxpipe[testing]``; starlette and uvicorn are imported when a server starts.
+
+And the contract of a storage, for one of your own: `storage_conformance`.
 """
 
 from .billing import Usage
+from .conformance import storage_conformance
 from .replies import (
     Answer,
     Cut,
@@ -30,9 +33,11 @@ from .replies import (
 )
 from .rules import Model, RequestBody, problems
 from .server import MessagesServer, MissingExtra, Received, Script, ScriptExhausted
+from .storage import ContractBroken, StorageCheck
 
 __all__ = [
     "Answer",
+    "ContractBroken",
     "Cut",
     "Failure",
     "Hang",
@@ -44,6 +49,7 @@ __all__ = [
     "RequestBody",
     "Script",
     "ScriptExhausted",
+    "StorageCheck",
     "Usage",
     "answer",
     "overloaded",
@@ -53,6 +59,7 @@ __all__ = [
     "redacted_thinking",
     "refusal",
     "server_error",
+    "storage_conformance",
     "text",
     "thinking",
     "tool_use",
