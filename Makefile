@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 FUZZ_SECONDS := 120
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage test-oldest docs bench bench-peers lint nightly fuzz clean
+.PHONY: help demo test test-services coverage test-oldest docs bench bench-peers lint nightly fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -29,6 +29,11 @@ lint: $(STAMP)  ## ruff, mypy --strict, import-linter
 
 test: lint  ## lint, then pytest
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+test-services: $(STAMP)  ## storages against PostgreSQL, Redis and an S3; INSTALL=1 installs what is missing
+	$(BIN)/python scripts/services.py $(if $(INSTALL),--install)
+	CTXPIPE_SERVICES=required $(BIN)/python -m pytest --numprocesses 2 --dist loadfile \
+		tests/storage tests/project/test_examples_service.py
 
 coverage: $(STAMP)  ## pytest with branch coverage, which takes half as long again
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --cov --cov-report=term

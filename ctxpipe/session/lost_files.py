@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
+
+from anyio import Semaphore, create_task_group
 
 from ..edits.offload import is_batch, stored_text
 from ..errors import StorageError
@@ -51,11 +52,17 @@ async def _missing(storage: TextReader, locations: Sequence[str]) -> list[str]:
     if ask is not None:
         return list(await ask(locations))
     missing: list[str] = []
-    for start in range(0, len(locations), _AT_ONCE):
-        batch = locations[start : start + _AT_ONCE]
-        answers = await asyncio.gather(*(_is_gone(where, storage) for where in batch))
-        missing += [where for where, is_gone in zip(batch, answers, strict=True) if is_gone]
-    return missing
+    limit = Semaphore(_AT_ONCE)
+
+    async def look(where: str) -> None:
+        async with limit:
+            if await _is_gone(where, storage):
+                missing.append(where)
+
+    async with create_task_group() as group:
+        for where in locations:
+            group.start_soon(look, where)
+    return [where for where in locations if where in missing]
 
 
 async def _is_gone(where: str, storage: TextReader) -> bool:

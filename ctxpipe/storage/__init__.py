@@ -3,8 +3,12 @@
 from .files import FileReader, FileText, LocalFiles
 from .local import Cleaned, LocalStorage
 from .memory import MemoryStorage
+from .objects import ObjectStorage
+from .postgres import PostgresJournal
 from .protocol import Archive, JournalStorage, Page, TextReader, TextWriter
+from .redis import RedisJournal
 from .secrets import is_secret
+from .sqlite import SQLiteJournal
 
 __all__ = [
     "Archive",
@@ -15,7 +19,11 @@ __all__ = [
     "LocalFiles",
     "LocalStorage",
     "MemoryStorage",
+    "ObjectStorage",
     "Page",
+    "PostgresJournal",
+    "RedisJournal",
+    "SQLiteJournal",
     "TextReader",
     "TextWriter",
     "is_secret",

@@ -168,7 +168,8 @@ class PostgresJournal(SharedJournal):
         NUMBER.check("max_age", max_age)
 
         async def delete(connection: AsyncConnection[Any]) -> int:
-            return (await connection.execute(self._sql(_STALE), [max_age])).rowcount
+            cursor = await connection.execute(self._sql(_STALE), [max_age])
+            return int(cursor.rowcount)
 
         return await self._run(delete)
 
@@ -220,7 +221,8 @@ class PostgresJournal(SharedJournal):
         row = {"session": session, "seen": seen, "name": name}
 
         async def rename(connection: AsyncConnection[Any]) -> bool:
-            return (await connection.execute(self._sql(_RENAME), row)).rowcount > 0
+            cursor = await connection.execute(self._sql(_RENAME), row)
+            return int(cursor.rowcount) > 0
 
         return await self._run(rename)
 

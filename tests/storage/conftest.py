@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -38,3 +39,12 @@ def redis() -> Iterator[Server]:
 def s3() -> Iterator[Server]:
     need("obstore", "object-store")
     yield from run(S3())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Nothing is skipped where `make test-services` has promised the services."""
+    report = yield
+    if report.skipped and os.environ.get("CTXPIPE_SERVICES") == "required":
+        report.outcome = "failed"
+    return report

@@ -139,13 +139,16 @@ class Server:
             cwd=self.folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            **ordinary_user(),
+            **self.user(),
         )
         deadline = time.monotonic() + 60
         while not self.is_up():
             assert self.process.poll() is None, f"{self.name} has stopped: {self.command()}"
             assert time.monotonic() < deadline, f"{self.name} does not come up"
             time.sleep(0.05)
+
+    def user(self) -> dict[str, Any]:
+        return ordinary_user()
 
     def is_up(self) -> bool:
         with socket.socket() as probe:
@@ -245,6 +248,9 @@ class S3(Server):
     def command(self) -> list[str]:
         script = "from moto.server import main; import sys; main(sys.argv[1:])"
         return [sys.executable, "-c", script, "-H", "127.0.0.1", "-p", str(self.port)]
+
+    def user(self) -> dict[str, Any]:
+        return {}  # it is Python with the packages of this environment, wherever that is
 
     def start(self) -> None:
         super().start()
