@@ -184,7 +184,7 @@ def on_one_side(version: Path, request: dict[str, Any], folder: Path) -> dict[st
     environment = {**os.environ, "PYTHONPATH": str(version.resolve())}
     asked = json.dumps({**request, "version": str(version.resolve())})
     command = [sys.executable, str(HERE), "--play", asked]
-    answer = subprocess.run(  # noqa: S603  ourselves
+    answer = subprocess.run(
         command, env=environment, cwd=root, stdout=subprocess.PIPE, timeout=SECONDS, check=True
     )
     shutil.rmtree(root)
