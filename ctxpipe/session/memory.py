@@ -347,8 +347,11 @@ class Memory:
 
     # The history ----------------------------------------------------------------------------------
 
-    async def history(self, branch: str | None) -> list[Message]:
-        """The whole history, as `Session.history` describes it."""
+    async def history(self, branch: str | None, known: Sequence[Message] = ()) -> list[Message]:
+        """The whole history, as `Session.history` describes it.
+
+        Texts of messages that are *known* already are not read again.
+        """
         if self._journal is None:
             if self.is_adopted:
                 raise StorageError(NOT_RESTORABLE)
@@ -361,7 +364,7 @@ class Memory:
             raise SettingsError(f"there is no branch {excerpt(branch)} of session {session}")
         packing = copy(self._packing)  # the session itself takes nothing over here
         try:
-            replay = await in_thread(self._longest, packing, entries, branch)
+            replay = await in_thread(self._longest, packing, entries, branch, known)
         except DAMAGED as error:
             raise StorageError(errno.EILSEQ, "the journal holds invalid entries") from error
         if packing.redacts and replay.raw:
@@ -375,7 +378,7 @@ class Memory:
         if not self._is_read:
             return await self.history(None)
         if await self._has_news(copy(self._journal)):
-            return await self.history(self._branch)
+            return await self.history(self._branch, self.timeline.history)
         return self.timeline.history
 
     async def branches(self) -> list[str]:
@@ -389,15 +392,21 @@ class Memory:
         entries, _ = await copy(self._journal).read()
         return entries
 
-    def _longest(self, packing: Packing, entries: list[Entry], branch: str | None) -> Replay:
+    def _longest(
+        self,
+        packing: Packing,
+        entries: list[Entry],
+        branch: str | None,
+        known: Sequence[Message],
+    ) -> Replay:
         """The longest history; that of *branch*, or of this session once it has read its own."""
         if branch is None and self._is_read:
             path = _path(entries, self._base)
             path.append(self._entry(self._branch, self._unwritten))
-            return packing.replay(path, [], Timeline)
+            return packing.replay(path, known, Timeline)
         names = {"", *(entry.branch for entry in entries)} if branch is None else {branch}
         paths = [_path(entries, _length(entries, name)) for name in sorted(names)]
-        replays = [packing.replay(path, [], Timeline) for path in paths]
+        replays = [packing.replay(path, known, Timeline) for path in paths]
         return max(replays, key=lambda replay: len(replay.raw))
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import anthropic
 import anyio
 import pytest
 from histories import conversation, step, user
@@ -41,7 +42,7 @@ from ctxpipe.placeholders import reference
 from ctxpipe.storage import Archive, TextReader, TextWriter
 from ctxpipe.storage.objects import _folder, _pointer_path
 from ctxpipe.summarizers import ExtractiveSummarizer
-from ctxpipe.testing import StorageCheck, storage_conformance
+from ctxpipe.testing import MessagesServer, StorageCheck, storage_conformance
 
 obstore = pytest.importorskip("obstore", reason="there is no obstore")
 stores = pytest.importorskip("obstore.store", reason="there is no obstore")
@@ -246,6 +247,11 @@ async def test_a_write_makes_two_requests_and_lists_nothing() -> None:
 # Sessions -----------------------------------------------------------------------------------------
 
 
+def added(number: int) -> list[Any]:
+    """A call, its long result, both as the user has sent them."""
+    return step(f"t{number}", "bash", result=f"{number} {LONG}")
+
+
 def history_of(*numbers: int) -> list[Any]:
     steps = [step(f"t{number}", "bash", result=f"{number} {LONG}") for number in numbers]
     return conversation(user("go"), *steps)
@@ -336,6 +342,27 @@ async def test_opening_one_of_many_sessions_lists_none_of_the_others(tmp_path: P
         await storage.delete("s-7")
         assert not [path for path in await paths(store.store) if path.startswith("s-7/")]
         assert len(await paths(store.store)) == 3 * 9_999
+
+
+async def test_a_worker_reads_only_the_texts_that_others_have_added(tmp_path: Path) -> None:
+    store: Any = Watched(stores.MemoryStore())
+    storage = ObjectStorage(store)
+    async with SQLiteJournal(tmp_path / "j.sqlite", texts=storage) as journal:
+        pipelines = [ContextPipeline([DirectOffload(storage, min_chars=1000)]) for _ in range(2)]
+        workers = [pipeline.session("s", journal=journal) for pipeline in pipelines]
+        async with MessagesServer(["done"] * 20) as server:
+            client = anthropic.AsyncAnthropic(base_url=server.url, api_key="test", max_retries=0)
+            fetched = []
+            for number in range(12):
+                worker = workers[number % 2]
+                worker.append(*[user("go")] * (number == 0), *added(number))
+                store.calls.clear()
+                await worker.create(client, model="claude-opus-5", max_tokens=100)
+                fetched.append(store.calls["get_async"])
+            history = await workers[1].history()
+            await client.close()
+    assert len(history) == 1 + 3 * 12
+    assert max(fetched[4:]) <= 4
 
 
 # Retention ----------------------------------------------------------------------------------------
