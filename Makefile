@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 FUZZ_SECONDS := 120
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-services coverage test-oldest docs bench bench-peers lint nightly fuzz clean
+.PHONY: help demo test test-services test-langgraph coverage test-oldest docs bench bench-peers lint nightly fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -32,8 +32,13 @@ test: lint  ## lint, then pytest
 
 test-services: $(STAMP)  ## storages against PostgreSQL, Redis and an S3; INSTALL=1 installs what is missing
 	$(BIN)/python scripts/services.py $(if $(INSTALL),--install)
-	CTXPIPE_SERVICES=required $(BIN)/python -m pytest --numprocesses 2 --dist loadfile \
-		tests/storage tests/project/test_examples_service.py
+	CTXPIPE_SERVICES=required $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/storage
+
+test-langgraph:  ## the recipe for LangGraph, in an environment of its own
+	$(PYTHON) -m venv $(VENV)/langgraph
+	$(VENV)/langgraph/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]' \
+		langgraph langgraph-checkpoint-sqlite
+	$(VENV)/langgraph/bin/python -m pytest tests/project/test_examples_langgraph.py
 
 coverage: $(STAMP)  ## pytest with branch coverage, which takes half as long again
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --cov --cov-report=term

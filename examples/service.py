@@ -112,7 +112,8 @@ class Service:
     async def history(self, name: str) -> Sequence[Mapping[str, Any]]:
         """What is recorded of a session, whichever workers have written it."""
         session = self.pipeline.new_session(name, journal=self.journal)
-        return json.loads(json.dumps(await session.history()))
+        messages: list[dict[str, Any]] = json.loads(json.dumps(await session.history()))
+        return messages
 
     async def delete(self, name: str) -> None:
         await self.texts.delete(name)
