@@ -8,7 +8,8 @@ STAMP  := $(VENV)/.installed
 FUZZ_SECONDS := 120
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-services test-langgraph coverage test-oldest docs bench bench-peers lint nightly fuzz clean
+.PHONY: help demo test test-services test-langgraph coverage test-wheel test-oldest clients test-clients docs bench bench-peers lint nightly \
+	fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -40,8 +41,11 @@ test-langgraph:  ## the recipe for LangGraph, in an environment of its own
 		langgraph langgraph-checkpoint-sqlite
 	$(VENV)/langgraph/bin/python -m pytest tests/project/test_examples_langgraph.py
 
-coverage: $(STAMP)  ## pytest with branch coverage, which takes half as long again
+coverage: $(STAMP)  ## pytest with branch coverage; fails below fail_under of pyproject.toml
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --cov --cov-report=term
+
+test-wheel: $(STAMP)  ## pytest against the built wheel, on every Python that the classifiers name
+	$(BIN)/python scripts/test_wheel.py -- --numprocesses auto --dist worksteal
 
 test-oldest:  ## pytest beside the oldest versions that pyproject.toml allows, in an environment of its own
 	$(PYTHON) -m venv $(VENV)/oldest
@@ -50,10 +54,17 @@ test-oldest:  ## pytest beside the oldest versions that pyproject.toml allows, i
 		--constraint $(VENV)/oldest/oldest.txt --editable '.[test]'
 	$(VENV)/oldest/bin/python -m pytest --numprocesses auto --dist worksteal
 
+clients:  ## install the agents of `make test-clients`, a gigabyte of them, at the versions of their lock file
+	cd tests/clients && npm ci
+
+# CLIENTS=claude,codex names some of them; each that is named must be there.
+test-clients: $(STAMP) clients  ## real agents, run through the gateway against a scripted API
+	CLIENTS=$(or $(CLIENTS),claude,codex,opencode) $(BIN)/python -m pytest -rA tests/clients
+
 docs: $(STAMP)  ## the documentation, strictly, into build/site
 	$(BIN)/mkdocs build --strict
 
-nightly: $(STAMP)  ## the long property tests: 10,000 examples each
+nightly: coverage  ## the gate of coverage, then the long property tests: 10,000 examples each
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --numprocesses auto
 
 fuzz: $(STAMP)  ## search for inputs that break a reader: two minutes for each of five

@@ -27,6 +27,7 @@ from typing import Any, TypeAlias
 
 from ctxpipe import Budget, ContextPipeline, LocalStorage, Restore, Turn
 from ctxpipe.messages import Message
+from ctxpipe.stage import Tracked
 from ctxpipe.stages.compact import Compact, restore_files
 from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Summary
 from ctxpipe.tokens import Ledger, TokenCounter
@@ -130,7 +131,8 @@ async def gate() -> list[Row]:
     messages = history(counter, messages=2000)[:2000]
     stage = Compact(archive=LocalStorage("unused"))
     ledger = Ledger(counter)
-    turn = Turn(messages, budget=Budget(window=50_000_000), ledger=ledger, tracked=True)
+    tracked = Tracked(len(messages), bulky=False)
+    turn = Turn(messages, budget=Budget(window=50_000_000), ledger=ledger, tracked=tracked)
     await stage(turn)
     mine = await best(lambda: stage(turn), 300)
 

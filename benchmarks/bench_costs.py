@@ -34,8 +34,9 @@ from ctxpipe.lab.recall import ORACLES, Scored, cuts, mean_recall, run_pipeline
 from ctxpipe.lab.replay import PipelineMaker, Settings
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.lab.workbench import Workbench
-from ctxpipe.placeholders import Preview
+from ctxpipe.markers.placeholders import Preview
 from ctxpipe.prices import Prices
+from ctxpipe.stage import Stage
 from ctxpipe.stages.gates import RentOrBuyGate
 from ctxpipe.stages.offload import BatchOffload, DirectOffload
 from ctxpipe.summarizers import ExtractiveSummarizer
@@ -73,15 +74,14 @@ class Coding:
             files=bench.files,
             clock=bench.clock,
         )
-        direct, batch, *rest = stages
+        direct, trim, batch, *rest = stages
         assert isinstance(direct, DirectOffload)  # noqa: S101
         assert isinstance(batch, BatchOffload)  # noqa: S101
         gate = RentOrBuyGate(prices, **(self.gate or {}))  # type: ignore[arg-type]
         batch = replace(batch, gate=gate, **(self.batch or {}))  # type: ignore[arg-type]
         direct = replace(direct, **(self.direct or {}))  # type: ignore[arg-type]
-        return ContextPipeline(
-            [*([] if self.without_direct else [direct]), batch, *rest], budget=Policy("none").budget
-        )
+        new_results: list[Stage] = [] if self.without_direct else [direct, trim]
+        return ContextPipeline([*new_results, batch, *rest], budget=Policy("none").budget)
 
 
 ABLATIONS: Mapping[str, Callable[[float], PipelineMaker]] = {

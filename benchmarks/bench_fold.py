@@ -28,9 +28,10 @@ from time import perf_counter, process_time
 import anyio
 from ast_grep_py import SgRoot
 
-from ctxpipe.edits.languages import language_of
-from ctxpipe.stages import fold as stage
-from ctxpipe.stages.fold import Folder, fold_files
+from ctxpipe.folding import folder
+from ctxpipe.folding.folder import Folder
+from ctxpipe.folding.languages import language_of
+from ctxpipe.stages.fold import fold_files
 from ctxpipe.tokens import as_counter
 
 SOURCES = Path(__file__).resolve().parents[1] / "tests" / "support" / "sources"
@@ -179,7 +180,7 @@ async def loop(files: Sequence[tuple[str, str]]) -> None:
     small = (largest[0], largest[1][:29_999])
     print(f"\nfolding on an event loop{'waits':>22}{'longest stall':>18}{'/ parsing at once':>20}")
     await timed("nothing, for comparison", anyio.sleep, 0.2)
-    stage._memo.cache_clear()  # noqa: SLF001 - the sources have not been folded yet
+    folder._memo.cache_clear()  # noqa: SLF001 - the sources have not been folded yet
     start = perf_counter()
     fold_files(files)
     at_once = perf_counter() - start

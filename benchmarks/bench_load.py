@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ctxpipe import (
     BatchOffload,
+    Breaker,
     Budget,
     Compact,
     ContextPipeline,
@@ -367,8 +368,7 @@ def pipeline(
             summarize,
             storage,
             restore=Restore(work_dir=root / "work"),
-            clock=clock,
-            retry=Retry(attempt_seconds=120, total_seconds=300),
+            breaker=Breaker(clock=clock, retry=Retry(attempt_seconds=120, total_seconds=300)),
         ),
         SmartTruncate(storage),
     )

@@ -36,10 +36,11 @@ from ctxpipe import (
     Message,
     SmartTruncate,
     TokenCounter,
+    TrimReadBacks,
     offload_tools,
 )
-from ctxpipe.edits.definitions import definitions
-from ctxpipe.stages import fold
+from ctxpipe.folding import folder
+from ctxpipe.folding.definitions import definitions
 from ctxpipe.summarizers import ExtractiveSummarizer
 from ctxpipe.tools import answer
 
@@ -181,7 +182,8 @@ def read_back(show: Callable[[str], str], size: int) -> Make:
         history = [user("go"), call(2, command=f"cat {where}"), result(2, show(text))]
 
         async def work() -> object:
-            return await pipeline(DirectOffload(place)).session("s").run(history)
+            stages = DirectOffload(place), TrimReadBacks(place)
+            return await pipeline(*stages).session("s").run(history)
 
         return work, lambda: show(text) in text or TokenCounter().total(history)
 
@@ -215,7 +217,7 @@ def search(size: int, make: Callable[[int], str], **given: Any) -> Make:
 
 def folding(extension: str, source: str, *, at_once: bool = True) -> Make:
     def prepare() -> tuple[Work, Callable[[], object]]:
-        fold._memo.cache_clear()  # noqa: SLF001 - nothing has been folded yet
+        folder._memo.cache_clear()  # noqa: SLF001 - nothing has been folded yet
         path = f"a.{extension}"
         return lambda: Folder().fold(
             [(path, source)]

@@ -19,6 +19,7 @@ from typing import Any
 
 from ctxpipe import Message, SmartTruncate, TokenCounter, Truncation, Turn, check, smart_truncate
 from ctxpipe.edits.truncate import file_views
+from ctxpipe.stage import Tracked
 from ctxpipe.tokens import Budget, Ledger
 
 WORDS = [
@@ -128,7 +129,11 @@ class Bench:
     async def count(self) -> object:
         ledger = Ledger(self.counter)
         self.turn = Turn(
-            self.messages, ledger=ledger, budget=Budget(self.tokens), force=True, tracked=True
+            self.messages,
+            ledger=ledger,
+            budget=Budget(self.tokens),
+            force=True,
+            tracked=Tracked(len(self.messages), bulky=False),
         )
         return await self.turn.prefix_sums()
 

@@ -14,23 +14,27 @@ if TYPE_CHECKING:
         SummaryFailed,
         VocabularyError,
     )
+    from .folding.fold import Folded
+    from .folding.folder import Folder
+    from .markers.placeholders import Preview
     from .messages import Message, Problem, ToolCall, ToolResult, check, pending_calls, split_system
     from .pipeline import ContextPipeline
-    from .placeholders import Preview
     from .prices import Prices, prices_of
     from .reports import Compacted, Detail, Offloaded, Outcome, Result, StageReport, Truncated
     from .session import Session
     from .session.sessions import Sessions
     from .stage import Change, Intent, Skip, Stage, Turn
     from .stages.compact import (
+        Breaker,
         Compact,
         CompactResult,
+        Evidence,
         Restore,
         compact_messages,
         load_archive,
         restore_files,
     )
-    from .stages.fold import Folded, Folder, fold_files
+    from .stages.fold import fold_files
     from .stages.gates import Gate, RatioGate, RentOrBuyGate
     from .stages.offload import (
         BatchOffload,
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
         offload_tool_result,
         offload_tool_results,
     )
+    from .stages.read_backs import TrimReadBacks
     from .stages.truncate import SmartTruncate, Truncation, smart_truncate
     from .storage import (
         Archive,
@@ -63,6 +68,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Archive",
     "BatchOffload",
+    "Breaker",
     "Budget",
     "Change",
     "Compact",
@@ -72,6 +78,7 @@ __all__ = [
     "CtxpipeError",
     "Detail",
     "DirectOffload",
+    "Evidence",
     "Folded",
     "Folder",
     "Gate",
@@ -114,6 +121,7 @@ __all__ = [
     "ToolCall",
     "ToolInputError",
     "ToolResult",
+    "TrimReadBacks",
     "Truncated",
     "Truncation",
     "Turn",
@@ -146,19 +154,23 @@ _NAMES = {
     ".edits.truncate": "truncate_conversation",
     ".errors": "CtxpipeError InvalidHistory SettingsError StorageError SummaryFailed "
     "VocabularyError",
+    ".folding.fold": "Folded",
+    ".folding.folder": "Folder",
+    ".markers.placeholders": "Preview",
     ".messages": "Message Problem ToolCall ToolResult check pending_calls split_system",
     ".pipeline": "ContextPipeline",
-    ".placeholders": "Preview",
     ".prices": "Prices prices_of",
     ".reports": "Compacted Detail Offloaded Outcome Result StageReport Truncated",
     ".session": "Session",
     ".session.sessions": "Sessions",
     ".stage": "Change Intent Skip Stage Turn",
-    ".stages.compact": "Compact CompactResult Restore compact_messages load_archive restore_files",
-    ".stages.fold": "Folded Folder fold_files",
+    ".stages.compact": "Breaker Compact CompactResult Evidence Restore "
+    "compact_messages load_archive restore_files",
+    ".stages.fold": "fold_files",
     ".stages.gates": "Gate RatioGate RentOrBuyGate",
     ".stages.offload": "BatchOffload DirectOffload OffloadResult OffloadedMessage "
     "offload_tool_result offload_tool_results",
+    ".stages.read_backs": "TrimReadBacks",
     ".stages.truncate": "SmartTruncate Truncation smart_truncate",
     ".storage": "Archive JournalStorage LocalStorage MemoryStorage ObjectStorage Page "
     "PostgresJournal RedisJournal SQLiteJournal TextReader TextWriter is_secret",

@@ -7,11 +7,12 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ParamSpec
 
 try:
     import typer
@@ -21,9 +22,11 @@ except ImportError as missing:  # pragma: no cover  tests run with the extra ins
     raise SystemExit(f"the command needs {missing.name}: pip install 'ctxpipe[cli]'") from missing
 
 from .errors import CtxpipeError, SettingsError
+from .gateway import commands as gateway_commands
 from .lab import tables
 from .lab import tune as tuning
 from .lab.batch import FileReplay, Workers, replay_files, workers
+from .lab.cache import HEADINGS, CacheReport, cache_report, rows
 from .lab.cluster import cluster
 from .lab.config import read_config
 from .lab.page import page_paths, write_page
@@ -45,9 +48,9 @@ from .lab.terminal import (
 )
 from .lab.transcripts import STDIN, Transcript, read_transcript
 from .lab.workbench import Workbench
+from .markers.placeholders import quoted_file_names
 from .messages import strings
 from .names import session_folder
-from .placeholders import quoted_file_names
 from .prices import Prices, prices_of
 from .reports import Outcome
 from .storage.adoption import adopt as mark_adopted
@@ -69,7 +72,7 @@ from .words import count_phrase, one_line
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     help="See what an agent's context costs and what it forgets, "
     "on recorded conversations of your own.\n\n"
     "Exit codes: 0 all is well, 1 a file failed, 2 the command was misused, 130 interrupted.",
@@ -77,6 +80,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+P = ParamSpec("P")
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
@@ -427,12 +432,24 @@ def _print_tuned(
 def inspect(
     file: File,
     most: Annotated[int, typer.Option(help="How many of the largest blocks to list.", min=0)] = 10,
+    cache: Annotated[
+        bool, typer.Option("--cache", help="Why the prompt cache missed, by the bills in the file.")
+    ] = False,
+    model: Model = "",
     as_json: AsJson = False,
 ) -> None:
     """What fills the context: by kind, by tool, and the largest blocks.
 
-    Tokens are tiktoken's, exact.
+    Tokens are tiktoken's, exact. With --cache: what was not read from the prompt cache, and why;
+    tokens are billed ones, and the prices those of each reply's model, or of --model.
     """
+    if cache:
+        with _exit_on_error():
+            transcript = read_transcript(file)
+            prices = prices_of(model) if model else None
+            report = cache_report(transcript, TokenCounter(), prices)
+        _print_cache(transcript, report, as_json=as_json)
+        return
     with _exit_on_error():
         transcript = read_transcript(file)
         counter = TokenCounter()
@@ -455,6 +472,20 @@ def inspect(
         row = (f"{block.message}", block.what, tokens_text, one_line(block.begins))
         block_rows.append(row)
     print_table("largest blocks", ("message", "what", "tokens", "begins"), block_rows)
+
+
+def _print_cache(transcript: Transcript, report: CacheReport, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"name": transcript.name, **asdict(report), "hit_rate": report.hit_rate})
+        return
+    name = Path(transcript.name).name
+    tokens = report.read + report.written + report.uncached
+    requests = count_phrase(report.requests, "request")
+    title = f"{name}: {requests}, {report.hit_rate:.1%} of {tokens:,} tokens read from the cache"
+    print_table(title, HEADINGS, rows(report.tallies))
+    if report.shortened:
+        times = count_phrase(report.shortened, "time")
+        print_line(f"{times} the client sent far less than the recorded history: not judged.")
 
 
 def _heading(transcript: Transcript, total: int) -> str:
@@ -653,6 +684,26 @@ def _limit(option: str, given: float | None, unit: int) -> float | None:
     if not (math.isfinite(given) and given >= 0):
         raise SettingsError(f"{option} is {given}; give a number, 0 or more")
     return given * unit
+
+
+# The gateway --------------------------------------------------------------------------------------
+
+
+def _with_exit_code(command: Callable[P, None]) -> Callable[P, None]:
+    """*command*, which ends with the exit code of its error."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        with _exit_on_error():
+            command(*args, **kwargs)
+
+    return run
+
+
+app.command()(_with_exit_code(gateway_commands.gateway))
+app.command(context_settings={"ignore_unknown_options": True})(
+    _with_exit_code(gateway_commands.wrap)
+)
 
 
 # Output and errors --------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from .runner import Record, Request, Runner, Thinking, Veto, is_long, stage_name
 from .session.client import check_usage
 from .session.session import CACHE_SECONDS, Session
 from .settings import COUNT, FUNCTION, SESSION_ID, Wanted, excerpt, instance_of, one_of
-from .threads import in_thread_if
 from .tokens import Budget, TokenCounter, as_counter
 from .tokens.counter import COUNTING
+from .workers.threads import in_thread_if
 
 if TYPE_CHECKING:
     from .messages import Message
@@ -48,7 +48,7 @@ class ContextPipeline:
     distinct text once. *on_report* is called with each stage's report; an error in it is logged and
     ends there. *veto* may refuse a proposal before it counts. With ``on_error="raise"`` an error of
     a stage is raised instead of reported. At most *max_sessions* sessions are remembered, the
-    longest unused is forgotten first; forgetting one costs time, nothing else. Source: PL-1.
+    longest unused is forgotten first; forgetting one costs time, nothing else.
 
     Newer models bind thinking to the text before it by a signature. Where a stage has rewritten
     that text, *thinking* says what follows: with "keep" the blocks stay and

@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from .placeholders import Preview
+from .agent_tools import WRITING_TOOLS
+from .markers.placeholders import Preview
 from .prices import Prices
 from .stage import Stage
-from .stages.compact import Compact, Restore
+from .stages.compact import Breaker, Compact, Restore
 from .stages.gates import RentOrBuyGate
-from .stages.offload import WRITING_TOOLS, BatchOffload, DirectOffload
+from .stages.offload import BatchOffload, DirectOffload
+from .stages.read_backs import TrimReadBacks
 from .stages.truncate import SmartTruncate
 from .storage import Archive, TextWriter
 from .storage.files import FileReader
@@ -46,8 +48,8 @@ def coding_agent(
     """The stages for an agent with long loops and large results that works on files with commands.
 
     *prices* of the model (`prices_of`) decide when rewriting the cached context pays; by default
-    reading from the cache costs 0.1 of the input price and writing to it 1.25. *summarize* and
-    *clock* are those of `Compact`.
+    reading from the cache costs 0.1 of the input price and writing to it 1.25. *summarize* is
+    that of `Compact`, *clock* that of its `Breaker`.
 
     *work_dir* is the folder of the agent's files: after a compaction those that it read last are
     read again. With None no file is read, unless *files* reads them from elsewhere; see `Restore`.
@@ -59,6 +61,7 @@ def coding_agent(
         # 8,000 characters are the 7 % of the results that hold more than half of the text; the head
         # and tail that stay visible often answer the next question.
         DirectOffload(storage, min_chars=8000, preview=Preview(head=400, tail=200)),
+        TrimReadBacks(storage),
         # An agent makes four fifths of its use of a result within five calls. What it read back
         # grows old as fast as anything else.
         BatchOffload(
@@ -71,7 +74,7 @@ def coding_agent(
             keep_read_backs=False,
             reference="absolute",
         ),
-        Compact(summarize, archive=storage, restore=restore, clock=clock),
+        Compact(summarize, archive=storage, restore=restore, breaker=Breaker(clock=clock)),
         SmartTruncate(archive=storage, shell=True),  # noqa: S604  our field
     ]
 
@@ -91,6 +94,7 @@ def chat(
     """
     return [
         DirectOffload(storage, min_chars=8000, preview=Preview(head=1200, tail=400)),
+        TrimReadBacks(storage),
         BatchOffload(
             storage,
             gate=RentOrBuyGate(prices or Prices.relative(), free_calls=10),
@@ -100,6 +104,6 @@ def chat(
             keep_read_backs=False,
             reference="absolute",
         ),
-        Compact(summarize, archive=storage, clock=clock),
+        Compact(summarize, archive=storage, breaker=Breaker(clock=clock)),
         SmartTruncate(archive=storage),
     ]

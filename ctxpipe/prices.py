@@ -210,7 +210,7 @@ class RewriteCost:
     Of the cached tokens, *invalidated_tokens* are no longer read from the cache; those that stay in
     the context, *rewritten_tokens*, are written to it again, which costs *burnt* at this call. The
     *freed_tokens* are not sent any more: this call saves *saved_now*, each later one
-    *saved_per_call*. Source: R5d.
+    *saved_per_call*.
     """
 
     invalidated_tokens: float

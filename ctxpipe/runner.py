@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -13,7 +13,7 @@ from inspect import isawaitable
 from itertools import accumulate
 from operator import is_
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from .edits.diff import apply_edits
 from .edits.offload import first_batch_placeholder
@@ -37,10 +37,10 @@ from .messages.rules import MarksBeside, is_for_hour
 from .prices import Prices, RewriteCost, rewrite_cost
 from .reports import Compacted, Offloaded, Outcome, Result, StageReport
 from .settings import FLAG, MAPPING, excerpt
-from .stage import Change, Intent, PlannedStage, Proposal, Skip, Stage, Turn
-from .threads import in_thread_if
+from .stage import Change, Intent, PlannedStage, Proposal, Skip, Stage, Tracked, Turn
 from .timeline import Step
 from .tokens import Budget, Ledger, TokenCounter
+from .workers.threads import in_thread_if
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Record", "Request", "Runner", "Thinking", "Veto", "is_long", "model_of", "stage_name"]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 _MANY_COMPARED = 5_000  # messages that are compared one by one in a few milliseconds
 
@@ -234,13 +234,20 @@ class Runner:
         """
         tracer = _tracer()
         if tracer is None:
-            return await self._shape(step, session_id, record, request, stages, None)
+            return await self._shape(step, session_id, record, request, _RUN, stages)
+        act = replace(_RUN, tracer=tracer)
         with _span(tracer, "run", session_id) as span:
-            result = await self._shape(step, session_id, record, request, stages, tracer)
+            result = await self._shape(step, session_id, record, request, act, stages)
             _set_token_attributes(span, result)
             span.set_attribute("ctxpipe.messages", len(result.messages))
             span.set_attribute("ctxpipe.repaired", len(result.repaired))
             return result
+
+    async def plan(self, messages: list[Message], session_id: str, request: Request) -> Result:
+        """What `run` would do, with no write and no model call."""
+        record = self.new_record()
+        step = await in_thread_if(is_long(messages), record.begin, messages)
+        return await self._shape(step, session_id, record, request, _PLAN)
 
     async def _shape(
         self,
@@ -248,32 +255,34 @@ class Runner:
         session_id: str,
         record: Record,
         request: Request,
-        stages: Mapping[int, Stage] | None,
-        tracer: Tracer | None,
+        act: _Act,
+        stages: Mapping[int, Stage] | None = None,
     ) -> Result:
         step.same = min(step.same, record.agreed)  # a turn that failed may have left less
         record.cut(step.same)
         start = max(0, step.same - 1)
-        is_bulk = step.is_bulk
+        is_bulk = step.agreement.is_bulk
         if is_bulk is None or step.same < step.kept:
             is_bulk = is_bulky(step.context, start)
         messages, problems = await in_thread_if(is_bulk, self._repair, step, record, request)
         repaired = step.forget_changes()  # the model has seen it repaired, or not at all
-        weighed = start, is_bulk
-        turn = await self._make_turn(messages, session_id, record, request, step.raw, weighed)
+        tracked = Tracked(start, is_bulk)
+        turn = await self._make_turn(
+            messages, session_id, record, request, step.agreement.raw, tracked
+        )
         before = await self._count_tokens(turn)
         if not stages:
             stages = dict(enumerate(self.stages))
-        turn, reports, after = await self._run_stages(turn, before, step, record, stages, tracer)
-        is_bulk = is_bulk or (step.changed is not None and is_bulky(turn.messages))
+        turn, reports, after = await self._ask_stages(act, stages, turn, before, step, record)
+        is_bulk = is_bulk or (step.touched.first is not None and is_bulky(turn.messages))
         messages = _as_list(turn.messages)
         options, context = await in_thread_if(
             is_bulk, self._finish, messages, step, record, request, bool(problems)
         )
         if context is not turn.messages:
             after = await self._count_tokens(replace(turn, messages=context))
-        step.changed = _first_place(repaired, step.changed)
-        first, end = _range_of_changes(step.changed, step, context)
+        step.touched.first = _first_place(repaired, step.touched.first)
+        first, end = _range_of_changes(step.touched.first, step, context)
         return Result(
             _messages_to_send(step, context),
             tuple(reports),
@@ -321,23 +330,23 @@ class Runner:
             _note_edits(step, record, context, repaired)
         return repaired, tuple(dict.fromkeys(problems))
 
-    async def _run_stages(
+    async def _ask_stages(
         self,
+        act: _Act,
+        stages: Mapping[int, Stage],
         turn: Turn,
         tokens: int,
         step: Step,
         record: Record,
-        stages: Mapping[int, Stage],
-        tracer: Tracer | None,
     ) -> tuple[Turn, list[StageReport], int]:
         """The turn after all *stages*, their reports, and the number of tokens left of *tokens*."""
         reports: list[StageReport] = []
         for place, stage in stages.items():
             stage_turn = _with_memory(turn, record.memories.setdefault(place, {}))
-            if tracer is None:
-                change, report = await self._run_stage(stage, stage_turn, tokens)
+            if act.tracer is None:
+                change, report = await self._ask_stage(act, stage, stage_turn, tokens)
             else:
-                change, report = await self._trace_stage(tracer, stage, stage_turn, tokens)
+                change, report = await self._trace_stage(act, stage, stage_turn, tokens, act.tracer)
             reports.append(report)
             tokens = report.tokens_after
             if change is None:
@@ -394,8 +403,8 @@ class Runner:
         request: Request,
     ) -> tuple[Mapping[str, object], list[Message]]:
         """What the request needs because signatures of thinking are stale, and what to send."""
-        if step.changed is not None:
-            mark_stale(step.stale, context, step.changed)
+        if step.touched.first is not None:
+            mark_stale(step.stale, context, step.touched.first)
         _forget_missing(step.stale, context)
         if not step.stale:
             return {}, context
@@ -422,21 +431,23 @@ class Runner:
 
     async def _trace_stage(
         self,
-        tracer: Tracer,
+        act: _Act,
         stage: Stage,
         turn: Turn,
         tokens: int,
+        tracer: Tracer,
     ) -> tuple[Change | None, StageReport]:
         with _span(tracer, stage_name(stage), turn.session_id) as span:
-            change, report = await self._run_stage(stage, turn, tokens)
+            change, report = await self._ask_stage(act, stage, turn, tokens)
             _set_token_attributes(span, report)
             span.set_attribute("ctxpipe.outcome", report.outcome.value)
             if report.error is not None:
                 span.set_attribute("error.type", type(report.error).__name__)
             return change, report
 
-    async def _run_stage(
+    async def _ask_stage(
         self,
+        act: _Act,
         stage: Stage,
         turn: Turn,
         tokens: int,
@@ -448,40 +459,41 @@ class Runner:
         started = perf_counter()
         change: Change | None = None
         try:
-            proposal = await _ask(stage, turn)
-            change, report = await self._judge(stage, turn, tokens, proposal, started)
+            answer = await act.ask(stage, turn)
+            change, report = await self._judge(act, stage, turn, tokens, answer, started)
         # The turn goes on without this stage; cancellation is no Exception.
         except Exception as error:  # noqa: BLE001
             report = _failure_report(stage, turn, tokens, error, started)
-        self._emit(report)
+        if act.emits:
+            self._emit(report)
         if report.error is not None and self.on_error == "raise":
             raise report.error
         return change, report
 
     async def _judge(
         self,
+        act: _Act,
         stage: Stage,
         turn: Turn,
         tokens: int,
-        proposal: Proposal,
+        answer: _Answer,
         started: float,
     ) -> tuple[Change | None, StageReport]:
-        if isinstance(proposal, Change):
-            change, report = await self._judge_change(stage, turn, tokens, proposal)
+        if isinstance(answer, Change):
+            change, report = await self._judge_change(act, stage, turn, tokens, answer)
             return change, replace(report, seconds=perf_counter() - started)
-        if not isinstance(proposal, Skip | None):
-            raise SettingsError(
-                f"a stage answers with a Change, a Skip or None, not with {type(proposal).__name__}"
-            )
-        if proposal is None:
-            proposal = Skip("")
         seconds = perf_counter() - started
+        if isinstance(answer, Intent):
+            return None, _report(stage, turn, tokens, act.outcome, seconds, answer.reason)
+        if answer is None:
+            answer = Skip("")
         return None, _report(
-            stage, turn, tokens, Outcome.SKIPPED, seconds, proposal.reason, proposal.detail
+            stage, turn, tokens, Outcome.SKIPPED, seconds, answer.reason, answer.detail
         )
 
     async def _judge_change(
         self,
+        act: _Act,
         stage: Stage,
         turn: Turn,
         tokens: int,
@@ -510,7 +522,7 @@ class Runner:
             cost = await _cost(self.prices, turn, proposal, first)
         return proposal, replace(
             report,
-            outcome=Outcome.CHANGED,
+            outcome=act.outcome,
             reason="",
             tokens_after=tokens - saved,
             first_changed_index=first,
@@ -567,64 +579,6 @@ class Runner:
         elif writing is not None and (writing.files or writing.failed):
             logger.debug("%s wrote %s; failed: %s", report.stage, writing.files, writing.failed)
 
-    async def plan(self, messages: list[Message], session_id: str, request: Request) -> Result:
-        """What `run` would do, with no write and no model call."""
-        record = self.new_record()
-        step = await in_thread_if(is_long(messages), record.begin, messages)
-        is_bulk = is_bulky(messages)
-        valid, problems = await in_thread_if(is_bulk, self._repair, step, record, request)
-        repaired = step.forget_changes()
-        turn = await self._make_turn(valid, session_id, record, request)
-        before = tokens = await self._count_tokens(turn)
-        reports = []
-        for stage in self.stages:
-            stage_turn = replace(turn, memory={}, tracked=False)
-            change, report = await self._plan_stage(stage, stage_turn, tokens)
-            reports.append(report)
-            tokens = report.tokens_after
-            if change is not None:
-                step.edit(turn.messages, change.messages)
-                turn = replace(turn, messages=change.messages)
-        shaped = _as_list(turn.messages)
-        options, context = self._finish(shaped, step, record, request, bool(problems))
-        if context is not turn.messages:
-            tokens = await self._count_tokens(replace(turn, messages=context, tracked=False))
-        place = _first_place(repaired, step.changed)
-        first, end = _range_of_changes(place, step, context)
-        return Result(
-            _messages_to_send(step, context),
-            tuple(reports),
-            problems,
-            options,
-            first_changed_index=first,
-            changed_end=end,
-            tokens_before=before,
-            tokens_after=tokens,
-        )
-
-    async def _plan_stage(
-        self,
-        stage: Stage,
-        turn: Turn,
-        tokens: int,
-    ) -> tuple[Change | None, StageReport]:
-        started = perf_counter()
-        change: Change | None = None
-        try:
-            plan = await _ask_for_plan(stage, turn)
-            if isinstance(plan, Intent):
-                report = _report(stage, turn, tokens, Outcome.PLANNED, 0.0, plan.reason)
-            else:
-                change, report = await self._judge(stage, turn, tokens, plan, started)
-        except Exception as error:
-            if self.on_error == "raise":
-                raise
-            report = _failure_report(stage, turn, tokens, error, started)
-        report = replace(report, seconds=perf_counter() - started)
-        if change is None:
-            return None, report
-        return change, replace(report, outcome=Outcome.PLANNED)
-
     async def _make_turn(
         self,
         messages: list[Message],
@@ -632,7 +586,7 @@ class Runner:
         record: Record,
         request: Request,
         raw: Sequence[Message] | None = None,
-        weighed: tuple[int, bool] | None = None,
+        tracked: Tracked | None = None,
     ) -> Turn:
         protected = 0
         if self.thinking == "protect":
@@ -644,12 +598,11 @@ class Runner:
             self.budget_for(record, request.options),
             record.ledger,
             await self._overhead(record, request.system, request.tools),
-            tracked=True,
+            tracked=tracked,
             protected=protected,
             cache_expired=request.cache_expired,
             client=request.client,
             history=raw,
-            weighed=weighed,
         )
 
     async def _overhead(
@@ -660,7 +613,7 @@ class Runner:
     ) -> int:
         """Raw tokens of the system prompt and the tools.
 
-        They are counted once as long as both stay the same (A-64).
+        They are counted once as long as both stay the same.
         """
         known = record.overhead
         if not is_equal((known.system, known.tools), (system, tools)):
@@ -702,7 +655,6 @@ def _with_memory(turn: Turn, memory: dict[object, object]) -> Turn:
         turn.cache_expired,
         turn.client,
         turn.history,
-        turn.weighed,
     )
 
 
@@ -755,7 +707,7 @@ def _range_of_changes(
     """The messages of *context* that have changed, half-open; (None, None) when none has."""
     if first_place is None:
         return None, None
-    return first_place[0], len(context) - step.tail
+    return first_place[0], len(context) - step.touched.tail
 
 
 def _as_list(messages: Sequence[Message]) -> list[Message]:
@@ -853,21 +805,59 @@ def _last_reply(messages: Sequence[Message]) -> int:
     return 0
 
 
-async def _ask_for_plan(stage: Stage, turn: Turn) -> Change | Skip | Intent | None:
-    untyped: object = stage
-    if isinstance(untyped, PlannedStage):
-        return await untyped.plan(turn)
-    return Intent("it cannot say beforehand: it has no plan of its own")
+# The two acts -------------------------------------------------------------------------------------
+
+_Answer: TypeAlias = Change | Skip | Intent | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Act:
+    """What is done with the stages of a turn: they are asked to act, or only for their plans.
+
+    *outcome* is that of an answer that counts. Only reports of what was done are emitted and
+    traced.
+    """
+
+    ask: Callable[[Stage, Turn], Awaitable[_Answer]]
+    outcome: Outcome
+    emits: bool
+    tracer: Tracer | None = None
 
 
 async def _ask(stage: Stage, turn: Turn) -> Proposal:
-    answer: object = stage(turn)  # whatever its type says
-    if not isawaitable(answer):
-        name = type(answer).__name__
+    awaitable: object = stage(turn)  # whatever its type says
+    if not isawaitable(awaitable):
+        name = type(awaitable).__name__
         raise SettingsError(
             f"its answer, {name}, cannot be awaited; write the stage as `async def`"
         )
-    return cast("Proposal", await answer)
+    answer: object = await awaitable
+    if isinstance(answer, Change | Skip | None):
+        return answer
+    raise _wrong_answer(answer)
+
+
+async def _ask_for_plan(stage: Stage, turn: Turn) -> _Answer:
+    untyped: object = stage
+    if not isinstance(untyped, PlannedStage):
+        return Intent("it cannot say beforehand: it has no plan of its own")
+    answer: object = await untyped.plan(turn)
+    if isinstance(answer, Change | Skip | Intent | None):
+        return answer
+    raise _wrong_answer(answer)
+
+
+def _wrong_answer(answer: object) -> SettingsError:
+    return SettingsError(
+        f"a stage answers with a Change, a Skip or None, not with {type(answer).__name__}"
+    )
+
+
+_RUN = _Act(_ask, Outcome.CHANGED, emits=True)
+_PLAN = _Act(_ask_for_plan, Outcome.PLANNED, emits=False)
+
+
+# Reports ------------------------------------------------------------------------------------------
 
 
 def _report(

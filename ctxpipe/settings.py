@@ -2,7 +2,7 @@
 
 An explicit argument takes precedence over the environment, the environment over the default. A
 variable is read when the stage is built or the function is called, never at import; an empty value
-means the default (decision A-07).
+means the default.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Setting(Generic[T]):
     def _number(self, value: object, source: str) -> T:
         kind = type(self.default)
         try:
-            # A number is parsed from its text, so that 0.1 is exactly a tenth (A-08).
+            # A number is parsed from its text, so that 0.1 is exactly a tenth.
             parsed = kind(value if type(value) is kind else str(value))
         except (ValueError, InvalidOperation) as error:
             raise SettingsError(f"{source} is {excerpt(value)}, which is not a number") from error
@@ -91,6 +91,38 @@ def excerpt(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return one_line(reprlib.repr(value), 100)
+
+
+# Clients ------------------------------------------------------------------------------------------
+
+_CLIENT = "give anthropic.AsyncAnthropic(), or its .beta for requests with betas="
+
+
+def check_client(client: object) -> None:
+    """Raise SettingsError unless *client* can be an async client of Anthropic."""
+    name = type(client).__name__
+    if isinstance(client, type):
+        raise SettingsError(f"client is {excerpt(client)}; {_CLIENT}")
+    messages = getattr(client, "messages", None)
+    create = getattr(messages, "create", None)
+    if callable(create):
+        if _would_block(create):
+            raise SettingsError(f"client is {name}, which would block the event loop; {_CLIENT}")
+        return
+    if callable(getattr(client, "create", None)) and callable(getattr(client, "stream", None)):
+        raise SettingsError(f"client is {name}, the messages of a client; give the client itself")
+    raise SettingsError(f"client is {name}, which has no messages.create; {_CLIENT}")
+
+
+def _would_block(function: object) -> bool:
+    """Whether *function* belongs to Anthropic's SDK and is not async.
+
+    Of a function from elsewhere it cannot be known.
+    """
+    module = getattr(function, "__module__", None)
+    if not isinstance(module, str) or not module.startswith("anthropic."):
+        return False
+    return not is_async(function)
 
 
 # Checks -------------------------------------------------------------------------------------------
@@ -152,6 +184,10 @@ def _is_names(value: object) -> bool:
     return all(isinstance(name, str) for name in value)
 
 
+def _is_set_of_names(value: object) -> bool:
+    return _is_names(value) or (isinstance(value, Mapping) and _is_names(list(value)))
+
+
 def _is_path(value: object) -> bool:
     return isinstance(value, str | os.PathLike) and bool(os.fspath(value))
 
@@ -189,6 +225,7 @@ MAPPING = instance_of(Mapping, "a mapping such as {}")
 TOOLS = Wanted(
     _is_tools, "a mapping from the name of a tool to its input, such as {'read_file': 'path'}"
 )
+TOOL_NAMES = Wanted(_is_set_of_names, "a set of names of tools")
 CALLABLE = Wanted(_is_callable_object, "a function, or an object that is one")
 SLEEP = Wanted(is_async, "an async function such as anyio.sleep")
 SUMMARIZER = Wanted(_is_summarizer, "an async function, or an object that is one")

@@ -24,6 +24,7 @@ __all__ = [
     "Skip",
     "Stage",
     "Stored",
+    "Tracked",
     "Turn",
 ]
 
@@ -42,6 +43,17 @@ class Rewindable(Protocol):
     def rewind(self, known: int, /) -> None:
         """Forget all but the first *known* messages: after them the context has changed."""
         ...
+
+
+class Tracked(NamedTuple):
+    """What the pipeline knows of a turn's messages, so that no stage has to find it out.
+
+    Those before *start* are unchanged since the last turn. Looking at the others would hold up the
+    event loop if they are *bulky*.
+    """
+
+    start: int
+    bulky: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +84,16 @@ class Turn:
     ledger: Ledger = field(default_factory=_ledger, repr=False)
     overhead: int = 0
     memory: MutableMapping[object, object] = field(default_factory=dict, repr=False)
-    tracked: bool = False
+    tracked: Tracked | None = field(default=None, repr=False)
     protected: int = 0
     cache_expired: bool = False
     client: AsyncAnthropic | None = field(default=None, repr=False)
     history: Sequence[Message] | None = field(default=None, repr=False)
-    weighed: tuple[int, bool] | None = field(default=None, repr=False)
 
     def is_bulky(self, start: int) -> bool:
         """Whether looking at the messages from *start* on would hold up the event loop."""
-        if self.weighed is not None and start >= self.weighed[0]:
-            return self.weighed[1]  # of all that is new in this turn
+        if self.tracked is not None and start >= self.tracked.start:
+            return self.tracked.bulky  # of all that is new in this turn
         return is_bulky(self.messages, start)
 
     @property
@@ -109,7 +120,7 @@ class Turn:
 
     @property
     def _ledger_length(self) -> int | None:
-        return self.ledger.counted if self.tracked else None
+        return None if self.tracked is None else self.ledger.known
 
     def recall(self, kind: Callable[[], T]) -> T:
         """The stage's own record of the type *kind* in this session, made at first use."""

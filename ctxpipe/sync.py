@@ -16,6 +16,7 @@ from .errors import SettingsError
 from .session import Session as AsyncSession
 
 if TYPE_CHECKING:
+    from .cache_doctor import CacheMiss, Tally
     from .messages import Message
     from .pipeline import ContextPipeline
     from .refusals import Refusal
@@ -187,10 +188,19 @@ class Session:
     ) -> None:
         """As `ctxpipe.Session.observe`."""
 
-        async def observed() -> None:
+        async def observe() -> None:
             self._session.observe(usage, sent, model=model)
 
-        _PORTAL.call(observed())
+        _PORTAL.call(observe())
+
+    @property
+    def cache_misses(self) -> Sequence[CacheMiss]:
+        """As `ctxpipe.Session.cache_misses`."""
+        return self._session.cache_misses
+
+    def cache_tally(self) -> list[Tally]:
+        """As `ctxpipe.Session.cache_tally`."""
+        return self._session.cache_tally()
 
 
 class _Stream:

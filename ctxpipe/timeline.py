@@ -39,6 +39,44 @@ _content = itemgetter("content")
 
 
 @dataclass(slots=True)
+class Agreement:
+    """How the history of a turn agrees with the timeline, once it was handed in.
+
+    *history* is what was handed in, *raw* the same while the caller keeps the full history. The
+    messages from *fresh* on follow the context that is kept. *moved* lists messages of the history
+    that differ in form only, *marked* those of the context whose cache marks changed. The next
+    check for edits in place begins at *cursor*. *digests* are those of the history and the context
+    after the turn.
+
+    *is_cut* says that the history has become shorter, *has_diverged* that it also differs, and
+    *is_bulk* whether looking at what is new would hold up the event loop, None while nobody knows.
+    """
+
+    history: list[Message] = field(default_factory=list)
+    raw: Sequence[Message] | None = None
+    fresh: int = 0
+    moved: list[int] = field(default_factory=list)
+    marked: dict[int, Marked] = field(default_factory=dict)
+    cursor: int = 0
+    digests: tuple[list[bytes], list[bytes]] | None = None
+    is_cut: bool = False
+    has_diverged: bool = False
+    is_bulk: bool | None = None
+
+
+@dataclass(slots=True)
+class Touched:
+    """What the edits of a turn have touched so far.
+
+    *first* is the first place, a message and a block in it; no edit has touched the last *tail*
+    messages.
+    """
+
+    first: tuple[int, int] | None = None
+    tail: int = sys.maxsize
+
+
+@dataclass(slots=True)
 class Step:
     """What one turn makes of a timeline.
 
@@ -47,17 +85,12 @@ class Step:
     history. *messages* follow them. The stages then make the *edits*, the last first, after which
     the thinking at *stale* has a stale signature.
 
-    The others are derived when the turn begins:
+    The others are derived when the turn begins: *context* is the context before any stage, in plain
+    form, and *given* the same with the caller's own objects. The first *kept* messages are those of
+    the last turn, the first *same* unchanged. *agreement* says how the history led to them.
 
-    - *history* is what was handed in, *raw* the same while the caller keeps the full history.
-    - *context* is the context before any stage, in plain form, and *given* the same with the
-      caller's own objects. The first *kept* messages are those of the last turn, the first *same*
-      unchanged; after them comes the history from message *fresh* on.
-    - *moved* lists messages of the history that differ in form only, *marked* those of the context
-      whose cache marks changed.
-
-    And these while it runs: *stored* are texts that stages have written to files, *changed* is the
-    first place that an edit has changed, and no edit has changed the last *tail* messages.
+    And these while it runs: *stored* are texts that stages have written to files, *touched* is what
+    the edits have touched.
     """
 
     known: int
@@ -66,31 +99,21 @@ class Step:
     edits: list[Edit] = field(default_factory=list)
     stale: Stale = field(default_factory=dict)
     stored: list[Stored] = field(default_factory=list)
-    history: list[Message] = field(default_factory=list)
-    raw: Sequence[Message] | None = None
     given: list[Message] = field(default_factory=list)
     context: list[Message] = field(default_factory=list)
     kept: int = 0
-    fresh: int = 0
     same: int = 0
-    moved: list[int] = field(default_factory=list)
-    marked: dict[int, Marked] = field(default_factory=dict)
-    cursor: int = 0
-    digests: tuple[list[bytes], list[bytes]] | None = None
-    is_cut: bool = False
-    has_diverged: bool = False
-    is_bulk: bool | None = None
-    changed: tuple[int, int] | None = None
-    tail: int = sys.maxsize
+    agreement: Agreement = field(default_factory=Agreement)
+    touched: Touched = field(default_factory=Touched)
 
     @property
     def is_idle(self) -> bool:
         """Whether the turn leaves the timeline as it was."""
-        return not (self.messages or self.edits or self.is_cut or self.adopted)
+        return not (self.messages or self.edits or self.agreement.is_cut or self.adopted)
 
     def forget_changes(self) -> tuple[int, int] | None:
         """The first place changed so far, after which changes are counted anew."""
-        place, self.changed = self.changed, None
+        place, self.touched.first = self.touched.first, None
         return place
 
     def edit(
@@ -105,8 +128,9 @@ class Step:
             return edits
         last, first = edits[0], edits[-1]
         place = first.start, first_changed_block(before, first)
-        self.changed = min(place, self.changed or place)
-        self.tail = min(self.tail, len(before) - last.stop)
+        touched = self.touched
+        touched.first = min(place, touched.first or place)
+        touched.tail = min(touched.tail, len(before) - last.stop)
         for edit in edits:
             self.stale = shift_stale(self.stale, edit)
         self.edits += edits
@@ -141,7 +165,8 @@ class Timeline:
     def __init__(self, *, verify: bool = False) -> None:
         self._verify = verify
         self.history: list[Message] = []
-        self.context = self.sent = self.history
+        self.context: list[Message] = self.history
+        self.sent: list[Message] = self.history
         self._starts, self._ends = array("q"), array("q")  # empty while nothing was touched
         self.stale: Stale = {}
         self._contents: list[object] = []  # of the history, as they were last seen
@@ -184,17 +209,18 @@ class Timeline:
             in_context, moved_there = _agreement(self.sent, now)
             if in_context > agreed:
                 agreed, moved, adopted = in_context, moved_there, True
-        known, cursor = self._unchanged(now, agreed, adopted=adopted, thorough=thorough)
+        known, cursor = self._first_difference(now, agreed, adopted=adopted, thorough=thorough)
         ensure_messages(now, known)
         moved = [index for index in moved if index < known]
-        step = Step(known, adopted, now[known:], history=now, moved=moved, cursor=cursor)
+        agreement = Agreement(now, moved=moved, cursor=cursor)
+        step = Step(known, adopted, now[known:], agreement=agreement)
         self._prepare(step)
         whole = len(self.sent if adopted else self.history)
-        step.is_cut = known < whole
-        step.has_diverged = agreed < whole or not self._grows(step, whole)
+        agreement.is_cut = known < whole
+        agreement.has_diverged = agreed < whole or not self._grows(step, whole)
         if self.stale:
             step.stale = {place: block for place, block in self.stale.items() if place < step.kept}
-        if step.fresh < known:  # an edit is undone, and the model has answered after it
+        if agreement.fresh < known:  # an edit is undone, and the model has answered after it
             mark_stale(step.stale, step.context, (step.kept, 0))
         return step
 
@@ -202,9 +228,9 @@ class Timeline:
         """Whether no more than the last message was changed in place, of *whole*."""
         if step.known < whole - 1 or step.kept < len(self.context) - 1:
             return False
-        return step.fresh >= step.known
+        return step.agreement.fresh >= step.known
 
-    def _kept_part(self, step: Step) -> tuple[int, int]:
+    def _part_to_keep(self, step: Step) -> tuple[int, int]:
         """How many messages of the context *step* keeps, and where the history continues them."""
         known = step.known
         if step.adopted or self._is_untouched:
@@ -221,26 +247,27 @@ class Timeline:
 
     def _prepare(self, step: Step) -> None:
         """Derive the context of *step* before any stage."""
-        step.kept, step.fresh = self._kept_part(step)
-        if step.moved or not self._is_untouched:
-            step.marked = dict(self._new_marks(step))
-        step.same = min(step.marked, default=step.kept)
+        agreement = step.agreement
+        step.kept, agreement.fresh = self._part_to_keep(step)
+        if agreement.moved or not self._is_untouched:
+            agreement.marked = dict(self._new_marks(step))
+        step.same = min(agreement.marked, default=step.kept)
         new = step.messages
-        if step.fresh < step.known:
-            new = step.history[step.fresh :]
-        plain = parse_from(step.history, step.fresh)
-        pairs = [*zip(plain, new, strict=True), *step.marked.values()]
+        if agreement.fresh < step.known:
+            new = agreement.history[agreement.fresh :]
+        plain = parse_from(agreement.history, agreement.fresh)
+        pairs = [*zip(plain, new, strict=True), *agreement.marked.values()]
         differ = any(one is not other for one, other in pairs)
         is_untouched = self._is_untouched or (step.adopted and self.sent is self.context)
         if is_untouched and not differ:
-            step.given = step.context = step.history
+            step.given = step.context = agreement.history
             return
         step.given = step.context = [*self.context[: step.kept], *plain]
-        for place, (message, _) in step.marked.items():
+        for place, (message, _) in agreement.marked.items():
             step.context[place] = message
         if differ or self.sent is not self.context:
             step.given = [*self.sent[: step.kept], *new]
-            for place, (_, message) in step.marked.items():
+            for place, (_, message) in agreement.marked.items():
                 step.given[place] = message
 
     def snapshot(self) -> Step:
@@ -251,31 +278,32 @@ class Timeline:
 
     def apply(self, step: Step) -> None:
         """Make *step*, which has its edits by now."""
-        if not step.history:  # a journal holds only what cannot be derived
+        agreement = step.agreement
+        if not agreement.history:  # a journal holds only what cannot be derived
             ours = self.sent if step.adopted else self.history
-            step.history = [*ours[: step.known], *step.messages]
+            agreement.history = [*ours[: step.known], *step.messages]
             self._prepare(step)
-        if self._verify and step.digests is None:
+        if self._verify and agreement.digests is None:
             self.compute_digests(step)
         if step.adopted:
             self.history = self.context = self.sent = list(self.sent)
             self._contents, self._sizes = [], array("I")
         del self.history[step.known :]
         self.history += step.messages
-        for index in step.moved:
-            self.history[index] = step.history[index]
-        if step.context is step.history and not step.edits:
+        for index in agreement.moved:
+            self.history[index] = agreement.history[index]
+        if step.context is agreement.history and not step.edits:
             self.context = self.sent = self.history
             self._starts, self._ends = array("q"), array("q")
         else:
-            new = range(step.fresh, len(self.history))
+            new = range(agreement.fresh, len(self.history))
             self._starts = self.starts[: step.kept] + array("q", new)
             self._ends = self.ends[: step.kept] + array("q", (index + 1 for index in new))
             edits = list(map(self._align, step.edits))
             self.context = self.sent = apply_edits(step.context, edits)
             if step.given is not step.context:
                 self.sent = apply_edits(step.given, edits)
-        self.stale, self._cursor = step.stale, step.cursor
+        self.stale, self._cursor = step.stale, agreement.cursor
         self._remember_contents(step)
 
     def _align(self, edit: Edit) -> Edit:
@@ -303,9 +331,9 @@ class Timeline:
         """Whether any known message of *step* was given another content, or has grown."""
         if self._verify or step.adopted:
             return False
-        return self._first_edited(step.history, 0, step.known) < step.known
+        return self._first_edited(step.agreement.history, 0, step.known) < step.known
 
-    def _unchanged(
+    def _first_difference(
         self, now: Sequence[Message], agreed: int, *, adopted: bool, thorough: bool
     ) -> tuple[int, int]:
         """How many of the *agreed* messages were not edited, and where the next check begins."""
@@ -359,37 +387,39 @@ class Timeline:
         context = apply_edits(step.context, step.edits)
         same = min([step.kept, *(edit.start for edit in step.edits)])
         history = [*self._digests[step.adopted][: step.known], *map(digest, step.messages)]
-        step.digests = history, [*self._digests[1][:same], *map(digest, context[same:])]
+        step.agreement.digests = history, [*self._digests[1][:same], *map(digest, context[same:])]
 
     def _remember_contents(self, step: Step) -> None:
         """Keep what edits in place are detected from."""
+        agreement = step.agreement
         known = min(len(self._contents), step.known)
         contents = list(map(_content, self.history[known:]))
         self._contents[known:] = contents
         self._sizes[known:] = _sizes(contents)
-        for index in step.moved:
+        for index in agreement.moved:
             self._contents[index] = self.history[index]["content"]
             self._sizes[index] = _size(self._contents[index])
-        if step.digests is not None:
-            self._digests = step.digests
+        if agreement.digests is not None:
+            self._digests = agreement.digests
 
     # Cache marks ----------------------------------------------------------------------------------
 
     def _new_marks(self, step: Step) -> Iterator[tuple[int, Marked]]:
         """The messages of the context that take other cache marks, by place."""
+        agreement = step.agreement
         if step.adopted or self._is_untouched:
-            for index in step.moved:
-                now = step.history[index]
+            for index in agreement.moved:
+                now = agreement.history[index]
                 yield index, (parse(now), now)
             return
-        known = min(len(step.history), len(self.history))
-        for index in {*step.moved, *range(max(0, known - RECENT), known)}:
+        known = min(len(agreement.history), len(self.history))
+        for index in {*agreement.moved, *range(max(0, known - RECENT), known)}:
             place = self._position(index)
             if place is None or place >= step.kept:
                 continue
-            now = step.history[index]
+            now = agreement.history[index]
             if self.sent[place] is self.history[index]:
-                if index in step.moved:
+                if index in agreement.moved:
                     yield place, (parse(now), now)
                 continue
             message = with_marks(self.context[place], now)

@@ -8,7 +8,7 @@ turn by turn through one session: by a caller with his whole history, by one who
 context, and from a journal, with a new session every 7th turn. Then come random lives: appends,
 cuts, branches, equal objects, moved cache marks, contexts adopted, new processes. Where the stages
 of the two versions differ on purpose, ``--stages own`` plays simple ones that stand in this file
-instead of the library's.
+instead of the library's; ``--stages coding`` plays those of the coding preset.
 
 A turn whose contexts differ is of one of these classes:
 
@@ -60,6 +60,7 @@ from ctxpipe import (
     RatioGate,
     Skip,
     SmartTruncate,
+    presets,
 )
 from ctxpipe.lab.transcripts import read_transcript
 from ctxpipe.summarizers import ExtractiveSummarizer, Retry
@@ -108,7 +109,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=120, help="turns of a transcript at most")
     parser.add_argument("--lives", type=int, default=300, help="random lives")
     parser.add_argument("--seed", type=int, default=0, help="of the first of them")
-    parser.add_argument("--stages", choices=("library", "own"), default="library")
+    parser.add_argument("--stages", choices=("library", "own", "coding"), default="library")
     parser.add_argument("--play", help=argparse.SUPPRESS)  # what one side is asked to do, as JSON
     asked = parser.parse_args()
     if asked.play:
@@ -353,16 +354,23 @@ class Caller:
 
     def library_stages(self, storage: Any) -> list[Any]:
         setting = self.setting
+        if setting.stages == "coding":
+            return presets.coding_agent(
+                storage, work_dir=None, summarize=self.summarize, clock=self.now
+            )
+        breaker: dict[str, Any] = {
+            "retry": Retry(max_retries=0),
+            "cooldown_seconds": 120,
+            "clock": self.now,
+        }
+        direct: list[Any] = [DirectOffload(storage, min_chars=4 * setting.min_chars)]
+        if hasattr(ctxpipe, "Breaker"):  # older versions have all this in two stages
+            breaker = {"breaker": ctxpipe.Breaker(**breaker)}
+            direct.append(ctxpipe.TrimReadBacks(storage))
         return [
-            DirectOffload(storage, min_chars=4 * setting.min_chars),
+            *direct,
             BatchOffload(storage, RatioGate(setting.ratio), min_chars=setting.min_chars),
-            Compact(
-                self.summarize,
-                storage,
-                retry=Retry(max_retries=0),
-                cooldown_seconds=120,
-                clock=self.now,
-            ),
+            Compact(self.summarize, storage, **breaker),
             SmartTruncate(storage, max_tokens=int(setting.trigger * setting.target_share)),
         ]
 

@@ -335,6 +335,54 @@ def test_inspect_prints_what_looks_like_markup_as_it_stands(tmp_path: Path):
     assert "[bold]x[/bold] [/nothing]" in run("inspect", path).stdout
 
 
+@pytest.fixture
+def three_bills(tmp_path: Path) -> Path:
+    """Three turns; before the last one the cache has expired."""
+    path = tmp_path / "bills.jsonl"
+    rows: list[dict[str, Any]] = []
+    for turn, (seconds, read) in enumerate(((0, 0), (10, 3000), (2000, 0))):
+        usage = {
+            "input_tokens": 0,
+            "cache_read_input_tokens": read,
+            "cache_creation_input_tokens": 3000 * (turn + 1) - read,
+        }
+        rows.append({**user("word " * 3000), "timestamp": 1_700_000_000 + seconds})
+        rows.append({**assistant("Yes."), "model": "claude-opus-5", "usage": usage})
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    return path
+
+
+def test_inspect_tells_why_the_cache_missed_and_what_that_cost(three_bills: Path):
+    told = run("inspect", three_bills, "--cache").stdout
+    assert "3 requests, 16.7% of 18,000 tokens read from the cache" in told
+    assert re.search(r"lifetime +1 +6,000 +\$0\.03 +1,990 seconds passed", told)
+
+    found = json.loads(run("inspect", three_bills, "--cache", "--json").stdout)
+    [miss] = found["misses"]
+    assert (miss["cause"], miss["request"], miss["tokens"]) == ("lifetime", 3, 6000)
+    assert found["tallies"][0]["misses"] == 1
+
+
+def test_inspect_prices_a_miss_by_another_model_if_asked(three_bills: Path):
+    told = run("inspect", three_bills, "--cache", "--model", "claude-sonnet-5").stdout
+    assert re.search(r"lifetime +1 +6,000 +\$0\.01", told)
+
+
+def test_inspect_of_the_cache_needs_bills(sound: Path):
+    done = run("inspect", sound, "--cache")
+    assert done.exit_code == 1
+    assert "holds no bills that tell of the prompt cache" in " ".join(done.stderr.split())
+
+
+def test_the_page_of_a_billed_transcript_tells_why_the_cache_missed(
+    three_bills: Path, sound: Path, tmp_path: Path
+):
+    page = tmp_path / "page.html"
+    for path, is_told in ((three_bills, True), (sound, False)):
+        assert run("replay", path, "--html", page).exit_code == 0
+        assert ("Why the prompt cache missed" in page.read_text("utf-8")) is is_told
+
+
 def test_plan_tells_what_each_stage_would_do(sound: Path, tmp_path: Path):
     config = tmp_path / "mine.toml"
     config.write_text('[[stage]]\nuse = "BatchOffload"\nkeep_recent = 1\n', "utf-8")

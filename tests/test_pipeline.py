@@ -58,14 +58,15 @@ from ctxpipe import (
     Stage,
     StageReport,
     TokenCounter,
+    TrimReadBacks,
     Turn,
     check,
     count_tokens,
 )
+from ctxpipe.agent_tools import WRITING_TOOLS
 from ctxpipe.edits.thinking import drop_block
+from ctxpipe.markers.placeholders import reference, reference_with_preview
 from ctxpipe.messages import Message, blocks, kind, tool_calls, tool_results
-from ctxpipe.placeholders import reference, reference_with_preview
-from ctxpipe.stages.offload import WRITING_TOOLS
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 HISTORY = conversation(
@@ -1036,7 +1037,8 @@ def offloading(root: str, **options: Any) -> ContextPipeline:
     storage = LocalStorage(root)
     return ContextPipeline(
         [
-            DirectOffload(storage, min_chars=300, preview=Preview(20, 10), read_back_chars=700),
+            DirectOffload(storage, min_chars=300, preview=Preview(20, 10)),
+            TrimReadBacks(storage, max_chars=700),
             BatchOffload(
                 storage,
                 RatioGate(0.05),

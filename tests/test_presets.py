@@ -14,21 +14,23 @@ from histories import assistant, conversation, step, tool_use, user
 
 from ctxpipe import (
     BatchOffload,
+    Breaker,
     Budget,
     Compact,
     ContextPipeline,
     DirectOffload,
     LocalStorage,
     SmartTruncate,
+    TrimReadBacks,
     presets,
 )
+from ctxpipe.agent_tools import WRITING_TOOLS
 from ctxpipe.lab.workbench import MemoryStorage
 from ctxpipe.messages import Message, check, tool_results
 from ctxpipe.prices import Prices
 from ctxpipe.reports import Outcome
 from ctxpipe.stage import Stage
 from ctxpipe.stages.gates import RentOrBuyGate
-from ctxpipe.stages.offload import WRITING_TOOLS
 from ctxpipe.summarizers import ExtractiveSummarizer, Retry
 
 Preset: TypeAlias = Callable[..., list[Stage]]
@@ -44,13 +46,13 @@ def work(calls: int, result: str = WORDS) -> list[Message]:
 
 
 @pytest.mark.parametrize("preset", [coding_agent, presets.chat])
-async def test_a_preset_is_a_plain_list_of_four_stages(preset: Preset, tmp_path: Path) -> None:
+async def test_a_preset_is_a_plain_list_of_five_stages(preset: Preset, tmp_path: Path) -> None:
     stages = preset(LocalStorage(tmp_path))
 
     assert type(stages) is list
     found = [type(stage) for stage in stages]
-    assert found == [DirectOffload, BatchOffload, Compact, SmartTruncate]
-    assert len(ContextPipeline(stages).stages) == 4
+    assert found == [DirectOffload, TrimReadBacks, BatchOffload, Compact, SmartTruncate]
+    assert len(ContextPipeline(stages).stages) == 5
 
 
 def test_its_stages_can_be_changed_one_by_one(tmp_path: Path) -> None:
@@ -70,7 +72,7 @@ def test_the_prices_reach_the_gate(tmp_path: Path) -> None:
         presets.coding_agent(storage, work_dir=tmp_path, prices=prices),
         presets.chat(storage, prices=prices),
     )
-    for _, batch, *_ in stages:
+    for _, _, batch, *_ in stages:
         assert isinstance(batch, BatchOffload)
         assert isinstance(batch.gate, RentOrBuyGate)
         assert batch.gate.prices == prices
@@ -78,7 +80,7 @@ def test_the_prices_reach_the_gate(tmp_path: Path) -> None:
 
 def test_the_gate_s_free_calls_are_the_calls_that_results_are_kept_for(tmp_path: Path) -> None:
     for preset in (coding_agent, presets.chat):
-        batch = preset(LocalStorage(tmp_path))[1]
+        batch = preset(LocalStorage(tmp_path))[2]
         assert isinstance(batch, BatchOffload)
         assert isinstance(batch.gate, RentOrBuyGate)
         assert batch.gate.free_calls == batch.keep_recent
@@ -122,7 +124,7 @@ async def test_old_results_and_inputs_leave_once_they_have_cost_enough(tmp_path:
         presets.coding_agent(LocalStorage(tmp_path), work_dir=tmp_path)
     ).run(history, session_id="s")
 
-    assert result.reports[1].outcome is Outcome.CHANGED
+    assert result.reports[2].outcome is Outcome.CHANGED
     assert "Write" in WRITING_TOOLS
     assert WORDS not in str(result.messages[1]["content"])
     assert all(
@@ -141,7 +143,7 @@ async def test_near_the_limit_the_history_is_compacted(preset: Preset, tmp_path:
         [*talk, user("And now?")], session_id="s"
     )
 
-    assert result.reports[2].outcome is Outcome.CHANGED
+    assert result.reports[3].outcome is Outcome.CHANGED
     assert not check(result.messages)
     assert "And now?" in str(result.messages[-1]["content"])
 
@@ -150,13 +152,14 @@ async def test_when_compaction_fails_the_context_is_truncated(tmp_path: Path) ->
     async def broken(_messages: object) -> str:
         raise ConnectionError("no network")
 
-    direct, batch, compact, truncate = presets.coding_agent(
+    *offloads, compact, truncate = presets.coding_agent(
         LocalStorage(tmp_path),
         work_dir=None,
         summarize=broken,  # type: ignore[arg-type]
     )
     assert isinstance(compact, Compact)
-    stages: list[Stage] = [direct, batch, replace(compact, retry=Retry(max_retries=0)), truncate]
+    at_once = Breaker(Retry(max_retries=0))
+    stages: list[Stage] = [*offloads, replace(compact, breaker=at_once), truncate]
     talk = [
         message for i in range(40) for message in (user(f"{i} {WORDS}"), assistant(f"{i} {WORDS}"))
     ]
@@ -165,7 +168,7 @@ async def test_when_compaction_fails_the_context_is_truncated(tmp_path: Path) ->
         [*talk, user("And now?")], session_id="s"
     )
 
-    assert [report.outcome for report in result.reports[2:]] == [Outcome.FAILED, Outcome.CHANGED]
+    assert [report.outcome for report in result.reports[3:]] == [Outcome.FAILED, Outcome.CHANGED]
     assert not check(result.messages)
 
 

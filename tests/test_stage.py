@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 from histories import chat, user
@@ -20,10 +20,10 @@ from ctxpipe import (
     Turn,
 )
 from ctxpipe.edits.offload import CandidateIndex
-from ctxpipe.stage import PlannedStage, Rewindable
+from ctxpipe.stage import PlannedStage, Rewindable, Tracked
 
 
-def turn(*messages: str, tracked: bool = False) -> Turn:
+def turn(*messages: str, tracked: Tracked | None = None) -> Turn:
     return Turn(
         [user(words) for words in messages],
         ledger=Ledger(TokenCounter(len)),
@@ -57,9 +57,9 @@ async def test_a_turn_alone_has_a_budget_and_a_counter_of_its_own() -> None:
 
 
 async def test_in_a_tracked_turn_the_ledger_is_trusted_as_far_as_it_reaches() -> None:
-    first = turn("four", "sixsix", tracked=True)
+    first = turn("four", "sixsix", tracked=Tracked(0, bulky=False))
     await first.raw_tokens()
-    longer = Turn([*first.messages, user("xx")], ledger=first.ledger, overhead=5, tracked=True)
+    longer = replace(first, messages=[*first.messages, user("xx")])
 
     assert list(await longer.prefix_sums()) == [0, 4, 10, 12]
 

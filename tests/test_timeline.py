@@ -58,8 +58,8 @@ def turn(timeline: Timeline, history: list[Message], *contexts: list[Message]) -
     for context in contexts:
         begun.edit(before, context)
         before = context
-    if begun.changed is not None:
-        mark_stale(begun.stale, before, begun.changed)
+    if begun.touched.first is not None:
+        mark_stale(begun.stale, before, begun.touched.first)
     timeline.apply(begun)
     return begun
 
@@ -89,7 +89,7 @@ def test_without_a_change_the_context_is_the_history():
     begun = turn(timeline, history)
 
     assert begun.context == begun.given == history
-    assert not begun.has_diverged
+    assert not begun.agreement.has_diverged
     assert timeline.history is timeline.context is timeline.sent
 
 
@@ -121,7 +121,7 @@ def test_after_a_change_only_what_is_new_is_added():
     begun = turn(timeline, [*history, *chat(2)])
 
     assert begun.context == [*SUMMARY, user("go on"), *chat(2)]
-    assert (begun.kept, begun.same, begun.fresh) == (3, 3, 5)
+    assert (begun.kept, begun.same, begun.agreement.fresh) == (3, 3, 5)
 
 
 def test_the_same_history_again_is_an_idle_step():
@@ -140,7 +140,7 @@ def test_a_turn_that_did_not_end_leaves_no_trace():
 
     begun = timeline.begin([*history, assistant("kept")])
     assert (begun.known, begun.context[-1]) == (3, assistant("kept"))
-    assert not begun.is_cut
+    assert not begun.agreement.is_cut
     assert timeline.context == timeline.history == history
 
 
@@ -190,7 +190,7 @@ def test_a_history_rebuilt_equal_is_the_known_one():
     begun = turn(timeline, copy.deepcopy(history))
 
     assert (begun.known, begun.context) == (6, SUMMARY)
-    assert not begun.has_diverged
+    assert not begun.agreement.has_diverged
 
 
 def test_sdk_objects_rebuilt_as_dicts_are_the_known_ones():
@@ -203,7 +203,7 @@ def test_sdk_objects_rebuilt_as_dicts_are_the_known_ones():
     begun = turn(timeline, [history[0], parse(answered), history[2]])
 
     assert begun.known == 3
-    assert not begun.is_cut
+    assert not begun.agreement.is_cut
     assert timeline.history[1] == parse(answered)
 
 
@@ -224,7 +224,12 @@ def test_a_branch_is_cut_back_to_the_common_beginning():
     begun = turn(timeline, [*history[:4], user("another way")])
 
     assert begun.context == [*history[:4], user("another way")]
-    assert (begun.known, begun.kept, begun.is_cut, begun.has_diverged) == (4, 4, True, True)
+    assert (begun.known, begun.kept, begun.agreement.is_cut, begun.agreement.has_diverged) == (
+        4,
+        4,
+        True,
+        True,
+    )
 
 
 def test_a_cut_after_a_summary_keeps_the_summary():
@@ -245,7 +250,7 @@ def test_a_cut_into_what_was_summarized_begins_anew():
     begun = turn(timeline, history[:3])
 
     assert begun.context == history[:3]
-    assert (begun.kept, begun.fresh, begun.has_diverged) == (0, 0, True)
+    assert (begun.kept, begun.agreement.fresh, begun.agreement.has_diverged) == (0, 0, True)
 
 
 def test_a_cut_into_a_gap_brings_back_what_was_taken_out_before_the_cut():
@@ -257,7 +262,7 @@ def test_a_cut_into_a_gap_brings_back_what_was_taken_out_before_the_cut():
     begun = turn(timeline, history[:5])
 
     assert begun.context == [*history[:2], offloaded, *history[3:5]]
-    assert (begun.kept, begun.fresh) == (3, 3)
+    assert (begun.kept, begun.agreement.fresh) == (3, 3)
 
 
 def test_a_cut_right_after_a_gap_leaves_out_what_was_taken_out():
@@ -311,7 +316,7 @@ def test_messages_taken_out_in_two_places_by_one_stage_leave_the_middle_known():
     begun = turn(timeline, history[:7])
 
     assert begun.context == [*history[:2], *history[4:7]]
-    assert (begun.kept, begun.fresh) == (4, 6)
+    assert (begun.kept, begun.agreement.fresh) == (4, 6)
 
 
 def test_what_a_stage_put_in_stays_where_the_cut_lies_after_it():
@@ -334,7 +339,7 @@ def test_results_appended_in_place_to_the_last_message_are_noticed():
 
     begun = turn(timeline, history)
     assert begun.context == history
-    assert (begun.known, begun.is_cut, begun.has_diverged) == (2, True, False)
+    assert (begun.known, begun.agreement.is_cut, begun.agreement.has_diverged) == (2, True, False)
 
 
 def test_a_text_exchanged_in_place_in_the_last_message_is_noticed():
@@ -366,7 +371,7 @@ def test_a_content_exchanged_in_place_near_the_end_is_noticed_at_once(index: int
     begun = turn(timeline, history)
     assert begun.known == index
     assert begun.context == history
-    assert begun.has_diverged is (index < WATCHED - 1)
+    assert begun.agreement.has_diverged is (index < WATCHED - 1)
 
 
 def test_a_content_that_grew_in_place_near_the_end_is_noticed_at_once():
@@ -515,7 +520,7 @@ def test_an_edit_inside_a_known_block_is_noticed_with_verify_only(verify: bool):
 
     begun = turn(timeline, history)
     assert begun.known == (2 if verify else 5)
-    assert begun.has_diverged is verify
+    assert begun.agreement.has_diverged is verify
 
 
 def test_with_verify_an_edit_is_noticed_after_a_change_too():
@@ -545,7 +550,7 @@ def test_with_verify_moving_a_cache_mark_is_no_edit():
 
     cast("Any", history[2]["content"])[0].update(MARK)
 
-    assert not turn(timeline, history).is_cut
+    assert not turn(timeline, history).agreement.is_cut
 
 
 # Adopted ----------------------------------------------------------------------------------------
@@ -557,7 +562,7 @@ def test_a_caller_who_goes_on_with_the_context_is_recognized():
 
     begun = turn(timeline, [*SUMMARY, *chat(1)])
 
-    assert (begun.adopted, begun.known, begun.has_diverged) == (True, 2, False)
+    assert (begun.adopted, begun.known, begun.agreement.has_diverged) == (True, 2, False)
     assert begun.context == [*SUMMARY, *chat(1)]
 
 
@@ -578,7 +583,12 @@ def test_a_caller_who_adopts_the_context_and_cuts_it_at_once_is_recognized():
 
     begun = turn(timeline, [*SUMMARY, history[4], assistant("another way")])
 
-    assert (begun.adopted, begun.known, begun.is_cut, begun.has_diverged) == (True, 3, True, True)
+    assert (begun.adopted, begun.known, begun.agreement.is_cut, begun.agreement.has_diverged) == (
+        True,
+        3,
+        True,
+        True,
+    )
     assert timeline.history == [*SUMMARY, history[4], assistant("another way")]
 
 
@@ -780,7 +790,7 @@ def test_marks_inside_a_tool_result_follow_the_history():
 
     begun = turn(timeline, [*history[:2], bare])
     assert begun.context == [*history[:2], bare]
-    assert not begun.is_cut
+    assert not begun.agreement.is_cut
 
 
 def test_a_mark_before_a_gap_stays():
@@ -820,7 +830,7 @@ def test_a_replayed_timeline_takes_its_marks_from_the_history():
     begun = timeline.begin([*history[:2], marked(history[2]), marked(history[3])])
 
     assert begun.context == [*history[:2], marked(short), marked(history[3])]
-    assert not begun.is_cut
+    assert not begun.agreement.is_cut
 
 
 # Stale thinking ---------------------------------------------------------------------------------
@@ -924,17 +934,17 @@ def test_the_changed_place_is_the_first_block_of_the_first_edit():
     begun = Timeline().begin(history)
 
     begun.edit(history, [*history[:2], user(tool_result("t1", "short"))])
-    assert (begun.changed, begun.tail) == ((2, 0), 0)
+    assert (begun.touched.first, begun.touched.tail) == ((2, 0), 0)
 
     begun.edit(begun.context, [history[0], assistant(thinking(), "look"), user("next")])
-    assert (begun.changed, begun.tail) == ((1, 2), 0)
+    assert (begun.touched.first, begun.touched.tail) == ((1, 2), 0)
 
 
 def test_equal_contexts_are_no_change():
     begun = Timeline().begin(chat(4))
 
     assert begun.edit(begun.context, copy.deepcopy(begun.context)) == []
-    assert begun.changed is None
+    assert begun.touched.first is None
 
 
 def test_the_tail_is_what_no_edit_has_changed_at_the_end():
@@ -942,10 +952,10 @@ def test_the_tail_is_what_no_edit_has_changed_at_the_end():
 
     after = [user("short"), *begun.context[1:]]
     begun.edit(begun.context, after)
-    assert begun.tail == 8
+    assert begun.touched.tail == 8
 
     begun.edit(after, [*after[:4], *after[6:]])
-    assert (begun.tail, begun.changed) == (3, (0, 0))
+    assert (begun.touched.tail, begun.touched.first) == (3, (0, 0))
 
 
 def test_changes_that_are_forgotten_are_no_longer_the_first():
@@ -956,7 +966,7 @@ def test_changes_that_are_forgotten_are_no_longer_the_first():
     assert begun.forget_changes() == (0, 0)
 
     begun.edit(after, [*after[:3], assistant("short")])
-    assert begun.changed == (3, 0)
+    assert begun.touched.first == (3, 0)
 
 
 # Any life ---------------------------------------------------------------------------------------
@@ -1031,8 +1041,8 @@ class Life:
             after = self.stage(context)
             begun.edit(context, after)
             context = after
-        if begun.changed is not None:
-            mark_stale(begun.stale, context, begun.changed)
+        if begun.touched.first is not None:
+            mark_stale(begun.stale, context, begun.touched.first)
         self.received = apply_edits(begun.given, begun.edits)
         recorded = copy.copy(begun)
         self.timeline.apply(begun)
@@ -1081,10 +1091,10 @@ def test_a_turn_begins_with_the_kept_context_and_the_history_after_it(data: st.D
 
         begun = life.timeline.begin(life.history)
 
-        assert begun.given == [*kept[: begun.kept], *life.history[begun.fresh :]]
+        assert begun.given == [*kept[: begun.kept], *life.history[begun.agreement.fresh :]]
         assert begun.context == list(map(parse, begun.given))
         assert life.history == [*life.history[: begun.known], *begun.messages]
-        assert begun.fresh <= begun.known
+        assert begun.agreement.fresh <= begun.known
         assert begun.same <= begun.kept
         life.turn()
 

@@ -30,9 +30,9 @@ from ctxpipe import (
     testing,
 )
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
+from ctxpipe.agent_tools import READ_BACK_TOOLS
 from ctxpipe.edits import search as edits
 from ctxpipe.names import session_folder
-from ctxpipe.stages.offload import READ_BACK_TOOLS
 from ctxpipe.tools import offloaded as module
 
 TEXT = "\n".join(

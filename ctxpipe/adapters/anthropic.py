@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ctxpipe_middleware"]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 PATH = "/v1/messages"  # and nothing below it: counting tokens and batches are left alone
 # The SDK's mark on a request whose caller wants more than the parsed reply.
@@ -157,6 +157,7 @@ class _Middleware:
             options = drop_block({"thinking": body.get("thinking"), "extra_headers": headers})
             new_body |= options.get("extra_body", {})
             new_headers = options.get("extra_headers", new_headers)
+        session.announce(context, {**new_body, "extra_headers": new_headers})
         if new_body == body:
             return request
         return _with_body(request, new_body, new_headers)

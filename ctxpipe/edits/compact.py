@@ -12,67 +12,61 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from ..facts import commands, identifiers, is_cut, is_one_line, one_line, shorten, touched_paths
-from ..messages import MEDIA, blocks, kind, pending_calls, split_system, tool_calls, tool_results
-from ..messages import field as read
-from ..messages.identity import digest
-from ..summary_format import (
+from ..activity import commands, identifiers, is_one_line, one_line, touched_paths
+from ..markers.cuts import is_cut, shorten
+from ..markers.evidence import EVIDENCE, EVIDENCE_END, INTRODUCTION, archive_lines
+from ..markers.summaries import (
     ACKNOWLEDGED,
     CONTINUE,
-    EVIDENCE,
-    EVIDENCE_END,
     FILE_ACKNOWLEDGED,
     IN_PROGRESS,
     KEPT,
-    REMINDER,
-    REMINDER_END,
     SEEN,
     SUMMARY,
     acknowledged_count,
+    commands_in_force,
     is_connective,
     leading_count,
     missing_text,
     own_words,
+    reminder,
     safe_summary,
-    summary_extras,
     text_of,
 )
+from ..messages import MEDIA, blocks, kind, pending_calls, split_system, tool_calls, tool_results
+from ..messages import field as read
+from ..messages.identity import digest
 from .offload import newest
 
 if TYPE_CHECKING:
     from ..messages import Message
 
 __all__ = [
-    "Draft",
-    "Evidence",
     "EvidenceBudget",
+    "Facts",
+    "Replacement",
     "Source",
     "after_summary",
-    "archive_references",
     "assemble",
-    "drafts",
     "evidence_block",
     "extract_commands",
-    "gather_evidence",
+    "gather_facts",
     "obstacle",
     "open_tail",
     "partition",
     "pinned_indices",
     "pinned_messages",
-    "reminder",
+    "replacements",
     "user_commands",
 ]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 # Parts --------------------------------------------------------------------------------------------
 
 
 def partition(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """The head (leading system messages), which stays, and the rest, which is summarized.
-
-    Source: CR-1 to CR-6.
-    """
+    """The head (leading system messages), which stays, and the rest, which is summarized."""
     return split_system(messages)
 
 
@@ -81,10 +75,7 @@ def assemble(
     summary: str,
     restored: Sequence[Message],
 ) -> list[Message]:
-    """*head*, the summary pair, and each restored file with its acknowledgement.
-
-    Source: CR-37 to CR-42.
-    """
+    """*head*, the summary pair, and each restored file with its acknowledgement."""
     if not summary:
         logger.warning("an empty summary replaces a history")
     files: list[Message] = []
@@ -111,7 +102,6 @@ def _assistant(text: str) -> Message:
 _COMMAND = re.compile(r"<command(?:\s[^<>]*)?>.*?</command>", re.DOTALL)
 # After the last end tag, each start tag would be followed to the end of the text.
 _END = "</command>"
-_WORKFLOWS = f"{REMINDER}## Active Workflows\nThese commands of the user stay in force:\n"
 
 
 def extract_commands(messages: Iterable[Message]) -> list[str]:
@@ -119,9 +109,8 @@ def extract_commands(messages: Iterable[Message]) -> list[str]:
 
     Those that an earlier compaction carried on come first; tool results and the assistant's words
     do not count. A text in the form of a summary is trusted here; `user_commands` trusts none.
-    Source: ST-19, A-47.
     """
-    return _commands_in(_commands_of_summary(message) or own_words(message) for message in messages)
+    return _commands_in(commands_in_force(message) or own_words(message) for message in messages)
 
 
 def _commands_in(texts: Iterable[str]) -> list[str]:
@@ -130,21 +119,6 @@ def _commands_in(texts: Iterable[str]) -> list[str]:
         end = text.rfind(_END) + len(_END)
         found += _COMMAND.findall(text, 0, end)
     return list(dict.fromkeys(found))
-
-
-def _commands_of_summary(message: Message) -> str:
-    extras = summary_extras(message)
-    if not extras.startswith(_WORKFLOWS):
-        return ""
-    return extras.split(REMINDER_END, 1)[0]
-
-
-def reminder(found: Sequence[str]) -> str:
-    """The text after a summary that keeps the commands *found* in force; "" when there are none."""
-    if not found:
-        return ""
-    lines = "\n".join(found)
-    return f"{_WORKFLOWS}{lines}{REMINDER_END}"
 
 
 # Where evidence comes from ------------------------------------------------------------------------
@@ -217,7 +191,7 @@ def after_summary(
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class Facts:
     """What is known about a history without a model; each collection ends with the most recent.
 
     *paths* tells for each path whether it was written, *commands* for each command line whether it
@@ -263,8 +237,8 @@ class EvidenceBudget:
         )
 
 
-def gather_evidence(source: Source) -> Evidence:
-    """The evidence in *source*."""
+def gather_facts(source: Source) -> Facts:
+    """The facts in *source*."""
     messages = source.messages
     redact = source.redact
     paths: dict[str, bool] = {}
@@ -274,7 +248,7 @@ def gather_evidence(source: Source) -> Evidence:
     for command in commands(messages):
         line = _shorten_line(redact(command.text))
         _put_last(lines, line, command.failed)
-    return Evidence(
+    return Facts(
         paths=paths,
         commands=lines,
         identifiers=identifiers(messages, redact),
@@ -301,12 +275,8 @@ def _shorten_line(text: str) -> str:
     return f"{line[: _MAX_LINE - 2]} …"
 
 
-# The block: each part is a heading and its lines. Only the archives are ever read back from it.
+# The block: each part is a heading and its lines.
 
-_INTRODUCTION = (
-    "Kept from the conversation without a model: a record to look things up in, not a request."
-)
-_ARCHIVE = "Raw messages: "
 _INDEX = "More paths: "
 _NOTE = "Note: "
 _WRITTEN = "Files written:"
@@ -314,16 +284,11 @@ _NAMED = "Files read or named:"
 _COMMANDS = "Commands, oldest first (! failed):"
 _IDENTIFIERS = "Identifiers: "
 _REQUESTS = "What the user asked, word for word, oldest first; the summary says what is settled:"
-_ARCHIVES_NAMED = 4
-_BLOCK = f"{EVIDENCE}{_INTRODUCTION}\n"
-_NAMED_ARCHIVE = re.compile(rf"{_ARCHIVE}(.+) \(([0-9a-f-]{{16,128}})\)")
-_MOST_BLOCKS = 8
-
 Count: TypeAlias = Callable[[str], int]
 
 
 def evidence_block(
-    evidence: Evidence,
+    evidence: Facts,
     room: EvidenceBudget,
     count: Count,
 ) -> tuple[str, list[str]]:
@@ -334,8 +299,8 @@ def evidence_block(
     """
     paths, surplus = _split_paths(evidence.paths, room.paths, count)
     lines = [
-        _INTRODUCTION,
-        *_archive_lines(evidence),
+        INTRODUCTION,
+        *archive_lines(evidence.archives, evidence.digest),
         *_path_lines(paths, evidence.paths),
     ]
     if evidence.index:
@@ -376,29 +341,6 @@ def _split_paths(
     return ranked[:fitting], ranked[fitting:]
 
 
-def _archive_lines(evidence: Evidence) -> list[str]:
-    lines = [f"{_ARCHIVE}{path}" for path in evidence.archives[-_ARCHIVES_NAMED:]]
-    if lines and evidence.digest:
-        lines[-1] += f" ({evidence.digest})"
-    return lines
-
-
-def archive_references(text: str) -> list[tuple[str, str]]:
-    """Path and digest of each archive that *text*, perhaps a summary of ours, claims to replace.
-
-    Anybody may have written so: it is to be verified.
-    """
-    found: list[tuple[str, str]] = []
-    _, *after_marks = text.split(_BLOCK)
-    for block in after_marks[:_MOST_BLOCKS]:
-        lines = block.split("\n", _ARCHIVES_NAMED)
-        for line in lines[:_ARCHIVES_NAMED]:
-            match = _NAMED_ARCHIVE.fullmatch(line)
-            if match:
-                found.append((match[1], match[2]))
-    return found
-
-
 def _last_lines(
     lines: Sequence[str],
     max_tokens: int,
@@ -416,7 +358,7 @@ def _last_lines(
 
 
 def _request_lines(
-    evidence: Evidence,
+    evidence: Facts,
     room: EvidenceBudget,
     count: Count,
 ) -> list[str]:
@@ -596,7 +538,7 @@ def _server_ids(messages: Iterable[Message]) -> tuple[set[str], set[str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class Replacement:
     """What a new context is made of, before it is decided how much evidence and files fit.
 
     *systems* are system messages from the middle of the history that are still in force, *kept* are
@@ -606,7 +548,7 @@ class Draft:
 
     head: Sequence[Message]
     summary: str
-    evidence: Evidence
+    evidence: Facts
     systems: Sequence[Message] = ()
     kept: Sequence[Message] = ()
     closing: Sequence[Message] = ()
@@ -635,7 +577,7 @@ class Draft:
         ]
 
 
-def drafts(
+def replacements(
     head: Sequence[Message],
     rest: Sequence[Message],
     summary: str,
@@ -647,7 +589,7 @@ def drafts(
     pin: Callable[[Message], bool] | None = None,
     max_request_chars: int = 20_000,
     whole: bool = True,
-) -> list[Draft]:
+) -> list[Replacement]:
     """The new contexts for *head* and *rest* to choose from, the best first.
 
     The first one keeps the messages that the model has not answered as they are. The second, where
@@ -662,7 +604,7 @@ def drafts(
     if archive:
         archives.append(archive)
     evidence = replace(
-        gather_evidence(source),
+        gather_facts(source),
         archives=archives,
         digest=archive_digest,
         notes=notes,
@@ -672,7 +614,7 @@ def drafts(
     if left_out:
         cuts.append(f"{left_out} older system messages are in the archive only")
     commands_kept = reminder(user_commands(source))
-    draft = Draft(
+    replacement = Replacement(
         head=head,
         summary=safe_summary(summary) + commands_kept,
         evidence=evidence,
@@ -680,15 +622,15 @@ def drafts(
         cuts=cuts,
     )
     if pin:
-        draft = replace(draft, kept=pinned_messages(rest, pin))
+        replacement = replace(replacement, kept=pinned_messages(rest, pin))
     if not unanswered:
-        return [draft]
-    shorter = _with_words(draft, unanswered, source, max_request_chars, archive)
+        return [replacement]
+    shorter = _with_words(replacement, unanswered, source, max_request_chars, archive)
     if not whole:
         return [shorter]
     if pin:
-        draft = replace(draft, kept=pinned_messages(rest[:tail], pin))
-    first = _with_tail(draft, unanswered, source)
+        replacement = replace(replacement, kept=pinned_messages(rest[:tail], pin))
+    first = _with_tail(replacement, unanswered, source)
     if len(shorter.cuts) > len(first.cuts):
         return [first, shorter]
     return [first]
@@ -714,24 +656,24 @@ def _in_force(
 
 
 def _with_tail(
-    draft: Draft,
+    replacement: Replacement,
     tail: Sequence[Message],
     source: Source,
-) -> Draft:
-    """*draft* with the unanswered messages of *tail* as they are.
+) -> Replacement:
+    """*replacement* with the unanswered messages of *tail* as they are.
 
     Before results, a message says what they are a part of.
     """
-    requests = draft.evidence.requests
+    requests = replacement.evidence.requests
     pending = _words_in(tail, source)
     before = requests[: len(requests) - len(pending)]
     if tail[0]["role"] != "assistant":
-        return _close(draft, before, tail)
+        return _close(replacement, before, tail)
     text = CONTINUE
     if before:
         text = IN_PROGRESS + before[-1]
     closing = [_user(text), *tail]
-    return _close(draft, before[:-1], closing)
+    return _close(replacement, before[:-1], closing)
 
 
 def _words_in(tail: Sequence[Message], source: Source) -> list[str]:
@@ -739,14 +681,14 @@ def _words_in(tail: Sequence[Message], source: Source) -> list[str]:
 
 
 def _with_words(
-    draft: Draft,
+    replacement: Replacement,
     tail: Sequence[Message],
     source: Source,
     max_chars: int,
     archive: str,
-) -> Draft:
-    """*draft* with only the user's words of *tail*, cut head and tail above *max_chars*."""
-    requests = draft.evidence.requests
+) -> Replacement:
+    """*replacement* with only the user's words of *tail*, cut head and tail above *max_chars*."""
+    requests = replacement.evidence.requests
     pending = _words_in(tail, source)
     later = max(1, len(pending))
     before = requests[: len(requests) - later]
@@ -763,7 +705,7 @@ def _with_words(
         media += _media(blocks(message))
     for name in media:
         text += missing_text(name, archive)
-    cuts = [*draft.cuts]
+    cuts = [*replacement.cuts]
     if len(words) > max_chars:
         length = len(words)
         cuts.append(f"of the newest message's {length} characters {max_chars} are in the context")
@@ -775,7 +717,7 @@ def _with_words(
         cuts.append(f"{number} pictures or documents of the newest message are in the archive only")
     systems = [message for message in tail if message["role"] == "system"]
     closing = [_user(text), *systems]
-    closed = _close(draft, before, closing)
+    closed = _close(replacement, before, closing)
     return replace(closed, cuts=cuts)
 
 
@@ -791,13 +733,13 @@ def _media(content: Iterable[object]) -> Iterator[str]:
 
 
 def _close(
-    draft: Draft,
+    replacement: Replacement,
     requests: Sequence[str],
     closing: Sequence[Message],
-) -> Draft:
-    """*draft* that ends with *closing*, and has these *requests* in its evidence."""
-    evidence = replace(draft.evidence, requests=requests)
-    return replace(draft, evidence=evidence, closing=closing)
+) -> Replacement:
+    """*replacement* that ends with *closing*, and has these *requests* in its evidence."""
+    evidence = replace(replacement.evidence, requests=requests)
+    return replace(replacement, evidence=evidence, closing=closing)
 
 
 # Pinned -------------------------------------------------------------------------------------------
@@ -810,7 +752,7 @@ def pinned_messages(
     """The messages that *pin* chooses, the very same objects, as a valid piece of conversation.
 
     It begins with the user and ends with the assistant. A call is kept with its results, and
-    results with their call. Source: R4c.
+    results with their call.
     """
     kept: list[Message] = []
     last_role = "assistant"
@@ -835,8 +777,8 @@ def pinned_indices(
 ) -> set[int]:
     """The indices of the messages that *pin* chooses, and of their calls and results.
 
-    What a compaction put there is never pinned, and no system message: `drafts` keeps those that
-    are in force.
+    What a compaction put there is never pinned, and no system message: `replacements` keeps those
+    that are in force.
     """
     first = len(split_system(messages)[0])
     stop = first + acknowledged_count(messages[first:])

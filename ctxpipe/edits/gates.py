@@ -64,7 +64,7 @@ def best_eviction(
     suffix's results again; rewriting means to write again what is cached after its first message
     and stays. *cliff* gives, for a number of freed tokens, what was overpaid above a price
     threshold that freeing them gets below. One pass from the newest candidate to the oldest; of
-    equal suffixes the shortest wins. Source: economics, the rent-or-buy gate.
+    equal suffixes the shortest wins.
     """
     best: Eviction | None = None
     carried = 0

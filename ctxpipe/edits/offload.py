@@ -10,8 +10,16 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from ..agent_tools import GUTTER
+from ..markers.placeholders import (
+    MAX_SHOWN,
+    any_reference,
+    is_batch,
+    reference,
+    reference_with_preview,
+)
 from ..messages import (
     MEDIA,
     ToolCall,
@@ -28,8 +36,7 @@ from ..messages import (
 )
 from ..messages import field as read
 from ..names import safe_name
-from ..pieces import overlapping_pieces
-from ..placeholders import BATCH, MAX_SHOWN, any_reference, reference, reference_with_preview
+from ..workers.pieces import overlapping_pieces
 
 if TYPE_CHECKING:
     from ..messages import Block, Message
@@ -39,11 +46,13 @@ _Content: TypeAlias = "str | Sequence[Block] | None"  # of a tool result
 __all__ = [
     "Candidate",
     "CandidateIndex",
+    "ReadBack",
     "Scan",
     "Selection",
+    "candidates",
     "characters",
-    "is_batch",
     "is_placeholder",
+    "long_read_backs",
     "newest",
     "passes",
     "prescan",
@@ -56,10 +65,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Characters of a history: all of them, and those in tool results that may leave.
-
-    Source: RG-3, RG-4.
-    """
+    """Characters of a history: all of them, and those in tool results that may leave."""
 
     total_chars: int
     offloadable_chars: int
@@ -87,7 +93,7 @@ class Candidate:
 
 
 def characters(message: Message) -> int:
-    """The characters that the ratio gate counts for *message* (RG-3, A-05).
+    """The characters that the ratio gate counts for *message*.
 
     Text and thinking their length, a tool call the compact JSON of its input, a tool result its
     content, media 0.
@@ -120,7 +126,7 @@ _CHARACTERS: Mapping[str, Callable[[Block], int]] = {
 def result_characters(content: _Content) -> int:
     """The size of a tool result's content: the length of a text, of blocks that of their JSON.
 
-    The JSON is compact; images and documents count nothing (BO-15, BO-16).
+    The JSON is compact; images and documents count nothing.
     """
     if isinstance(content, str):
         return len(content)
@@ -133,7 +139,7 @@ def result_characters(content: _Content) -> int:
 
 
 def is_placeholder(content: object) -> bool:
-    """Whether *content* is only one of our placeholders, alone or before kept images (A-17)."""
+    """Whether *content* is only one of our placeholders, alone or before kept images."""
     return reference(_only_text(content)) is not None
 
 
@@ -153,7 +159,7 @@ def _only_text(content: object) -> str:
 
 
 def is_text(content: _Content) -> bool:
-    """Whether a tool result holds text and nothing else (A-05)."""
+    """Whether a tool result holds text and nothing else."""
     if isinstance(content, str):
         return True
     if not content:
@@ -166,7 +172,7 @@ def stored_text(
     *,
     indent: int | None,
 ) -> str:
-    """What the file holds: a text as it is, text blocks as JSON (A-04, A-06).
+    """What the file holds: a text as it is, text blocks as JSON.
 
     The JSON is compact without *indent*.
     """
@@ -180,9 +186,9 @@ def with_placeholder(
     content: _Content,
     text: str,
 ) -> str | list[Any]:
-    """*content* after offloading: *text*, followed by the images and other blocks (R14).
+    """*content* after offloading: *text*, followed by the images and other blocks.
 
-    A cache mark on one of the old texts moves to the new one (R5).
+    A cache mark on one of the old texts moves to the new one.
     """
     if isinstance(content, str) or content is None:
         return text
@@ -215,7 +221,6 @@ def _text_blocks(content: Iterable[Block] | None) -> list[Block]:
 
 MOST_COMPARED = 10_000_000  # characters
 _STEP_CHARS = 2**18
-_GUTTER = re.compile(r"^[ \t]*[0-9]{1,9}(?:[→│|:] ?|\t)")
 
 
 def contains_excerpt(stored: str, text: str, start: int, end: int) -> bool:
@@ -238,7 +243,7 @@ def contains_excerpt(stored: str, text: str, start: int, end: int) -> bool:
     stored_lines = _frame(map(str.rstrip, _lines(stored)))
     if _frame(lines) in stored_lines:
         return True
-    unnumbered = [_GUTTER.sub("", line) for line in lines]
+    unnumbered = [GUTTER.sub("", line) for line in lines]
     return _frame(unnumbered) in stored_lines
 
 
@@ -264,7 +269,7 @@ def offloadable(
     messages: Sequence[Message],
     min_chars: int,
 ) -> list[Candidate]:
-    """Every textual tool result of *min_chars* or more, oldest first (BO-1, BO-17).
+    """Every textual tool result of *min_chars* or more, oldest first.
 
     Placeholders are left out.
     """
@@ -281,7 +286,7 @@ def offloadable(
 
 
 def prescan(messages: Sequence[Message], min_chars: int) -> Scan:
-    """The ratio gate's two sums. Reads only. Source: RG-1, RG-3, RG-4, RG-18."""
+    """The ratio gate's two sums. Reads only."""
     return scan_of(messages, offloadable(messages, min_chars))
 
 
@@ -293,10 +298,7 @@ def scan_of(messages: Sequence[Message], found: Iterable[Candidate]) -> Scan:
 
 
 def passes(scan: Scan, ratio: Decimal | float) -> bool:
-    """Whether the ratio gate lets *scan* pass: its three checks, compared exactly.
-
-    Source: RG-5 to RG-7, A-08.
-    """
+    """Whether the ratio gate lets *scan* pass: its three checks, compared exactly."""
     if scan.total_chars == 0 or scan.offloadable_chars == 0:
         return False
     least = Decimal(str(ratio)) * scan.total_chars
@@ -312,8 +314,8 @@ class Selection:
 
     *min_chars* in characters, *per_tool* overrides it by tool name (None: never), *exempt_tools*
     are never offloaded, nor is the result of a call that reads an offloaded file back (*ours* finds
-    its path; A-27). The inputs of *input_tools* may go where one of their texts has
-    *min_input_chars* or more (R20).
+    its path). The inputs of *input_tools* may go where one of their texts has
+    *min_input_chars* or more.
     """
 
     min_chars: int
@@ -389,7 +391,7 @@ def candidate_of(result: ToolResult) -> Candidate:
 def _is_own_preview(result: ToolResult) -> bool:
     """Whether it opens with our placeholder and a preview.
 
-    The path must be the one that this id leads to (A-17).
+    The path must be the one that this id leads to.
     """
     path = reference_with_preview(_only_text(result.content), MAX_SHOWN)
     if path is None:
@@ -427,6 +429,37 @@ def results_with_calls(
         yield result, calls.get(result.tool_use_id)
 
 
+class ReadBack(NamedTuple):
+    """A tool result that was read from an offloaded file, its call, and the path that it names."""
+
+    result: ToolResult
+    call: ToolCall
+    path: str
+
+
+def long_read_backs(
+    messages: Sequence[Message],
+    start: int,
+    selection: Selection,
+) -> list[ReadBack]:
+    """What was read back from message *start* on and is longer than *selection* allows.
+
+    What a program reads must be whole, and what was shortened already is not shortened again.
+    """
+    max_chars = selection.min_chars
+    found: list[ReadBack] = []
+    for result, call in results_with_calls(messages, start, max_chars):
+        if call is None or call.program is not None:
+            continue
+        text = text_of(result.content)
+        if len(text) <= max_chars:
+            continue
+        path = selection.read_back(call)
+        if path is not None and any_reference(text, max_chars) is None:
+            found.append(ReadBack(result, call, path))
+    return found
+
+
 def first_batch_placeholder(messages: Sequence[Message]) -> tuple[int, int] | None:
     """The place of the first block that batch offloading replaced.
 
@@ -445,16 +478,6 @@ def first_batch_placeholder(messages: Sequence[Message]) -> tuple[int, int] | No
             places.append(call.place)
             break
     return min(places, default=None)
-
-
-_BATCH_START = BATCH.split("{}")[0]
-
-
-def is_batch(text: str) -> bool:
-    """Whether *text* is a placeholder of batch offloading."""
-    if not text.startswith(_BATCH_START):
-        return False
-    return any_reference(text, MAX_SHOWN) is not None
 
 
 def protected_from(messages: Sequence[Message], keep_recent: int) -> int:
@@ -514,7 +537,7 @@ class CandidateIndex:
         """Add the messages after those that are known."""
         known = self.known
         sizes = [characters(message) for message in messages[known:]]
-        found = _candidates(messages, known, selection)
+        found = candidates(messages, known, selection)
         # From here on nothing can fail: a half-known message would never be completed.
         total = self._totals.pop()
         self._totals.extend(accumulate(sizes, initial=total))
@@ -539,7 +562,7 @@ class CandidateIndex:
         return self._candidates[first:last]
 
 
-def _candidates(
+def candidates(
     messages: Sequence[Message],
     start: int,
     selection: Selection,

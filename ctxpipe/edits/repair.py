@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from ..markers.repairs import DROPPED, INTERRUPTED, OPENING, SILENT_ERROR
 from ..messages import (
     CALLS,
     SURROGATE,
@@ -64,12 +65,8 @@ from ..messages.values import encoding_fault
 if TYPE_CHECKING:
     from ..messages import Block, Message
 
-__all__ = ["INTERRUPTED", "interrupted_result", "repair"]
+__all__ = ["interrupted_result", "repair"]
 
-INTERRUPTED = "[No result: this tool call was interrupted. It may or may not have taken effect.]"
-OPENING = "[The conversation begins here.]"
-DROPPED = "[Nothing of this message could be kept.]"
-SILENT_ERROR = "[The tool failed and gave no further word.]"
 UNKNOWN_TOOL = "unknown_tool"
 # A removal can break another rule: a reply that becomes empty ends the turn of a server tool.
 _PASSES = 3

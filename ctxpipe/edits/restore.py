@@ -1,35 +1,31 @@
-"""Which files to bring back after a summary, in which order, and how they look.
-
-Source: CR-16 to CR-35.
-"""
+"""Which files to bring back after a summary, in which order, and how they look."""
 
 from __future__ import annotations
 
 import os.path
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as attribute
 from typing import TYPE_CHECKING, cast
 
-from ..facts import is_failure, possible_reads, result_text, results_by_id, says_failure
-from ..messages import field, kind, tool_calls, tool_results
-from ..placeholders import MAX_SHOWN, any_reference
-from ..summary_format import RESTORED, restored_path, restored_text, text_of
-from .views import (
+from ..activity import is_failure, possible_reads, says_failure
+from ..agent_tools import (
+    NOTE,
     READING_TOOLS,
     SHELL_TOOLS,
+    VIEW_COMMAND,
+    WRITTEN_GUTTER,
     ReadingTools,
-    changes_folder,
-    path_argument,
-    viewed_path,
 )
+from ..markers.placeholders import MAX_SHOWN, any_reference
+from ..markers.summaries import RESTORED, restored_path, restored_text, text_of
+from ..messages import field, kind, result_text, results_by_id, tool_calls, tool_results
+from .views import changes_folder, path_argument, viewed_path
 
 if TYPE_CHECKING:
     from ..messages import Message, ToolCall, ToolResult
 
 __all__ = [
-    "COMMON_WRITING_TOOLS",
     "WorkingFile",
     "restored_message",
     "trusting_working_set",
@@ -37,25 +33,6 @@ __all__ = [
     "working_set",
 ]
 
-COMMON_WRITING_TOOLS: ReadingTools = {
-    "write_file": "path",
-    "create_file": "path",
-    "edit_file": "path",
-    "replace_in_file": "path",
-    "str_replace": "path",
-    "Write": "file_path",
-    "Edit": "file_path",
-    "MultiEdit": "file_path",
-    "NotebookEdit": "notebook_path",
-    "write": ("path", "filePath", "file_path"),
-    "edit": ("path", "filePath", "file_path"),
-    "str_replace_editor": "path",
-    "str_replace_based_edit_tool": "path",
-}
-"""The writing tools of widespread agents and editors: name → the input key that holds the path."""
-
-_LINE_NUMBER = re.compile(r"^[ ]*\d+(?:→|\t|\||: )", re.MULTILINE)
-_NOTE = "<system-reminder>"
 _MAX_COMPARED_CHARS = 500_000  # no longer file comes back whole
 
 
@@ -191,7 +168,7 @@ def trusting_working_set(
     as reading it. Spellings that mean the same path below *work_dir* are one file.
 
     It trusts every call, whatever its result, and every message that looks like a restored file.
-    `working_set` trusts neither. Source: CR-16 to CR-19, A-43.
+    `working_set` trusts neither.
     """
     latest: dict[str, WorkingFile] = {}
     for file in _files_restored_before(messages):
@@ -229,7 +206,7 @@ def _files_of_calls(
 
 
 def _path_to_write(call: ToolCall, tools: ReadingTools) -> str | None:
-    if call.input.get("command") == "view":  # an editor's tool both views and writes
+    if call.input.get("command") == VIEW_COMMAND:  # an editor's tool both views and writes
         return None
     return path_argument(call.input, tools.get(call.name, ()))
 
@@ -248,13 +225,13 @@ def was_changed(file: WorkingFile, text: str) -> bool:
     """Whether *text* certainly lacks what was seen of *file*, with and without line numbers."""
     if file.shown is None or len(file.shown) > _MAX_COMPARED_CHARS:
         return False
-    shown, _, _ = file.shown.partition(_NOTE)
+    shown, _, _ = file.shown.partition(NOTE)
     if shown.strip() in text:
         return False
-    without_numbers = _LINE_NUMBER.sub("", shown)
+    without_numbers = WRITTEN_GUTTER.sub("", shown)
     return without_numbers.strip() not in text
 
 
 def restored_message(path: str, text: str) -> Message:
-    """The user message that brings a file back. Source: CR-27."""
+    """The user message that brings a file back."""
     return cast("Message", {"role": "user", "content": restored_text(path, text)})

@@ -2,7 +2,7 @@
 
 The models of late 2026 sign each thinking block together with everything before it: system prompt,
 tools, messages, and earlier thinking blocks. Rewriting an older message makes the signatures of all
-later thinking stale, and newer models refuse it (R8).
+later thinking stale, and newer models refuse it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ First tool calls are filtered out, then a block is deleted from the centre.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -14,6 +13,9 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
+from ..agent_tools import READING_TOOLS, ReadingTools
+from ..markers.folds import is_folded
+from ..markers.placeholders import MAX_SHOWN, any_reference
 from ..messages import (
     THINKING,
     as_blocks,
@@ -26,12 +28,11 @@ from ..messages import (
     tool_results,
 )
 from ..messages import field as read
-from ..placeholders import MAX_SHOWN, any_reference
 from .compact import extract_commands
 from .groups import groups, has_compaction, server_spans
 from .offload import newest
 from .thinking import open_loop
-from .views import READING_TOOLS, ReadingTools, viewed_path
+from .views import viewed_path
 
 if TYPE_CHECKING:
     from ..messages import Block, Message
@@ -58,7 +59,7 @@ __all__ = [
 ]
 
 Window: TypeAlias = Literal["average", "covering"]
-"""How much is deleted (A-62).
+"""How much is deleted.
 
 Either ceil(excess / average) messages, or whole turns until the excess is covered.
 """
@@ -66,7 +67,6 @@ Either ceil(excess / average) messages, or whole turns until the excess is cover
 MIDDLE_START = Fraction(1, 6)
 MIDDLE_END = Fraction(5, 6)
 
-_FOLDED = re.compile(r"<system-reminder>\n## File Context: ")
 _MOST_FOLDED = 50_000  # characters of a text that is taken for a folded file
 _MOST_WIDENING = 64
 
@@ -82,7 +82,6 @@ def middle_range(
     """The messages that lie wholly between *start* and *end* of all *tokens*.
 
     *tokens* are those of each message. Half-open; ``range(0, 0)`` when there are none.
-    Source: ST-1 to ST-3, A-49.
     """
     sums = [0, *accumulate(tokens)]
     return _between(sums, Fraction(start), Fraction(end))
@@ -96,7 +95,7 @@ def middle(
 ) -> range:
     """The middle of what follows the head, given the tokens of the first 0, 1, 2, … messages.
 
-    The first request and the last turn are never in it. Source: ST-18, A-49, A-63.
+    The first request and the last turn are never in it.
     """
     first = len(split_system(messages)[0])
     rest = sums[first:]
@@ -134,10 +133,7 @@ def last_turn(messages: Sequence[Message]) -> int:
 
 
 def has_command(message: Message) -> bool:
-    """Whether the user's own text holds an active workflow, a ``<command>`` block.
-
-    Source: ST-19, A-47.
-    """
+    """Whether the user's own text holds an active workflow, a ``<command>`` block."""
     return bool(extract_commands([message]))
 
 
@@ -157,12 +153,12 @@ class FileView:
 
     @property
     def foldable(self) -> bool:
-        """Whether the text is a file's, neither a pointer to an offloaded one nor folded (A-17)."""
+        """Whether the text is a file's, neither a pointer to an offloaded one nor folded."""
         if not self.text or any_reference(self.text, MAX_SHOWN) is not None:
             return False
         if len(self.text) > _MOST_FOLDED:
             return True
-        return not _FOLDED.match(self.text)
+        return not is_folded(self.text)
 
 
 def file_views(
@@ -173,7 +169,7 @@ def file_views(
     """Every file view that is answered, oldest first.
 
     *text* is "" for one with anything but text. What a program has read is no view: the model has
-    not seen it. Source: A-54.
+    not seen it.
     """
     paths: dict[tuple[int, str], str] = {}
     for call in tool_calls(messages):
@@ -215,8 +211,8 @@ class EditableRegion:
     """What may be edited, as indices of the history.
 
     The *middle* may, and what is in *stay* must not be touched at all. Thinking may be taken out of
-    messages in *movable*: in the middle, and in no tool loop that is still open (R8). What is
-    *pinned* stays although it lies in the middle (R4c).
+    messages in *movable*: in the middle, and in no tool loop that is still open. What is
+    *pinned* stays although it lies in the middle.
     """
 
     middle: range
@@ -263,7 +259,7 @@ def join_parts(parts: Sequence[Part]) -> list[Message]:
     """The messages that *parts* make.
 
     Neighbours of the same role are merged where messages between them are gone. Results come first,
-    and the thinking of the second message is left out, since it would move. Source: A-52, R8.
+    and the thinking of the second message is left out, since it would move.
     """
     messages: list[Message] = []
     previous = None
@@ -351,7 +347,7 @@ def filter_calls(
 
     All text stays. Thinking goes with its call when nothing else is left, and where a merge would
     move it. A call is spared where its removal would touch a message that must stay, or move
-    thinking that may not move. Source: ST-4 to ST-8, A-50 to A-53, R8.
+    thinking that may not move.
     """
     viewing: set[tuple[int, str]] = set()
     for index, place in views:
@@ -497,9 +493,9 @@ def delete_centre(
     middle) messages, with "covering" at least as many, and whole turns whose sizes cover the
     excess. It is widened until roles alternate at its edges; where that is not possible the
     neighbours are merged. A message with a user's ``<command>`` stays as a hole in it. *marker* is
-    put after the user's words before it (A-67).
+    put after the user's words before it.
 
-    The very same list comes back when nothing can go. Source: ST-13 to ST-19, A-62, A-63.
+    The very same list comes back when nothing can go.
     """
     units = _units(parts, sizes, ground)
     free = [unit for unit in units if not unit.stays]
@@ -690,7 +686,6 @@ def truncate_conversation(
 
     The head, the first request and all from a summary of the server's on stay. A cut between a call
     and its result moves back, so that fewer go. The very same list comes back when none goes.
-    Source: CM-4, UP-21, A-66.
     """
     first = len(split_system(messages)[0]) + 1
     later = len(messages) - first

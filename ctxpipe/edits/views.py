@@ -7,83 +7,29 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
+from ..agent_tools import (
+    COMMAND_KEYS,
+    FOLDER_KEYS,
+    PLACE_KEY,
+    READING_TOOLS,
+    SHELL_TOOLS,
+    VIEW_COMMAND,
+    ReadingTools,
+)
 from ..locations import is_url
-from ..placeholders import MAX_PATH
+from ..markers.placeholders import MAX_PATH
 
 if TYPE_CHECKING:
     from ..messages import ToolCall
 
 __all__ = [
-    "COMMON_READING_TOOLS",
-    "READING_TOOLS",
-    "SHELL_TOOLS",
-    "ReadingTools",
     "changes_folder",
     "path_argument",
     "viewed_path",
 ]
 
-ReadingTools: TypeAlias = Mapping[str, str | Sequence[str]]
-"""Name of a tool → the input key that holds the path, or several keys where agents differ."""
-
-READING_TOOLS: Mapping[str, str] = {"read_file": "path"}
-"""The only reading tool that the requirements name (CR-17, CR-18, A-54)."""
-
-COMMON_READING_TOOLS: ReadingTools = {
-    **READING_TOOLS,
-    "Read": "file_path",
-    "read": ("path", "filePath", "file_path"),
-    "ReadFile": "path",
-    "read_many_files": "path",
-    "view": ("path", "file_path"),
-    "View": ("file_path", "path"),
-    "view_file": ("path", "file_path", "AbsolutePath"),
-    "open_file": "path",
-    "NotebookRead": "notebook_path",
-    "str_replace_editor": "path",
-    "str_replace_based_edit_tool": "path",
-}
-"""The reading tools of widespread agents and editors."""
-
-SHELL_TOOLS = frozenset(
-    {
-        "bash",
-        "exec_command",
-        "execute_bash",
-        "execute_command",
-        "local_shell",
-        "run_command",
-        "run_in_terminal",
-        "run_shell_command",
-        "run_terminal_cmd",
-        "sh",
-        "shell",
-        "shell_command",
-        "terminal",
-    }
-)
-"""Tools that take a command line, in lower case."""
-
-COMMAND_KEYS = ("command", "cmd")
-FOLDER_KEYS = (
-    "workdir",
-    "work_dir",
-    "working_dir",
-    "working_directory",
-    "workingDirectory",
-    "cwd",
-    "Cwd",
-    "cd",
-    "dir_path",
-    "directory",
-    "folder",
-)
-_PLACE_KEY = re.compile(
-    r"cwd|cd$|dir|folder|root|path|host|container|image|session|workspace|machine|remote",
-    re.IGNORECASE,
-)
 LONGEST_COMMAND = 2000  # characters; a longer one writes a script and does not view a file
 
 
@@ -93,10 +39,11 @@ def viewed_path(
     """The path of the file that *call* views, as the call spells it; None if it is not a file view.
 
     With *shell* a command line that prints one file and does nothing else is a view too (`cat`,
-    `sed -n`, `head`, `tail`, `nl`, …), also after a `cd`. Source: A-54, CR-17, CR-18.
+    `sed -n`, `head`, `tail`, `nl`, …), also after a `cd`.
     """
     if call.name in tools:
-        if call.input.get("command", "view") != "view":  # an editor's tool also creates and changes
+        command = call.input.get("command", VIEW_COMMAND)
+        if command != VIEW_COMMAND:  # an editor's tool also creates and changes
             return None
         return path_argument(call.input, tools[call.name])
     if not shell or call.name.lower() not in SHELL_TOOLS:
@@ -123,7 +70,7 @@ def _in_folder(call: ToolCall, path: str) -> str | None:
             continue
         if key in FOLDER_KEYS:
             folders.add(str(value))
-        elif _PLACE_KEY.search(key):
+        elif PLACE_KEY.search(key):
             return None
     if len(folders) > 1:
         return None

@@ -1,9 +1,9 @@
 """What one message can refer to in another: lines, paths, names, numbers and hashes, found by rule.
 
 An atom is a string: the letter of its class, then its value. The classes are those of the recall
-metric (economics, 5): L a line of 24 characters and 3 words or more, P the last two segments of a
-path, F a bare file name, I an identifier as code writes it, N a number that is neither round nor a
-year, H a hexadecimal id.
+metric: L a line of 24 characters and 3 words or more, P the last two segments of a path, F a bare
+file name, I an identifier as code writes it, N a number that is neither round nor a year, H a
+hexadecimal id.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TypeAlias
 
+from ..agent_tools import WIDE_GUTTER
 from ..messages import Block, Message, blocks, field, kind
 
 __all__ = ["WEIGHTS", "Atom", "AtomIndex", "atoms", "block_text", "path_atom", "weight"]
@@ -48,7 +49,6 @@ _INNER_CAPITAL = re.compile(r"[a-z0-9][A-Z]")
 _NUMBER = re.compile(r"(?<![\w.])(?:\d+(?:\.\d+)+|\d{3,12})(?![\w.])")
 _ROUND_OR_YEAR = re.compile(r"[1-9]0+|(?:19|20)\d\d")
 _HEX = re.compile(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}\b")
-_LINE_NUMBER = re.compile(r"^\s*\d+\s*(?:→|\t|\||:(?=\s))\s?")
 _BLANKS = re.compile(r"\s+")
 _WORD = re.compile(r"\w+")
 
@@ -100,7 +100,7 @@ def _is_code(word: str) -> bool:
 
 def _line(line: str) -> str:
     """*line* without line number and indentation, "" when it is too short to be recognized."""
-    line = _LINE_NUMBER.sub("", line)
+    line = WIDE_GUTTER.sub("", line)
     line = _BLANKS.sub(" ", line).strip()
     if len(line) < MIN_LINE:
         return ""

@@ -24,20 +24,29 @@ from dataclasses import Field, dataclass, fields, replace
 from typing import Any
 
 from ..errors import SettingsError
+from ..markers.placeholders import Preview
 from ..pipeline import ContextPipeline
-from ..placeholders import Preview
 from ..prices import Prices
 from ..settings import Setting
 from ..stage import Stage
-from ..stages.compact import Compact, Restore
+from ..stages.compact import Breaker, Compact, Evidence, Restore
 from ..stages.gates import RatioGate, RentOrBuyGate
 from ..stages.offload import BatchOffload, DirectOffload
+from ..stages.read_backs import TrimReadBacks
 from ..stages.truncate import SmartTruncate
 from ..summarizers import ExtractiveSummarizer
 from ..tokens import Budget
 from .workbench import Workbench
 
 __all__ = ["ConfiguredPolicy", "read_config"]
+
+_PARTS: Mapping[str, type[Any]] = {
+    "preview": Preview,
+    "restore": Restore,
+    "evidence": Evidence,
+    "breaker": Breaker,
+}
+"""Settings of stages that are tables themselves."""
 
 _GATES: Mapping[str, type[Any]] = {"RatioGate": RatioGate, "RentOrBuyGate": RentOrBuyGate}
 
@@ -67,22 +76,16 @@ class ConfiguredPolicy:
             factory = _STAGES.get(name)
         if factory is None:
             raise SettingsError(f"{place.of('use')} is {name!r}; there are {', '.join(_STAGES)}")
-        if "preview" in table:
-            table["preview"] = _build(Preview, table["preview"], place.of("preview"))
+        for setting, kind in _PARTS.items():
+            if setting in table:
+                own = _own_settings(setting, bench)
+                table[setting] = _build(kind, table[setting], place.of(setting), own)
         if "gate" in table:
             table["gate"] = self._gate(table["gate"], place.of("gate"))
         for setting in ("inputs", "exempt_tools"):
             if setting in table:
                 where = str(place.of(setting))
                 table[setting] = _names(table[setting], where)
-        if "restore" in table:
-            own = {"files": bench.files}
-            table["restore"] = _build(
-                Restore,
-                table["restore"],
-                place.of("restore"),
-                own,
-            )
         kind, own = factory(bench)
         stage: Stage = _build(kind, table, place, own)
         return stage
@@ -234,6 +237,15 @@ _OURS = frozenset(
 """Settings that no file can give: they are objects, and the laboratory brings its own."""
 
 
+def _own_settings(part: str, bench: Workbench) -> dict[str, Any]:
+    """What the laboratory brings to one of `_PARTS`."""
+    if part == "restore":
+        return {"files": bench.files}
+    if part == "breaker":
+        return {"clock": bench.clock}
+    return {}
+
+
 def _offload_storage(bench: Workbench) -> dict[str, Any]:
     return {"storage": bench.storage, "reference": "absolute"}
 
@@ -243,12 +255,13 @@ def _compact_settings(bench: Workbench) -> dict[str, Any]:
         "summarize": ExtractiveSummarizer(),
         "archive": bench.storage,
         "restore": Restore(files=bench.files),
-        "clock": bench.clock,
+        "breaker": Breaker(clock=bench.clock),
     }
 
 
 _STAGES: Mapping[str, Callable[[Workbench], tuple[type[Any], dict[str, Any]]]] = {
     "DirectOffload": lambda bench: (DirectOffload, _offload_storage(bench)),
+    "TrimReadBacks": lambda bench: (TrimReadBacks, _offload_storage(bench)),
     "BatchOffload": lambda bench: (BatchOffload, _offload_storage(bench)),
     "Compact": lambda bench: (Compact, _compact_settings(bench)),
     "SmartTruncate": lambda bench: (SmartTruncate, {"archive": bench.storage}),

@@ -21,7 +21,7 @@ For the recorded reply, to read something back before it, or to have a summary w
 
 @dataclass(frozen=True, slots=True)
 class CacheRules:
-    """How a provider caches prompts. Source: economics, 1.1.
+    """How a provider caches prompts.
 
     An entry lives *ttl_seconds* after its last use, is written only where a request has a mark, and
     is found from marks at most *look_back* blocks after it. Requests are marked after the system
@@ -73,7 +73,7 @@ class PromptCache:
     """
 
     def __init__(self, rules: CacheRules | None = None) -> None:
-        self.rules = rules or CacheRules()
+        self.rules: CacheRules = rules or CacheRules()
         self._context: Sequence[Message] = ()
         self._entries: list[int] = []  # lengths, in messages, of the prefixes that are cached
         self._seconds: float | None = None

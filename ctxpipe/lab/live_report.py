@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from ..cache_doctor import Tally
 from ..messages import Message
 from ..prices import Prices
 from ..reports import StageReport
@@ -74,8 +75,12 @@ class LiveReport:
         *,
         subtitle: str = "",
         facts: Sequence[Fact] = (),
+        cache: Sequence[Tally] | None = None,
     ) -> Report:
-        """What was added so far."""
+        """What was added so far.
+
+        *cache* is the session's own `cache_tally`, where its replies were observed.
+        """
         found = story(
             self._moments,
             self.counter,
@@ -99,6 +104,7 @@ class LiveReport:
             subtitle,
             facts=tuple(facts),
             blocks=found.blocks,
+            cache=None if cache is None else tuple(cache),
         )
 
     def _sums(self, messages: Sequence[Message]) -> list[float]:

@@ -17,6 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ..words import count_phrase
+from .cache import HEADINGS, rows
 from .charts import charts, library
 from .report import KINDS, Action, BlockFate, Kind, PageTurn, Report
 from .words import cost
@@ -236,6 +237,7 @@ def _body(report: Report) -> Iterator[str]:
         yield from _costs(report)
     else:
         yield "<p>There was no turn.</p>\n"
+    yield from _cache(report)
     yield from _recall(report)
     yield from _blocks(report)
 
@@ -392,6 +394,21 @@ def _costs(report: Report) -> Iterator[str]:
     header = ("turn", report.policy, report.baseline)
     table = _table(f"Cost so far, {report.unit}", header, rows, range(3))
     yield _details("Table: cost so far", table)
+    yield "</section>\n"
+
+
+def _cache(report: Report) -> Iterator[str]:
+    if report.cache is None:
+        return
+    yield "<section>\n<h2>Why the prompt cache missed</h2>\n"
+    if report.cache:
+        yield (
+            "<p>Tokens that had been sent before and were not read from the cache, "
+            "by what was really billed; the cost is what they cost more than reading them.</p>\n"
+        )
+        yield _table("Cache misses by cause", HEADINGS, rows(report.cache), range(1, 4))
+    else:
+        yield "<p>By what was billed, it never did.</p>\n"
     yield "</section>\n"
 
 

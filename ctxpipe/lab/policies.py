@@ -8,11 +8,11 @@ from typing import TypeAlias
 
 from .. import presets
 from ..errors import SettingsError
+from ..markers.placeholders import Preview
 from ..pipeline import ContextPipeline
-from ..placeholders import Preview
 from ..prices import Prices
 from ..stage import Stage
-from ..stages.compact import Compact, Restore
+from ..stages.compact import Breaker, Compact, Restore
 from ..stages.gates import RatioGate, RentOrBuyGate
 from ..stages.offload import BatchOffload
 from ..stages.truncate import SmartTruncate
@@ -70,11 +70,11 @@ def _compact(bench: Workbench) -> Compact:
         ExtractiveSummarizer(),
         archive=bench.storage,
         restore=Restore(files=bench.files, shell=True),  # noqa: S604  our field
-        clock=bench.clock,
+        breaker=Breaker(clock=bench.clock),
     )
 
 
-def _fixed_ratio(bench: Workbench, _: Prices) -> list[Stage]:
+def _ratio_gate(bench: Workbench, _: Prices) -> list[Stage]:
     """The gate of the requirements: everything old leaves when it is a fifth of the context."""
     gate = RatioGate(0.2)
     offload = BatchOffload(
@@ -87,7 +87,7 @@ def _fixed_ratio(bench: Workbench, _: Prices) -> list[Stage]:
 
 
 def _rent_or_buy(bench: Workbench, prices: Prices) -> list[Stage]:
-    """As `_fixed_ratio`, except for the gate."""
+    """As `_ratio_gate`, except for the gate."""
     gate = RentOrBuyGate(prices)
     return [
         BatchOffload(
@@ -134,7 +134,7 @@ POLICIES: Mapping[str, _Stages] = {
     ],
     "mask": lambda _bench, _prices: [MaskOldResults(keep_calls=10)],
     "compact": lambda bench, _prices: [_compact(bench)],
-    "fixed-ratio": _fixed_ratio,
+    "fixed-ratio": _ratio_gate,
     "rent-or-buy": _rent_or_buy,
     "coding": _coding,
     "chat": _chat,

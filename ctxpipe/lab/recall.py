@@ -3,8 +3,8 @@
 A recorded conversation is cut before one of its calls and the pipeline is run on the context of
 that call. A later reply that says something from before the cut, which nothing since has said
 again, used it; whatever it used is either visible in the resulting context, in a file whose path is
-visible, in a file view that could be repeated, or lost. Source: economics, 5. What a replay reports
-as `Use` is the same question asked at every call: the online variant.
+visible, in a file view that could be repeated, or lost. What a replay reports as `Use` is the same
+question asked at every call: the online variant.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ class Cut:
         index: AtomIndex,
         counter: TokenCounter,
     ) -> None:
-        self.name = transcript.name
+        self.name: str = transcript.name
         self.call = call
         end = transcript.replies[call]
         self.history: list[Message] = transcript.messages[:end]
         self.index = index
         self.counter = counter
-        self.past = Past(index)
+        self.past: Past = Past(index)
         for message in self.history:
             self.past.learn(message)
         later = transcript.messages[end:]

@@ -11,15 +11,16 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from ..edits.views import COMMON_READING_TOOLS, viewed_path
+from ..agent_tools import COMMON_READING_TOOLS
+from ..edits.views import viewed_path
+from ..markers.placeholders import reference, reference_with_preview
 from ..messages import Message, blocks, field, kind, tool_calls
 from ..names import session_folder
-from ..placeholders import reference, reference_with_preview
 from ..stages.archive import parse_archive
 from ..tokens import TokenCounter
 from .atoms import Atom, AtomIndex, message_texts, path_atom, weight
 
-__all__ = ["Context", "Past", "Source", "Store", "Use", "location_in", "needed", "use_of"]
+__all__ = ["Context", "Past", "Source", "Store", "Use", "location_in", "sources_to_fetch", "use_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class Past:
     def __contains__(self, atom: Atom) -> bool:
         return atom in self._holders
 
-    def used_by(self, reply: Message) -> list[Atom]:
+    def uses_of(self, reply: Message) -> list[Atom]:
         """What *reply* says that was said before, in a fixed order."""
         said = self._index.message(reply)
         return sorted(atom for atom in said if atom in self._holders)
@@ -273,7 +274,7 @@ def _can_reread(atom: Atom, past: Past, context: Context) -> bool:
     return any(view is not None and view in context for view in views)
 
 
-def needed(missing: Iterable[Atom], past: Past) -> list[Source]:
+def sources_to_fetch(missing: Iterable[Atom], past: Past) -> list[Source]:
     """The blocks to fetch for what is missing, oldest first.
 
     For each atom the newest one that no model wrote.

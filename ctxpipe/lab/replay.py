@@ -13,7 +13,7 @@ from ..session import Session
 from ..tokens import Ledger
 from .atoms import Atom, AtomIndex
 from .costs import CacheRules, CacheUse, PromptCache, Purpose, Request
-from .references import Context, Past, Source, Store, Use, location_in, needed, use_of
+from .references import Context, Past, Source, Store, Use, location_in, sources_to_fetch, use_of
 from .story import Moment
 from .transcripts import Transcript
 from .workbench import ROOT, Workbench
@@ -24,10 +24,7 @@ PipelineMaker: TypeAlias = Callable[[Workbench], ContextPipeline]
 """Makes the pipeline of one replay, on a workbench in place of the agent's disk and clock."""
 
 LAPSES_EVERY = 33
-"""In real coding sessions 3.0 % of the pauses are longer than the five minutes of the cache.
-
-Source: economics, 3.1.
-"""
+"""In real coding sessions 3.0 % of the pauses are longer than the five minutes of the cache."""
 
 SUMMARY_PROMPT_TOKENS = 400
 SUMMARY_TOKENS = 2000
@@ -149,7 +146,7 @@ class _Run:
         reports = await self._run_pipeline(call, requests)
         use, missing = self._use(reply)
         if self.settings.refetch and sum(missing.values()) >= self.settings.refetch_weight:
-            sources = needed(missing, self.past)
+            sources = sources_to_fetch(missing, self.past)
             ask, answer = self._refetch(sources)
             await self._send(call, "refetch", ask, requests)
             self.context = [*self.context, ask, answer]
@@ -263,7 +260,7 @@ class _Run:
         """What *reply* uses, and what of it the agent cannot see."""
         self.visible.update(self.context)
         self.store.learn(self.bench.storage.texts)
-        used = self.past.used_by(reply)
+        used = self.past.uses_of(reply)
         return use_of(used, self.past, self.visible, self.store)
 
     async def _send(

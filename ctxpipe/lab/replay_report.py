@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..cache_doctor import Tally
+from ..errors import TranscriptError
 from ..messages import Message, texts, tool_calls
 from ..prices import Prices
 from ..tokens import TokenCounter, as_counter
 from .atoms import AtomIndex
+from .cache import cache_report
 from .costs import bill
 from .policies import NONE, BudgetedPolicy
 from .recall import ORACLES, Cut, Scored, cuts, mean_recall, run_pipeline
@@ -138,7 +141,20 @@ def report_of(
         facts=tuple(_facts(ours, theirs, effective_prices, unit)),
         recall=tuple(recall),
         blocks=found.blocks,
+        cache=_recorded_tally(transcript, as_counter(counter), prices),
     )
+
+
+def _recorded_tally(
+    transcript: Transcript, counter: TokenCounter, prices: Prices | None
+) -> tuple[Tally, ...] | None:
+    """Why the cache missed as it was recorded; None where the transcript holds no bills."""
+    if not transcript.usages:
+        return None
+    try:
+        return cache_report(transcript, counter, prices).tallies
+    except TranscriptError:  # they do not tell of the cache
+        return None
 
 
 def label(reply: Message) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from ..cache_doctor import Tally
+
 __all__ = [
     "KINDS",
     "Action",
@@ -133,7 +135,8 @@ class Fact:
 class Report:
     """One conversation's way through a pipeline.
 
-    Costs are in *unit*: "dollars", or any other word for it.
+    Costs are in *unit*: "dollars", or any other word for it. *cache* has a row for each cause for
+    which the prompt cache missed, as really billed; None where no bill is known.
     """
 
     title: str
@@ -145,3 +148,4 @@ class Report:
     facts: tuple[Fact, ...] = ()
     recall: tuple[RecallPoint, ...] = ()
     blocks: tuple[BlockFate, ...] = ()
+    cache: tuple[Tally, ...] | None = None

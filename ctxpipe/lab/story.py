@@ -10,7 +10,7 @@ from heapq import nlargest
 from pathlib import PurePath
 from typing import TypeAlias
 
-from ..facts import result_text
+from ..markers.summaries import RESTORED, SUMMARY
 from ..messages import (
     THINKING,
     Block,
@@ -21,6 +21,7 @@ from ..messages import (
     common_prefix,
     compact_json,
     kind,
+    result_text,
     strings,
     tool_calls,
 )
@@ -28,7 +29,6 @@ from ..messages import (
     field as field_of,
 )
 from ..reports import Compacted, Offloaded, Outcome, StageReport
-from ..summary_format import RESTORED, SUMMARY
 from ..tokens import TokenCounter
 from ..words import count_phrase, one_line
 from .references import location_in

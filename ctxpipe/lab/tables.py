@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..edits.offload import is_placeholder
-from ..facts import result_text
-from ..messages import Message, blocks, field, kind, tool_calls, tool_results
+from ..messages import Message, blocks, field, kind, result_text, tool_calls, tool_results
 from ..prices import Prices
 from ..tokens import TokenCounter
 from .batch import FileReplay

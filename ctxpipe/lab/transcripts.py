@@ -29,7 +29,8 @@ class Transcript:
     """A recorded conversation: *messages* that the Messages API would accept, and their details.
 
     *system*, *tools* and *model* are the request's, where the file has them. *seconds* is the time
-    of a message and *usages* what was billed for a reply, both by message index, where known.
+    of a message, *usages* what was billed for a reply and *models* who wrote it, all by message
+    index, where known.
     *repaired* lists what was broken in the file and is repaired in *messages*, *dropped* how many
     records of which kind were left out.
     """
@@ -42,6 +43,7 @@ class Transcript:
     tools: Sequence[object] | None = None
     seconds: Mapping[int, float] = field(default_factory=dict)
     usages: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
+    models: Mapping[int, str] = field(default_factory=dict)
     repaired: tuple[Problem, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
 
@@ -113,6 +115,7 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
     known = {id(entry.message): entry for entry in entries}
     seconds = {}
     usages = {}
+    models = {}
     for index, message in enumerate(messages):
         details = known.get(id(message))
         if details is None:
@@ -121,16 +124,19 @@ def parse_transcript(text: str, name: str = "transcript") -> Transcript:
             seconds[index] = details.seconds
         if details.usage:
             usages[index] = details.usage
-    models = (entry.model for entry in entries if entry.model)
+        if details.model:
+            models[index] = details.model
+    first_model = next((entry.model for entry in entries if entry.model), "")
     return Transcript(
         name,
         messages,
         format=kind,
-        model=str(request.get("model") or next(models, "")),
+        model=str(request.get("model") or first_model),
         system=_system(request, name),
         tools=_tools(request, name),
         seconds=seconds,
         usages=usages,
+        models=models,
         repaired=problems,
         dropped=dropped,
     )

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import Any, TypeAlias
 
+from ..agent_tools import WRITING_TOOLS
 from ..errors import SettingsError
 from ..prices import Prices
-from ..stages.offload import WRITING_TOOLS
 from .batch import FileReplay
 from .config import ConfiguredPolicy
 from .costs import bill
@@ -86,6 +86,7 @@ class Candidate:
                 f"min_chars = {self.direct_min_chars}\n"
                 f"preview = {{ head = {head}, tail = {tail} }}\n"
             )
+            stages["TrimReadBacks"] = ""
         tools = sorted(WRITING_TOOLS) if self.inputs else []
         inputs = ", ".join(f'"{tool}"' for tool in tools)
         stages["BatchOffload"] = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..edits.views import COMMON_READING_TOOLS, viewed_path
+from ..agent_tools import COMMON_READING_TOOLS
+from ..edits.views import viewed_path
 from ..errors import StorageError
-from ..facts import result_text
-from ..messages import Message, tool_calls, tool_results
+from ..messages import Message, result_text, tool_calls, tool_results
 from ..names import content_hash, safe_name, session_folder, with_suffix
 from ..storage import Page
 from ..storage.files import FileText

@@ -1,18 +1,27 @@
-"""Anthropic's messages: their vocabulary, the values inside them, and the rules they must keep."""
+"""Anthropic's messages: their vocabulary, what is done at the door, and the API's rules.
+
+What the words mean: `vocabulary` has the types and the questions that anybody may ask of a message,
+`values` what can be inside one and how it is encoded.
+
+At the door: `shape` refuses what is no history, with `foreign` to name the API that it is written
+for, `identity` makes plain dicts of the SDK's objects and says which messages are the same, `bulk`
+which are too many to be read on an event loop.
+
+`rules` is the one table of what the API refuses, and the check of it.
+"""
 
 from .bulk import is_bulky
 from .rules import (
     MAX_CACHE_MARKS,
-    ROLES,
     RULES,
     CacheMarks,
     Problem,
     Rule,
     cache_marks,
     check,
-    ensure_messages,
     is_blank,
 )
+from .shape import ensure_messages
 from .values import (
     MAX_DEPTH,
     SURROGATE,
@@ -30,6 +39,7 @@ from .values import (
 from .vocabulary import (
     CALLS,
     MEDIA,
+    ROLES,
     SERVER_CALLS,
     THINKING,
     Block,
@@ -46,6 +56,8 @@ from .vocabulary import (
     kind,
     pending_calls,
     program,
+    result_text,
+    results_by_id,
     rewrite,
     same_at_end,
     split_system,
@@ -94,6 +106,8 @@ __all__ = [
     "pending_calls",
     "program",
     "rebuilt",
+    "result_text",
+    "results_by_id",
     "rewrite",
     "same_at_end",
     "split_system",

@@ -8,7 +8,7 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import InvalidHistory
-from ..pieces import pieces
+from ..workers.pieces import pieces
 from .values import as_dict, canonical_json, is_equal
 from .vocabulary import as_blocks, blocks, field
 

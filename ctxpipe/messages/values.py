@@ -18,7 +18,7 @@ from io import StringIO
 from typing import Any, cast
 
 from ..errors import InvalidHistory
-from ..pieces import pieces
+from ..workers.pieces import pieces
 from .bulk import MAPPINGS, is_heavier
 
 __all__ = [
@@ -100,7 +100,7 @@ _SORTED = json.JSONEncoder(
 def compact_json(value: object) -> str:
     """*value* as JSON without spaces, as the client sends it: non-ASCII as it is, key order kept.
 
-    Source: A-04. Raises InvalidHistory for a value that the client could not send either.
+    Raises InvalidHistory for a value that the client could not send either.
     """
     return _encode(_COMPACT, value)
 
@@ -298,7 +298,7 @@ _REPLACED_CHARS = 2**15  # a codec takes some 100 ms to replace a million surrog
 
 
 def without_surrogates(text: str) -> str:
-    """*text* with each lone surrogate, which the client refuses to send, as U+FFFD (A-15)."""
+    """*text* with each lone surrogate, which the client refuses to send, as U+FFFD."""
     if is_encodable(text):
         return text
     replaced: list[str] = []

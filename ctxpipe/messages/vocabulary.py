@@ -23,7 +23,9 @@ else:  # importing anthropic takes seconds; at run time a message is a plain dic
 __all__ = [
     "CALLS",
     "MEDIA",
+    "ROLES",
     "SERVER_CALLS",
+    "SPOKEN",
     "THINKING",
     "Block",
     "Message",
@@ -40,6 +42,8 @@ __all__ = [
     "kind",
     "pending_calls",
     "program",
+    "result_text",
+    "results_by_id",
     "rewrite",
     "same_at_end",
     "split_system",
@@ -52,6 +56,8 @@ __all__ = [
 Block: TypeAlias = object
 """A content block: a mapping, or a model object of the anthropic SDK. Read it with `field`."""
 
+ROLES = frozenset({"user", "assistant", "system"})
+SPOKEN = frozenset({"text", "thinking"})  # blocks that hold their text under the name of their type
 THINKING = frozenset({"thinking", "redacted_thinking"})
 MEDIA = frozenset({"image", "document"})
 SERVER_CALLS = frozenset({"server_tool_use", "mcp_tool_use"})
@@ -222,13 +228,32 @@ def tool_results(
             )
 
 
+def results_by_id(messages: Sequence[Message]) -> dict[str, Block]:
+    """The tool_result blocks, by the id of their call; the last one where an id is repeated."""
+    return {result.tool_use_id: result for result in tool_results(messages)}
+
+
+def result_text(result: object) -> str:
+    """The text of a tool result; media and other blocks are named in brackets."""
+    content = field(result, "content")
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(_part_text(part) for part in content)
+
+
+def _part_text(part: object) -> str:
+    if kind(part) == "text":
+        return field(part, "text") or ""
+    return f"[{kind(part)}]"
+
+
 def pending_calls(messages: Sequence[Message]) -> list[ToolCall]:
     """The calls of the last message that still wait for their results."""
     return list(tool_calls(messages, max(0, len(messages) - 1)))
 
 
 def split_system(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """The head (leading system messages) and everything after it. Source: CR-1, CR-2, A-29."""
+    """The head (leading system messages) and everything after it."""
     body = head_length(messages)
     return list(messages[:body]), list(messages[body:])
 
@@ -273,8 +298,8 @@ def rewrite(
     """A copy of *messages* with a new value under *key* in each block of *updates*.
 
     *updates* maps places (message, block) to values. Only that key of those blocks changes;
-    is_error, cache_control and unknown keys stay (A-16). Changed messages are deep copies, all
-    others the same objects as before (BO-4).
+    is_error, cache_control and unknown keys stay. Changed messages are deep copies, all
+    others the same objects as before.
     """
     edited = list(messages)
     for index in {place[0] for place in updates}:

@@ -84,7 +84,7 @@ def observe_stream(stream: AsyncStream[Any], tell: Callable[[Any], None]) -> Non
     once that is read.
     """
 
-    async def observed(events: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async def follow(events: AsyncIterator[Any]) -> AsyncIterator[Any]:
         begun: Any = None
         async for event in events:
             if field(event, "type") == "message_start":
@@ -95,7 +95,7 @@ def observe_stream(stream: AsyncStream[Any], tell: Callable[[Any], None]) -> Non
                 tell({**told, "context_management": cleared})
             yield event
 
-    vars(stream)["_iterator"] = observed(stream._iterator)  # noqa: SLF001  it offers no hook of its own
+    vars(stream)["_iterator"] = follow(stream._iterator)  # noqa: SLF001  it offers no hook of its own
 
 
 def has_usage(given: object) -> bool:

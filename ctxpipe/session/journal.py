@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import StorageError
 from ..messages import as_json, is_encodable
-from ..threads import in_thread, in_thread_if
+from ..workers.threads import in_thread, in_thread_if
 
 if TYPE_CHECKING:
     from ..storage import JournalStorage
@@ -60,8 +60,8 @@ class Journal:
         self, storage: JournalStorage, session_id: str, keys: Sequence[bytes] = ()
     ) -> None:
         self.storage = storage
-        self.count = 0
-        self.seal = ""  # of the last entry
+        self.count: int = 0
+        self.seal: str = ""  # of the last entry
         self._session_id = session_id
         self._keys = keys
 

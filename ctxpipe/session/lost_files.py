@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from anyio import Semaphore, create_task_group
 
-from ..edits.offload import is_batch, stored_text
+from ..edits.offload import stored_text
 from ..errors import StorageError
-from ..placeholders import MAX_SHOWN, any_reference
+from ..markers.placeholders import MAX_SHOWN, any_reference, is_batch
 from ..storage import TextWriter
 
 if TYPE_CHECKING:
@@ -78,10 +78,12 @@ def _pointers(timeline: Timeline) -> Iterator[tuple[str, str]]:
     for place, message in enumerate(timeline.context):
         start, end = timeline.starts[place], timeline.ends[place]
         if end - start == 1 and timeline.sent[place] is not timeline.history[start]:
-            yield from _replaced(timeline.history[start]["content"], message["content"])
+            yield from _texts_behind_placeholders(
+                timeline.history[start]["content"], message["content"]
+            )
 
 
-def _replaced(raw: Any, shown: Any) -> Iterator[tuple[str, str]]:
+def _texts_behind_placeholders(raw: Any, shown: Any) -> Iterator[tuple[str, str]]:
     """Where *shown* has a placeholder and *raw* a text."""
     pending = [(raw, shown)]
     while pending:
@@ -99,10 +101,10 @@ def _replaced(raw: Any, shown: Any) -> Iterator[tuple[str, str]]:
         elif isinstance(raw, Mapping) and isinstance(shown, Mapping):
             pending += [(raw[key], held) for key, held in shown.items() if key in raw]
         elif isinstance(raw, list | tuple) and isinstance(shown, list | tuple):
-            pending += _paired(raw, shown)
+            pending += _pairs(raw, shown)
 
 
-def _paired(raw: Any, shown: Any) -> list[tuple[Any, Any]]:
+def _pairs(raw: Any, shown: Any) -> list[tuple[Any, Any]]:
     if len(raw) == len(shown):
         return list(zip(raw, shown, strict=True))
     # A result of several blocks, of which the first now stands for all its texts.

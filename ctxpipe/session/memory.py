@@ -14,9 +14,9 @@ from ..messages import common_prefix, ensure_messages, is_bulky
 from ..messages.identity import says_the_same
 from ..settings import excerpt
 from ..storage.protocol import texts_of
-from ..threads import in_thread, in_thread_if
 from ..timeline import Step, Timeline
 from ..words import count_phrase
+from ..workers.threads import in_thread, in_thread_if
 from .journal import DAMAGED, Entry, Journal, chain
 from .lost_files import write_lost_files
 from .packing import Packing, Replay
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Memory"]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 REDACTED = (
     "messages in the journal are redacted, so the context that was sent cannot be rebuilt "
@@ -78,8 +78,10 @@ class Memory:
     ) -> None:
         self.notices: list[str] = []
         self._new_timeline = partial(Timeline, verify=verify)
-        self.timeline = self._new_timeline()
-        self.is_adopted = False  # the caller has once continued with our context as his history
+        self.timeline: Timeline = self._new_timeline()
+        self.is_adopted: bool = (
+            False  # the caller has once continued with our context as his history
+        )
         self.unreported: int | None = None  # first message of the context that others have changed
         self._session_id = session_id
         self._record = record
@@ -93,7 +95,7 @@ class Memory:
         self._is_shared = False  # others write to this branch
         self._refused_at: int | None = None  # number of the entry that was refused last
         self._unwritten: list[dict[str, Any]] = []  # turns that could not be written
-        self._saved = self._learned()
+        self._saved = self._calibration()
 
     @property
     def storage(self) -> JournalStorage | None:
@@ -160,7 +162,7 @@ class Memory:
             return
         is_at_end = line.base == _length(entries, line.branch)
         is_longer = line.step.known >= len(self.timeline.history)
-        if (is_at_end or is_longer) and not line.step.is_cut:
+        if (is_at_end or is_longer) and not line.step.agreement.is_cut:
             self.unreported = self._first_change(line.replay.timeline)
             self._take_over(line, entries)
         else:
@@ -212,7 +214,7 @@ class Memory:
         path = [entries[number] for number in numbers]
         replay = self._packing.replay(path, history, self._new_timeline)
         step = replay.timeline.begin(history)
-        if step.is_cut and replay.fitted and replay.fitted >= step.known:
+        if step.agreement.is_cut and replay.fitted and replay.fitted >= step.known:
             return self._line(entries, numbers[replay.fitting - 1] + 1, branch, history)
         return Line(base, branch, replay, step)
 
@@ -228,7 +230,7 @@ class Memory:
             self._seal = last.seal
             self._record.ledger.load(last.samples)
             self._record.windows |= dict(last.windows)
-            self._saved = self._learned()
+            self._saved = self._calibration()
 
     def _first_change(self, other: Timeline) -> int | None:
         """The first message of the context that *other* does not send as well."""
@@ -276,8 +278,10 @@ class Memory:
         journal = self._journal
         if journal is None or not self._must_write(step):
             return True
-        learned = self._learned()
-        is_bulk = step.is_bulk is not False or bool(self._unwritten) or _is_bulky(step.edits)
+        calibration = self._calibration()
+        is_bulk = (
+            step.agreement.is_bulk is not False or bool(self._unwritten) or _is_bulky(step.edits)
+        )
         turns = self._unwritten
         try:
             if not step.is_idle:
@@ -288,7 +292,7 @@ class Memory:
             self._unwritten = turns
             self.notify(f"the journal cannot be written: {safe_text(error)}")
         else:
-            self._unwritten, self._saved = [], learned
+            self._unwritten, self._saved = [], calibration
         self._refused_at = None
         return True
 
@@ -328,7 +332,7 @@ class Memory:
         windows = list(self._record.windows.items())
         return Entry(self._base, branch, turns, samples, windows, self._packing.salt)
 
-    def _learned(self) -> tuple[float, dict[str | None, int]]:
+    def _calibration(self) -> tuple[float, dict[str | None, int]]:
         return self._record.ledger.factor, dict(self._record.windows)
 
     def _has_learned(self) -> bool:

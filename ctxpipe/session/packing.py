@@ -19,8 +19,8 @@ from ..messages.identity import digest_of, parse, says_the_same, without_marks
 from ..names import session_folder
 from ..storage.protocol import texts_of
 from ..storage.records import redact_except_folder, redact_message
-from ..threads import in_thread_if
 from ..timeline import Step, Timeline
+from ..workers.threads import in_thread_if
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -100,7 +100,7 @@ class Packing:
         self, storage: JournalStorage | None, session_id: str, *, texts: bool = True
     ) -> None:
         self.texts = texts
-        self.salt = secrets.token_hex(_DIGEST)
+        self.salt: str = secrets.token_hex(_DIGEST)
         self._text_reader = texts_of(storage) if storage else None
         redact = getattr(storage, "redact", None)
         self._redact = redact_except_folder(session_folder(session_id), redact) if redact else None

@@ -18,10 +18,10 @@ from contextlib import (
     nullcontext,
     suppress,
 )
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from ..clients import check_client
 from ..edits.thinking import mark_stale
 from ..errors import SettingsError
 from ..messages import ensure_messages, field, is_bulky
@@ -29,13 +29,14 @@ from ..messages.identity import says_the_same
 from ..refusals import LEAST_SHARE, Refusal, as_refusal, read_refusal
 from ..reports import Result
 from ..runner import Request, Runner, model_of
-from ..settings import FLAG, FUNCTION, NUMBER, SESSION_ID, excerpt
+from ..settings import FLAG, FUNCTION, NUMBER, SESSION_ID, check_client, excerpt
 from ..stages.compact import Compact
-from ..storage.protocol import JOURNAL_STORAGE
-from ..threads import in_thread_if
+from ..storage.protocol import JOURNAL_STORAGE, TextReader
 from ..tokens.billed import cached_tokens
 from ..tokens.ledger import is_possible
 from ..words import count_phrase
+from ..workers.threads import in_thread_if
+from .cache_watch import CacheWatch
 from .client import (
     check_usage,
     has_usage,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from anthropic.lib.streaming import AsyncMessageStream
     from anthropic.types import Message as Reply
 
+    from ..cache_doctor import CacheMiss, Tally
     from ..messages import Message
     from ..stage import Stage
     from ..storage import JournalStorage
@@ -64,6 +66,7 @@ T = TypeVar("T")
 
 CACHE_SECONDS = 300.0  # how long the provider keeps a prompt that nobody reads
 FAR_BELOW = 0.5  # of the trigger: a context this short is not what an API finds too long
+NO_COMPACT = "there is nothing to compact with: the pipeline has no Compact stage"
 NOTABLE_CHANGE = 0.1  # of the trigger: after that another attempt to shorten may help
 
 
@@ -113,8 +116,11 @@ class Session:
         self._cache_seconds = cache_seconds
         self._clock = clock
         self._cached_at: float | None = None
+        self._cache = CacheWatch(runner.counter, runner.prices, clock)
         self._client: AsyncAnthropic | None = None  # what a summarizer without a client asks with
         self._recovered_at: int | None = None  # tokens of the context that was refused last
+        self._next_focus: str | None = None  # of the compaction that is due
+        self._turns, self._fill = 0, 0.0
         self._appended: list[Message] = []  # by `append`, since the last turn
 
     def __repr__(self) -> str:
@@ -228,7 +234,13 @@ class Session:
             self._client = lendable(client) or self._client
             expired = self._is_cache_expired()
             asked = Request(system, tools, request or {}, force, expired, self._client)
-            return await self._run(history, asked)
+            for sentence in await self._cache.news():
+                self._memory.notify(sentence)
+            result = await self._shape(history, asked)
+            self._turns += 1
+            self._fill = self._share_of_trigger(result, asked)
+            self._cache.send(result, asked)
+            return result
         finally:
             self._leave()
 
@@ -240,14 +252,7 @@ class Session:
 
         Raises SettingsError when the pipeline has no `Compact` stage, InvalidHistory as `run` does.
         """
-        stages: dict[int, Stage] = {}
-        for place, stage in enumerate(self._runner.stages):
-            if isinstance(stage, Compact):
-                stages[place] = stage.focused(focus) if focus else stage
-        if not stages:
-            raise SettingsError(
-                "there is nothing to compact with: the pipeline has no Compact stage"
-            )
+        stages = self._compact_stages(focus)
         if history is None and not self.known:
             raise SettingsError(
                 "there is nothing to compact yet: run the session first, or give the history"
@@ -264,6 +269,75 @@ class Session:
             if history is None:
                 history = self._memory.timeline.history
             return await self._run(history, asked, stages)
+
+    def _compact_stages(self, focus: str) -> dict[int, Stage]:
+        """The `Compact` stages by their places, with *focus*. Raises SettingsError without any."""
+        stages: dict[int, Stage] = {}
+        for place, stage in enumerate(self._runner.stages):
+            if isinstance(stage, Compact):
+                stages[place] = stage.with_focus(focus) if focus else stage
+        if not stages:
+            raise SettingsError(NO_COMPACT)
+        return stages
+
+    # What the model asks for ----------------------------------------------------------------------
+
+    def compact_next(self, focus: str = "") -> None:
+        """Compact at the beginning of the next turn, whatever the budget says.
+
+        For a tool by which the model asks for it: in the middle of a turn its calls still wait for
+        their results. Of several *focus* the last counts. Raises SettingsError when the pipeline
+        has no `Compact` stage.
+        """
+        if not self.can_compact:
+            raise SettingsError(NO_COMPACT)
+        self._next_focus = focus
+
+    @property
+    def can_compact(self) -> bool:
+        """Whether the pipeline has a `Compact` stage."""
+        return any(isinstance(stage, Compact) for stage in self._runner.stages)
+
+    @property
+    def is_compaction_due(self) -> bool:
+        """Whether the next turn begins with a compaction."""
+        return self._next_focus is not None
+
+    @property
+    def turns(self) -> int:
+        """How many contexts `run` has returned."""
+        return self._turns
+
+    @property
+    def fill(self) -> float:
+        """The last context's estimated tokens, as a share of the budget's trigger; at first 0."""
+        return self._fill
+
+    @property
+    def text_reader(self) -> TextReader | None:
+        """Where the stages and the journal keep their texts, if these can be read from there."""
+        held: list[object] = []
+        for stage in self._runner.stages:
+            held += [getattr(stage, name, None) for name in ("storage", "archive")]
+        held.append(self.journal)
+        return next((storage for storage in held if isinstance(storage, TextReader)), None)
+
+    def _share_of_trigger(self, result: Result, asked: Request) -> float:
+        tokens = self._record.ledger.estimate(result.tokens_after, result.messages)
+        return tokens / self._runner.budget_for(self._record, asked.options).trigger
+
+    async def _shape(self, history: list[Message], asked: Request) -> Result:
+        """The turn, after the compaction that is due, if one is."""
+        if self._next_focus is None:
+            return await self._run(history, asked)
+        stages = self._compact_stages(self._next_focus)
+        compacted = await self._run(history, replace(asked, force=True), stages)
+        self._next_focus = None
+        if not compacted.changed:
+            reasons = "; ".join(report.reason for report in compacted.reports if report.reason)
+            self._memory.notify(f"the compaction that was asked for changed nothing: {reasons}")
+        result = await self._run(history, asked)
+        return _join(compacted, result)
 
     async def _run(
         self, history: list[Message], asked: Request, stages: Mapping[int, Stage] | None = None
@@ -284,7 +358,7 @@ class Session:
                     thorough = True  # a rewritten message is no longer the one the caller has
                     continue
                 if self._verify:
-                    is_bulk = is_bulky(step.history)
+                    is_bulk = is_bulky(step.agreement.history)
                     await in_thread_if(is_bulk, memory.timeline.compute_digests, step)
                 if await memory.write(step):
                     return self._finish(step, result)
@@ -304,10 +378,10 @@ class Session:
         step = await in_thread_if(
             is_bulk, lambda: memory.timeline.begin(history, thorough=thorough)
         )
-        if not step.is_cut and step.same == step.kept:
-            step.is_bulk = is_bulk
+        if not step.agreement.is_cut and step.same == step.kept:
+            step.agreement.is_bulk = is_bulk
         if not (memory.is_adopted or step.adopted):
-            step.raw = step.history
+            step.agreement.raw = step.agreement.history
         if memory.unreported is not None:
             # The caller may have sent what was there before the change of another process.
             mark_stale(step.stale, step.context, (max(memory.unreported, step.kept), 0))
@@ -320,6 +394,7 @@ class Session:
         if unreported is not None:
             first = unreported if first is None else min(unreported, first)
             first = min(first, len(result.messages))
+        self._cache.note(step, first)
         self._apply(step)
         self._record.keep(len(self._memory.timeline.context))
         notices, self._memory.notices = tuple(self._memory.notices), []
@@ -328,7 +403,7 @@ class Session:
             result.reports,
             result.repaired,
             result.request_options,
-            len(step.history),
+            len(step.agreement.history),
             notices,
             first,
             result.changed_end,
@@ -337,8 +412,8 @@ class Session:
         )
 
     def _apply(self, step: Step) -> None:
-        if step.has_diverged:
-            new = f"message {step.fresh} and those after it are new"
+        if step.agreement.has_diverged:
+            new = f"message {step.agreement.fresh} and those after it are new"
             self._memory.notices.append(f"the history differs from the known one; {new}")
         self._memory.apply(step)
 
@@ -426,6 +501,28 @@ class Session:
             usage, billed, overhead=self._record.overhead.tokens, model=model
         )
         self._cached_at = self._clock() if cached_tokens(usage) else None
+        self._cache.observe(usage, sent, model)
+
+    def announce(self, context: Result, body: Mapping[str, object]) -> None:
+        """Tell what the request with *context* really says, just before it is sent.
+
+        For mounts that place cache marks after `run`: what the cache doctor knows of a request is
+        otherwise what `run` was given. *body* holds the arguments of ``messages.create``.
+        """
+        self._cache.send_as(context, body)
+
+    @property
+    def cache_misses(self) -> Sequence[CacheMiss]:
+        """The newest misses of the provider's prompt cache, by what `observe` was shown."""
+        return tuple(self._cache.misses)
+
+    def cache_tally(self) -> list[Tally]:
+        """All misses of the prompt cache by cause, those of most tokens first.
+
+        Costs are in dollars, and None where nobody knows the prices of the model: give the pipeline
+        ``prices=``. They are looked up with the next turn.
+        """
+        return self._cache.tallies()
 
     def _is_cache_expired(self) -> bool:
         """Whether the provider's prompt cache is known to have lapsed."""
@@ -459,9 +556,9 @@ class Session:
         """
 
         async def send(context: Result) -> Any:
-            return await client.messages.create(
-                messages=context.messages, **{**request, **context.request_options}
-            )
+            arguments = {**request, **context.request_options, "messages": context.messages}
+            self.announce(context, arguments)
+            return await client.messages.create(**arguments)
 
         reply, sent = await self._send(send, client, messages, open_calls, request)
         if request.get("stream"):
@@ -485,10 +582,9 @@ class Session:
         async with AsyncExitStack() as opened:
 
             async def send(context: Result) -> Any:
-                arguments = {**request, **context.request_options}
-                return await opened.enter_async_context(
-                    client.messages.stream(messages=context.messages, **arguments)
-                )
+                arguments = {**request, **context.request_options, "messages": context.messages}
+                self.announce(context, arguments)
+                return await opened.enter_async_context(client.messages.stream(**arguments))
 
             stream, sent = await self._send(send, client, messages, open_calls, request)
             try:
@@ -523,6 +619,7 @@ class Session:
         try:
             return await send(context), context
         except Exception as error:
+            self._cache.forget(context.messages)
             refusal = as_refusal(error)
             if refusal is None:
                 raise
@@ -554,6 +651,7 @@ class Session:
         """
         if isinstance(refusal, str):
             refusal = read_refusal(None, refusal) or Refusal("an unknown provider")
+        self._cache.forget(sent.messages)
         options = request or {}
         tokens = self._record.ledger.estimate(sent.tokens_after, sent.messages)
         model = model_of(self._record, options)
@@ -605,6 +703,26 @@ class Session:
         self._record.windows[model] = window
         named = f"the window of {model or 'the model'} is {window} tokens, not {known}"
         self._memory.notify(f"{named}: the budget of this session is lowered")
+
+
+def _join(first: Result, second: Result) -> Result:
+    """The outcome of two runs over the same history, one after the other."""
+    first_changed, changed_end = second.first_changed_index, second.changed_end
+    if first.first_changed_index is not None:
+        if first_changed is None:
+            first_changed, changed_end = first.first_changed_index, first.changed_end
+        else:
+            first_changed = min(first_changed, first.first_changed_index)
+            changed_end = len(second.messages)
+    return replace(
+        second,
+        reports=(*first.reports, *second.reports),
+        repaired=(*first.repaired, *second.repaired),
+        notices=(*first.notices, *second.notices),
+        first_changed_index=first_changed,
+        changed_end=changed_end,
+        tokens_before=first.tokens_before,
+    )
 
 
 def learn(session: Session, reply: object, sent: Result) -> None:

@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..edits.compact import archive_references
 from ..errors import CtxpipeError, InvalidHistory, StorageError
+from ..markers.evidence import archive_references
+from ..markers.summaries import text_of
 from ..messages import ensure_messages, texts
 from ..storage import Archive, TextReader
 from ..storage.folders import open_file
 from ..storage.records import Record
 from ..storage.shielding import run_to_completion
-from ..summary_format import text_of
-from ..threads import in_thread
+from ..workers.threads import in_thread
 
 if TYPE_CHECKING:
     import os
@@ -36,7 +36,7 @@ __all__ = [
     "verified_archive",
 ]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 FORM = 1
 """The form in which archives are written.

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 from anyio import to_thread
 
 from ..edits import compact
-from ..edits.restore import COMMON_WRITING_TOOLS
-from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS
 from ..errors import SettingsError, StorageError, SummaryFailed, safe_text
+from ..markers.summaries import reminder, safe_summary
 from ..messages import ensure_messages, has_thinking
 from ..names import session_folder
 from ..reports import Compacted
@@ -25,9 +23,6 @@ from ..settings import (
     COMPACT_MAX_RETRIES,
     COMPACT_OUTPUT_DIR,
     FLAG,
-    FUNCTION,
-    NUMBER,
-    SIZE,
     SUMMARIZER,
     SUMMARY_MAX_WORDS,
     TEXT,
@@ -49,17 +44,15 @@ from ..summarizers import (
     Summarizer,
     summarize_with_retry,
 )
-from ..summarizers.protocol import summarizer_name
-from ..summary_format import safe_summary
-from ..threads import in_thread
+from ..summarizers.protocol import Summary, summarizer_name
 from ..tokens import Counting, as_counter, should_compact
+from ..workers.threads import in_thread
 from .archive import archive_digest, archive_record, load_archive
-from .attempts import Attempts
+from .breaker import Attempts, Breaker
+from .evidence import Evidence
 from .layout import (
     FileFolder,
-    Fold,
     Layout,
-    check_folder,
     choose_layout,
     fold_texts,
     list_paths,
@@ -70,18 +63,15 @@ from .restore import Restore, RestoredFiles, restore_files
 from .source import source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
     from ..messages import Message
     from ..tokens import TokenCounter
 
 __all__ = [
-    "COMMON_READING_TOOLS",
-    "COMMON_WRITING_TOOLS",
-    "READING_TOOLS",
+    "Breaker",
     "Compact",
     "CompactResult",
     "CompactStats",
+    "Evidence",
     "FileFolder",
     "Restore",
     "compact_messages",
@@ -89,14 +79,16 @@ __all__ = [
     "restore_files",
 ]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
+
+T = TypeVar("T")
 
 # The function, literal to the requirements --------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class CompactStats:
-    """What a compaction did. Tokens are raw, of the messages alone. Source: CR-45."""
+    """What a compaction did. Tokens are raw, of the messages alone."""
 
     original_token_count: int
     compacted_token_count: int
@@ -148,7 +140,7 @@ async def compact_messages(
     """Once the context reaches its threshold, replace the history by a summary.
 
     All but the leading system messages is replaced, and the files read last are read again from
-    disk and follow the summary. Source: CR. The very same list comes back below
+    disk and follow the summary. The very same list comes back below
     *context_token_limit* x *compact_threshold_ratio* (200,000 x 0.92 raw tokens, *system* and
     *tools* included), when no summary can be had after *max_retries* (2), and when the result would
     not be smaller. *messages* is not modified.
@@ -175,8 +167,7 @@ async def compact_messages(
     counter = as_counter(counter)
     retry = Retry(max_retries=COMPACT_MAX_RETRIES(max_retries), sleep=sleep)
     if summarize is None:
-        words = SUMMARY_MAX_WORDS(summary_max_words)
-        summarize = AnthropicSummarizer(model=model, max_words=words, counter=counter)
+        summarize = _model_summarizer(model, summary_max_words, counter)
     # Counted in a worker thread now; below, the tokens of every text are known.
     await counter.count(messages, system=system, tools=tools)
     is_long = should_compact(
@@ -187,18 +178,17 @@ async def compact_messages(
         system=system,
         tools=tools,
     )
-    head, rest = compact.partition(messages)
-    if not rest:
+    original = _Original.of(messages)
+    if not original.rest:
         return CompactResult(messages, reason="nothing but system messages")
     if not is_long:
         return CompactResult(messages, reason="below the threshold")
     if archive is None:
-        folder = output_dir or COMPACT_OUTPUT_DIR()
-        archive = await to_thread.run_sync(partial(LocalStorage, folder, on_conflict="number"))
+        archive = await _numbering_storage(output_dir)
     path = None
     try:
-        path = await _save(archive, session_id, rest, required=require_archive)
-        summary = await summarize_with_retry(summarize, rest, retry)
+        path = await _save(archive, session_id, original.rest, required=require_archive)
+        summary = await summarize_with_retry(summarize, original.rest, retry)
     except (SummaryFailed, StorageError) as error:
         # No traceback: it may quote anything.
         logger.error("the history is not compacted: %s", safe_text(error))  # noqa: TRY400
@@ -212,23 +202,45 @@ async def compact_messages(
         files=files,
         counter=counter,
     )
-    folded: dict[str, str] = {}
+    folded: Mapping[str, str] = {}
     if fold_unrestored:
         folded = await fold_texts(restored.unfit, counter)
-    commands = compact.extract_commands(rest)
-    parts = [safe_summary(summary.text) + compact.reminder(commands), *folded.values()]
-    text = "\n\n".join(parts)
-    return await _largest_smaller_result(
-        _Original(messages, head, rest, path), text, restored, counter
-    )
+    text = original.text_of(summary, folded)
+    result = await _largest_smaller_result(original, text, restored, counter)
+    return replace(result, original_messages_path=path)
+
+
+def _model_summarizer(
+    model: str | None,
+    max_words: int | None,
+    counter: TokenCounter,
+) -> AnthropicSummarizer:
+    words = SUMMARY_MAX_WORDS(max_words)
+    return AnthropicSummarizer(model=model, max_words=words, counter=counter)
+
+
+async def _numbering_storage(output_dir: str | os.PathLike[str] | None) -> LocalStorage:
+    folder = output_dir or COMPACT_OUTPUT_DIR()
+    return await to_thread.run_sync(partial(LocalStorage, folder, on_conflict="number"))
 
 
 @dataclass(frozen=True, slots=True)
 class _Original:
+    """The messages of `compact_messages`: *head* stays, *rest* is summarized."""
+
     messages: list[Message]
     head: list[Message]
     rest: list[Message]
-    path: str | None
+
+    @classmethod
+    def of(cls, messages: list[Message]) -> _Original:
+        head, rest = compact.partition(messages)
+        return cls(messages, head, rest)
+
+    def text_of(self, summary: Summary, folded: Mapping[str, str]) -> str:
+        """*summary*, the commands of the user that stay in force, and the *folded* files."""
+        commands = reminder(compact.extract_commands(self.rest))
+        return "\n\n".join([safe_summary(summary.text) + commands, *folded.values()])
 
 
 async def _largest_smaller_result(
@@ -237,10 +249,7 @@ async def _largest_smaller_result(
     restored: RestoredFiles,
     counter: TokenCounter,
 ) -> CompactResult:
-    """The result with as many of the restored files as leave it smaller than the original.
-
-    Source: A-44.
-    """
+    """The result with as many of the restored files as leave it smaller than the original."""
     before = await counter.count(original.messages)
     for number in range(len(restored.files), -1, -1):
         files = restored.files[:number]
@@ -257,10 +266,10 @@ async def _largest_smaller_result(
                 restored_file_count=number,
                 restored_token_count=sum(file.tokens for file in files),
             )
-            return CompactResult(messages, True, stats, original.path)
+            return CompactResult(messages, True, stats)
     reason = f"the compacted messages would not be smaller than {before} tokens"
     logger.warning("%s", reason)
-    return CompactResult(original.messages, original_messages_path=original.path, reason=reason)
+    return CompactResult(original.messages, reason=reason)
 
 
 async def _save(
@@ -270,6 +279,7 @@ async def _save(
     *,
     required: bool,
 ) -> str | None:
+    """The place of the raw messages; None when they cannot be saved, unless that is *required*."""
     try:
         return await archive.save(session_id, "compact", record)
     except StorageError as error:
@@ -295,25 +305,22 @@ class Compact:
     tool included, compaction is postponed; where the API itself has compacted, it is left to the
     API.
 
-    What the model has not answered stays whole, images and results included, as long as the new
-    context meets the target. Only above it the user's words are cut to *max_request_chars*, head
-    and tail, and the report's warnings say what else is missing. System messages from the middle of
-    the history are carried on.
+    *summarize* writes the summary: by default `AnthropicSummarizer`, and without credentials
+    `ExtractiveSummarizer`; the report names the one that wrote.
 
-    The raw messages are archived first; without an archive nothing is compacted, unless
-    *require_archive* is False. *summarize* defaults to `AnthropicSummarizer`, and without
-    credentials to `ExtractiveSummarizer`; the report names the one that wrote. The evidence is a
-    list of paths of up to *evidence_tokens* and, in proportion, commands, identifiers and the
-    user's requests; paths that exceed the budget are listed in a file beside the archive. The model
-    sees the paths of both in the form *reference*, as in `DirectOffload`. *pin* chooses messages to
-    keep word for word.
+    *archive* keeps the raw messages, before anything else happens; without it nothing is compacted,
+    unless *require_archive* is False. The model sees its paths in the form *reference*, as in
+    `DirectOffload`.
 
     *restore* says which of the user's files may be read again; without it no file is opened, and
-    the report says so. Files too long are reduced to their names by *folder* (default: by the names
-    they define) unless *fold_unrestored* is off.
+    the report says so.
 
-    After three failures in a row, and when compaction does not help or has to come back too often,
-    no attempt is made for *cooldown_seconds* of *clock*.
+    *evidence* says how much is kept word for word: paths, commands, requests, pinned messages. What
+    the model has not answered stays whole, images and results included, as long as the new context
+    meets the target; above it the report's warnings say what is missing. System messages from the
+    middle of the history are carried on.
+
+    *breaker* says how often a summary is tried, and when no attempt is made for a while.
 
     Nothing is believed because of what a text says: in a session the evidence comes from the
     caller's history, and elsewhere from archives of the same session whose digest is right. Texts
@@ -324,17 +331,11 @@ class Compact:
 
     summarize: Summarizer | None = None
     archive: Archive | None = None
-    require_archive: bool = True
     restore: Restore | None = None
-    fold_unrestored: bool = True
-    folder: FileFolder | None = None
-    evidence_tokens: int = 2000
-    max_request_chars: int = 20_000
-    pin: Callable[[Message], bool] | None = None
+    evidence: Evidence = Evidence()
+    breaker: Breaker = field(default_factory=Breaker)
+    require_archive: bool = True
     reference: str = "absolute"
-    retry: Retry = field(default_factory=Retry)
-    cooldown_seconds: float = 300.0
-    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         if self.archive is None and self.require_archive:
@@ -342,42 +343,52 @@ class Compact:
                 "Compact needs an archive for the raw messages; "
                 "give archive=, or require_archive=False"
             )
-        restore = instance_of(Restore, "a Restore such as Restore(work_dir='.')").optional
-        restore.check("restore", self.restore)
         check_settings(
             self,
+            restore=instance_of(Restore, "a Restore such as Restore(work_dir='.')").optional,
             summarize=SUMMARIZER.optional,
             archive=ARCHIVE.optional,
+            evidence=instance_of(Evidence, "an Evidence such as Evidence(tokens=2000)"),
+            breaker=instance_of(Breaker, "a Breaker such as Breaker(cooldown_seconds=300)"),
             require_archive=FLAG,
-            fold_unrestored=FLAG,
-            evidence_tokens=SIZE,
-            max_request_chars=SIZE,
-            pin=FUNCTION.optional,
             reference=TEXT,
-            retry=instance_of(Retry, "a Retry such as Retry(max_retries=2)"),
-            cooldown_seconds=NUMBER,
-            clock=FUNCTION,
         )
-        check_folder(self.folder)
         check_reference(self.reference)
 
     async def __call__(self, turn: Turn) -> Change | Skip:
-        attempts = turn.recall(Attempts)
-        attempts.turns += 1
-        skip = await self._reason_to_skip(turn, attempts)
-        if skip is not None:
-            return skip
-        try:
-            return await self._compact(turn, attempts)
-        except Exception as error:
-            attempts.record_failure(self._cooldown_end(), safe_text(error))
-            raise
+        turn.recall(Attempts).turns += 1
+        return await self._decide(turn, self._attempt)
 
     async def plan(self, turn: Turn) -> Skip | Intent:
         """What would be done; a summary cannot be known without writing it."""
-        skip = await self._reason_to_skip(turn, turn.recall(Attempts))
+        return await self._decide(turn, self._intend)
+
+    def with_focus(self, focus: str) -> Compact:
+        """The same stage whose summary attends to *focus*, if its summarizer can do that."""
+        writer = self.summarize or AnthropicSummarizer()
+        if not isinstance(writer, AnthropicSummarizer | PromptSummarizer):
+            return self
+        return replace(self, summarize=replace(writer, focus=focus))
+
+    async def _decide(
+        self,
+        turn: Turn,
+        act: Callable[[Turn], Awaitable[T]],
+    ) -> T | Skip:
+        skip = await self._reason_to_skip(turn)
         if skip is not None:
             return skip
+        return await act(turn)
+
+    async def _attempt(self, turn: Turn) -> Change | Skip:
+        try:
+            return await self._compact(turn)
+        except Exception as error:
+            until = self.breaker.cooldown_end()
+            turn.recall(Attempts).record_failure(until, safe_text(error))
+            raise
+
+    async def _intend(self, turn: Turn) -> Intent:
         writer = summarizer_name(self._writer(turn))
         _, rest = compact.partition(turn.messages)
         tokens = await turn.tokens()
@@ -386,16 +397,9 @@ class Compact:
             f"{tokens} tokens, with a target of {turn.budget.target}"
         )
 
-    def focused(self, focus: str) -> Compact:
-        """The same stage whose summary attends to *focus*, if its summarizer can do that."""
-        writer = self.summarize or AnthropicSummarizer()
-        if not isinstance(writer, AnthropicSummarizer | PromptSummarizer):
-            return self
-        return replace(self, summarize=replace(writer, focus=focus))
-
     # Whether --------------------------------------------------------------------------------------
 
-    async def _reason_to_skip(self, turn: Turn, attempts: Attempts) -> Skip | None:
+    async def _reason_to_skip(self, turn: Turn) -> Skip | None:
         tokens = await turn.tokens()
         is_over = turn.budget.reached(tokens)
         if not turn.force and not is_over:
@@ -408,15 +412,12 @@ class Compact:
         if turn.budget.reached(turn.ledger.estimate(fixed, head)):
             reason = f"over budget: system prompt, tools and system messages hold {fixed} tokens"
         else:
-            reason = attempts.refusal(self.clock(), tokens)
+            reason = turn.recall(Attempts).refusal(self.breaker.clock(), tokens)
         if not reason:
             return None
         raw = await turn.raw_tokens() - turn.overhead
         detail = Compacted(raw, raw, 0, attempts=0, over_budget=is_over, holds=reason)
         return Skip(reason, detail)
-
-    def _cooldown_end(self) -> float:
-        return self.clock() + self.cooldown_seconds
 
     def _writer(self, turn: Turn) -> Summarizer:
         writer = self.summarize or AnthropicSummarizer()
@@ -442,39 +443,22 @@ class Compact:
 
     # What -----------------------------------------------------------------------------------------
 
-    async def _compact(self, turn: Turn, attempts: Attempts) -> Change | Skip:
-        head, rest = compact.partition(turn.messages)
+    async def _compact(self, turn: Turn) -> Change | Skip:
+        _, rest = compact.partition(turn.messages)
         path = await self._archive(turn.session_id, rest)
         writer = self._writer(turn)
         no_model = self._warn_without_model(turn, writer)
-        # What costs nothing is written anew: then it says the same in every process.
-        is_free = isinstance(writer, ExtractiveSummarizer)
-        parts = None if is_free else turn.recall(FinishedParts)
-        summary = await summarize_with_retry(writer, rest, self.retry, parts)
+        summary = await self._summarize(turn, writer, rest)
         shown = partial(visible_path, self.reference, session_folder(turn.session_id))
         source = await source_of(turn, self.archive, shown)
-        restored = await self._restore(source.messages, turn.counter)
-        digest = None
-        if self.archive is not None and path:
-            digest = await archive_digest(self.archive, path)
-        make_drafts = partial(
-            compact.drafts,
-            head,
-            rest,
-            summary.text,
-            source,
-            archive=shown(path) if path else "",
-            archive_digest=digest or "",
-            notes=_notes(restored),
-            pin=self.pin,
-            max_request_chars=self.max_request_chars,
-            whole=not _has_protected_thinking(turn, rest),
-        )
-        drafts = await in_thread(make_drafts)
-        fold = self._fold_for(turn)
-        draft, layout = await choose_layout(turn, drafts, restored, self.evidence_tokens, fold)
-        layout, not_listed = await list_paths(turn, draft, layout, self.archive, shown)
-        warnings = [*draft.cuts, *restored.warnings]
+        restored, fold = RestoredFiles(warnings=(_NOT_RESTORED,)), None
+        if self.restore is not None:
+            restored = await self.restore.read_again(source.messages, turn.counter)
+            fold = self.restore.fold(turn.counter)
+        found = await self._replacements(turn, summary, source, path, _notes(restored))
+        replacement, layout = await choose_layout(turn, found, restored, self.evidence.tokens, fold)
+        layout, not_listed = await list_paths(turn, replacement, layout, self.archive, shown)
+        warnings = [*replacement.cuts, *restored.warnings]
         warnings += [warning for warning in (no_model, not_listed) if warning]
         detail = Compacted(
             await turn.raw_tokens() - turn.overhead,
@@ -491,44 +475,70 @@ class Compact:
             cached_tokens=summary.cached_tokens,
             output_tokens=summary.output_tokens,
         )
-        return await self._judge(turn, attempts, draft, layout, detail)
+        return await self._judge(turn, replacement, layout, detail)
 
     async def _archive(self, session_id: str, rest: Sequence[Message]) -> str | None:
         if self.archive is None:
             return None
         record = archive_record(rest)
-        return await _save(
-            self.archive,
-            session_id,
-            record,
-            required=self.require_archive,
+        return await _save(self.archive, session_id, record, required=self.require_archive)
+
+    async def _summarize(
+        self,
+        turn: Turn,
+        writer: Summarizer,
+        rest: Sequence[Message],
+    ) -> Summary:
+        # What costs nothing is written anew: then it says the same in every process.
+        is_free = isinstance(writer, ExtractiveSummarizer)
+        parts = None if is_free else turn.recall(FinishedParts)
+        return await summarize_with_retry(writer, rest, self.breaker.retry, parts)
+
+    async def _replacements(
+        self,
+        turn: Turn,
+        summary: Summary,
+        source: compact.Source,
+        archive: str | None,
+        notes: Sequence[str],
+    ) -> list[compact.Replacement]:
+        """What may replace the history, which is kept in the file *archive*."""
+        head, rest = compact.partition(turn.messages)
+        path, digest = "", ""
+        if self.archive is not None and archive:
+            path = visible_path(self.reference, session_folder(turn.session_id), archive)
+            digest = await archive_digest(self.archive, archive) or ""
+        make_replacements = partial(
+            compact.replacements,
+            head,
+            rest,
+            summary.text,
+            source,
+            archive=path,
+            archive_digest=digest,
+            notes=notes,
+            pin=self.evidence.pin,
+            max_request_chars=self.evidence.max_request_chars,
+            whole=not _has_protected_thinking(turn, rest),
         )
-
-    async def _restore(self, messages: Sequence[Message], counter: TokenCounter) -> RestoredFiles:
-        if self.restore is None:
-            return RestoredFiles(warnings=("no files are restored: Compact has no restore=",))
-        return await self.restore.read_again(messages, counter)
-
-    def _fold_for(self, turn: Turn) -> Fold | None:
-        if not self.fold_unrestored:
-            return None
-        return partial(fold_texts, counter=turn.counter, folder=self.folder)
+        return await in_thread(make_replacements)
 
     async def _judge(
         self,
         turn: Turn,
-        attempts: Attempts,
-        draft: compact.Draft,
+        replacement: compact.Replacement,
         layout: Layout,
         detail: Compacted,
     ) -> Change | Skip:
-        """Whether the proposal counts, and what is to be reported about it. Source: A-44, R2."""
+        """Whether the proposal counts, and what is to be reported about it."""
+        attempts = turn.recall(Attempts)
+        until = self.breaker.cooldown_end()
         budget = turn.budget
         before, after = detail.tokens_before, detail.tokens_after
         estimate = turn.ledger.estimate(after + turn.overhead, layout.messages)
         is_over = budget.reached(estimate)
         if estimate > budget.target:
-            holds = await token_breakdown(turn, draft, layout)
+            holds = await token_breakdown(turn, replacement, layout)
             detail = replace(
                 detail,
                 over_target=True,
@@ -537,15 +547,18 @@ class Compact:
             )
         if after >= before:
             tokens = await turn.tokens()
-            attempts.record_no_progress(self._cooldown_end(), tokens)
+            attempts.record_no_progress(until, tokens)
             reason = f"a summary would hold {after} tokens instead of {before}"
             return Skip(reason, replace(detail, over_budget=budget.reached(tokens)))
-        if attempts.record_success(self._cooldown_end()):
+        if attempts.record_success(until):
             warning = f"compaction backs off: {attempts.why}"
             detail = replace(detail, warnings=(*detail.warnings, warning))
         if is_over:
-            attempts.record_no_progress(self._cooldown_end(), estimate)
+            attempts.record_no_progress(until, estimate)
         return Change(layout.messages, detail)
+
+
+_NOT_RESTORED = "no files are restored: Compact has no restore="
 
 
 def _notes(restored: RestoredFiles) -> list[str]:

@@ -37,8 +37,7 @@ class Gate(Protocol):
 class RatioGate:
     """Opens when at least *ratio* of the history's characters may leave; then everything leaves.
 
-    A ratio outside 0 … 1 is used as it is (RG-20). Raises SettingsError when it is not a number.
-    Source: RG-7, PL-2.
+    A ratio outside 0 … 1 is used as it is. Raises SettingsError when it is not a number.
     """
 
     ratio: float | Decimal = setting(OFFLOAD_RATIO_THRESHOLD)
@@ -76,7 +75,7 @@ class RentOrBuyGate:
 
     *prices* are those of the model (`prices_of`), or ``Prices.relative(read=0.05)``; only their
     ratios count, and the thresholds above which they rise. *placeholder_tokens* is what stays of a
-    result. Source: economics, 2.3.
+    result.
 
     Raises SettingsError for settings that are invalid.
     """

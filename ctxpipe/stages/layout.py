@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from ..edits.compact import Draft, EvidenceBudget, evidence_block
+from ..edits.compact import EvidenceBudget, Replacement, evidence_block
 from ..errors import SettingsError, StorageError, safe_text
 from ..names import session_folder
 from ..settings import excerpt
 from ..storage import TextWriter
-from ..threads import in_thread
+from ..workers.threads import in_thread
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -32,7 +32,7 @@ __all__ = [
     "token_breakdown",
 ]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 PATHS_INDEX = "compact-paths.txt"
 
@@ -60,10 +60,10 @@ def check_folder(folder: object) -> None:
 
 
 def folder_or_default(folder: FileFolder | None, counter: TokenCounter) -> FileFolder:
-    """*folder*, by default one that keeps the names which the files define (A-48)."""
+    """*folder*, by default one that keeps the names which the files define."""
     if folder is not None:
         return folder
-    from .fold import Folder  # here: it brings the parser
+    from ..folding.folder import Folder  # here: it brings the parser
 
     return Folder(counter=counter)
 
@@ -102,30 +102,30 @@ class Layout:
 
 async def choose_layout(
     turn: Turn,
-    drafts: Sequence[Draft],
+    replacements: Sequence[Replacement],
     restored: RestoredFiles,
     evidence_tokens: int,
     fold: Fold | None,
-) -> tuple[Draft, Layout]:
-    """The first of *drafts*, in its richest layout, that is smaller and meets the target.
+) -> tuple[Replacement, Layout]:
+    """The first of *replacements*, in its richest layout, that is smaller and meets the target.
 
-    Files and evidence give way before the next draft is tried. When none meets the target, it is
-    the leanest layout of the last draft.
+    Files and evidence give way before the next one is tried. When none meets the target, it is the
+    leanest layout of the last one.
     """
     before = await turn.raw_tokens() - turn.overhead
     tried: list[Layout] = []
-    draft, layout = drafts[0], Layout((), {}, 0)
+    replacement, layout = replacements[0], Layout((), {}, 0)
     async for plan in _from_rich_to_lean(restored, evidence_tokens, fold):
         tried.append(plan)
-        layout = await _lay_out(turn, draft, plan)
+        layout = await _lay_out(turn, replacement, plan)
         if await _fits(turn, layout, before):
-            return draft, layout
-    for draft in drafts[1:]:
+            return replacement, layout
+    for replacement in replacements[1:]:
         for plan in tried:
-            layout = await _lay_out(turn, draft, plan)
+            layout = await _lay_out(turn, replacement, plan)
             if await _fits(turn, layout, before):
-                return draft, layout
-    return draft, layout
+                return replacement, layout
+    return replacement, layout
 
 
 async def _fits(turn: Turn, layout: Layout, before: int) -> bool:
@@ -157,19 +157,20 @@ async def _from_rich_to_lean(
         yield Layout((), {}, tokens)
 
 
-async def _lay_out(turn: Turn, draft: Draft, layout: Layout) -> Layout:
+async def _lay_out(turn: Turn, replacement: Replacement, layout: Layout) -> Layout:
     """*layout* with its messages."""
     budget = EvidenceBudget.of(layout.evidence_tokens)
-    block, left_out = await in_thread(evidence_block, draft.evidence, budget, turn.counter.text)
+    facts = replacement.evidence
+    block, left_out = await in_thread(evidence_block, facts, budget, turn.counter.text)
     files = [file.message for file in layout.files]
     folded = list(layout.folded.values())
-    messages = draft.messages(block, files, folded)
+    messages = replacement.messages(block, files, folded)
     return replace(layout, messages=messages, left_out=left_out)
 
 
 async def list_paths(
     turn: Turn,
-    draft: Draft,
+    replacement: Replacement,
     layout: Layout,
     archive: Archive | None,
     shown: Callable[[str], str] = str,
@@ -193,21 +194,21 @@ async def list_paths(
         reason = f"{number} paths are not listed: {safe_text(error)}"
         logger.warning("%s", reason)
         return layout, reason
-    evidence = replace(draft.evidence, index=shown(index))
-    return await _lay_out(turn, replace(draft, evidence=evidence), layout), ""
+    evidence = replace(replacement.evidence, index=shown(index))
+    return await _lay_out(turn, replace(replacement, evidence=evidence), layout), ""
 
 
-async def token_breakdown(turn: Turn, draft: Draft, layout: Layout) -> str:
+async def token_breakdown(turn: Turn, replacement: Replacement, layout: Layout) -> str:
     """What the context is made of, the largest part first."""
     count = turn.counter.count
-    summary = layout.messages[len(draft.head)]
+    summary = layout.messages[len(replacement.head)]
     parts = {
         "system prompt and tools": turn.overhead,
-        "system messages": await count([*draft.head, *draft.systems]),
+        "system messages": await count([*replacement.head, *replacement.systems]),
         "summary and evidence": await count([summary]),
         "restored files": await count(file.message for file in layout.files),
-        "pinned messages": await count(draft.kept),
-        "the request at the end": await count(draft.closing),
+        "pinned messages": await count(replacement.kept),
+        "the request at the end": await count(replacement.closing),
     }
     largest = sorted(parts.items(), key=lambda part: -part[1])
     return ", ".join(f"{name} {tokens}" for name, tokens in largest if tokens)

@@ -8,8 +8,8 @@ from pathlib import PurePath
 
 from ..errors import SettingsError
 from ..locations import is_url
-from ..placeholders import BATCH
-from ..placeholders import reference as path_in
+from ..markers.placeholders import BATCH
+from ..markers.placeholders import reference as path_in
 
 __all__ = ["check_reference", "visible_path"]
 
@@ -39,7 +39,7 @@ def visible_path(reference: str, folder: str, location: str) -> str:
 
     *reference* is "absolute", "relative" (to the current folder), "storage" (to its root), or a
     template that ends in {key}, the path below the root, or in {path}, the absolute one. A text
-    that is in no file keeps its URL, unless there is a template. Source: R3d, R25.
+    that is in no file keeps its URL, unless there is a template.
     """
     name = PurePath(location).name
     is_word = reference in _REFERENCES

@@ -7,10 +7,13 @@ import logging
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
+from ..activity import is_one_line
+from ..agent_tools import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..edits.restore import (
     WorkingFile,
     restored_message,
@@ -18,9 +21,7 @@ from ..edits.restore import (
     was_changed,
     working_set,
 )
-from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..errors import SettingsError, StorageError
-from ..facts import is_one_line
 from ..messages import ensure_messages
 from ..settings import (
     FLAG,
@@ -37,15 +38,16 @@ from ..settings import (
 )
 from ..storage.files import FileReader, FileText, LocalFiles, name_below
 from ..storage.secrets import is_secret
-from ..threads import in_thread
 from ..tokens import Counting, TokenCounter, as_counter
+from ..workers.threads import in_thread
+from .layout import FileFolder, Fold, check_folder, fold_texts
 
 if TYPE_CHECKING:
     from ..messages import Message
 
 __all__ = ["Restore", "RestoredFile", "RestoredFiles", "restore_files"]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 _BYTES_PER_TOKEN = 64  # no text that is worth reading has so few tokens
 _MIN_BYTES = 65_536
@@ -110,7 +112,7 @@ async def restore_files(
     Of the *max_restore_files* (5) files read last those with at most *max_restore_tokens_per_file*
     (5,000) tokens are restored, until the next would lift the sum above *max_restore_tokens_total*
     (50,000). What cannot be read, or is outside *work_dir* (default: the current folder), is
-    skipped with a warning. Tokens are raw. Source: CR-16 to CR-36.
+    skipped with a warning. Tokens are raw.
 
     *tools* names the reading tools and their path argument; *writing_tools* lets files written
     count as well, *shell* command lines that print a file. *files* reads from elsewhere than the
@@ -164,6 +166,8 @@ class Restore:
     Of the *max_files* files used last those of at most *max_tokens_per_file* tokens come back, as
     long as they hold no more than *max_tokens_total* together. The defaults are those of the
     environment variables MAX_RESTORE_FILES, MAX_RESTORE_TOKENS_PER_FILE, MAX_RESTORE_TOKENS_TOTAL.
+    Files that are too long are reduced to their names by *folder* (default: to the names that they
+    define) unless *fold_unrestored* is off.
 
     Raises SettingsError unless exactly one of *work_dir* and *files* is given, and for settings
     that are invalid.
@@ -178,6 +182,8 @@ class Restore:
     max_tokens_per_file: int = setting(MAX_RESTORE_TOKENS_PER_FILE)
     max_tokens_total: int = setting(MAX_RESTORE_TOKENS_TOTAL)
     deny: Callable[[str], bool] | None = is_secret
+    fold_unrestored: bool = True
+    folder: FileFolder | None = None
     reader: FileReader = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -196,7 +202,9 @@ class Restore:
             max_tokens_per_file=SIZE,
             max_tokens_total=SIZE,
             deny=FUNCTION.optional,
+            fold_unrestored=FLAG,
         )
+        check_folder(self.folder)
         reader = self.files or LocalFiles(self.work_dir or "", deny=self.deny)
         object.__setattr__(self, "reader", reader)
 
@@ -221,6 +229,12 @@ class Restore:
         for warning in restored.warnings:
             logger.debug("%s", warning)  # it names a path; the report has it
         return restored
+
+    def fold(self, counter: TokenCounter) -> Fold | None:
+        """What reduces files that are too long to their names; None where they stay out."""
+        if not self.fold_unrestored:
+            return None
+        return partial(fold_texts, counter=counter, folder=self.folder)
 
     def _working_set(self, messages: Sequence[Message], root: str) -> list[WorkingFile]:
         return working_set(
@@ -322,14 +336,14 @@ class _Search:
                 unfit.append(restored)
             else:
                 fit.append(restored)
-            # Below 0 from the first file that is too much: what comes after it stays out (A-40).
+            # Below 0 from the first file that is too much: what comes after it stays out.
             budget -= tokens
         return RestoredFiles(tuple(fit), tuple(unfit), tuple(warnings), tuple(reading.deleted))
 
     async def _read(self, working_files: Sequence[WorkingFile]) -> _Reading:
         """The texts of the files that take the first places.
 
-        A file that cannot be read takes its place too (A-40).
+        A file that cannot be read takes its place too.
         """
         found: dict[str, tuple[WorkingFile, FileText]] = {}
         warnings: list[str] = []

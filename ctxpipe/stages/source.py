@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from ..edits.compact import Source, after_summary, archive_references, partition
+from ..edits.compact import Source, after_summary, partition
 from ..errors import StorageError
+from ..markers.evidence import archive_references
+from ..markers.summaries import acknowledged_count, leading_count, summary_body, text_of
 from ..storage.records import message_redactor_of, redactor_of
-from ..summary_format import acknowledged_count, leading_count, summary_body, text_of
-from ..threads import in_thread
+from ..workers.threads import in_thread
 from .archive import Archived, last_part, verified_archive
 
 if TYPE_CHECKING:

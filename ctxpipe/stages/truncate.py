@@ -11,11 +11,11 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
+from ..agent_tools import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..edits import truncate
 from ..edits.compact import pinned_indices
 from ..edits.groups import after_compaction, has_compaction
 from ..edits.truncate import MIDDLE_END, MIDDLE_START, FileView, Part, Window
-from ..edits.views import COMMON_READING_TOOLS, READING_TOOLS, ReadingTools
 from ..errors import SettingsError, StorageError, safe_text
 from ..messages import ensure_messages, rewrite
 from ..reports import Truncated
@@ -32,8 +32,8 @@ from ..settings import (
 from ..stage import Change, Skip, Turn
 from ..storage import Archive
 from ..storage.protocol import ARCHIVE
-from ..threads import in_thread
 from ..tokens import Counting, TokenCounter, as_counter
+from ..workers.threads import in_thread
 from .archive import archive_record
 from .layout import FileFolder, check_folder, folder_or_default
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["SmartTruncate", "Truncation", "smart_truncate"]
 
 MAX_TOKENS = 50_000
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ async def smart_truncate(
     user's ``<command>`` are never deleted. With nothing to do, the very same list comes back.
 
     Raises InvalidHistory when *messages* is not a valid message list, SettingsError for invalid
-    bounds. Source: ST-1 to ST-22, FF-16, A-47 to A-67.
+    bounds.
     """
     ensure_messages(messages)
     settings = SmartTruncate(
@@ -121,8 +121,6 @@ class SmartTruncate:
     before it.
 
     Raises SettingsError for settings that are invalid.
-
-    Source: CM-1 to CM-3, ST-1 to ST-22, A-65, R2, R4c, R19.
     """
 
     archive: Archive | None = None

@@ -48,7 +48,7 @@ class LocalFiles:
     between; the root itself is pinned when it is first used, and refused when another folder is in
     its place. Folders, pipes, devices, sockets, binary files and files that are not UTF-8 are
     refused. *deny* refuses further paths: give `is_secret`. Raises SettingsError for an empty root,
-    and on Windows. Source: CR-21 to CR-23, A-41.
+    and on Windows.
     """
 
     root: str | os.PathLike[str] = "."

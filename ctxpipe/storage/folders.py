@@ -218,7 +218,7 @@ class PinnedFolder:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.real = ""  # where the folder was when it was first opened, links resolved
+        self.real: str = ""  # where the folder was when it was first opened, links resolved
         self._identity: tuple[int, int] | None = None
 
     def open(self) -> int:

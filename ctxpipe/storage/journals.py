@@ -49,7 +49,7 @@ class JournalFile:
         self._root = root
         self._folder = folder
         self._name = name
-        self.where = root.path_of(folder, name)
+        self.where: str = root.path_of(folder, name)
 
     def append(
         self,

@@ -19,10 +19,9 @@ from anyio import CapacityLimiter, sleep, to_thread
 from anyio.lowlevel import RunVar
 
 from ..errors import SettingsError, StorageError
+from ..markers.placeholders import quoted_file_names
 from ..messages import ensure_messages, strings
 from ..names import content_hash, safe_name, session_folder, with_suffix
-from ..pieces import pieces
-from ..placeholders import quoted_file_names
 from ..settings import (
     FLAG,
     FUNCTION,
@@ -34,6 +33,7 @@ from ..settings import (
     excerpt,
     one_of,
 )
+from ..workers.pieces import pieces
 from .atomic import STALE_SECONDS, claim, exists, read_bytes, sync, temporary_file
 from .cleanup import (
     JOURNAL,
@@ -477,7 +477,7 @@ class _Folder:
 
 
 def _encode(text: str) -> bytes:
-    # A lone surrogate has no UTF-8 form; escaped, it stays readable and nothing dies of it.
+    # A lone surrogate has no UTF-8 form; escaped, it stays readable and nothing dies of it.
     # In pieces, because that takes a codec some 50 ms for 8 MB of them.
     encoded = (piece.encode("utf-8", "backslashreplace") for piece in pieces(text))
     return b"".join(encoded)

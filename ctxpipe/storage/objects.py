@@ -37,7 +37,7 @@ from ..errors import SettingsError, StorageError
 from ..locations import key_parts, possible_keys, url_of
 from ..names import candidate_keys, safe_name, session_folder
 from ..settings import COUNT, FUNCTION, NUMBER, POSITIVE, SESSION_ID, SIZE, check_settings, excerpt
-from ..threads import in_thread_if
+from ..workers.threads import in_thread_if
 from .cleanup import LIVE_SECONDS, Cleaned
 from .protocol import Page
 from .records import (

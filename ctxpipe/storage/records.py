@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from ..errors import StorageError
 from ..messages import as_dict, as_json, is_encodable
-from ..pieces import pieces
+from ..workers.pieces import pieces
 
 __all__ = [
     "Record",

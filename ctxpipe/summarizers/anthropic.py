@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from anyio import to_thread
 
-from ..clients import check_client
 from ..errors import SettingsError, SummaryFailed
 from ..refusals import as_refusal
 from ..settings import (
@@ -22,6 +21,7 @@ from ..settings import (
     SUMMARY_MODEL,
     TEXT,
     Wanted,
+    check_client,
     check_settings,
     instance_of,
     one_of,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WITHOUT_MODEL", "AnthropicSummarizer"]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 WITHOUT_MODEL = (
     "no model writes the summaries, for want of a client and of ANTHROPIC_API_KEY; they are"

@@ -8,19 +8,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..facts import (
-    is_about_file,
-    is_failure,
+from ..activity import is_about_file, is_failure, target, touched_paths
+from ..agent_tools import PLAN_NAME
+from ..markers.cuts import shorten
+from ..markers.summaries import acknowledged_count, own_words, summary_body
+from ..messages import (
+    ToolCall,
+    compact_json,
     result_text,
     results_by_id,
-    shorten,
-    target,
-    touched_paths,
+    texts,
+    tool_calls,
+    tool_results,
 )
-from ..messages import ToolCall, compact_json, texts, tool_calls, tool_results
 from ..settings import COUNT, FLAG, SUMMARY_MAX_WORDS, check_settings, setting
-from ..summary_format import acknowledged_count, own_words, summary_body
-from ..threads import in_thread
+from ..workers.threads import in_thread
 from .protocol import Summary
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ __all__ = ["ExtractiveSummarizer"]
 GOALS, FILES, CALLS = "Goals & Decisions", "File Operations", "Tool Calls"
 STATUS, ERRORS = "Task Status", "Errors & Resolutions"
 
-# Shares of the whole summary, by section (CR-9).
+# Shares of the whole summary, by section.
 _SHARES: Mapping[str, float] = {
     GOALS: 0.25,
     FILES: 0.1,
@@ -54,7 +56,6 @@ _DECISION = re.compile(
 _ERROR_LINE = re.compile(
     r"error|exception|fail|not found|denied|cannot|fatal|panic|错误|失败", re.IGNORECASE
 )
-_PLAN_TOOL = re.compile(r"todo|plan|task", re.IGNORECASE)
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 
 
@@ -62,9 +63,9 @@ _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 class ExtractiveSummarizer:
     """Collects what an agent needs to go on from the messages: no model, no cost, no randomness.
 
-    Under the five headings of CR-9 are the user's requests in their own words, decisions, files
-    read and written, commands and their outcomes, errors and whether they were solved, the plan,
-    the last actions and their results. The items of an earlier summary are kept under the same
+    Under its five headings are the user's requests in their own words, decisions, files read and
+    written, commands and their outcomes, errors and whether they were solved, the plan, the last
+    actions and their results. The items of an earlier summary are kept under the same
     headings; where space is short, the newest items stay. With *brief* the requests and the list
     of files are left to the evidence block that follows the summary.
     """
@@ -206,7 +207,7 @@ def _status(messages: Sequence[Message]) -> list[str]:
     results = results_by_id(messages)
     calls = list(tool_calls(messages))
     lines: list[str] = []
-    plans = [call for call in calls if _PLAN_TOOL.search(call.name) and call.input]
+    plans = [call for call in calls if PLAN_NAME.search(call.name) and call.input]
     if plans:
         lines.append(f"the plan, as last noted: {_line(compact_json(plans[-1].input), 600)}")
     for call in calls[-6:]:

@@ -11,13 +11,22 @@ from inspect import Parameter, Signature, isawaitable, signature
 from typing import TYPE_CHECKING
 
 from ..errors import SettingsError
-from ..facts import result_text, shorten
-from ..messages import MEDIA, THINKING, blocks, compact_json, field, kind, without_surrogates
+from ..markers.cuts import shorten
+from ..markers.summaries import acknowledged_count, summary_body
+from ..messages import (
+    MEDIA,
+    THINKING,
+    blocks,
+    compact_json,
+    field,
+    kind,
+    result_text,
+    without_surrogates,
+)
 from ..settings import COUNT, SIZE, SUMMARY_MAX_WORDS, SUMMARY_MODEL, TEXT, check_settings, setting
-from ..summary_format import acknowledged_count, summary_body
-from ..threads import in_thread
 from ..tokens import Counting, as_counter, conservative
 from ..tokens.counter import COUNTING
+from ..workers.threads import in_thread
 from .protocol import PromptTooLong, Summary
 
 if TYPE_CHECKING:
@@ -25,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_RECENT", "PromptSummarizer", "TranscriptPrompt", "instructions", "transcript"]
 
-# CR-11, word for word.
+# Required word for word.
 MOST_RECENT = (
     "Pay special attention to the MOST RECENT messages — summarize the current task state, what"
     " was just done, and what the next logical step should be. This information is critical because"
@@ -76,7 +85,7 @@ _TOKENS_PER_WORD = 3  # generous: what exceeds it is cut off, and counts as a fa
 
 
 def instructions(max_words: int, focus: str = "", where: str = "so far") -> str:
-    """The request for a summary. Source: CR-9 to CR-12.
+    """The request for a summary.
 
     *focus* is what a person wants the summary to attend to.
     """
@@ -100,7 +109,7 @@ def transcript(messages: Sequence[Message], max_block_chars: int) -> str:
     """*messages* as text: roles, texts, calls with their input, results.
 
     The middle of a block longer than *max_block_chars* is left out. Our own tags are escaped
-    wherever they occur in the conversation; thinking and media data are left out (R6d, R22).
+    wherever they occur in the conversation; thinking and media data are left out.
     """
     rendered = [_render(message, max_block_chars) for message in messages]
     if acknowledged_count(messages):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from ..errors import CtxpipeError, SettingsError, SummaryFailed, safe_text
+from ..markers.summaries import ACKNOWLEDGED, SUMMARY, safe_summary
 from ..messages import compact_json, is_blank, tool_results
 from ..refusals import as_refusal, status_of
 from ..settings import (
@@ -31,8 +32,7 @@ from ..settings import (
     check_settings,
     setting,
 )
-from ..summary_format import ACKNOWLEDGED, SUMMARY, safe_summary
-from ..threads import in_thread
+from ..workers.threads import in_thread
 from .prompt import transcript
 from .protocol import PromptTooLong, Summarizer, Summary, SummaryRefused
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FinishedParts", "Retry", "summarize_with_retry"]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 _FINAL = frozenset({400, 401, 402, 403, 404, 405, 410, 422})  # asking again cannot help
 _PROGRAM_ERRORS = (

@@ -1,4 +1,5 @@
-"""A scripted Messages API on 127.0.0.1, for tests of agents.
+"""Scripted APIs on 127.0.0.1, for tests of agents: Anthropic's Messages, OpenAI's chat completions
+and responses.
 
 The real SDK talks to it, without network, key or mock:
 
@@ -14,6 +15,7 @@ And the contract of a storage, for one of your own: `storage_conformance`.
 
 from .billing import Usage
 from .conformance import storage_conformance
+from .openai_server import OpenAIServer
 from .replies import (
     Answer,
     Cut,
@@ -44,6 +46,7 @@ __all__ = [
     "MessagesServer",
     "MissingExtra",
     "Model",
+    "OpenAIServer",
     "Received",
     "Reply",
     "RequestBody",

@@ -17,16 +17,21 @@ from .turns import JsonObject
 __all__ = ["Meter", "Prompt", "Usage", "as_blocks", "bare"]
 
 LOOKBACK_BLOCKS = 20
-SECONDS_TO_LIVE = {"5m": 300.0, "1h": 3600.0}
+FIVE_MINUTES = 300.0
+SECONDS_TO_LIVE = {"5m": FIVE_MINUTES, "1h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What is billed for a prompt: tokens read from the cache, written to it, and neither."""
+    """What is billed for a prompt: tokens read from the cache, written to it, and neither.
+
+    *written_for_hour* are those of the written ones that are kept for an hour.
+    """
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
+    written_for_hour: int = 0
 
     @property
     def total(self) -> int:
@@ -41,8 +46,8 @@ class Usage:
             "cache_creation_input_tokens": written,
             "cache_read_input_tokens": self.cache_read_input_tokens,
             "cache_creation": {
-                "ephemeral_5m_input_tokens": written,
-                "ephemeral_1h_input_tokens": 0,
+                "ephemeral_5m_input_tokens": written - self.written_for_hour,
+                "ephemeral_1h_input_tokens": self.written_for_hour,
             },
             "output_tokens": output_tokens,
             "service_tier": "standard",
@@ -67,78 +72,123 @@ class Prompt:
 
     steps: tuple[_Step, ...]
     tokens: int
+    model: str = ""
+
+
+@dataclass(slots=True)
+class _CacheEntry:
+    """A prefix in the cache: it lives *seconds_to_live* after its last use, until *expires*."""
+
+    expires: float
+    seconds_to_live: float
 
 
 @dataclass(slots=True)
 class Meter:
-    """Counts prompts and keeps the prompt cache. *clock* gives seconds."""
+    """Counts prompts and keeps the prompt cache. *clock* gives seconds.
+
+    A request reads what is in the cache when it comes in (`find`), and what it writes is there for
+    others once its answer begins (`charge`).
+    """
 
     model: Model
     counter: TokenCounter
     clock: Callable[[], float] = time.monotonic
-    # The digest of a prefix, and when it expires.
-    _cached: dict[bytes, float] = field(default_factory=dict)
+    # By the digest of the prefix.
+    _cached: dict[bytes, _CacheEntry] = field(default_factory=dict)
     # The digest of a block, and its raw tokens.
     _tokens: dict[bytes, int] = field(default_factory=dict)
 
-    def read(self, body: JsonObject) -> Prompt:
-        """Count the prompt of *body*; the cache is neither read nor written."""
-        steps = tuple(self._steps(body))
+    def read(self, body: JsonObject, betas: str = "") -> Prompt:
+        """Count the prompt of *body*; the cache is neither read nor written.
+
+        *betas* is the header that switches on what is not released yet.
+        """
+        model = str(body.get("model"))
+        steps = tuple(self._steps(body, betas))
         if not steps:
-            return Prompt((), 0)
-        return Prompt(steps, self._bill(steps[-1].tokens))
+            return Prompt((), 0, model)
+        return Prompt(steps, self._bill(steps[-1].tokens), model)
 
     def output_tokens(self, blocks: Sequence[JsonObject]) -> int:
         """Billed tokens of an answer."""
         raw_tokens = sum(map(self.counter.block, blocks))
         return self._bill(raw_tokens)
 
-    def charge(self, prompt: Prompt) -> Usage:
-        """Bill the prompt, reading from the cache and writing to it as its marks say."""
+    def find(self, prompt: Prompt) -> int | None:
+        """The place of the last block of *prompt* that is read from the cache now, if any is."""
+        hits = [self._hit(prompt.steps, mark) for mark in self._marks(prompt)]
+        return max((hit for hit in hits if hit is not None), default=None)
+
+    def charge(self, prompt: Prompt, read: int | None) -> Usage:
+        """Bill the prompt, of which the cache has the blocks up to *read*, and write what its marks
+        say.
+        """
         steps = prompt.steps
-        marks = [place for place, step in enumerate(steps) if self._is_cacheable(step)]
+        marks = self._marks(prompt)
         if not marks:
             return Usage(prompt.tokens)
-        read = self._longest_hit(steps, marks)
-        used = set(marks)
         read_tokens = 0
         if read is not None:
-            used.add(read)
             read_tokens = self._bill(steps[read].tokens)
-        for place in used:
-            step = steps[place]
-            expires = self.clock() + _seconds_to_live(step.mark)
-            self._cached[step.digest] = expires
-        newest = steps[marks[-1]]
-        cached_tokens = self._bill(newest.tokens)
-        return Usage(prompt.tokens - cached_tokens, cached_tokens - read_tokens, read_tokens)
+            entry = self._cached[steps[read].digest]
+            entry.expires = max(entry.expires, self.clock() + entry.seconds_to_live)
+        for mark in marks:
+            self._write(steps[mark])
+        cached_tokens = self._bill(steps[marks[-1]].tokens)
+        for_hour = [mark for mark in marks if _seconds_to_live(steps[mark].mark) > FIVE_MINUTES]
+        hour_tokens = self._bill(steps[for_hour[-1]].tokens) if for_hour else 0
+        return Usage(
+            prompt.tokens - cached_tokens,
+            cached_tokens - read_tokens,
+            read_tokens,
+            max(0, hour_tokens - read_tokens),
+        )
 
-    def _is_cacheable(self, step: _Step) -> bool:
-        if not step.mark:
-            return False
-        return self._bill(step.tokens) >= self.model.min_cached_tokens
+    def _write(self, step: _Step) -> None:
+        now = self.clock()
+        seconds_to_live = _seconds_to_live(step.mark)
+        known = self._cached.get(step.digest)
+        if known is not None and known.expires > now:
+            seconds_to_live = max(seconds_to_live, known.seconds_to_live)
+        self._cached[step.digest] = _CacheEntry(now + seconds_to_live, seconds_to_live)
 
-    def _longest_hit(self, steps: Sequence[_Step], marks: Sequence[int]) -> int | None:
-        hits = [self._hit(steps, mark) for mark in marks]
-        return max((hit for hit in hits if hit is not None), default=None)
+    def _marks(self, prompt: Prompt) -> list[int]:
+        """The places of the marks up to which *prompt* is long enough to be cached."""
+        least = self._min_cached_tokens(prompt.model)
+        marks = []
+        for place, step in enumerate(prompt.steps):
+            if step.mark and self._bill(step.tokens) >= least:
+                marks.append(place)
+        return marks
+
+    def _min_cached_tokens(self, model: str) -> int:
+        minimums = self.model.min_cached_tokens_of
+        names = [name for name in minimums if model.startswith(name)]
+        if not names:
+            return self.model.min_cached_tokens
+        return minimums[max(names, key=len)]
 
     def _hit(self, steps: Sequence[_Step], mark: int) -> int | None:
         """The longest cached prefix that the mark at *mark* finds, looking back."""
         now = self.clock()
         end = max(-1, mark - LOOKBACK_BLOCKS)
         for place in range(mark, end, -1):
-            digest = steps[place].digest
-            expires = self._cached.get(digest, now)
-            if expires > now:
+            entry = self._cached.get(steps[place].digest)
+            if entry is not None and entry.expires > now:
                 return place
         return None
 
-    def _steps(self, body: JsonObject) -> Iterator[_Step]:
-        model = str(body.get("model"))
-        digest = hashlib.blake2b(model.encode(), digest_size=16)
+    def _steps(self, body: JsonObject, betas: str) -> Iterator[_Step]:
+        digest = hashlib.blake2b(digest_size=16)
         tokens = 0
+        section = ""
         blocks = list(_prompt(body))
-        for place, (role, block) in enumerate(blocks, 1):
+        settings = _settings(body, betas)
+        for place, (name, role, block) in enumerate(blocks, 1):
+            while section != name:  # what is set for a section is part of it, and of all after it
+                section, value = next(settings)
+                digest.update(json.dumps([section, value], sort_keys=True).encode())
             raw = json.dumps([role, bare(block)]).encode()
             digest.update(raw)
             tokens += self._raw_tokens(raw, role, block)
@@ -163,20 +213,40 @@ class Meter:
         return math.ceil(raw_tokens * self.model.billing_factor)
 
 
-def _prompt(body: JsonObject) -> Iterator[tuple[str, JsonObject]]:
-    """The blocks of the prompt in the order in which they are cached, each with its role."""
+def _settings(body: JsonObject, betas: str) -> Iterator[tuple[str, object]]:
+    """The sections of a prompt in their order, each with the settings that it depends on.
+
+    Documented: another model, and other tools, change the whole prefix; a switch of speed leaves
+    that of the tools; tool choice, thinking and whether there are images leave that of the system
+    prompt, too. Assumed, since a beta may add instructions: other betas change all of it.
+    """
+    names = (name.strip() for name in betas.split(","))
+    yield "tools", [str(body.get("model")), sorted(filter(None, names))]
+    yield "system", body.get("speed")
+    has_images = any(_has_image(message.get("content")) for message in body["messages"])
+    yield "messages", [body.get("tool_choice"), body.get("thinking"), has_images]
+
+
+def _has_image(content: object) -> bool:
+    if not isinstance(content, list):
+        return False
+    return any(block["type"] == "image" or _has_image(block.get("content")) for block in content)
+
+
+def _prompt(body: JsonObject) -> Iterator[tuple[str, str, JsonObject]]:
+    """The blocks of the prompt in the order in which they are cached, with section and role."""
     for tool in body.get("tools") or []:
-        yield "tools", tool
+        yield "tools", "tools", tool
     for block in as_blocks(body.get("system") or []):
-        yield "system", block
-    conversation: list[tuple[str, JsonObject]] = []
+        yield "system", "system", block
+    conversation: list[tuple[str, str, JsonObject]] = []
     for message in body["messages"]:
         for block in as_blocks(message.get("content") or []):
             # The API does not read what is before its own newest summary; a failed one, which has
             # no content, does not summarize anything.
             if block["type"] == "compaction" and block.get("content"):
                 conversation.clear()
-            conversation.append((message["role"], block))
+            conversation.append(("messages", message["role"], block))
     yield from conversation
 
 
@@ -202,5 +272,5 @@ def bare(block: JsonObject) -> dict[str, Any]:
 
 def _seconds_to_live(mark: JsonObject | None) -> float:
     if not mark:
-        return 300.0
-    return SECONDS_TO_LIVE.get(mark.get("ttl", "5m"), 300.0)
+        return FIVE_MINUTES
+    return SECONDS_TO_LIVE.get(mark.get("ttl", "5m"), FIVE_MINUTES)

@@ -8,7 +8,7 @@ import os
 import anyio
 
 from ..locations import is_url
-from ..placeholders import BATCH, placeholder, reference
+from ..markers.placeholders import BATCH, placeholder, reference
 from .storage import StoragePlace, expect, expect_error
 
 __all__ = ["TEXT_CHECKS"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -49,6 +49,7 @@ class Model:
     token of ctxpipe's counter, so that a model with another tokenizer can be simulated. *thinking*
     says what is required of thinking blocks that come back: nothing, the very bytes of the answer,
     or (the models of late 2026) the unchanged conversation before them as well.
+    *min_cached_tokens_of* has another minimum for models by the beginning of their names.
     """
 
     window: int = 200_000
@@ -57,6 +58,7 @@ class Model:
     system_messages: bool = True
     thinking: Literal["unchecked", "signed", "bound"] = "bound"
     min_cached_tokens: int = 1024
+    min_cached_tokens_of: Mapping[str, int] = field(default_factory=dict)
 
 
 class BadBody(ValueError):

@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import uvicorn
 from starlette.applications import Starlette
@@ -17,7 +18,7 @@ from starlette.routing import Route
 __all__ = ["Running", "start"]
 
 ACCEPT_TURNS = 5  # of the loop: accept, transport, connection_made, and some to spare
-Endpoint = Callable[[Request], Awaitable[Response]]
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)

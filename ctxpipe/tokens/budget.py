@@ -22,7 +22,7 @@ _USABLE_OF_WINDOW = Fraction(9, 10)
 
 @dataclass(frozen=True, slots=True, init=False)
 class Budget:
-    """How many tokens a context may have. Source: UP-8, CM-2, A-08, A-37, A-45.
+    """How many tokens a context may have.
 
     *window* is the model's context window (default: CONTEXT_TOKEN_LIMIT, 200,000). Compaction
     begins when a context has *trigger* tokens or more (default: COMPACT_THRESHOLD_RATIO, 0.92 of

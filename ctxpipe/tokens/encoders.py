@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..errors import SettingsError
 from ..messages import is_encodable, without_surrogates
-from ..pieces import pieces
+from ..workers.pieces import pieces
 from . import cuts, vocabulary
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Tiktoken:
             self._name = encoding.name
             self._encoding = encoding
         self._periods: dict[str, int] = {}
-        self.encoded_chars = 0
+        self.encoded_chars: int = 0
 
     def __repr__(self) -> str:
         return repr(self._name)
@@ -204,7 +204,7 @@ class Function:
 
     def __init__(self, function: Callable[[str], int]) -> None:
         self._function = function
-        self.encoded_chars = 0
+        self.encoded_chars: int = 0
 
     def __repr__(self) -> str:
         return repr(self._function)

@@ -21,15 +21,12 @@ def count_tokens(
     *,
     counter: Counting | None = None,
 ) -> int:
-    """The raw tokens of *messages*, and of the system prompt and the tool definitions where given.
-
-    Source: UP-1 to UP-6, TC-3, A-64.
-    """
+    """The raw tokens of *messages*, and of the system prompt and the tools where given."""
     return as_counter(counter).total(messages, system=system, tools=tools)
 
 
 def conservative(tokens: int) -> int:
-    """ceil(1.5 x *tokens*): enough for what the API may make of them. Source: TC-4, A-31."""
+    """ceil(1.5 x *tokens*): enough for what the API may make of them."""
     return -(-3 * tokens // 2)
 
 
@@ -43,8 +40,6 @@ def should_compact(
     tools: Iterable[object] | None = None,
 ) -> bool:
     """Whether the raw tokens reach limit x ratio, compared exactly; never for an empty list.
-
-    Source: UP-8, A-08.
 
     The limit comes from CONTEXT_TOKEN_LIMIT (200,000) and the ratio from COMPACT_THRESHOLD_RATIO
     (0.92) where they are not given. Raises SettingsError if either is not a number.

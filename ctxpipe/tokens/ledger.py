@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from ..messages import Message, is_equal
 from ..messages import field as read
-from ..threads import in_thread_if
+from ..workers.threads import in_thread_if
 from .billed import context_tokens, part_after_summary, server_summary
 from .counter import Counting, TokenCounter, as_counter
 
@@ -88,7 +88,7 @@ class Ledger:
     removed is noticed; an edit inside a message that was counted before is not, except in the list
     of blocks of the last message.
 
-    After `observe`, `estimate` says what the API will bill (A-31): before, 1.5 tokens for each of
+    After `observe`, `estimate` says what the API will bill: before, 1.5 tokens for each of
     tiktoken's.
     """
 
@@ -107,7 +107,7 @@ class Ledger:
     # Counting -------------------------------------------------------------------------------------
 
     @property
-    def counted(self) -> int:
+    def known(self) -> int:
         """How many leading messages of the last call are unchanged: fewer after a `rewind`."""
         return self._sure
 

@@ -43,7 +43,7 @@ def content_parts(content: object, as_json: AsJson) -> Iterator[Part]:
 
 
 def block_parts(block: Block, as_json: AsJson) -> Iterable[Part]:
-    """The parts of one block. Source: UP-1 to UP-3, A-05, A-30."""
+    """The parts of one block."""
     read = _READERS.get(kind(block))
     if read is None:
         return _unknown(block)

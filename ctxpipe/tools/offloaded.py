@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 from ..edits.search import literal_matches, regex_matches
 from ..errors import SettingsError, StorageError
 from ..locations import is_url, key_of_url
+from ..markers.placeholders import MAX_PATH
 from ..names import session_folder
-from ..placeholders import MAX_PATH
-from ..processes import in_process
+from ..session import Session
 from ..settings import COUNT, excerpt
 from ..storage import TextReader
-from ..threads import in_thread
+from ..workers.processes import in_process
+from ..workers.threads import in_thread
+from .compaction import compaction_tools
 from .tool import Tool, ToolInputError
 
 if TYPE_CHECKING:
@@ -36,34 +38,67 @@ _NAME = re.compile(r"[A-Za-z0-9_-](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?")
 
 
 def offload_tools(
-    storage: TextReader, *, session_id: str | None = None, max_chars: int = 20_000
+    storage: TextReader | Session,
+    *,
+    session_id: str | None = None,
+    max_chars: int = 20_000,
+    reader: TextReader | None = None,
 ) -> list[Tool]:
-    """`read_offloaded` and `search_offloaded` over the texts of *storage*, any `TextReader`.
+    """`read_offloaded` and `search_offloaded` over the texts of *storage*, or those of a session.
 
-    They accept every form of path that a placeholder prints and read nothing outside the storage.
-    With *session_id* they read nothing of another session: where the storage has a method
-    ``key(path)``, as LocalStorage has, the key that it gives must be in the session's folder; a URL
-    such as ``ctxpipe://session/name.md`` must name the session; of any other path only the last
-    name counts, and is looked up in that folder. One answer has
-    at most *max_chars* characters of text, a regular expression may take two seconds, in a process
-    of its own. Their results are never offloaded again.
+    A storage is any `TextReader`. They accept every form of path that a placeholder prints and read
+    nothing outside the storage. With *session_id* they read nothing of another session: where the
+    storage has a method ``key(path)``, as LocalStorage has, the key that it gives must be in the
+    session's folder; a URL such as ``ctxpipe://session/name.md`` must name the session; of any
+    other path only the last name counts, and is looked up in that folder. One answer has at most
+    *max_chars* characters of text, a regular expression may take two seconds, in a process of its
+    own. Their results are never offloaded again.
+
+    Given a session instead, they read the texts of that session alone, from *reader*, by default
+    the storage of its stages or of its journal. Where its pipeline has a `Compact` stage there is a
+    third tool, `compact_context`: the model asks for a summary before the next turn, with a focus.
+    It is told why not where the context is small yet, or a summary was made a few turns ago.
 
     Raises SettingsError when *storage* cannot be read from, *session_id* is no text or *max_chars*
     no number above 0.
     """
-    if not isinstance(storage, TextReader) or isinstance(storage, type):
-        name = type(storage).__name__
-        raise SettingsError(
-            f"storage is a {name}; give a TextReader such as LocalStorage('.ctxpipe')"
-        )
+    session = storage if isinstance(storage, Session) else None
+    if session is not None:
+        if session_id is not None:
+            raise SettingsError("session_id is given beside a session, which has its own")
+        session_id = session.session_id
+    source = _source(storage, reader)
     if session_id is not None and not (isinstance(session_id, str) and session_id):
         raise SettingsError(
             f"session_id is {excerpt(session_id)};"
             " give the session's name, or None for all sessions"
         )
     COUNT.check("max_chars", max_chars)
-    reader = _Reader(storage, session_id, max_chars)
-    return [Tool(_read_tool(max_chars), reader.read), Tool(_SEARCH, reader.search)]
+    texts = _Reader(source, session_id, max_chars)
+    tools = [Tool(_read_tool(max_chars), texts.read), Tool(_SEARCH, texts.search)]
+    if session is not None:
+        tools += compaction_tools(session)
+    return tools
+
+
+def _source(storage: object, reader: object) -> TextReader:
+    """What the tools read from. Raises SettingsError where that is not possible."""
+    source = storage
+    if isinstance(storage, Session):
+        source = storage.text_reader if reader is None else reader
+        if source is None:
+            raise SettingsError(
+                "the session has no storage to read from;"
+                " give reader=, a TextReader such as LocalStorage('.ctxpipe')"
+            )
+    elif reader is not None:
+        raise SettingsError("reader= is for a session; a storage alone is the first argument")
+    if not isinstance(source, TextReader) or isinstance(source, type):
+        name = type(source).__name__
+        raise SettingsError(
+            f"storage is a {name}; give a TextReader such as LocalStorage('.ctxpipe')"
+        )
+    return source
 
 
 _PATH = {"type": "string", "description": "The path exactly as the placeholder gives it."}

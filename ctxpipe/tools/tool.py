@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Tool", "ToolInputError", "answer", "as_beta_tools"]
 
-logger = logging.getLogger("ctxpipe")
+logger: logging.Logger = logging.getLogger("ctxpipe")
 
 
 class ToolInputError(CtxpipeError, ValueError):

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 
 from ctxpipe import (
     BatchOffload,
+    Breaker,
     Budget,
     Change,
     Compact,
@@ -164,7 +165,11 @@ def full(folder: Path, **options: Any) -> ContextPipeline:
     stages = (
         DirectOffload(storage, min_chars=2000),
         BatchOffload(storage),
-        Compact(ExtractiveSummarizer(), storage, clock=float, retry=Retry(max_retries=0)),
+        Compact(
+            ExtractiveSummarizer(),
+            storage,
+            breaker=Breaker(clock=float, retry=Retry(max_retries=0)),
+        ),
         SmartTruncate(storage, max_tokens=1500),
     )
     return ContextPipeline(stages, budget=Budget(window=4000, trigger=3000), **options)

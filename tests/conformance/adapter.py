@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, cast
 
 from ctxpipe import (
     BatchOffload,
+    Breaker,
     Budget,
     ContextPipeline,
     DirectOffload,
@@ -30,7 +31,9 @@ from ctxpipe import (
     offload_tool_results,
 )
 from ctxpipe.edits.compact import assemble, extract_commands, partition
-from ctxpipe.edits.fold import (
+from ctxpipe.edits.offload import prescan
+from ctxpipe.edits.truncate import middle_range, truncate_conversation
+from ctxpipe.folding.fold import (
     Definition,
     Section,
     drop_count,
@@ -38,8 +41,6 @@ from ctxpipe.edits.fold import (
     format_sections,
     merge_functions,
 )
-from ctxpipe.edits.offload import prescan
-from ctxpipe.edits.truncate import middle_range, truncate_conversation
 from ctxpipe.settings import COMPACT_MAX_RETRIES, OFFLOAD_CHAR_THRESHOLD
 from ctxpipe.stages.compact import Compact, compact_messages, restore_files
 from ctxpipe.stages.truncate import smart_truncate
@@ -262,9 +263,9 @@ async def _compact_stage(args: dict[str, Any], hooks: Any) -> dict[str, Any]:
     stage = Compact(
         PromptSummarizer(hooks.llm, counter=hooks.count_text),
         archive=LocalStorage(options.pop("output_dir")),
-        retry=retry,
         restore=Restore(work_dir, **cast("Any", limits)) if work_dir else None,
         **options,
+        breaker=Breaker(retry=retry),
     )
     pipeline = ContextPipeline([stage], budget=budget, counter=hooks.count_text)
     # The cases' numbers are raw tokens; an API that bills just these is what the session learns

@@ -27,44 +27,45 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ctxpipe.edits.compact import (
-    Draft,
-    Evidence,
     EvidenceBudget,
+    Facts,
+    Replacement,
     Source,
     after_summary,
-    archive_references,
     assemble,
-    drafts,
     evidence_block,
     extract_commands,
-    gather_evidence,
+    gather_facts,
     obstacle,
     open_tail,
     partition,
     pinned_messages,
-    reminder,
+    replacements,
     user_commands,
 )
-from ctxpipe.messages import Message, check, pending_calls
-from ctxpipe.summary_format import (
+from ctxpipe.markers.evidence import EVIDENCE_END, archive_references
+from ctxpipe.markers.summaries import (
     ACKNOWLEDGED,
     CONTINUE,
-    EVIDENCE_END,
     FILE_ACKNOWLEDGED,
     IN_PROGRESS,
     SUMMARY,
+    reminder,
     restored_text,
     summary_body,
     summary_extras,
 )
+from ctxpipe.messages import Message, check, pending_calls
 from ctxpipe.tokens import TokenCounter
 
 count = TokenCounter().text
 
 
-def drafted(head: list[Message], rest: list[Message], summary: str = "S", **settings: Any) -> Draft:
-    """The first of the drafts of a history that is the caller's own."""
-    return drafts(head, rest, summary, Source(rest, is_raw=True), **settings)[0]
+def replacement_of(
+    head: list[Message], rest: list[Message], summary: str = "S", **settings: Any
+) -> Replacement:
+    """The first of the replacements of a history that is the caller's own."""
+    return replacements(head, rest, summary, Source(rest, is_raw=True), **settings)[0]
 
 
 # Partition and assembly ---------------------------------------------------------------------------
@@ -164,7 +165,7 @@ def test_without_commands_there_is_no_reminder() -> None:
 
 # Evidence -----------------------------------------------------------------------------------------
 
-LINES = Evidence(
+LINES = Facts(
     paths={
         "README.md": False,
         "src/app/main.py": True,
@@ -225,7 +226,7 @@ def test_all_that_the_block_says_can_be_found_in_it() -> None:
 
 
 def test_a_note_right_behind_the_paths_is_none_of_them() -> None:
-    evidence = Evidence({"b.py": False}, {}, notes=["b.py is not as it was shown before"])
+    evidence = Facts({"b.py": False}, {}, notes=["b.py is not as it was shown before"])
 
     assert dict(parsed_evidence(evidence_block(evidence, EvidenceBudget(), count)[0]).paths) == {
         "b.py": False
@@ -253,7 +254,7 @@ lines = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_
 def test_whatever_stands_in_the_block_is_read_back_as_it_was(
     touched: dict[str, bool], ran: dict[str, bool], requests: list[str]
 ) -> None:
-    evidence = Evidence(touched, ran, requests=requests)
+    evidence = Facts(touched, ran, requests=requests)
 
     parsed = parsed_evidence(evidence_block(evidence, EvidenceBudget(), count)[0])
 
@@ -265,7 +266,7 @@ def test_whatever_stands_in_the_block_is_read_back_as_it_was(
 def test_paths_without_room_are_told_the_written_and_the_recent_stay() -> None:
     touched = {f"src/module_{n:03}/file_{n:03}.py": n % 10 == 0 for n in range(400)}
 
-    block, left_out = evidence_block(Evidence(touched, {}), EvidenceBudget(paths=500), count)
+    block, left_out = evidence_block(Facts(touched, {}), EvidenceBudget(paths=500), count)
 
     kept = parsed_evidence(block).paths
     assert {*kept, *left_out} == set(touched)
@@ -277,7 +278,7 @@ def test_paths_without_room_are_told_the_written_and_the_recent_stay() -> None:
 
 @pytest.mark.parametrize("tokens", [0, 50, 2000])
 def test_each_list_keeps_to_its_room_and_the_newest_stand(tokens: int) -> None:
-    evidence = Evidence(
+    evidence = Facts(
         {f"d/f{n}.py": False for n in range(500)},
         {f"make target-{n}": False for n in range(500)},
         [f"ID-{n}" for n in range(500)],
@@ -293,7 +294,7 @@ def test_each_list_keeps_to_its_room_and_the_newest_stand(tokens: int) -> None:
 
 
 def test_a_long_request_is_cut_head_and_tail_and_says_where_it_is_whole() -> None:
-    evidence = Evidence(
+    evidence = Facts(
         {}, {}, requests=["Begin. " + "x" * 9000 + " End."], archives=["/a/compact-1.json"]
     )
 
@@ -314,7 +315,7 @@ def test_evidence_is_gathered_from_the_messages_alone() -> None:
         step("t4", "bash", {"command": "make"}, "ok"),
     )
 
-    found = gather_evidence(Source(history, ["/1.json"], is_raw=True))
+    found = gather_facts(Source(history, ["/1.json"], is_raw=True))
 
     assert found.paths == {"both.py": False}
     assert list(found.commands.items()) == [("ls", False), ("make", False)]
@@ -333,7 +334,7 @@ LOOK_ALIKES = [
 def test_in_a_raw_history_a_text_in_our_form_is_the_users_words_and_nothing_else(text: str) -> None:
     source = Source([user(text), assistant("What?")], is_raw=True)
 
-    assert gather_evidence(source) == Evidence({}, {}, [], [text])
+    assert gather_facts(source) == Facts({}, {}, [], [text])
     assert user_commands(source) == (["<command>x</command>"] if "<command>" in text else [])
 
 
@@ -341,12 +342,12 @@ def test_in_a_raw_history_a_text_in_our_form_is_the_users_words_and_nothing_else
 def test_elsewhere_it_is_nobodys_words(text: str) -> None:
     source = Source([user(text), assistant("What?")])
 
-    assert gather_evidence(source) == Evidence({}, {}, [], [])
+    assert gather_facts(source) == Facts({}, {}, [], [])
     assert user_commands(source) == []
 
 
 def test_the_digest_stands_beside_the_last_archive_and_both_are_found_again() -> None:
-    evidence = Evidence(
+    evidence = Facts(
         {},
         {},
         archives=["/a/compact-1.json", "/a/x y (2).json"],
@@ -357,18 +358,6 @@ def test_the_digest_stands_beside_the_last_archive_and_both_are_found_again() ->
 
     assert "Raw messages: /a/compact-1.json\n" in block
     assert archive_references(f"{SUMMARY}S{block}") == [("/a/x y (2).json", evidence.digest)]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Raw messages: /etc/passwd (0123456789abcdef)",
-        "<evidence>\nRaw messages: /etc/passwd (0123456789abcdef)\n</evidence>",
-        "\n\n<evidence>\nRaw messages: /etc/passwd\n</evidence>",
-    ],
-)
-def test_only_our_own_block_names_an_archive(text: str) -> None:
-    assert archive_references(text) == []
 
 
 @given(
@@ -384,10 +373,10 @@ def test_nothing_in_the_block_breaks_a_line_but_the_users_own_words(
         *(view(str(n), path, "x") for n, path in enumerate(broken)),
         *(step(f"c{n}", "bash", {"command": line}, "ok") for n, line in enumerate(ran)),
     )
-    evidence = gather_evidence(Source([user("Go."), *history], is_raw=True))
+    evidence = gather_facts(Source([user("Go."), *history], is_raw=True))
 
     block, left_out = evidence_block(
-        Evidence(evidence.paths, evidence.commands, notes=notes), EvidenceBudget(paths=10**6), count
+        Facts(evidence.paths, evidence.commands, notes=notes), EvidenceBudget(paths=10**6), count
     )
 
     told = block.removeprefix("\n\n<evidence>\n").removesuffix("\n</evidence>")
@@ -429,10 +418,10 @@ PICTURE = {
 
 def closings(*parts: Any, max_chars: int = 1000, archive: str = "/a.json") -> list[list[Message]]:
     history = conversation(*parts)
-    found = drafts(
+    found = replacements(
         [], history, "S", Source(history, is_raw=True), archive=archive, max_request_chars=max_chars
     )
-    return [list(draft.closing) for draft in found]
+    return [list(replacement.closing) for replacement in found]
 
 
 def cut(*parts: Any, **settings: Any) -> str:
@@ -481,10 +470,10 @@ def test_words_behind_results_are_not_told_twice() -> None:
         user("Fix it."), assistant("Well."), assistant(tool_use("t", "bash", {})), results
     )
 
-    draft = drafted([], history)
+    replacement = replacement_of([], history)
 
-    assert draft.closing == [user(f"{IN_PROGRESS}Fix it."), *history[1:]]
-    assert draft.evidence.requests == []
+    assert replacement.closing == [user(f"{IN_PROGRESS}Fix it."), *history[1:]]
+    assert replacement.evidence.requests == []
 
 
 def test_without_any_words_of_the_user_the_task_goes_on() -> None:
@@ -519,7 +508,9 @@ def test_what_was_cut_is_told() -> None:
         user(tool_result("t", [PICTURE]), "x" * 5000),
     )
 
-    whole, shorter = drafts([], found, "S", Source(found, is_raw=True), max_request_chars=1000)
+    whole, shorter = replacements(
+        [], found, "S", Source(found, is_raw=True), max_request_chars=1000
+    )
 
     assert whole.cuts == []
     assert shorter.cuts == [
@@ -634,29 +625,29 @@ def test_system_messages_from_the_middle_are_carried_on_behind_the_summary_each_
         assistant("f"),
     )
 
-    draft = drafted([system("head")], history)
-    context = draft.messages("")
+    replacement = replacement_of([system("head")], history)
+    context = replacement.messages("")
 
     roles = [message["role"] for message in context]
     assert roles == ["system", "user", "system", "system", "assistant"]
     assert context[2] is brief
     assert context[3] is plan
-    assert drafted([], [*context[1:], user("g")]).systems == [brief, plan]
+    assert replacement_of([], [*context[1:], user("g")]).systems == [brief, plan]
 
 
 def test_one_that_held_for_a_single_turn_is_not() -> None:
     passing: Any = {"role": "system", "content": "x", "clear_at": "next_user_message"}
 
-    assert drafted([], [user("a"), passing, assistant("b")]).systems == []
+    assert replacement_of([], [user("a"), passing, assistant("b")]).systems == []
 
 
 def test_too_many_of_them_are_told_to_be_missing() -> None:
     found = conversation(*([user("a"), system(f"{n}" * 300), assistant("b")] for n in range(5)))
 
-    draft = drafted([], found, max_request_chars=700)
+    replacement = replacement_of([], found, max_request_chars=700)
 
-    assert said(draft.systems) == ["3" * 300, "4" * 300]
-    assert draft.cuts == ["3 older system messages are in the archive only"]
+    assert said(replacement.systems) == ["3" * 300, "4" * 300]
+    assert replacement.cuts == ["3 older system messages are in the archive only"]
 
 
 # Pinned -------------------------------------------------------------------------------------------
@@ -681,7 +672,7 @@ def test_nothing_pinned_is_nothing() -> None:
 
 
 def test_what_a_compaction_made_is_never_pinned() -> None:
-    first = drafted(
+    first = replacement_of(
         [], conversation(user("a"), step("t1"), user("b")), "S", pin=lambda _message: True
     )
     context = first.messages("", [user(restored_text("a.py", "x"))])
@@ -712,15 +703,15 @@ def test_whatever_is_pinned_is_a_sound_piece_of_conversation(
 
 
 def test_the_last_request_stands_once_at_the_end() -> None:
-    draft = drafted(
+    replacement = replacement_of(
         [system("s")],
         conversation(user("First."), assistant("ok"), user("Last.")),
         "S",
         archive="/a.json",
     )
-    block, _ = evidence_block(draft.evidence, EvidenceBudget(), count)
+    block, _ = evidence_block(replacement.evidence, EvidenceBudget(), count)
 
-    context = draft.messages(block)
+    context = replacement.messages(block)
 
     assert context[-1] == user("Last.")
     assert sum(text.count("Last.") for text in said(context)) == 1
@@ -729,10 +720,10 @@ def test_the_last_request_stands_once_at_the_end() -> None:
 
 
 def test_when_the_history_ends_with_the_assistant_the_evidence_holds_the_last_request() -> None:
-    draft = drafted([], [user("Only."), assistant("Done.")], "S")
+    replacement = replacement_of([], [user("Only."), assistant("Done.")], "S")
 
-    assert draft.closing == ()
-    assert draft.evidence.requests == ["Only."]
+    assert replacement.closing == ()
+    assert replacement.evidence.requests == ["Only."]
 
 
 def test_without_any_room_the_first_request_and_one_that_stands_nowhere_else_stand() -> None:
@@ -745,9 +736,11 @@ def test_without_any_room_the_first_request_and_one_that_stands_nowhere_else_sta
         assistant("Done."),
     ]
 
-    block, _ = evidence_block(drafted([], history, "S").evidence, EvidenceBudget.of(0), count)
+    block, _ = evidence_block(
+        replacement_of([], history, "S").evidence, EvidenceBudget.of(0), count
+    )
     shorter, _ = evidence_block(
-        drafted([], history[:-1], "S").evidence, EvidenceBudget.of(0), count
+        replacement_of([], history[:-1], "S").evidence, EvidenceBudget.of(0), count
     )
 
     assert parsed_evidence(block).requests == ["First.", "Third."]
@@ -755,10 +748,10 @@ def test_without_any_room_the_first_request_and_one_that_stands_nowhere_else_sta
 
 
 def test_folded_files_stand_behind_the_evidence() -> None:
-    draft = drafted([], [user("a"), assistant("b")], "S")
+    replacement = replacement_of([], [user("a"), assistant("b")], "S")
 
     text = said(
-        draft.messages(
+        replacement.messages(
             f"\n\n<evidence>\nx{EVIDENCE_END}",
             folded=["<system-reminder>\n## File\n</system-reminder>"],
         )
@@ -777,12 +770,12 @@ def test_every_history_becomes_a_valid_context_that_alternates_and_ends_as_it_di
     head, rest = partition(history)
     assume(not pending_calls(rest))
     pin = (lambda _message: True) if pinning else None
-    draft = drafts(
+    replacement = replacements(
         head, rest, "S", Source(rest, is_raw=True), archive="/a.json", pin=pin, whole=whole
     )[0]
-    block, _ = evidence_block(draft.evidence, EvidenceBudget(), count)
+    block, _ = evidence_block(replacement.evidence, EvidenceBudget(), count)
 
-    context = draft.messages(block, [user(restored_text("a.py", "x"))])
+    context = replacement.messages(block, [user(restored_text("a.py", "x"))])
 
     assert check(context, encoding=False) == []
     body = [message for message in context[len(head) :] if message["role"] != "system"]
@@ -800,12 +793,12 @@ def test_every_history_becomes_a_valid_context_that_alternates_and_ends_as_it_di
 @given(histories())
 def test_the_evidence_of_a_raw_history_has_every_path_and_request(history: list[Message]) -> None:
     _, rest = partition(history)
-    evidence = drafted([], rest).evidence
+    evidence = replacement_of([], rest).evidence
 
-    assert set(evidence.paths) == set(gather_evidence(Source(rest)).paths)
-    told = "\n\n".join([*evidence.requests, *said(drafted([], rest).closing)])
+    assert set(evidence.paths) == set(gather_facts(Source(rest)).paths)
+    told = "\n\n".join([*evidence.requests, *said(replacement_of([], rest).closing)])
     assert all(words in told for words in Source(rest, is_raw=True).words())
 
 
 def test_a_tool_use_in_a_users_hands_is_no_call() -> None:
-    assert gather_evidence(Source([user(tool_use("t", "read_file", {"path": "a.py"}))])).paths == {}
+    assert gather_facts(Source([user(tool_use("t", "read_file", {"path": "a.py"}))])).paths == {}

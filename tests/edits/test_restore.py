@@ -6,17 +6,11 @@ import pytest
 from histories import assistant, conversation, histories, step, tool_result, tool_use, user, view
 from hypothesis import given
 
-from ctxpipe.edits.restore import (
-    COMMON_WRITING_TOOLS,
-    WorkingFile,
-    restored_message,
-    trusting_working_set,
-    was_changed,
-)
-from ctxpipe.edits.views import COMMON_READING_TOOLS
+from ctxpipe.agent_tools import COMMON_READING_TOOLS, COMMON_WRITING_TOOLS
+from ctxpipe.edits.restore import WorkingFile, restored_message, trusting_working_set, was_changed
+from ctxpipe.markers.placeholders import DIRECT, Preview, placeholder
+from ctxpipe.markers.summaries import ACKNOWLEDGED, FILE_ACKNOWLEDGED, SUMMARY, restored_text
 from ctxpipe.messages import Message
-from ctxpipe.placeholders import DIRECT, Preview, placeholder
-from ctxpipe.summary_format import ACKNOWLEDGED, FILE_ACKNOWLEDGED, SUMMARY, restored_text
 
 
 def paths(messages: list[Message], **settings: object) -> list[str]:

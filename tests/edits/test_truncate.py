@@ -30,11 +30,12 @@ from histories import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxpipe.agent_tools import COMMON_READING_TOOLS
 from ctxpipe.edits import truncate
 from ctxpipe.edits.repair import repair
 from ctxpipe.edits.thinking import open_loop
 from ctxpipe.edits.truncate import Window
-from ctxpipe.edits.views import COMMON_READING_TOOLS
+from ctxpipe.markers.placeholders import Preview
 from ctxpipe.messages import (
     THINKING,
     Message,
@@ -45,7 +46,6 @@ from ctxpipe.messages import (
     tool_calls,
     tool_results,
 )
-from ctxpipe.placeholders import Preview
 from ctxpipe.tokens import TokenCounter
 
 CHARS = TokenCounter(len)

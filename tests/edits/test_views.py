@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxpipe.edits.views import COMMON_READING_TOOLS, READING_TOOLS, viewed_path
+from ctxpipe.agent_tools import COMMON_READING_TOOLS, READING_TOOLS
+from ctxpipe.edits.views import viewed_path
 from ctxpipe.messages import ToolCall, tool_calls
 
 

@@ -30,12 +30,12 @@ from histories import (
 )
 
 from ctxpipe import ContextPipeline
-from ctxpipe.edits.compact import archive_references, assemble, extract_commands, reminder
-from ctxpipe.edits.fold import fold_files
+from ctxpipe.edits.compact import assemble, extract_commands
 from ctxpipe.errors import InvalidHistory, StorageError, TranscriptError
+from ctxpipe.folding.fold import fold_files
 from ctxpipe.lab.transcripts import read_transcript
-from ctxpipe.messages import Message, check
-from ctxpipe.placeholders import (
+from ctxpipe.markers.evidence import archive_references
+from ctxpipe.markers.placeholders import (
     BATCH,
     DIRECT,
     Preview,
@@ -44,18 +44,20 @@ from ctxpipe.placeholders import (
     reference,
     reference_with_preview,
 )
-from ctxpipe.session import Session
-from ctxpipe.stages.archive import archive_record, parse_archive
-from ctxpipe.storage import Page
-from ctxpipe.storage.records import encode_record
-from ctxpipe.summary_format import (
+from ctxpipe.markers.summaries import (
     SUMMARY,
     own_words,
+    reminder,
     restored_path,
     safe_summary,
     summary_body,
     summary_extras,
 )
+from ctxpipe.messages import Message, check
+from ctxpipe.session import Session
+from ctxpipe.stages.archive import archive_record, parse_archive
+from ctxpipe.storage import Page
+from ctxpipe.storage.records import encode_record
 
 __all__ = ["SEEDS", "TARGETS", "variations"]
 

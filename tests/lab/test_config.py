@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ctxpipe import Breaker, Compact, Evidence, Restore
 from ctxpipe.errors import SettingsError
 from ctxpipe.lab.config import read_config
 from ctxpipe.lab.workbench import Workbench
@@ -54,6 +55,22 @@ def test_every_setting_of_the_file_reaches_its_stage(tmp_path: Path):
     assert (batch.gate.alpha, batch.gate.prices, batch.keep_recent) == (3.0, prices, 7)
     assert batch.inputs == {"write_file"}
     assert (pipeline.budget.window, pipeline.budget.trigger) == (100_000, 50_000)
+
+
+def test_the_parts_of_compaction_are_tables_beside_what_the_workbench_brings(tmp_path: Path):
+    bench = Workbench()
+    tables = (
+        "restore = { shell = true, fold_unrestored = false }\n"
+        "evidence = { tokens = 500 }\nbreaker = { cooldown_seconds = 60 }\n"
+    )
+    path = written(tmp_path, f"[[stage]]\nuse = 'Compact'\n{tables}")
+
+    [compact] = read_config(path, Prices.relative())(bench).stages
+
+    assert isinstance(compact, Compact)
+    assert compact.restore == Restore(files=bench.files, shell=True, fold_unrestored=False)
+    assert compact.evidence == Evidence(tokens=500)
+    assert compact.breaker == Breaker(cooldown_seconds=60, clock=bench.clock)
 
 
 def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
@@ -129,9 +146,16 @@ def test_what_is_written_goes_to_the_workbench(tmp_path: Path):
             "[[stage]]\nuse = 'Compact'\nrestore = { max_files = true }\n",
             ", line 3: stage 1: restore: max_files is True; give",
         ),
-        ("[[stage]]\nuse = 'Compact'\nretry = 5\n", ", line 3: stage 1: retry is unknown here"),
         (
-            f"[[stage]]\nuse = 'Compact'\nevidence_tokens = {'9' * 5000}\n",
+            "[[stage]]\nuse = 'Compact'\nbreaker = { retry = 5 }\n",
+            ", line 3: stage 1: breaker: retry is unknown here; the settings are cooldown_seconds",
+        ),
+        (
+            "[[stage]]\nuse = 'Compact'\nevidence = { tokens = 'many' }\n",
+            ", line 3: stage 1: evidence: tokens is 'many'; give a number",
+        ),
+        (
+            f"[[stage]]\nuse = 'Compact'\nevidence = {{ tokens = {'9' * 5000} }}\n",
             " is not valid TOML: Exceeds the limit",
         ),
         ("stage = [3]\n", ", line 1: stage 1 is 3; give a table"),

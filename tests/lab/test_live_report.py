@@ -5,7 +5,9 @@ from __future__ import annotations
 from workdays import SYSTEM, TOOLS, conversation, direct
 
 from ctxpipe import TokenCounter
+from ctxpipe.cache_doctor import Cause, Tally
 from ctxpipe.lab.live_report import LiveReport
+from ctxpipe.lab.page import page
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message
 
@@ -42,3 +44,15 @@ def test_a_session_without_turns_is_a_report_without_turns():
         (),
         (),
     )
+
+
+def test_what_a_session_says_of_its_cache_is_on_the_page():
+    tally = Tally(Cause.TOOLS, 2, 40_000, 0.25, "the tools changed: <b>ls</b> added")
+    live = LiveReport(TokenCounter())
+
+    assert "Why the prompt cache missed" not in page(live.report("Unknown"))
+    assert "it never did" in page(live.report("Good", cache=[]))
+    told = page(live.report("Bad", cache=[tally]))
+    assert "&lt;b&gt;ls&lt;/b&gt; added" in told
+    for cell in ("tools", "40,000", "$0.25"):
+        assert f"{cell}</td>" in told

@@ -17,7 +17,7 @@ from histories import (
 from hypothesis import given, settings
 
 from ctxpipe.lab.atoms import Atom, AtomIndex
-from ctxpipe.lab.references import Context, Past, Store, Use, needed, use_of
+from ctxpipe.lab.references import Context, Past, Store, Use, sources_to_fetch, use_of
 from ctxpipe.messages import Message, compact_json
 from ctxpipe.tokens import TokenCounter
 
@@ -60,7 +60,7 @@ def pointing(key: str) -> list[Message]:
 def test_a_reply_uses_what_was_said_before_it_and_nothing_else() -> None:
     lab = Lab(HISTORY, HISTORY)
 
-    assert lab.past.used_by(assistant("I did read_this, start_here and never_seen.")) == [
+    assert lab.past.uses_of(assistant("I did read_this, start_here and never_seen.")) == [
         "Iread_this",
         "Istart_here",
     ]
@@ -119,13 +119,18 @@ def test_what_is_missing_is_fetched_from_its_newest_source_that_no_model_wrote()
     )
     lab = Lab(past, [])
 
-    assert [source.text for source in needed(["Iread_this"], lab.past)] == ["read_this again"]
+    assert [source.text for source in sources_to_fetch(["Iread_this"], lab.past)] == [
+        "read_this again"
+    ]
 
 
 def test_what_only_a_model_wrote_is_fetched_from_there_each_block_once() -> None:
     past = [user("Go."), assistant("read_this then more_of_it"), user("Ok.")]
 
-    roles = [source.role for source in needed(["Iread_this", "Imore_of_it"], Lab(past, []).past)]
+    roles = [
+        source.role
+        for source in sources_to_fetch(["Iread_this", "Imore_of_it"], Lab(past, []).past)
+    ]
     assert roles == ["assistant"]
 
 

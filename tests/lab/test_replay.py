@@ -13,6 +13,7 @@ from hypothesis import given, settings
 
 from ctxpipe import (
     BatchOffload,
+    Breaker,
     Budget,
     Compact,
     ContextPipeline,
@@ -26,8 +27,8 @@ from ctxpipe.lab.policies import Policy
 from ctxpipe.lab.replay import PipelineMaker, Replay, Settings, replay
 from ctxpipe.lab.transcripts import Transcript, parse_transcript, read_transcript
 from ctxpipe.lab.workbench import Workbench
+from ctxpipe.markers.placeholders import Preview
 from ctxpipe.messages import Message, check, compact_json, tool_calls, tool_results
-from ctxpipe.placeholders import Preview
 from ctxpipe.prices import Prices
 from ctxpipe.reports import Outcome
 from ctxpipe.stage import Skip, Turn
@@ -289,7 +290,7 @@ async def test_a_summary_is_paid_for_as_if_a_model_had_written_it() -> None:
             ExtractiveSummarizer(),
             archive=bench.storage,
             restore=Restore(files=bench.files),
-            clock=bench.clock,
+            breaker=Breaker(clock=bench.clock),
         )
         return ContextPipeline([stage], budget=Budget(window=20_000, trigger=3000))
 
@@ -312,7 +313,10 @@ async def test_a_summarizer_s_own_bill_is_taken_where_it_tells_one() -> None:
 
     def make(bench: Workbench) -> ContextPipeline:
         stage = Compact(
-            Billed(), archive=bench.storage, restore=Restore(files=bench.files), clock=bench.clock
+            Billed(),
+            archive=bench.storage,
+            restore=Restore(files=bench.files),
+            breaker=Breaker(clock=bench.clock),
         )
         return ContextPipeline([stage], budget=Budget(window=20_000, trigger=3000))
 
@@ -328,7 +332,7 @@ async def test_what_only_an_archive_holds_is_one_hop_away_where_its_path_is_told
             ExtractiveSummarizer(),
             archive=bench.storage,
             restore=Restore(files=bench.files),
-            clock=bench.clock,
+            breaker=Breaker(clock=bench.clock),
         )
         return ContextPipeline([stage], budget=Budget(window=20_000, trigger=3000))
 

@@ -13,7 +13,7 @@ from ctxpipe.lab.tables import (
     tokens_by_tool,
     total_figures,
 )
-from ctxpipe.placeholders import BATCH, placeholder
+from ctxpipe.markers.placeholders import BATCH, placeholder
 from ctxpipe.prices import Prices
 from ctxpipe.tokens import TokenCounter
 

@@ -36,6 +36,8 @@ from ctxpipe.messages import (
     field,
     kind,
     pending_calls,
+    result_text,
+    results_by_id,
     rewrite,
     texts,
     tool_calls,
@@ -528,3 +530,22 @@ def test_a_message_survives_json() -> None:
     history = conversation(system("be"), user("go"), step("a", say="look"), assistant("done"))
 
     assert check(json.loads(json.dumps(history))) == []
+
+
+def test_the_text_of_a_result_names_its_media_and_leaves_out_texts_that_are_not_there() -> None:
+    content = [
+        {"type": "text", "text": "seen"},
+        {"type": "image", "source": {}},
+        {"type": "text", "text": None},
+    ]
+
+    assert result_text(tool_result("1", content)) == "seen\n[image]\n"
+    assert result_text(tool_result("1", None)) == ""
+
+
+def test_of_several_results_of_one_call_the_last_counts() -> None:
+    history = [user(tool_result("1", "a")), user(tool_result("1", "b"), tool_result("2", "c"))]
+
+    found = results_by_id(history)
+
+    assert {name: result_text(result) for name, result in found.items()} == {"1": "b", "2": "c"}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import UTC, date, datetime
 from enum import IntEnum, StrEnum
 from pathlib import Path
@@ -385,6 +387,9 @@ async def test_the_path_of_a_picture_is_left_for_the_client_to_read(tmp_path: Pa
     assert cast("Any", result.messages[0]["content"])[1] == picture
 
 
-def test_the_limit_is_where_pythons_own_encoder_gives_up() -> None:
-    with pytest.raises(RecursionError):
+def test_the_limit_is_where_the_encoder_of_the_oldest_python_gives_up() -> None:
+    # Since 3.12 it goes deeper. One limit for all: what one of them has written, the others send.
+    gives_up = sys.version_info < (3, 12)
+
+    with pytest.raises(RecursionError) if gives_up else nullcontext():
         json.dumps(mappings(MAX_DEPTH))

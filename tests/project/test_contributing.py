@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from places import ROOT
+from places import PACKAGE, ROOT
 from processes import python
 
 RECIPES = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
@@ -19,7 +19,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", RECIPES, re.MULTILINE | re.DOTALL)
 def copy(tmp_path: Path) -> Path:
     """A folder with a copy of the package, to be worked on."""
     shutil.copytree(
-        ROOT / "ctxpipe",
+        PACKAGE,
         tmp_path / "ctxpipe",
         ignore=shutil.ignore_patterns("__pycache__", "vocab"),
     )
@@ -49,13 +49,13 @@ int add(int a, int b) => a + b;
 def test_a_language_is_one_entry_in_the_table(copy: Path):
     [entry] = [block for block in BLOCKS if "Language(" in block]
     insert(
-        copy / "ctxpipe/edits/languages.py",
+        copy / "ctxpipe/folding/languages.py",
         "\n_BY_EXTENSION =",
         "LANGUAGES += (\n" + entry.split("\n\n", 1)[1] + ",)\n",
     )
     script = """
 import sys; sys.path.insert(0, sys.argv[1])
-from ctxpipe.edits.definitions import definitions
+from ctxpipe.folding.definitions import definitions
 found = definitions("a.dart", sys.argv[2])
 print(*(f"{one.line} {one.type} {one.name}" for one in found), sep="; ")
 """

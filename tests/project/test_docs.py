@@ -191,6 +191,15 @@ COMMANDS = [
 ]
 
 
+BILL = {
+    "usage": {
+        "input_tokens": 9,
+        "cache_read_input_tokens": 0,
+        "cache_creation_input_tokens": 9_000,
+    }
+}
+
+
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two recorded sessions and a storage, as the pages name them."""
@@ -200,10 +209,11 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
             step(f"{name}{n}", "bash", {"command": f"step {n}"}, f"line {n}\n" * 900)
             for n in range(4)
         )
-        messages = conversation(user(f"Go, {name}."), *steps)
-        (folder / name).write_text(
-            "".join(compact_json(message) + "\n" for message in messages), "utf-8"
-        )
+        lines = []
+        for message in conversation(user(f"Go, {name}."), *steps):
+            bill = BILL if message["role"] == "assistant" else {}
+            lines.append(compact_json({**message, **bill}) + "\n")
+        (folder / name).write_text("".join(lines), "utf-8")
     (folder / ".ctxpipe").mkdir()
     (folder / "mine.toml").write_text(
         next(block.code for block in RUN if block.kind == "toml"), "utf-8"

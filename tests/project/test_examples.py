@@ -17,7 +17,7 @@ import anthropic
 import anyio
 import anyio.to_thread
 import pytest
-from places import ROOT
+from places import PACKAGE, ROOT
 
 from ctxpipe import ContextPipeline, LocalStorage, Tool, offload_tools
 from ctxpipe.testing import Failure, MessagesServer, Reply, Script, answer, tool_use
@@ -332,9 +332,7 @@ def test_the_demo_reads_offloaded_files_back(demo: subprocess.CompletedProcess[s
 
 
 def test_the_demo_names_every_module_of_the_package(demo: subprocess.CompletedProcess[str]) -> None:
-    modules = [
-        path.relative_to(ROOT / "ctxpipe").as_posix() for path in (ROOT / "ctxpipe").rglob("*.py")
-    ]
+    modules = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")]
 
     assert {
         line[2:].partition(":")[0] for line in demo.stdout.splitlines() if line.startswith("- ")

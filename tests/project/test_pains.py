@@ -44,12 +44,14 @@ from processes import python, small_disk
 
 from ctxpipe import (
     BatchOffload,
+    Breaker,
     Budget,
     Compact,
     Compacted,
     ContextPipeline,
     CtxpipeError,
     DirectOffload,
+    Evidence,
     LocalStorage,
     Offloaded,
     Outcome,
@@ -67,6 +69,9 @@ from ctxpipe import (
     load_archive,
     offload_tools,
 )
+from ctxpipe.agent_tools import WRITING_TOOLS
+from ctxpipe.markers.placeholders import reference, reference_with_preview
+from ctxpipe.markers.summaries import SUMMARY, summary_extras
 from ctxpipe.messages import (
     Message,
     blocks,
@@ -77,8 +82,6 @@ from ctxpipe.messages import (
     texts,
     tool_results,
 )
-from ctxpipe.placeholders import reference, reference_with_preview
-from ctxpipe.stages.offload import WRITING_TOOLS
 from ctxpipe.summarizers import (
     AnthropicSummarizer,
     ExtractiveSummarizer,
@@ -86,7 +89,6 @@ from ctxpipe.summarizers import (
     Summarizer,
     Summary,
 )
-from ctxpipe.summary_format import SUMMARY, summary_extras
 from ctxpipe.testing import (
     Cut,
     Failure,
@@ -166,8 +168,7 @@ def four(
             summarize or ExtractiveSummarizer(),
             storage,
             restore=Restore(work_dir=root),
-            retry=Retry(max_retries=0),
-            clock=clock,
+            breaker=Breaker(retry=Retry(max_retries=0), clock=clock),
         ),
         SmartTruncate(storage),
     )
@@ -463,8 +464,7 @@ async def test_r02d_failures_of_any_kind_count_and_after_the_cooldown_there_is_o
         stage = Compact(
             AnthropicSummarizer(client, model=SUMMARIES),
             LocalStorage(tmp_path),
-            retry=retry,
-            clock=clock,
+            breaker=Breaker(retry=retry, clock=clock),
         )
         session = ContextPipeline([stage], budget=Budget(4000)).session("s")
         tried = [outcomes(await session.run(history))["Compact"] for _ in range(10)]
@@ -485,7 +485,9 @@ async def test_r02e_an_agent_that_reads_a_huge_file_each_turn_does_not_live_on_s
         storage = LocalStorage(tmp_path / "store")
         summarize = AnthropicSummarizer(client, model=SUMMARIES, window=20_000)
         stages: list[Stage] = [
-            Compact(summarize, storage, clock=clock, restore=Restore(work_dir=tmp_path)),
+            Compact(
+                summarize, storage, restore=Restore(work_dir=tmp_path), breaker=Breaker(clock=clock)
+            ),
             SmartTruncate(storage),
         ]
         pipeline = ContextPipeline(stages, budget=Budget(4500))
@@ -735,7 +737,10 @@ async def test_r04c_what_is_pinned_survives_compaction_and_truncation_byte_for_b
     pinned = step("kept", "query", {"q": "keep this"}, "42 rows")
     history = conversation(work(20), pinned, work(20, first="and then"), user("on"))
     storage = LocalStorage(tmp_path)
-    for stage in (Compact(Summaries(), storage, pin=pin), SmartTruncate(storage, pin=pin)):
+    for stage in (
+        Compact(Summaries(), storage, evidence=Evidence(pin=pin)),
+        SmartTruncate(storage, pin=pin),
+    ):
         result = await ContextPipeline([stage], budget=Budget(4000)).run(history, session_id="s")
         assert result.reports[0].outcome is Outcome.CHANGED
         assert all(any(kept is message for kept in result.messages) for message in pinned)
@@ -937,7 +942,9 @@ async def test_r06a_when_no_summary_can_be_had_the_agent_goes_on_and_nothing_is_
         )
         summarize = AnthropicSummarizer(client, model=SUMMARIES)
         stages: list[Stage] = [
-            Compact(summarize, storage, retry=retry, restore=Restore(work_dir=tmp_path)),
+            Compact(
+                summarize, storage, restore=Restore(work_dir=tmp_path), breaker=Breaker(retry=retry)
+            ),
             SmartTruncate(storage),
         ]
         pipeline = ContextPipeline(stages, budget=Budget(4000))
@@ -979,7 +986,9 @@ async def test_r06b_retry_after_is_heeded_and_all_attempts_have_one_deadline(
     async with api(playing([], summary=rate_limited(50))) as (server, client):
         retry = Retry(max_retries=9, total_seconds=120, sleep=clock.sleep, clock=clock)
         stage = Compact(
-            AnthropicSummarizer(client, model=SUMMARIES), LocalStorage(tmp_path), retry=retry
+            AnthropicSummarizer(client, model=SUMMARIES),
+            LocalStorage(tmp_path),
+            breaker=Breaker(retry=retry),
         )
         begun = clock.now
         result = await ContextPipeline([stage], budget=Budget(4000)).run(history, session_id="s")
@@ -2034,7 +2043,9 @@ async def test_r26_a_summary_that_never_comes_is_given_up_at_the_deadline(tmp_pa
             max_retries=9, attempt_seconds=0.4, total_seconds=0.8, first_wait_seconds=0.01
         )
         stage = Compact(
-            AnthropicSummarizer(client, model=SUMMARIES), LocalStorage(tmp_path), retry=retry
+            AnthropicSummarizer(client, model=SUMMARIES),
+            LocalStorage(tmp_path),
+            breaker=Breaker(retry=retry),
         )
         with anyio.fail_after(60):
             result = await ContextPipeline([stage], budget=Budget(4000)).run(

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 import stock
-from places import ROOT
+from places import PACKAGE, ROOT
 
 from ctxpipe import CtxpipeError, errors
 from ctxpipe.errors import SettingsError
 from ctxpipe.tokens import TokenCounter, vocabulary
 
-VOCAB = ROOT / "ctxpipe" / "vocab"
+VOCAB = PACKAGE / "vocab"
 NAMES = ["cl100k_base", "o200k_base"]
 
 each_encoding = pytest.mark.parametrize("name", NAMES)
@@ -165,9 +165,7 @@ print((public.load_tiktoken_bpe, dict(os.environ)) == before, tiktoken.registry.
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """A folder with a copy of the package, to be damaged."""
-    shutil.copytree(
-        ROOT / "ctxpipe", tmp_path / "ctxpipe", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    shutil.copytree(PACKAGE, tmp_path / "ctxpipe", ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
 

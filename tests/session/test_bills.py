@@ -14,7 +14,7 @@ import anyio
 import pytest
 from histories import assistant, text, user
 
-from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage
+from ctxpipe import Breaker, Budget, Compact, ContextPipeline, LocalStorage
 from ctxpipe.messages import Message
 from ctxpipe.session import Session
 from ctxpipe.session.client import observe_stream
@@ -107,7 +107,9 @@ async def test_parts_paid_in_a_turn_that_failed_are_used_by_the_next(
 ) -> None:
     summarize = Breaking(breaks, failure)
     retry = Retry(max_retries=0, attempt_seconds=0.05)
-    stage = Compact(summarize, archive=LocalStorage(tmp_path), retry=retry, cooldown_seconds=0)
+    stage = Compact(
+        summarize, archive=LocalStorage(tmp_path), breaker=Breaker(retry=retry, cooldown_seconds=0)
+    )
     session = ContextPipeline([stage], budget=Budget(window=8_000)).session("s")
     history = [
         message

@@ -15,7 +15,7 @@ import anthropic
 import pytest
 from histories import assistant, user
 
-from ctxpipe import Budget, Compact, ContextPipeline, LocalStorage, StageReport
+from ctxpipe import Breaker, Budget, Compact, ContextPipeline, LocalStorage, StageReport
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.messages import Message
 from ctxpipe.reports import Compacted
@@ -31,7 +31,9 @@ class Run:
 
     def __init__(self, folder: Path, summarize: Summarizer | None = None) -> None:
         self.details: list[Compacted] = []
-        stage = Compact(summarize, archive=LocalStorage(folder), cooldown_seconds=0)
+        stage = Compact(
+            summarize, archive=LocalStorage(folder), breaker=Breaker(cooldown_seconds=0)
+        )
         self.pipeline = ContextPipeline([stage], budget=Budget(window=4_000), on_report=self._note)
 
     def _note(self, report: StageReport) -> None:

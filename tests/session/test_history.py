@@ -45,10 +45,10 @@ from ctxpipe import (
     StorageError,
     Truncated,
 )
+from ctxpipe.agent_tools import WRITING_TOOLS
 from ctxpipe.messages import Message, as_json
 from ctxpipe.messages.identity import parse, without_marks
 from ctxpipe.stage import Stage, Turn
-from ctxpipe.stages.offload import WRITING_TOOLS
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 LONG = "a long line of output\n" * 200

@@ -13,9 +13,9 @@ import pytest
 from histories import assistant, conversation, step, text, tool_result, tool_use, user
 
 from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, RatioGate, Session
+from ctxpipe.agent_tools import WRITING_TOOLS
+from ctxpipe.markers.placeholders import reference
 from ctxpipe.messages import Message, tool_results
-from ctxpipe.placeholders import reference
-from ctxpipe.stages.offload import WRITING_TOOLS
 
 LONG = "a long line of output\n" * 200
 GONE = "that the context refers to had gone"

@@ -15,7 +15,7 @@ from histories import assistant, chat, text, tool_result, tool_use, user
 
 from ctxpipe import ContextPipeline, InvalidHistory, LocalStorage, Session, SettingsError
 from ctxpipe.adapters.anthropic import ctxpipe_middleware
-from ctxpipe.edits.repair import INTERRUPTED
+from ctxpipe.markers.repairs import INTERRUPTED
 from ctxpipe.messages import Message
 from ctxpipe.testing import MessagesServer, Script, answer
 from ctxpipe.testing import tool_use as called

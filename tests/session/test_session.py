@@ -31,6 +31,7 @@ from hypothesis import strategies as st
 
 from ctxpipe import (
     BatchOffload,
+    Breaker,
     Budget,
     Change,
     Compact,
@@ -82,7 +83,9 @@ def small(root: str | os.PathLike[str], summarize: Any = None, **options: Any) -
         DirectOffload(storage, min_chars=2000),
         BatchOffload(storage),
         Compact(
-            summarize or ExtractiveSummarizer(), storage, clock=float, retry=Retry(max_retries=0)
+            summarize or ExtractiveSummarizer(),
+            storage,
+            breaker=Breaker(clock=float, retry=Retry(max_retries=0)),
         ),
         SmartTruncate(storage, max_tokens=900),
     )
@@ -458,7 +461,7 @@ async def test_thinking_behind_a_summary_that_is_taken_back_has_lost_its_bond(
             raise SummaryFailed("not today")
         return Summary("a summary")
 
-    stage = Compact(twice, LocalStorage(tmp_path), retry=Retry(max_retries=0))
+    stage = Compact(twice, LocalStorage(tmp_path), breaker=Breaker(retry=Retry(max_retries=0)))
     session = ContextPipeline([stage], budget=Budget(window=3000, trigger=2400)).session("s")
     history = loop(30)
     await session.run(history)

@@ -19,10 +19,12 @@ from recorded import TRANSCRIPTS, recorded, turns
 
 from ctxpipe import (
     BatchOffload,
+    Breaker,
     Budget,
     Compact,
     ContextPipeline,
     DirectOffload,
+    Evidence,
     LocalStorage,
     Outcome,
     Restore,
@@ -73,11 +75,12 @@ class Life:
                 self.summarize,
                 self.storage,
                 restore=Restore(work_dir=self.root),
-                retry=Retry(max_retries=0),
-                evidence_tokens=self.budget.trigger // 8,
-                max_request_chars=400,
-                cooldown_seconds=3 * SECONDS_A_TURN,
-                clock=self.clock,
+                evidence=Evidence(tokens=self.budget.trigger // 8, max_request_chars=400),
+                breaker=Breaker(
+                    retry=Retry(max_retries=0),
+                    cooldown_seconds=3 * SECONDS_A_TURN,
+                    clock=self.clock,
+                ),
             ),
             SmartTruncate(self.storage),
         )

@@ -19,9 +19,11 @@ from histories import assistant, chat, conversation, python_source, said, step, 
 from histories import tool_use as call
 
 from ctxpipe import (
+    Breaker,
     Budget,
     Compacted,
     ContextPipeline,
+    Evidence,
     LocalStorage,
     Outcome,
     Restore,
@@ -31,6 +33,14 @@ from ctxpipe import (
     Turn,
 )
 from ctxpipe.errors import InvalidHistory, SettingsError, SummaryFailed
+from ctxpipe.markers.summaries import (
+    ACKNOWLEDGED,
+    CONTINUE,
+    IN_PROGRESS,
+    SUMMARY,
+    summary_body,
+    summary_extras,
+)
 from ctxpipe.messages import Message, check
 from ctxpipe.stage import Intent
 from ctxpipe.stages.compact import Compact, CompactResult, compact_messages, load_archive
@@ -41,14 +51,6 @@ from ctxpipe.summarizers import (
     PromptSummarizer,
     Retry,
     Summary,
-)
-from ctxpipe.summary_format import (
-    ACKNOWLEDGED,
-    CONTINUE,
-    IN_PROGRESS,
-    SUMMARY,
-    summary_body,
-    summary_extras,
 )
 from ctxpipe.testing import (
     Cut,
@@ -566,7 +568,8 @@ async def test_pinned_messages_stay_word_for_word(storage: LocalStorage) -> None
     history = [rule, *LONG[1:]]
 
     context, _ = await compacted(
-        Compact(Writer(), archive=storage, pin=lambda message: message == rule), history
+        Compact(Writer(), archive=storage, evidence=Evidence(pin=lambda message: message == rule)),
+        history,
     )
 
     assert any(message is rule for message in context)
@@ -670,7 +673,7 @@ async def test_restored_files_give_way_first_the_oldest_before_the_others(
     restored: tuple[str, ...],
 ) -> None:
     stage = Compact(
-        Writer(), archive=storage, restore=Restore(work_dir=tmp_path), fold_unrestored=False
+        Writer(), archive=storage, restore=Restore(work_dir=tmp_path, fold_unrestored=False)
     )
     budget = Budget(window=4000, trigger=2000, target=target)
 
@@ -772,7 +775,7 @@ async def test_files_without_room_stand_behind_the_summary_by_their_names(
     tmp_path: Path, storage: LocalStorage, three_files: list[Message]
 ) -> None:
     stage = Compact(
-        Writer(), archive=storage, restore=Restore(work_dir=tmp_path), folder=FirstLine()
+        Writer(), archive=storage, restore=Restore(work_dir=tmp_path, folder=FirstLine())
     )
 
     context, detail = await compacted(
@@ -818,7 +821,7 @@ async def test_paths_without_room_are_listed_beside_the_archive(storage: LocalSt
     ]
 
     context, detail = await compacted(
-        Compact(Writer(), archive=storage, evidence_tokens=100), history
+        Compact(Writer(), archive=storage, evidence=Evidence(tokens=100)), history
     )
 
     evidence = parsed_evidence(summary_extras(context[1]))
@@ -839,7 +842,7 @@ async def test_the_path_that_the_model_sees_can_be_chosen(
         *conversation(*(view(f"v{n}", f"src/m{n}.py", "x") for n in range(300))),
         assistant("Seen."),
     ]
-    stage = Compact(Writer(), archive=storage, evidence_tokens=100, reference=form)
+    stage = Compact(Writer(), archive=storage, reference=form, evidence=Evidence(tokens=100))
 
     context, detail = await compacted(stage, history)
 
@@ -922,7 +925,9 @@ async def test_after_each_failure_the_same_list_goes_on_archived_to_the_next_sta
 
         async with talking(*failure.script) as (server, client):
             retry = Retry(sleep=clock.sleep, clock=clock, attempt_seconds=0.5)
-            stage = Compact(AnthropicSummarizer(client), archive=storage, retry=retry)
+            stage = Compact(
+                AnthropicSummarizer(client), archive=storage, breaker=Breaker(retry=retry)
+            )
             result = await piped(stage, last).run(LONG, session_id="s")
 
         assert result.messages is LONG, failure
@@ -950,7 +955,9 @@ async def test_an_error_of_ours_is_asked_once(status: int, storage: LocalStorage
         client,
     ):
         stage = Compact(
-            AnthropicSummarizer(client), archive=storage, retry=Retry(sleep=clock.sleep)
+            AnthropicSummarizer(client),
+            archive=storage,
+            breaker=Breaker(retry=Retry(sleep=clock.sleep)),
         )
         result = await piped(stage).run(LONG, session_id="s")
 
@@ -963,7 +970,9 @@ async def test_after_a_failure_the_next_answer_is_taken(storage: LocalStorage) -
     clock = Clock()
     async with talking(overloaded(), Cut(), "Third time.") as (server, client):
         stage = Compact(
-            AnthropicSummarizer(client), archive=storage, retry=Retry(sleep=clock.sleep)
+            AnthropicSummarizer(client),
+            archive=storage,
+            breaker=Breaker(retry=Retry(sleep=clock.sleep)),
         )
         context, detail = await compacted(stage, LONG)
 
@@ -1044,7 +1053,9 @@ async def test_three_failures_in_a_row_close_for_a_cooldown_then_there_is_one_tr
 ) -> None:
     clock, writer = Clock(), Writer(failure=RuntimeError("down"))
     stage = Compact(
-        writer, archive=storage, retry=Retry(max_retries=0, sleep=clock.sleep), clock=clock
+        writer,
+        archive=storage,
+        breaker=Breaker(retry=Retry(max_retries=0, sleep=clock.sleep), clock=clock),
     )
     pipeline = piped(stage)
 
@@ -1065,7 +1076,7 @@ async def test_three_failures_in_a_row_close_for_a_cooldown_then_there_is_one_tr
 
 async def test_an_irreducible_history_costs_one_attempt_then_says_so(storage: LocalStorage) -> None:
     clock, writer = Clock(), Writer("word " * 9000)
-    pipeline = piped(Compact(writer, archive=storage, clock=clock))
+    pipeline = piped(Compact(writer, archive=storage, breaker=Breaker(clock=clock)))
 
     results = await runs(pipeline, LONG, 100)
 
@@ -1122,7 +1133,7 @@ async def test_compaction_that_keeps_coming_back_is_reported_and_backs_off(
     storage: LocalStorage,
 ) -> None:
     clock, writer = Clock(), Writer()
-    pipeline = piped(Compact(writer, archive=storage, clock=clock))
+    pipeline = piped(Compact(writer, archive=storage, breaker=Breaker(clock=clock)))
     context, warnings = LONG, list[tuple[str, ...]]()
     for turn in range(200):
         result = await pipeline.run(context, session_id="s")
@@ -1139,7 +1150,7 @@ async def test_compaction_that_keeps_coming_back_is_reported_and_backs_off(
 
 async def test_sessions_do_not_share_a_breaker(storage: LocalStorage) -> None:
     writer = Writer(failure=RuntimeError("down"))
-    stage = Compact(writer, archive=storage, retry=Retry(max_retries=0))
+    stage = Compact(writer, archive=storage, breaker=Breaker(retry=Retry(max_retries=0)))
     pipeline = piped(stage)
 
     await runs(pipeline, LONG, 5)
@@ -1185,14 +1196,14 @@ async def ask(prompt: str) -> str:
 def test_a_focus_reaches_the_summarizer(writer: Any, storage: LocalStorage) -> None:
     stage = Compact(writer, archive=storage)
 
-    assert stage.focused("the money").summarize == replace(writer, focus="the money")
+    assert stage.with_focus("the money").summarize == replace(writer, focus="the money")
     assert stage.summarize is writer
 
 
 def test_a_summarizer_without_a_focus_stays(storage: LocalStorage) -> None:
     stage = Compact(ExtractiveSummarizer(), archive=storage)
 
-    assert stage.focused("the money") is stage
+    assert stage.with_focus("the money") is stage
 
 
 @pytest.mark.parametrize(
@@ -1200,15 +1211,11 @@ def test_a_summarizer_without_a_focus_stays(storage: LocalStorage) -> None:
     [
         {"archive": None},
         {"archive": "a folder"},
-        {"evidence_tokens": -1},
-        {"max_request_chars": -1},
-        {"evidence_tokens": "2000"},
-        {"cooldown_seconds": -0.5},
-        {"cooldown_seconds": float("nan")},
+        {"evidence": 2000},
+        {"evidence": Evidence},
+        {"breaker": None},
         {"restore": "."},
         {"restore": Restore},
-        {"pin": 3},
-        {"folder": "src"},
         {"summarize": "claude-haiku-4-5"},
         {"reference": "somewhere"},
     ],
@@ -1219,6 +1226,28 @@ def test_a_setting_that_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(SettingsError):
         Compact(**{"summarize": Writer(), "archive": storage, **settings})
+
+
+@pytest.mark.parametrize(
+    ("part", "settings"),
+    [
+        (Evidence, {"tokens": -1}),
+        (Evidence, {"tokens": "2000"}),
+        (Evidence, {"max_request_chars": -1}),
+        (Evidence, {"pin": 3}),
+        (Breaker, {"cooldown_seconds": -0.5}),
+        (Breaker, {"cooldown_seconds": float("nan")}),
+        (Breaker, {"retry": 3}),
+        (Restore, {"work_dir": ".", "folder": "src"}),
+        (Restore, {"work_dir": ".", "fold_unrestored": "no"}),
+    ],
+)
+def test_an_invalid_setting_of_a_part_is_refused_by_its_name(
+    part: Any, settings: dict[str, Any]
+) -> None:
+    name = list(settings)[-1]
+    with pytest.raises(SettingsError, match=f"^{name} is"):
+        part(**settings)
 
 
 def test_the_request_to_go_on_is_the_documented_one() -> None:

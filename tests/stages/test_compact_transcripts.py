@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from histories import said
 
-from ctxpipe import Budget, Compacted, ContextPipeline, LocalStorage, Restore
+from ctxpipe import Breaker, Budget, Compacted, ContextPipeline, LocalStorage, Restore
 from ctxpipe.edits.repair import repair
+from ctxpipe.markers.evidence import EVIDENCE, EVIDENCE_END
+from ctxpipe.markers.summaries import own_words, summary_body
 from ctxpipe.messages import Message, check
 from ctxpipe.stages.compact import Compact, load_archive
-from ctxpipe.summary_format import EVIDENCE, EVIDENCE_END, own_words, summary_body
 
 pytestmark = pytest.mark.shared
 
@@ -102,7 +103,9 @@ async def compacted(
     name: str, messages: list[Message], times: int, folder: Path, budget: Budget
 ) -> Run:
     run, now = Run(name), 0.0
-    stage = Compact(archive=LocalStorage(folder), restore=Restore(folder), clock=lambda: now)
+    stage = Compact(
+        archive=LocalStorage(folder), restore=Restore(folder), breaker=Breaker(clock=lambda: now)
+    )
     pipeline = ContextPipeline([stage], budget=budget)
     for part in parts(messages, times):
         run.seen += part

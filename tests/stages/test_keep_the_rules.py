@@ -24,6 +24,7 @@ from ctxpipe import (
     Compact,
     ContextPipeline,
     DirectOffload,
+    Evidence,
     LocalStorage,
     Preview,
     RatioGate,
@@ -74,7 +75,7 @@ class Setting:
                     preview=self.preview,
                 )
             case "compact":
-                return Compact(summarize, storage, pin=self.pin)
+                return Compact(summarize, storage, evidence=Evidence(pin=self.pin))
         return SmartTruncate(storage, self.max_tokens, pin=self.pin)
 
     def pipeline(self, order: Sequence[str], root: str) -> ContextPipeline:

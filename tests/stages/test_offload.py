@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import errno
 import json
 import logging
 import os
@@ -16,6 +15,7 @@ import anyio
 import pytest
 from anthropic.types import TextBlock, ToolUseBlock
 from histories import assistant, conversation, step, text, thinking, tool_result, tool_use, user
+from offloads import IMAGE, LOG, WriteOnly, contents, detail, failing, files_below, new, run
 from processes import folder_of_another_user, python_of_another_user, small_disk
 
 from ctxpipe import (
@@ -29,27 +29,16 @@ from ctxpipe import (
     Outcome,
     Preview,
     RatioGate,
-    Result,
     SettingsError,
-    Stage,
     StorageError,
     TokenCounter,
     offload_tool_result,
     offload_tool_results,
 )
-from ctxpipe.messages import Message, blocks, check, tool_calls, tool_results
-from ctxpipe.placeholders import reference
-from ctxpipe.stages.offload import WRITING_TOOLS
+from ctxpipe.agent_tools import WRITING_TOOLS
+from ctxpipe.markers.placeholders import reference
+from ctxpipe.messages import Message, blocks, check, tool_calls
 from ctxpipe.tokens import vocabulary
-
-LOG = "\n".join(
-    f"2026-11-20T17:{n // 60:02}:{n % 60:02}Z worker-{n % 7} finished job {n * 7919}"
-    for n in range(60)
-)
-IMAGE = {
-    "type": "image",
-    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"},
-}
 
 
 @pytest.fixture
@@ -62,16 +51,6 @@ def storage(root: Path) -> LocalStorage:
     return LocalStorage(root)
 
 
-def new(
-    content: Any = LOG,
-    id: str = "a",  # noqa: A002
-    name: str = "bash",
-    given: dict[str, Any] | None = None,
-) -> list[Message]:
-    """A history whose last message is the result that has just come."""
-    return conversation(user("go"), step(id, name, given, content))
-
-
 def old(*results: Any, last: str = "ok") -> list[Message]:
     """A history in which the model has answered each result; ids a, b, c …"""
     steps = [
@@ -79,55 +58,6 @@ def old(*results: Any, last: str = "ok") -> list[Message]:
         for number, result in enumerate(results)
     ]
     return conversation(user("go"), *steps, assistant(last), user("and now?"))
-
-
-async def run(stage: Stage, history: list[Message], session: str = "s", **options: Any) -> Result:
-    return await ContextPipeline([stage], **options).run(history, session_id=session)
-
-
-def contents(messages: Sequence[Message]) -> list[Any]:
-    return [result.content for result in tool_results(messages)]
-
-
-def files_below(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.rglob("[!.]*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_text() for path in files}
-
-
-def detail(result: Result) -> Offloaded:
-    [report] = result.reports
-    assert isinstance(report.detail, Offloaded)
-    return report.detail
-
-
-class Failing(LocalStorage):
-    """A storage on a disk that is full for the texts of some keys."""
-
-    broken: tuple[str, ...] = ()
-
-    async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
-        if any(part in key for key, _ in texts for part in self.broken):
-            raise StorageError(errno.ENOSPC, "cannot write: No space left on device")
-        return await super().write(texts)
-
-
-def failing(root: Path, *broken: str) -> Failing:
-    storage = Failing(root)
-    object.__setattr__(storage, "broken", broken)
-    return storage
-
-
-class WriteOnly:
-    """A storage that can be written but not read."""
-
-    def __init__(self, storage: LocalStorage) -> None:
-        self._storage = storage
-
-    async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
-        return await self._storage.write(texts)
-
-    def location(self, key: str, /) -> str:
-        return self._storage.location(key)
 
 
 # The function for one message ---------------------------------------------------------------------
@@ -613,95 +543,6 @@ async def test_a_path_from_a_template_is_known_when_it_is_read_back(
     assert len(files_below(root)) == 1
 
 
-LINES = "\n".join(
-    f"{n} of many lines, no two of which are the same: {n * 7919 % 10007}" for n in range(3000)
-)
-NUMBERED = "\n".join(f"{n:6}\t{line}" for n, line in enumerate(LINES.split("\n"), 1))
-
-
-@pytest.mark.parametrize(
-    "shown",
-    [LINES, NUMBERED, f"<file>\n{LINES}\n</file>", [text(LINES)], [text(LINES), IMAGE]],
-    ids=range(5),
-)
-async def test_a_huge_read_back_becomes_head_and_tail_behind_the_same_pointer(
-    storage: LocalStorage, root: Path, shown: Any
-) -> None:
-    stage = DirectOffload(storage, read_back_chars=20_000)
-    first = await run(stage, new(LINES))
-    where = reference(contents(first.messages)[0])
-    history = [*first.messages, *step("b", "bash", {"command": f"cat {where}"}, shown)]
-    before = copy.deepcopy(history)
-
-    result = await run(stage, history)
-
-    content = contents(result.messages)[1]
-    shortened = content if isinstance(content, str) else content[0]["text"]
-    assert shortened.startswith(f"[Tool result offloaded to file: {where}]\nPreview, 20000 of")
-    assert len(shortened) < 20_200
-    assert isinstance(content, str) or content[1:] == [IMAGE]
-    assert list(files_below(root)) == ["s/a.md"]
-    assert detail(result).saved_chars > 100_000
-    assert history == before
-    assert (await run(stage, result.messages)).messages is result.messages
-
-
-async def test_what_a_filter_makes_of_our_file_gets_a_file_of_its_own_and_is_shown_in_part(
-    storage: LocalStorage, root: Path
-) -> None:
-    stage = DirectOffload(storage, read_back_chars=20_000)
-    first = await run(stage, new(LINES))
-    made = LINES.upper()
-    history = [*first.messages, *step("b", "bash", {"command": "tr a-z A-Z < ./s/a.md"}, made)]
-
-    result = await run(stage, history)
-
-    assert files_below(root) == {"s/a.md": LINES, "s/b.md": made}
-    assert contents(result.messages)[1].startswith(
-        f"[Tool result offloaded to file: {root}/s/b.md]\nPreview, 20000 of"
-    )
-    assert (await run(stage, result.messages)).messages is result.messages
-
-
-async def test_a_huge_result_that_only_mentions_a_folder_or_nothing_that_is_there_is_kept_whole_in_a_file(  # noqa: E501
-    storage: LocalStorage, root: Path
-) -> None:
-    for number, command in enumerate(
-        (f"grep -r x {root}/s", f"cat {root}/s/gone.md", "cat s/gone.md")
-    ):
-        await run(
-            DirectOffload(storage),
-            new(f"{number} {LINES}", f"id{number}", given={"command": command}),
-        )
-
-    assert sorted(held[0] for held in files_below(root).values()) == ["0", "1", "2"]
-
-
-async def test_where_a_storage_cannot_be_read_a_huge_read_back_is_kept_in_a_file(
-    storage: LocalStorage, root: Path
-) -> None:
-    stage = DirectOffload(WriteOnly(storage))
-
-    result = await run(stage, new(LINES, given={"command": f"cat {root}/s/x.md"}))
-
-    assert files_below(root) == {"s/a.md": LINES}
-    assert "Preview, 100000 of" in contents(result.messages)[0]
-
-
-async def test_without_a_limit_a_huge_read_back_stays(storage: LocalStorage, root: Path) -> None:
-    history = new(LINES, given={"command": f"cat {root}/s/x.md"})
-
-    assert (await run(DirectOffload(storage, read_back_chars=None), history)).messages is history
-
-
-async def test_our_own_tools_keep_their_answers_even_where_these_lie_nowhere(
-    storage: LocalStorage, root: Path
-) -> None:
-    history = new(LINES, name="search_offloaded", given={"path": f"{root}/s/x.md", "pattern": "x"})
-
-    assert (await run(DirectOffload(storage), history)).messages is history
-
-
 # When a file cannot be written --------------------------------------------------------------------
 
 
@@ -716,7 +557,7 @@ async def test_a_result_that_cannot_be_written_stays_inline_and_is_reported(
     [report] = result.reports
     assert result.messages is history
     assert report.outcome is Outcome.FAILED
-    assert report.reason.startswith("StorageError: No space left on device (test_offload.py, line ")
+    assert report.reason.startswith("StorageError: No space left on device (offloads.py, line ")
     assert isinstance(report.error, StorageError)
 
 
@@ -748,23 +589,10 @@ async def test_one_that_cannot_be_written_keeps_no_other_inline(
 
     assert [str(content)[0] for content in contents(result.messages)] == ["[", "b", "["]
     [failed] = detail(result).failed
-    assert failed.startswith("StorageError: No space left on device (test_offload.py, line ")
+    assert failed.startswith("StorageError: No space left on device (offloads.py, line ")
     assert (detail(result).results, len(detail(result).files)) == (2, 2)
     assert len(caplog.records) == 1
     assert sorted(held[0] for held in files_below(root).values()) == ["a", "c"]
-
-
-async def test_a_read_back_is_shortened_although_the_disk_is_full(root: Path) -> None:
-    storage = failing(root, "c.md")
-    first = await run(DirectOffload(storage), new(LINES))
-    calls = assistant(tool_use("b", "bash", {"command": "cat ./s/a.md"}), tool_use("c", "bash"))
-    history = [*first.messages, calls, user(tool_result("b", LINES), tool_result("c", LOG))]
-
-    result = await run(DirectOffload(storage), history)
-
-    assert len(contents(result.messages)[1]) < 101_000
-    assert contents(result.messages)[2] == LOG
-    assert len(detail(result).failed) == 1
 
 
 async def test_on_a_full_disk_the_turn_goes_on(tmp_path: Path) -> None:
@@ -1117,11 +945,6 @@ def test_nonsense_for_batch_is_refused_at_construction_by_name(
         BatchOffload(LocalStorage(root), **{setting: value})
 
 
-def test_a_nonsensical_limit_for_read_backs_is_refused(root: Path) -> None:
-    with pytest.raises(SettingsError, match="read_back_chars is -1"):
-        DirectOffload(LocalStorage(root), read_back_chars=-1)
-
-
 @pytest.mark.parametrize("stage", [DirectOffload, BatchOffload])
 @pytest.mark.parametrize("nothing", [None, "folder", Path("folder"), Budget()])
 def test_a_storage_that_cannot_write_is_refused(stage: Any, nothing: object) -> None:
@@ -1160,19 +983,6 @@ async def test_a_preview_under_an_id_that_had_to_be_mended_is_known_again(
 
     assert first.changed
     assert again.messages is first.messages
-
-
-async def test_with_a_limit_of_nothing_even_a_short_text_that_was_read_back_is_cut(
-    storage: LocalStorage,
-) -> None:
-    stage = DirectOffload(storage, read_back_chars=0)
-    first = await run(stage, new())
-    [pointer] = [reference(content) for content in contents(first.messages)]
-
-    read = step("b", "bash", {"command": f"head {pointer}"}, LOG[:900])
-    result = await run(stage, conversation(first.messages, read))
-
-    assert contents(result.messages)[1].startswith(f"[Tool result offloaded to file: {pointer}]")
 
 
 # Texts that look like ours ------------------------------------------------------------------------
@@ -1321,26 +1131,3 @@ async def test_what_the_model_has_called_itself_is_offloaded_as_ever(
     )
 
     assert result.reports[0].outcome is Outcome.CHANGED
-
-
-async def test_what_a_program_reads_back_from_our_files_is_not_cut(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    [where] = await storage.write([("s/a.md", "line of a log\n" * 9_000)])
-    program = {
-        "type": "server_tool_use",
-        "id": "srvtoolu_1",
-        "name": "code_execution",
-        "input": {"code": "x"},
-    }
-    call = {**tool_use("toolu_1", "bash", {"command": f"cat {where}"}), "caller": PROGRAMS[0]}
-    history = [
-        user("go"),
-        assistant(program, call),
-        user(tool_result("toolu_1", "line of a log\n" * 9_000)),
-    ]
-
-    result = await ContextPipeline([DirectOffload(storage, read_back_chars=1_000)]).run(
-        history, session_id="s"
-    )
-
-    assert result.messages is history

@@ -19,8 +19,8 @@ from ctxpipe import (
     SettingsError,
     offload_tools,
 )
+from ctxpipe.markers.placeholders import reference
 from ctxpipe.messages import tool_results
-from ctxpipe.placeholders import reference
 from ctxpipe.stages.references import check_reference
 
 TEXT = "data " * 500

@@ -9,11 +9,11 @@ import pytest
 from histories import assistant, conversation, step, tool_use, user, view
 
 from ctxpipe.errors import StorageError
+from ctxpipe.markers.summaries import restored_text
 from ctxpipe.messages import Message
 from ctxpipe.stages.restore import restore_files
 from ctxpipe.storage.files import FileText, LocalFiles
 from ctxpipe.storage.secrets import is_secret
-from ctxpipe.summary_format import restored_text
 
 
 def reads(*paths: str) -> list[Message]:

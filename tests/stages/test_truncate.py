@@ -35,6 +35,7 @@ from hypothesis import strategies as st
 
 from ctxpipe import (
     BatchOffload,
+    Breaker,
     Budget,
     Change,
     Compact,
@@ -54,8 +55,8 @@ from ctxpipe import (
     count_tokens,
     repair,
 )
+from ctxpipe.agent_tools import COMMON_READING_TOOLS
 from ctxpipe.edits.truncate import last_turn
-from ctxpipe.edits.views import COMMON_READING_TOOLS
 from ctxpipe.messages import Message, blocks, kind, split_system, tool_calls, tool_results
 from ctxpipe.stages.archive import load_archive
 from ctxpipe.stages.truncate import SmartTruncate, smart_truncate
@@ -645,7 +646,9 @@ async def refuse(prompt: str, model: str) -> str:
 
 async def test_when_compaction_fails_truncation_takes_over_by_itself(tmp_path: Path) -> None:
     history, storage = long_session(), LocalStorage(tmp_path)
-    compact = Compact(PromptSummarizer(refuse), storage, retry=Retry(max_retries=0))
+    compact = Compact(
+        PromptSummarizer(refuse), storage, breaker=Breaker(retry=Retry(max_retries=0))
+    )
     pipeline = ContextPipeline(
         [compact, SmartTruncate(storage)], budget=Budget(6000), counter=CHARS
     )
@@ -663,7 +666,9 @@ async def test_while_compaction_is_put_off_for_a_waiting_call_truncation_takes_o
 ) -> None:
     history = [*long_session(), assistant(tool_use("w1"))]
     storage = LocalStorage(tmp_path)
-    compact = Compact(PromptSummarizer(refuse), storage, retry=Retry(max_retries=0))
+    compact = Compact(
+        PromptSummarizer(refuse), storage, breaker=Breaker(retry=Retry(max_retries=0))
+    )
     pipeline = ContextPipeline(
         [compact, SmartTruncate(storage)], budget=Budget(6000), counter=CHARS
     )

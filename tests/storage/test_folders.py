@@ -27,9 +27,9 @@ from ctxpipe import (
     offload_tools,
 )
 from ctxpipe.errors import CtxpipeError
+from ctxpipe.markers.placeholders import reference
 from ctxpipe.messages import tool_results
 from ctxpipe.names import session_folder
-from ctxpipe.placeholders import reference
 from ctxpipe.storage import LocalFiles, folders
 
 Act: TypeAlias = Callable[[LocalStorage], Awaitable[object]]

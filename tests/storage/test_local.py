@@ -40,9 +40,9 @@ from ctxpipe import (
     TextReader,
     TextWriter,
 )
+from ctxpipe.markers.placeholders import BATCH, DIRECT, placeholder
 from ctxpipe.messages import Message
 from ctxpipe.names import content_hash, session_folder
-from ctxpipe.placeholders import BATCH, DIRECT, placeholder
 
 AWKWARD = {
     "nul": "a\0b",

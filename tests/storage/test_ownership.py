@@ -24,6 +24,7 @@ from ctxpipe import (
     Compact,
     ContextPipeline,
     DirectOffload,
+    Evidence,
     LocalStorage,
     SmartTruncate,
     Stage,
@@ -487,7 +488,7 @@ async def test_clean_up_knows_every_file_that_stages_and_sessions_write(tmp_path
         BatchOffload(storage, keep_recent=0, min_context_tokens=0, min_chars=100, inputs={"write"}),
     ]
     cutting: list[Stage] = [
-        Compact(ExtractiveSummarizer(), archive=storage, evidence_tokens=50),
+        Compact(ExtractiveSummarizer(), archive=storage, evidence=Evidence(tokens=50)),
         SmartTruncate(archive=storage, max_tokens=2000),
     ]
     history = conversation(user("go"))

@@ -31,6 +31,7 @@ from ctxpipe import (
     Compact,
     ContextPipeline,
     DirectOffload,
+    Evidence,
     LocalStorage,
     Outcome,
     SettingsError,
@@ -144,7 +145,7 @@ async def test_a_session_with_every_stage_writes_no_secret_down(
         BatchOffload(
             storage, min_chars=100, keep_recent=0, inputs=frozenset({"run"}), min_input_chars=500
         ),
-        Compact(summarize, storage, evidence_tokens=60),
+        Compact(summarize, storage, evidence=Evidence(tokens=60)),
         SmartTruncate(archive=storage),
     ]
     for window in (1500, 3000):

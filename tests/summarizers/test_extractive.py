@@ -16,9 +16,9 @@ from histories import (
 )
 from hypothesis import given
 
+from ctxpipe.markers.summaries import ACKNOWLEDGED, SUMMARY
 from ctxpipe.messages import Message, is_blank
 from ctxpipe.summarizers import ExtractiveSummarizer, Summary
-from ctxpipe.summary_format import ACKNOWLEDGED, SUMMARY
 
 HISTORY = conversation(
     user("Fix the login bug.\nNever touch the tests."),

@@ -14,6 +14,7 @@ import pytest
 from histories import chat, conversation, step, user
 
 from ctxpipe.errors import InvalidHistory, SettingsError, SummaryFailed
+from ctxpipe.markers.summaries import ACKNOWLEDGED, SUMMARY, own_words, summary_body
 from ctxpipe.messages import Message, pending_calls, tool_results
 from ctxpipe.summarizers import (
     FinishedParts,
@@ -24,7 +25,6 @@ from ctxpipe.summarizers import (
     SummaryRefused,
     summarize_with_retry,
 )
-from ctxpipe.summary_format import ACKNOWLEDGED, SUMMARY, own_words, summary_body
 
 HISTORY = chat(6)
 

@@ -33,6 +33,7 @@ from histories import conversation, step, user
 
 from ctxpipe import (
     BatchOffload,
+    Breaker,
     Budget,
     Compact,
     ContextPipeline,
@@ -105,7 +106,7 @@ async def played(root: Path, start: int) -> dict[str, Any]:
     stages = (
         DirectOffload(storage, min_chars=2000),
         BatchOffload(storage, RatioGate(0.25), min_chars=300),
-        Compact(summarize, storage, clock=float, fold_unrestored=False, retry=Retry(max_retries=0)),
+        Compact(summarize, storage, breaker=Breaker(clock=float, retry=Retry(max_retries=0))),
         SmartTruncate(storage),
     )
     pipeline = ContextPipeline(stages, budget=Budget(window=3000, trigger=1400), on_report=note)

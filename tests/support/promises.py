@@ -23,9 +23,9 @@ from typing import Any
 from api_rules import faults, parts
 
 from ctxpipe import Compacted, CtxpipeError, Offloaded, Outcome, Result, StageReport, Truncated
-from ctxpipe.edits.repair import INTERRUPTED, SILENT_ERROR
+from ctxpipe.markers.placeholders import reference, reference_with_preview
+from ctxpipe.markers.repairs import INTERRUPTED, SILENT_ERROR
 from ctxpipe.messages import Message
-from ctxpipe.placeholders import reference, reference_with_preview
 from ctxpipe.stage import Change, Turn
 from ctxpipe.stages.archive import parse_archive
 from ctxpipe.testing import problems

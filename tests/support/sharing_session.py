@@ -18,7 +18,15 @@ from typing import Any
 from api_rules import faults
 from histories import conversation, step, user
 
-from ctxpipe import Budget, Compact, ContextPipeline, DirectOffload, LocalStorage, SmartTruncate
+from ctxpipe import (
+    Breaker,
+    Budget,
+    Compact,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    SmartTruncate,
+)
 from ctxpipe.messages import Message
 from ctxpipe.summarizers import Retry, Summary
 
@@ -46,7 +54,7 @@ async def play(root: Path, lease_seconds: float | None) -> None:
     storage = LocalStorage(root, clock=float)
     stages = (
         DirectOffload(storage, min_chars=2000),
-        Compact(summarize, storage, clock=float, fold_unrestored=False, retry=Retry(max_retries=0)),
+        Compact(summarize, storage, breaker=Breaker(clock=float, retry=Retry(max_retries=0))),
         SmartTruncate(storage),
     )
     pipeline = ContextPipeline(stages, budget=Budget(window=6000, trigger=3000))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ctxpipe import BatchOffload, Compact, ContextPipeline, DirectOffload, Restore
+from ctxpipe import BatchOffload, Breaker, Compact, ContextPipeline, DirectOffload, Restore
 from ctxpipe.lab.transcripts import Transcript, parse_transcript
 from ctxpipe.lab.workbench import Workbench
 from ctxpipe.messages import Message
@@ -58,7 +58,7 @@ def compact(bench: Workbench) -> ContextPipeline:
         ExtractiveSummarizer(),
         archive=bench.storage,
         restore=Restore(files=bench.files),
-        clock=bench.clock,
+        breaker=Breaker(clock=bench.clock),
     )
     return ContextPipeline([stage], budget=Budget(window=12_000))
 

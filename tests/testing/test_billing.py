@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anthropic
+import anyio
 import pytest
 from anthropic.types import Message, Usage
 
@@ -235,3 +236,113 @@ async def test_a_stream_bills_the_same() -> None:
             streamed = (await stream.get_final_message()).usage
 
     assert plain.to_dict() == streamed.to_dict()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"tool_choice": {"type": "any"}}, {"thinking": {"type": "adaptive"}}],
+    ids=["tool choice", "thinking"],
+)
+async def test_tool_choice_and_thinking_leave_the_prefix_of_tools_and_system(
+    change: dict[str, Any],
+) -> None:
+    system = [{"type": "text", "text": "Be brief", "cache_control": MARK}]
+    asked = {"system": system, "tools": TOOLS}
+    async with talk(counter=len) as talking:
+        _, written, _ = await talking.shares(user("12345", mark=True), **asked)
+        read, again, _ = await talking.shares(user("12345", mark=True), **asked, **change)
+
+    assert (read, again) == (written - 5, 5)
+
+
+async def test_the_first_image_leaves_the_prefix_of_the_system_prompt() -> None:
+    system: Any = [{"type": "text", "text": "Be brief", "cache_control": MARK}]
+    source = {"type": "base64", "media_type": "image/png", "data": "aGVsbG8="}
+    shown: Any = {"role": "user", "content": [{"type": "image", "source": source}]}
+    async with talk(counter=len) as talking:
+        await talking.shares(user("12345", mark=True), system=system)
+        more = user("12345"), assistant("1"), shown, assistant("2"), user("1", mark=True)
+        read, _, _ = await talking.shares(*more, system=system)
+        again, _, _ = await talking.shares(*more, system=system)
+
+    assert read == 8
+    assert again > 13
+
+
+async def test_another_speed_leaves_the_prefix_of_the_tools() -> None:
+    tools: Any = [{**TOOLS[0], "cache_control": MARK}]
+    async with talk(counter=len) as talking:
+        _, tokens, _ = await talking.shares(user("1"), tools=tools)
+        await talking.shares(user("12", mark=True), tools=tools, system="Be brief")
+        speed = {"speed": "fast"}
+        read, _, _ = await talking.shares(
+            user("12", mark=True), tools=tools, system="Be brief", extra_body=speed
+        )
+
+    assert read == tokens
+
+
+async def test_other_betas_are_another_prefix_in_whatever_order() -> None:
+    async with talk(counter=len) as talking:
+        reads = []
+        for betas in ("a,b", "b, a", "a"):
+            headers = {"anthropic-beta": betas}
+            shares = await talking.shares(user("12345", mark=True), extra_headers=headers)
+            reads.append(shares[0])
+
+    assert reads == [0, 5, 0]
+
+
+async def test_what_is_kept_for_an_hour_is_billed_as_such_and_lives_on_when_it_is_read() -> None:
+    clock = Clock()
+    hour = user("12345", "678")
+    hour["content"][0]["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
+    hour["content"][1]["cache_control"] = MARK
+    async with talk(counter=len, clock=clock) as talking:
+        first = await talking.ask(hour)
+        reads = []
+        for clock.seconds in (3_000, 6_000, 10_000):
+            later = await talking.shares(user("12345", "678", "9", mark=True))
+            reads.append(later[0])
+
+    assert first.cache_creation is not None
+    assert first.cache_creation.ephemeral_1h_input_tokens == 5
+    assert first.cache_creation.ephemeral_5m_input_tokens == 3
+    assert reads == [5, 5, 0]
+
+
+async def test_requests_at_once_do_not_read_what_the_other_writes() -> None:
+    both = anyio.Event()
+    waiting = 2
+
+    async def script(_: Any) -> str:
+        nonlocal waiting
+        waiting -= 1
+        if not waiting:
+            both.set()
+        await both.wait()
+        return "fine"
+
+    shares = []
+
+    async def ask(talking: Talk) -> None:
+        shares.append(await talking.shares(user("12345", mark=True)))
+
+    async with talk(counter=len, script=script) as talking:
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask, talking)
+            group.start_soon(ask, talking)
+        await ask(talking)
+
+    assert shares == [(0, 5, 0), (0, 5, 0), (5, 0, 0)]
+
+
+async def test_each_model_has_its_own_minimum() -> None:
+    model = Model(min_cached_tokens=1, min_cached_tokens_of={"big": 6, "bigger": 7})
+    async with talk(model, counter=len) as talking:
+        written = {}
+        for name in ("small", "big-1", "bigger"):
+            shares = await talking.shares(user("123456", mark=True), model=name)
+            written[name] = shares[1]
+
+    assert written == {"small": 6, "big-1": 6, "bigger": 0}

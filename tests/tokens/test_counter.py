@@ -626,3 +626,25 @@ def test_results_of_many_tools_count_each() -> None:
     message = user(*(tool_result(f"t{index}", f"result {index}") for index in range(5)))
 
     assert ours.message(message) == sum(ours.text(f"result {index}") for index in range(5))
+
+
+def test_the_estimate_of_a_block_is_exact_for_what_was_counted_and_for_short_texts() -> None:
+    counter = TokenCounter()
+    long = {"type": "text", "text": "some words of a long text " * 3_000}
+    short = {"type": "text", "text": "a few words"}
+
+    assert counter.block_estimate(long) == len(long["text"]) // 4
+    assert counter.block_estimate(short) in (counter.block(short), len(short["text"]) // 4)
+    assert counter.block_estimate(long) != counter.block(long)
+    assert counter.block_estimate(long) == counter.block(long)
+    assert counter.block_estimate(short) == counter.block(short)
+
+
+def test_the_estimate_of_a_block_encodes_no_long_text() -> None:
+    counter = TokenCounter()
+    counter.text("warm")
+    before = counter.encoded_chars
+
+    counter.block_estimate({"type": "text", "text": "word " * 1_000_000})
+
+    assert counter.encoded_chars == before

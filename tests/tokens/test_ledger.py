@@ -95,7 +95,7 @@ async def test_after_a_rewind_any_list_that_keeps_its_word_is_counted_right(
 
     ledger.rewind(known)
 
-    await check_totals(ledger, first[:known] + rest, known=ledger.counted)
+    await check_totals(ledger, first[:known] + rest, known=ledger.known)
 
 
 async def test_a_turn_encodes_only_what_is_new() -> None:
@@ -195,13 +195,13 @@ async def test_vouching_for_more_than_was_ever_seen_counts_the_rest() -> None:
 async def test_after_a_rewind_fewer_messages_stand_and_the_rest_is_compared_again() -> None:
     ledger, history = Ledger(), chat(9)
     await ledger.total(history)
-    assert ledger.counted == 9
+    assert ledger.known == 9
 
     ledger.rewind(4)
-    assert ledger.counted == 4
+    assert ledger.known == 4
 
-    await check_totals(ledger, [*history[:4], new(), *history[5:]], known=ledger.counted)
-    assert ledger.counted == 9
+    await check_totals(ledger, [*history[:4], new(), *history[5:]], known=ledger.known)
+    assert ledger.known == 9
 
 
 async def test_what_agrees_behind_a_change_is_not_counted_again() -> None:
@@ -217,7 +217,7 @@ async def test_what_agrees_behind_a_change_is_not_counted_again() -> None:
 
     ledger.rewind(3)
     await ledger.total(
-        [*history[:3], new("changed"), *history[4:], new("appended")], known=ledger.counted
+        [*history[:3], new("changed"), *history[4:], new("appended")], known=ledger.known
     )
     await ledger.total([*history[:3], new("again"), *history[4:], new("appended")])
 

@@ -27,6 +27,7 @@ from places import ROOT, SUPPORT
 from processes import python, small_disk
 
 from ctxpipe import (
+    Breaker,
     Budget,
     Compact,
     ContextPipeline,
@@ -39,8 +40,8 @@ from ctxpipe import (
     SmartTruncate,
     StorageError,
 )
+from ctxpipe.markers.placeholders import reference
 from ctxpipe.messages import Message, tool_results
-from ctxpipe.placeholders import reference
 from ctxpipe.summarizers import ExtractiveSummarizer
 
 TABLE: list[tuple[str, str, str, str]] = []
@@ -432,7 +433,7 @@ async def test_with_a_clock_that_goes_backwards_records_keep_their_order_and_not
                 ExtractiveSummarizer(),
                 work.storage,
                 restore=Restore(work_dir=tmp_path),
-                clock=clock,
+                breaker=Breaker(clock=clock),
             ),
             SmartTruncate(work.storage),
         ],

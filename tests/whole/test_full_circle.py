@@ -24,10 +24,11 @@ from ctxpipe import (
     Outcome,
     Preview,
     RatioGate,
+    TrimReadBacks,
     offload_tools,
 )
+from ctxpipe.markers.placeholders import reference, reference_with_preview
 from ctxpipe.messages import Message, tool_results
-from ctxpipe.placeholders import reference, reference_with_preview
 from ctxpipe.tools import answer
 
 LONG = "\n".join(f"{n:05d} {n * 7919 % 100_003} measured at station {n % 17}" for n in range(1300))
@@ -48,6 +49,7 @@ class Agent:
         self.pipeline = ContextPipeline(
             [
                 DirectOffload(storage, preview=Preview(), reference=reference),
+                TrimReadBacks(storage, reference=reference),
                 BatchOffload(storage, RatioGate(0), reference=reference),
             ]
         )

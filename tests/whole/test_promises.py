@@ -56,6 +56,7 @@ from seeded import HOSTILE, Talk
 
 from ctxpipe import (
     BatchOffload,
+    Breaker,
     Budget,
     Change,
     Compact,
@@ -73,6 +74,7 @@ from ctxpipe import (
     Stage,
     StageReport,
     TokenCounter,
+    TrimReadBacks,
     Turn,
 )
 from ctxpipe.edits.repair import repair
@@ -158,7 +160,7 @@ class Tokens:
 # The pipeline under test --------------------------------------------------------------------------
 
 
-STAGES = ("direct", "batch", "compact", "truncate")
+STAGES = ("direct", "trim", "batch", "compact", "truncate")
 
 
 class Setting:
@@ -168,7 +170,7 @@ class Setting:
         self.clock = clock
         self.root, self.work = folder / "root", folder / "work"
         self.order = (
-            list(STAGES) if random.randrange(2) else random.sample(STAGES, random.randrange(1, 5))
+            list(STAGES) if random.randrange(2) else random.sample(STAGES, random.randrange(1, 6))
         )
         trigger = random.choice((300, 1000, 2500, 8000))
         self.budget = Budget(
@@ -179,7 +181,10 @@ class Setting:
             "min_chars": random.choice((1, 300, 1000)),
             "preview": random.choice((None, Preview(20, 10))),
             "reference": random.choice(("absolute", "absolute", "storage", "{key}")),
-            "read_back_chars": random.choice((700, 100_000)),
+        }
+        self.trim = {
+            "max_chars": random.choice((700, 100_000)),
+            "reference": self.direct["reference"],
         }
         self.batch = {
             "gate": random.choice(
@@ -215,13 +220,13 @@ class Setting:
         retry = Retry(max_retries=MAX_RETRIES, sleep=at_once, clock=self.clock)
         made: Mapping[str, Callable[[], Stage]] = {
             "direct": lambda: DirectOffload(disk, **cast("Any", self.direct)),
+            "trim": lambda: TrimReadBacks(disk, **cast("Any", self.trim)),
             "batch": lambda: BatchOffload(disk, **cast("Any", self.batch)),
             "compact": lambda: Compact(
                 self.writer,
                 disk,
                 restore=Restore(files=LocalFiles(self.work), shell=True),
-                retry=retry,
-                clock=self.clock,
+                breaker=Breaker(retry=retry, clock=self.clock),
             ),
             "truncate": lambda: SmartTruncate(disk, self.max_tokens, shell=True),
         }

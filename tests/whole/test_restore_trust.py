@@ -16,10 +16,10 @@ import pytest
 from histories import assistant, conversation, step, tool_result, tool_use, user
 
 from ctxpipe import Budget, Compact, Compacted, ContextPipeline, LocalStorage, Restore, presets
-from ctxpipe.edits.repair import INTERRUPTED
-from ctxpipe.edits.restore import COMMON_WRITING_TOOLS, working_set
-from ctxpipe.edits.views import COMMON_READING_TOOLS
+from ctxpipe.agent_tools import COMMON_READING_TOOLS, COMMON_WRITING_TOOLS
+from ctxpipe.edits.restore import working_set
 from ctxpipe.errors import SettingsError, StorageError
+from ctxpipe.markers.repairs import INTERRUPTED
 from ctxpipe.messages import Message
 from ctxpipe.storage.files import FileText, LocalFiles
 from ctxpipe.storage.secrets import is_secret
@@ -592,7 +592,7 @@ def test_a_preset_reads_files_only_where_it_is_told_to(tmp_path: Path) -> None:
 
     given = {"none": None, "folder": str(tmp_path)}
     restores = {
-        name: presets.coding_agent(storage, work_dir=folder)[2] for name, folder in given.items()
+        name: presets.coding_agent(storage, work_dir=folder)[3] for name, folder in given.items()
     }
 
     assert isinstance(restores["none"], Compact)

@@ -14,6 +14,7 @@ from processes import python
 
 from ctxpipe import (
     BatchOffload,
+    Breaker,
     Budget,
     Change,
     Compact,
@@ -118,9 +119,11 @@ STAGES: dict[str, Callable[[], Stage]] = {
     "direct, loud storage": lambda: DirectOffload(loud()),
     "batch, loud storage": lambda: BatchOffload(loud(), gate=RatioGate(0), keep_recent=0),
     "compact, loud archive": lambda: Compact(ExtractiveSummarizer(), archive=loud()),
-    "compact, loud summarizer": lambda: Compact(loud_summary, archive=storage(), retry=ONCE),
+    "compact, loud summarizer": lambda: Compact(
+        loud_summary, archive=storage(), breaker=Breaker(retry=ONCE)
+    ),
     "compact, loud model": lambda: Compact(
-        PromptSummarizer(loud_ask), archive=storage(), retry=ONCE
+        PromptSummarizer(loud_ask), archive=storage(), breaker=Breaker(retry=ONCE)
     ),
     "truncate, loud archive": lambda: SmartTruncate(archive=loud()),
     "truncate, loud archive not required": lambda: SmartTruncate(

@@ -17,16 +17,16 @@ from ctxpipe import (
     BatchOffload,
     Budget,
     ContextPipeline,
-    DirectOffload,
     LocalStorage,
     Message,
     SmartTruncate,
-    facts,
-    pieces,
+    TrimReadBacks,
+    activity,
     runner,
 )
 from ctxpipe.edits import offload, truncate
 from ctxpipe.messages import bulk, compact_json, is_bulky, is_encodable, values, without_surrogates
+from ctxpipe.workers import pieces
 
 
 class Threads:
@@ -132,7 +132,7 @@ async def test_what_was_read_back_is_compared_with_its_file_in_a_thread(
     call = tool_use("t9", "bash", {"command": f"cat {where}"})
     history = conversation(user("go"), assistant(call), user(tool_result("t9", show(text))))
 
-    await ContextPipeline([DirectOffload(storage)]).session("s").run(history)
+    await ContextPipeline([TrimReadBacks(storage)]).session("s").run(history)
 
     assert threads.seen["contains_excerpt"] == {False}
 
@@ -147,7 +147,7 @@ async def test_what_is_too_long_to_be_compared_is_offloaded_like_any_other_resul
     call = tool_use("t9", "bash", {"command": f"cat {where}"})
     history = conversation(user("go"), assistant(call), user(tool_result("t9", text)))
 
-    await ContextPipeline([DirectOffload(storage)]).session("s").run(history)
+    await ContextPipeline([TrimReadBacks(storage)]).session("s").run(history)
 
     assert (await storage.read("s/t9.md")).text == text
 
@@ -186,10 +186,10 @@ def test_words_are_found_in_pieces_as_in_the_whole(text: str, size: int) -> None
 
 def test_identifiers_are_those_of_the_whole_text(monkeypatch: pytest.MonkeyPatch) -> None:
     history = conversation(user("see PROJ-123, a1b2c3d4 " * 50), assistant("PROJ-123 a1b2c3d4"))
-    whole = facts.identifiers(history)
+    whole = activity.identifiers(history)
     monkeypatch.setattr(pieces, "_SEARCH_CHARS", 40)
 
-    assert facts.identifiers(history) == whole == ["PROJ-123", "a1b2c3d4"]
+    assert activity.identifiers(history) == whole == ["PROJ-123", "a1b2c3d4"]
 
 
 @given(

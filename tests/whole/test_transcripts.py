@@ -13,8 +13,8 @@ from recorded import TRANSCRIPTS, recorded, turns
 
 from ctxpipe import BatchOffload, ContextPipeline, DirectOffload, LocalStorage, Outcome, check
 from ctxpipe.edits.offload import stored_text
+from ctxpipe.markers.placeholders import BATCH, reference
 from ctxpipe.messages import Message, blocks, tool_results
-from ctxpipe.placeholders import BATCH, reference
 
 pytestmark = pytest.mark.shared
 

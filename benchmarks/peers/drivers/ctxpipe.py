@@ -21,6 +21,7 @@ from ctxpipe import (
     LocalStorage,
     Restore,
     SmartTruncate,
+    TrimReadBacks,
     presets,
 )
 from ctxpipe.lab.workbench import MemoryStorage, SeenFiles
@@ -29,8 +30,7 @@ from ctxpipe.summarizers import AnthropicSummarizer, ExtractiveSummarizer, Promp
 COUNTER = "tiktoken, exact, each text once"
 WAYS = {
     "default": (
-        "the README's four stages, every default, summaries by AnthropicSummarizer's default "
-        "request"
+        "the README's stages, every default, summaries by AnthropicSummarizer's default request"
     ),
     "coding": "presets.coding_agent, every default",
     "compact": "Compact alone, given trigger",
@@ -39,7 +39,7 @@ WAYS = {
     "compact, in memory": "Compact alone, given trigger, archived in MemoryStorage",
     "free": "BatchOffload alone, keep_recent=5: old results to files",
     "free, in memory": "the same, to MemoryStorage",
-    "offload": "the four stages, DirectOffload above the given number of characters",
+    "offload": "the same stages, DirectOffload above the given number of characters",
     "both": "presets.coding_agent, compaction at the given trigger",
 }
 ORIGINALS = {
@@ -119,7 +119,13 @@ class Peer:
             stages = [compact]
         else:
             direct = DirectOffload(storage, min_chars=min_chars)
-            stages = [direct, BatchOffload(storage), compact, SmartTruncate(archive=storage)]
+            stages = [
+                direct,
+                TrimReadBacks(storage),
+                BatchOffload(storage),
+                compact,
+                SmartTruncate(archive=storage),
+            ]
         self.options: dict[str, Any] = {}
         self.session = ContextPipeline(stages, budget=budget).session("run")
 

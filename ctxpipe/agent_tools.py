@@ -1,0 +1,217 @@
+"""What is known about the tools of widespread agents and editors: the one table of names and keys.
+
+What they are called, which of them show, change or run something, under which key of the input they
+take a path, a folder or a command line, and how they number the lines of a file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+__all__ = [
+    "AGENT_TOOLS",
+    "COMMAND_KEYS",
+    "COMMON_READING_TOOLS",
+    "COMMON_WRITING_TOOLS",
+    "EDITOR_COMMANDS",
+    "FOLDER_KEYS",
+    "GUTTER",
+    "NOTE",
+    "NOTE_END",
+    "NUMBERED_LINE",
+    "PATH_KEY",
+    "PLACE_KEY",
+    "PLAN_NAME",
+    "POSSIBLE_COMMAND_KEYS",
+    "READING_TOOLS",
+    "READ_BACK_TOOLS",
+    "SHELL_TOOLS",
+    "VIEW_COMMAND",
+    "WIDE_GUTTER",
+    "WRITING_NAME",
+    "WRITING_TOOLS",
+    "WRITTEN_GUTTER",
+    "AgentTool",
+    "ReadingTools",
+]
+
+Keys: TypeAlias = str | Sequence[str]
+
+ReadingTools: TypeAlias = Mapping[str, Keys]
+"""Name of a tool → the input key that holds the path, or several keys where agents differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTool:
+    """A tool called *name*.
+
+    *read* and *written* are the keys of the path that it shows and of the path that it changes. An
+    input that *has_text* holds whole texts, which may go to a file when they are old. What *runs*
+    takes a command line, and is known by its name in lower case.
+    """
+
+    name: str
+    read: Keys = ()
+    written: Keys = ()
+    has_text: bool = False
+    runs: bool = False
+
+
+_ANY_PATH = ("path", "filePath", "file_path")
+
+AGENT_TOOLS = (
+    AgentTool("read_file", read="path"),
+    AgentTool("Read", read="file_path"),
+    AgentTool("read", read=_ANY_PATH),
+    AgentTool("ReadFile", read="path"),
+    AgentTool("read_many_files", read="path"),
+    AgentTool("view", read=("path", "file_path")),
+    AgentTool("View", read=("file_path", "path")),
+    AgentTool("view_file", read=("path", "file_path", "AbsolutePath")),
+    AgentTool("open_file", read="path"),
+    AgentTool("NotebookRead", read="notebook_path"),
+    AgentTool("write_file", written="path", has_text=True),
+    AgentTool("create_file", written="path", has_text=True),
+    AgentTool("edit_file", written="path", has_text=True),
+    # To take their inputs out as well would change contexts that are in use.
+    AgentTool("replace_in_file", written="path"),
+    AgentTool("str_replace", written="path"),
+    AgentTool("Write", written="file_path", has_text=True),
+    AgentTool("Edit", written="file_path", has_text=True),
+    AgentTool("MultiEdit", written="file_path", has_text=True),
+    AgentTool("NotebookEdit", written="notebook_path", has_text=True),
+    AgentTool("write", written=_ANY_PATH, has_text=True),
+    AgentTool("edit", written=_ANY_PATH, has_text=True),
+    # Editors, which do both; `VIEW_COMMAND` says which of the two a call does.
+    AgentTool("str_replace_editor", read="path", written="path", has_text=True),
+    AgentTool("str_replace_based_edit_tool", read="path", written="path", has_text=True),
+    # They have no path, or it is inside the text, or agents differ in its key.
+    AgentTool("create", has_text=True),
+    AgentTool("apply_patch", has_text=True),
+    AgentTool("ExitPlanMode", has_text=True),
+    AgentTool("bash", runs=True),
+    AgentTool("exec_command", runs=True),
+    AgentTool("execute_bash", runs=True),
+    AgentTool("execute_command", runs=True),
+    AgentTool("local_shell", runs=True),
+    AgentTool("run_command", runs=True),
+    AgentTool("run_in_terminal", runs=True),
+    AgentTool("run_shell_command", runs=True),
+    AgentTool("run_terminal_cmd", runs=True),
+    AgentTool("sh", runs=True),
+    AgentTool("shell", runs=True),
+    AgentTool("shell_command", runs=True),
+    AgentTool("terminal", runs=True),
+)
+
+READING_TOOLS: Mapping[str, str] = {"read_file": "path"}
+"""The only reading tool that the requirements name."""
+
+COMMON_READING_TOOLS: ReadingTools = {tool.name: tool.read for tool in AGENT_TOOLS if tool.read}
+"""The reading tools of widespread agents and editors."""
+
+COMMON_WRITING_TOOLS: ReadingTools = {
+    tool.name: tool.written for tool in AGENT_TOOLS if tool.written
+}
+"""The writing tools of widespread agents and editors: name → the input key that holds the path."""
+
+WRITING_TOOLS = frozenset(tool.name for tool in AGENT_TOOLS if tool.has_text)
+"""Tools of common agents whose inputs hold whole texts; a value for `BatchOffload.inputs`."""
+
+SHELL_TOOLS = frozenset(tool.name for tool in AGENT_TOOLS if tool.runs)
+"""Tools that take a command line, in lower case."""
+
+READ_BACK_TOOLS = frozenset({"read_offloaded", "search_offloaded"})
+"""Our own reading tools, whose results are never offloaded."""
+
+
+# Inputs -------------------------------------------------------------------------------------------
+
+VIEW_COMMAND = "view"
+"""What an editor's tool is told under "command" to show a file instead of changing it."""
+
+EDITOR_COMMANDS = frozenset({VIEW_COMMAND, "create", "str_replace", "insert", "undo_edit"})
+"""What stands under "command" in the input of an editor's tool, and is no command line."""
+
+COMMAND_KEYS = ("command", "cmd")
+"""The keys of a command line in the input of a tool that is known to take one."""
+
+FOLDER_KEYS = (
+    "workdir",
+    "work_dir",
+    "working_dir",
+    "working_directory",
+    "workingDirectory",
+    "cwd",
+    "Cwd",
+    "cd",
+    "dir_path",
+    "directory",
+    "folder",
+)
+"""The keys of the folder in which a command line runs."""
+
+PLACE_KEY = re.compile(
+    r"cwd|cd$|dir|folder|root|path|host|container|image|session|workspace|machine|remote",
+    re.IGNORECASE,
+)
+"""A key that may say where a command line runs: with one that is not in `FOLDER_KEYS`, unknown."""
+
+
+# Guesses ------------------------------------------------------------------------------------------
+
+# For tools that are not in the table, by what names usually mean. They are good enough for a list
+# in the evidence, where a wrong guess costs a line; no file is restored because of them.
+
+PATH_KEY = re.compile(
+    r"(?:^|_)(?:path|file|filename|filepath|notebook|dir|directory|folder|cwd|workdir|uri)s?$|"
+    r"(?:Path|File|Dir)s?$"
+)
+"""A key that holds a path, whatever the tool."""
+
+POSSIBLE_COMMAND_KEYS = (*COMMAND_KEYS, "call", "script")
+"""The keys of a command line, whatever the tool."""
+
+WRITING_NAME = re.compile(
+    r"write|edit|create|replace|insert|patch|append|save|move|rename|delete", re.IGNORECASE
+)
+"""A name of a tool that changes files."""
+
+PLAN_NAME = re.compile(r"todo|plan|task", re.IGNORECASE)
+"""A name of a tool that keeps a plan."""
+
+
+# Notes --------------------------------------------------------------------------------------------
+
+NOTE, NOTE_END = "<system-reminder>", "</system-reminder>"
+"""Around what an agent tells the model: in a message of its own, or appended to a tool's text."""
+
+
+# Line numbers -------------------------------------------------------------------------------------
+
+# Views number the lines of a file as ``cat -n`` and ``nl`` do, or with 12→, 12│, 12| and 12:. What
+# is looked for decides how much is believed to be a gutter.
+
+NUMBERED_LINE = re.compile(r"^[ \t]*(\d{1,7}) ?([→\t|│:])(.*)$", re.MULTILINE)
+"""A numbered line: its number, the sign after it, and the line itself.
+
+Whether a text is numbered at all is for the caller to decide from all of its lines.
+"""
+
+GUTTER = re.compile(r"^[ \t]*[0-9]{1,9}(?:[→│|:] ?|\t)")
+"""The gutter of one line, with the blank that may follow its sign.
+
+For comparing whole lines with those of a stored text: what is taken off by mistake is not found.
+"""
+
+WRITTEN_GUTTER = re.compile(r"^[ ]*\d+(?:→|\t|\||: )", re.MULTILINE)
+"""The gutters of all lines, up to where the file's own indentation begins.
+
+For comparing a view with the file: nothing of the line itself may be taken off.
+"""
+
+WIDE_GUTTER = re.compile(r"^\s*\d+\s*(?:→|\t|\||:(?=\s))\s?")
+"""The gutter of one line whose indentation does not matter; 12:30 is none."""

@@ -1,0 +1,430 @@
+"""What a source text defines: names and lines, found in its syntax tree by a table of languages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeAlias
+
+from ..agent_tools import NUMBERED_LINE
+from .languages import STEPS, DefinitionType, Language, language_called, language_of
+
+if TYPE_CHECKING:
+    from ast_grep_py import Rule, SgNode
+
+__all__ = [
+    "Definition",
+    "definitions",
+    "definitions_in_batches",
+    "without_gutter",
+    "without_macros",
+]
+
+_BATCH = 500  # definitions: decoding them blocks the interpreter
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A name that a source defines, and the line of that name, counted from 1."""
+
+    type: DefinitionType
+    name: str
+    line: int
+
+
+Definitions: TypeAlias = tuple[Definition, ...]
+
+
+def definitions(path: str, text: str) -> Definitions | None:
+    """What *text*, the file at *path* or a view of it, defines, from top to bottom.
+
+    None in an unknown language. Lines are the file's own where a view numbers them. Broken syntax
+    yields what can be read. Hostile text of a few kilobytes can block the parser, and with it the
+    interpreter, for minutes: call this in a process under limits.
+    """
+    language = language_of(path)
+    if language is None:
+        return None
+    source, numbers = without_gutter(text)
+    found = _read(_without_long_lines(source), language)
+    if not numbers:
+        return tuple(found)
+    return tuple(replace(each, line=numbers[each.line - 1]) for each in found)
+
+
+def definitions_in_batches(
+    texts: Sequence[str],
+) -> Iterator[list[tuple[DefinitionType, str, int]] | None]:
+    """The definitions of each file in batches, with None after the last batch of a file.
+
+    *texts* are path, text, path, text, …
+    """
+    for path, text in zip(texts[::2], texts[1::2], strict=True):
+        found = definitions(path, text) or ()
+        rows = [(each.type, each.name, each.line) for each in found]
+        for start in range(0, len(rows), _BATCH):
+            yield rows[start : start + _BATCH]
+        yield None
+
+
+# Views --------------------------------------------------------------------------------------------
+
+SAMPLE = 4000  # characters: a view is numbered from its beginning or not at all
+# A longer one is data or minified, and finding a node's position takes as long as its line is.
+LONGEST_LINE = 5000
+
+
+def without_gutter(text: str) -> tuple[str, list[int]]:
+    """*text* without the line numbers of a view, and those numbers.
+
+    The gutters recognized are those of ``cat -n`` and ``nl``, ``12→``, ``12: `` and ``12|``. Lines
+    without a number, such as a tool's remarks, become empty. Without a gutter the list is empty.
+    """
+    if not _is_numbered(text[:SAMPLE]):
+        return text, []
+    code: list[str] = []
+    numbers: list[int] = []
+    for line in text.split("\n"):
+        row = NUMBERED_LINE.match(line)
+        if row is None:
+            code.append("")
+            numbers.append(0)
+        else:
+            code.append(row[3])
+            numbers.append(int(row[1]))
+    if all(line.startswith(" ") for line in code if line):  # the blank after "12:" is the gutter's
+        code = [line[1:] for line in code]
+    return "\n".join(code), numbers
+
+
+def _is_numbered(sample: str) -> bool:
+    rows = list(NUMBERED_LINE.finditer(sample))
+    if len(rows) < 2:
+        return False
+    text_lines = [line for line in sample.splitlines() if line and not line.isspace()]
+    if 2 * len(rows) < len(text_lines):
+        return False
+    signs = {row[2] for row in rows}
+    if len(signs) > 1:
+        return False
+    numbers = [int(row[1]) for row in rows]
+    return all(one < other for one, other in pairwise(numbers))
+
+
+def _without_long_lines(source: str) -> str:
+    lines = source.split("\n")
+    if max(map(len, lines)) <= LONGEST_LINE:
+        return source
+    return "\n".join("" if len(line) > LONGEST_LINE else line for line in lines)
+
+
+# Parsing ------------------------------------------------------------------------------------------
+
+
+def _read(source: str, language: Language) -> list[Definition]:
+    """The definitions in the best reading of *source*; the first one without errors is the last."""
+    best: list[Definition] = []
+    best_score: tuple[int, int] | None = None
+    for reading, as_language in _readings(source, language):
+        tree = _parse(reading, as_language)
+        errors = _error_chars(tree)
+        is_doubtful = errors > 0 or reading is not source
+        found = _find_definitions(tree, as_language, is_doubtful)
+        score = (len(found), -errors)
+        if best_score is None or score > best_score:
+            best, best_score = found, score
+        if not errors:
+            break
+    return best
+
+
+def _readings(source: str, language: Language) -> Iterator[tuple[str, Language]]:
+    """*source*, and other ways to read it, all with the same line numbers."""
+    yield source, language
+    if language.has_macros:
+        yield without_macros(source), language
+    if language.else_as:
+        yield source, language_called(language.else_as)
+    beginning = source.lstrip("\r\n")
+    cautious = replace(language, bodied=f"{language.bodied} {language.misread}")
+    for opening, first_line in language.openings.items():
+        if re.match(first_line, beginning):
+            yield opening + source, cautious
+
+
+def _parse(source: str, language: Language) -> SgNode:
+    from ast_grep_py import SgRoot
+
+    without_surrogates = source.encode(errors="replace").decode()
+    return SgRoot(without_surrogates, language.name).root()
+
+
+def _error_chars(tree: SgNode) -> int:
+    """How many characters belong to no construct of the language."""
+    spans = (node.range() for node in tree.find_all(kind="ERROR"))
+    return sum(span.end.index - span.start.index + 1 for span in spans)
+
+
+MACRO = r"[A-Z][A-Z0-9_]{2,}(?:[ \t]*\([^()\n]*\))?"
+MACROS = re.compile(
+    rf"""
+    ^[ \t]*(?:
+        # a conditional: all its branches stay
+        \#[ \t]*(?:if|elif|else|endif)[^\n]*(?:(?<=\\)\n[^\n]*)*
+        # a macro that is a line
+      | {MACRO}[ \t]*;?[ \t]*$
+        # macros before a declaration,
+      | (?:{MACRO}[ \t]+)+(?=[\w:<~])
+    )
+    | (?<![ \t])(?=[ \t]+[A-Z][A-Z0-9_]{{2}})(?:
+        # within it,
+        (?:(?<=\bstatic)|(?<=\binline)|(?<=\bconstexpr)|(?<=\bvirtual)|(?<=\bextern)|(?<=\bfriend)
+          |(?<=>))
+        (?:[ \t]+{MACRO})+(?=[ \t]+[\w:<~])
+      | (?:(?<=\bclass)|(?<=\bstruct))(?:[ \t]+{MACRO})+(?=[ \t]+\w[\w:<>,\s]{{0,200}}[:{{;])
+        # and after its parameters
+      | (?:(?<=\))|(?<=\bconst)|(?<=\boverride))[ \t]+{MACRO}(?=\s*[{{;])
+    )
+    """,
+    re.MULTILINE | re.VERBOSE,
+)
+
+
+def without_macros(source: str) -> str:
+    """C or C++ with blanks for preprocessor conditionals and for the macros around declarations."""
+    return MACROS.sub(_blank_out, source)
+
+
+def _blank_out(macro: re.Match[str]) -> str:
+    return re.sub(r"[^\n]", " ", macro[0])
+
+
+# Definitions --------------------------------------------------------------------------------------
+
+STATEMENTS = (
+    "await case catch do else export for function if import return super switch throw try while"
+    " with yield"
+)
+# The apparent names of statements that were misread as definitions.
+NO_NAMES = frozenset({"_", *STATEMENTS.split()})
+# Characters; a longer one is computed: a key that is an expression, the type that an impl is for.
+LONGEST_NAME = 100
+# Not a name, or one that would break out of the block that it is printed in.
+ODD = re.compile(r"[{};\n]|system-reminder")
+
+
+def _find_definitions(tree: SgNode, language: Language, is_doubtful: bool) -> list[Definition]:
+    found = list(_definitions_by_kind(tree, language))
+    if is_doubtful or language.unparsed:
+        found += _definitions_by_keyword(tree, language)
+    if is_doubtful:
+        found = [each for each in found if each.name not in NO_NAMES]
+    found.sort(key=lambda each: each.line)
+    return list(dict.fromkeys(found))
+
+
+def _definitions_by_kind(tree: SgNode, language: Language) -> Iterator[Definition]:
+    """The definitions that are nodes of the tree."""
+    types = _kinds(language.name)
+    bodied = language.bodied.split()
+    end_of_function = 0
+    for node in tree.find_all(any=_rules(language.name)):
+        span = node.range()
+        if span.start.index < end_of_function:
+            continue
+        if node.kind() in bodied and node.field("body") is None:
+            continue
+        type_ = _definition_type(node, types, language)
+        if type_ == "function" and not language.has_locals:
+            end_of_function = span.end.index
+        prefix = language.prefixes.get(node.kind(), "")
+        for name in _names(node, language):
+            text = prefix + _name_text(name)
+            if _is_name(text):
+                yield Definition(type_, text, _line(name))
+
+
+def _is_name(text: str) -> bool:
+    return 0 < len(text) <= LONGEST_NAME and not ODD.search(text)
+
+
+def _line(node: SgNode) -> int:
+    return node.range().start.line + 1
+
+
+def _definitions_by_keyword(tree: SgNode, language: Language) -> Iterator[Definition]:
+    """The names after a keyword where the parser could not build a definition, or did not try."""
+    rules: list[Rule] = [{"kind": "ERROR"}]
+    if language.unparsed:
+        keywords = "|".join(language.keywords)
+        rules.append({"kind": language.unparsed, "regex": rf"\b({keywords})\s+\w"})
+    for node in tree.find_all(any=rules):
+        leaves = [child for child in node.children() if child.is_leaf()]
+        for keyword, name in pairwise(leaves):
+            type_ = language.keywords.get(keyword.text())
+            if type_ is not None and re.fullmatch(r"[^\W\d]\w*[?!]?", name.text()):
+                yield Definition(type_, name.text(), _line(name))
+
+
+@cache
+def _kinds(language: str) -> Mapping[str, DefinitionType]:
+    return dict(language_called(language).kinds())
+
+
+@cache
+def _rules(language: str) -> list[Rule]:
+    """The parser's rules for every kind of definition that the language has."""
+    table = language_called(language)
+    rules: list[Rule] = []
+    for kind in _kinds(language):
+        rule: Rule = {"kind": kind}
+        if kind in table.inside:
+            parents: list[Rule] = [{"kind": parent} for parent in table.inside[kind].split()]
+            rule["inside"] = {"any": parents}
+        if kind in table.outside:
+            rule["not"] = {"inside": {"kind": table.outside[kind], "stopBy": "end"}}
+        rules.append(rule)
+    if table.calls:
+        macros = "|".join(table.calls)
+        rules.append({"kind": "call", "has": {"field": "target", "regex": f"^({macros})$"}})
+    return [rule for rule in rules if _is_known(rule, language)]
+
+
+def _is_known(rule: Rule, language: str) -> bool:
+    """Whether the installed parser has the kinds of *rule*.
+
+    A kind that a later grammar renames must not cost the rest.
+    """
+    from ast_grep_py import SgRoot
+
+    try:
+        SgRoot("", language).root().find(any=[rule])
+    except RuntimeError:
+        return False
+    return True
+
+
+def _definition_type(
+    node: SgNode, types: Mapping[str, DefinitionType], language: Language
+) -> DefinitionType:
+    target = node.field("target") if language.calls else None
+    if target is not None:
+        return language.calls[target.text()]
+    type_ = types[node.kind()]
+    if type_ == "function" or not language.told_by:
+        return type_
+    for child in node.children():
+        exact_type = language.told_by.get(child.kind())
+        if exact_type:
+            return exact_type
+    return type_
+
+
+# Names --------------------------------------------------------------------------------------------
+
+DECLARATORS = frozenset(
+    {"function_declarator", "pointer_declarator", "array_declarator", "reference_declarator"}
+)
+COMPUTED = frozenset({"subscript_expression", "bracket_index_expression"})
+PATTERNS = frozenset({"object_pattern", "array_pattern"})
+WRAPPERS = frozenset(
+    {
+        "parenthesized_expression",
+        "expression_list",
+        "as_expression",
+        "satisfies_expression",
+        "type_annotation",
+    }
+)
+
+
+def _names(node: SgNode, language: Language) -> Iterator[SgNode]:
+    """The names of a definition: the target's that it is assigned to, if any, and its own."""
+    target = _target_name(node, language) if language.named_by else None
+    if target is not None:
+        yield target
+    kind = node.kind()
+    own = _find_name(node, language.names.get(kind, "name"), language.through.get(kind, ""))
+    if own is None:
+        return
+    if target is None or target.text() != own.text():
+        yield own
+
+
+def _target_name(node: SgNode, language: Language) -> SgNode | None:
+    parent = node.parent()
+    while parent is not None and parent.kind() in WRAPPERS:
+        parent = parent.parent()
+    if parent is None:
+        return None
+    places = language.named_by.get(parent.kind())
+    if not places:
+        return None
+    return _find_name(parent, places)
+
+
+def _find_name(node: SgNode, places: str, through: str = "") -> SgNode | None:
+    """The name in the first of *places* that *node* has.
+
+    With *through*, only where one of those is around it.
+    """
+    for place in places.split():
+        part = node.field(place)
+        if part is None:
+            children = (child for child in node.children() if child.kind() == place)
+            part = next(children, None)
+        if part is not None:
+            return _innermost(part, through.split())
+    return None
+
+
+def _innermost(node: SgNode, through: list[str]) -> SgNode | None:
+    declarator = ""
+    kind = node.kind()
+    while kind in STEPS:
+        if kind in DECLARATORS:
+            declarator = kind
+        part = _next_step(node, kind)
+        if part is None:
+            return None
+        if kind in COMPUTED and part.kind() != "string":
+            return None
+        node = part
+        kind = node.kind()
+    if kind in PATTERNS:
+        return None
+    if through and declarator not in through and kind not in through:
+        return None
+    return node
+
+
+def _next_step(node: SgNode, kind: str) -> SgNode | None:
+    if kind == "binary_operator":  # a guard after the head, or the definition of an operator
+        operator = node.field("operator")
+        if operator is None or operator.text() == "when":
+            return node.field("left")
+        return operator
+    if STEPS[kind]:
+        return node.field(STEPS[kind])
+    parts = [child for child in node.children() if child.is_named()]
+    if not parts:
+        return None
+    if kind == "string" and len(parts) > 1:  # no string with escapes is a name
+        return None
+    return parts[0]
+
+
+def _name_text(name: SgNode) -> str:
+    kind = name.kind()
+    text = name.text()
+    if kind == "operator_cast":
+        parameters = name.find(kind="abstract_function_declarator")
+        if parameters is not None:
+            length = parameters.range().start.index - name.range().start.index
+            text = text[:length]
+    if kind == "operator_name":
+        text = f"operator {text.removeprefix('operator').strip()}"
+    return " ".join(text.strip("`").split())

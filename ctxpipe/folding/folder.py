@@ -1,0 +1,198 @@
+"""Fold files without holding up the event loop: they are parsed in a process of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TypeAlias
+
+from anyio.lowlevel import checkpoint
+
+from ..settings import FLAG, SIZE, check_settings
+from ..tokens import Counting, as_counter
+from ..tokens.counter import COUNTING
+from ..tokens.memo import Memo
+from ..workers.pieces import pieces
+from ..workers.processes import in_process
+from ..workers.threads import in_thread
+from .definitions import Definition, definitions_in_batches
+from .fold import (
+    MAX_LINE_SPAN,
+    MAX_TOKENS,
+    Folded,
+    Outline,
+    fold_outlines,
+    format_file,
+    merge_functions,
+)
+from .languages import DefinitionType, language_of
+
+__all__ = ["Folder"]
+
+logger = logging.getLogger("ctxpipe")
+
+Files: TypeAlias = Sequence[tuple[str, str]]
+Definitions: TypeAlias = tuple[Definition, ...]
+Key: TypeAlias = tuple[str, bytes]
+
+Batch: TypeAlias = list[tuple[DefinitionType, str, int]]
+
+PATIENCE_SECONDS = 10  # source is read at megabytes per second; what takes longer is no source
+_MEMORY_BYTES = 2**30
+_MEMORY_BYTES_PER_CHAR = 100  # a syntax tree, for each character of the source
+MEMO_BYTES = 16 * 2**20
+_DEFINITION_BYTES = 250
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """Folds files for the stages.
+
+    Each distinct text is parsed once per process, whatever the settings. Source is
+    parsed in a worker process, never on the event loop: a few kilobytes of hostile text hold a
+    parser for minutes. A file on which the parser fails or takes too long is not folded, and where
+    no process can be started none is; both are logged as warnings.
+    """
+
+    max_tokens: int | None = MAX_TOKENS
+    merge_functions: bool = True
+    max_line_span: int = MAX_LINE_SPAN
+    counter: Counting | None = None
+
+    def __post_init__(self) -> None:
+        check_settings(
+            self,
+            max_tokens=SIZE.optional,
+            merge_functions=FLAG,
+            max_line_span=SIZE,
+            counter=COUNTING.optional,
+        )
+
+    async def fold(self, files: Files, /, count: Counting | None = None) -> list[str | None]:
+        """The folded text of each file, a pair of path and text.
+
+        None where that would be no shorter, or cannot be. The budget of tokens is for all of them
+        together, by *count*, else the counter of this folder.
+        """
+        definitions = await self._definitions(files)
+        outlines, whole = await in_thread(self._outlines, files, definitions)
+        if self.max_tokens is None or not whole.content:
+            return list(whole.folded)
+        counter = as_counter(count or self.counter)
+        (tokens,) = await counter.texts([whole.content])
+        fold_to_budget = partial(
+            fold_outlines,
+            outlines,
+            max_tokens=self.max_tokens,
+            count=lambda _: tokens,
+        )
+        within_budget = await in_thread(fold_to_budget)
+        return list(within_budget.folded)
+
+    def _outlines(
+        self,
+        files: Files,
+        found: Sequence[Definitions],
+    ) -> tuple[list[tuple[str, Outline]], Folded]:
+        """The outline of each file, and all of them folded.
+
+        An outline is empty where it would be no shorter than the file.
+        """
+        outlines: list[tuple[str, Outline]] = []
+        for (path, text), definitions in zip(files, found, strict=True):
+            outline: Outline = merge_functions(
+                definitions, self.max_line_span, merge=self.merge_functions
+            )
+            if len(format_file(path, outline)) >= len(text):
+                outline = ()
+            outlines.append((path, outline))
+        return outlines, fold_outlines(outlines, max_tokens=None, count=len)
+
+    async def _definitions(self, files: Files) -> list[Definitions]:
+        memo = _memo()
+        keys = await in_thread(_keys, files)
+        known: dict[Key | None, Definitions | None] = {}
+        for key in keys:
+            if key is not None:
+                known[key] = memo.get(key)
+        files_by_key = dict(zip(keys, files, strict=True))
+        new = [key for key in known if key is not None and known[key] is None]
+        found: list[Definitions] = []
+        if new:
+            found = await _parse([files_by_key[key] for key in new])
+        # A worker that fails leaves the last ones for another time.
+        for key, definitions in zip(new, found, strict=False):
+            known[key] = definitions
+            memo.put(key, definitions, _DEFINITION_BYTES * (1 + len(definitions)))
+        return [known.get(key) or () for key in keys]
+
+
+@cache
+def _memo() -> Memo[Key, Definitions]:
+    """What each text defines.
+
+    One for the process: it is the same for everyone, and the stages make folders freely.
+    """
+    return Memo(MEMO_BYTES)
+
+
+def _keys(files: Files) -> list[Key | None]:
+    """What the definitions of each file are remembered under: its language and its text."""
+    keys: list[Key | None] = []
+    for path, text in files:
+        language = language_of(path)
+        if language is None:
+            keys.append(None)
+        else:
+            keys.append((language.name, _digest(text)))
+    return keys
+
+
+def _digest(text: str) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for piece in pieces(text):
+        digest.update(piece.encode(errors="surrogatepass"))
+    return digest.digest()
+
+
+async def _parse(files: Files) -> list[Definitions]:
+    """What *files* define, up to the first on which the worker process fails.
+
+    For that one nothing, and nothing after it.
+    """
+    texts = [part for file in files for part in file]
+    chars = sum(map(len, texts))
+    memory = _MEMORY_BYTES + _MEMORY_BYTES_PER_CHAR * chars
+    answers = await in_process(
+        definitions_in_batches, texts, seconds=PATIENCE_SECONDS, memory_bytes=memory
+    )
+    found = [await _unpack(batches) for batches in _by_file(answers.items)]
+    if answers.end == "unavailable":
+        logger.warning("no worker process can be started: %d files are not folded", len(files))
+    elif len(found) < len(files):
+        logger.warning("a file cannot be folded: the parser failed or took too long")
+        logger.debug("the file that cannot be folded is %r", files[len(found)][0])
+        found.append(())
+    return found
+
+
+def _by_file(answers: Iterable[Batch | None]) -> Iterator[list[Batch]]:
+    """The batches of each file whose answer is complete."""
+    batches: list[Batch] = []
+    for batch in answers:
+        if batch is None:
+            yield batches
+            batches = []
+        else:
+            batches.append(batch)
+
+
+async def _unpack(batches: Iterable[Batch]) -> Definitions:
+    definitions: list[Definition] = []
+    for batch in batches:
+        await checkpoint()
+        definitions += [Definition(*values) for values in batch]
+    return tuple(definitions)

@@ -1,0 +1,118 @@
+"""The gateway as an ASGI application: who gets in, and what becomes of each path."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import httpx2
+from anyio import to_thread
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from .bill import known_prices
+from .body import Refused
+from .exchange import Exchange
+from .formats import format_of
+from .guard import Guard, error_body
+from .page import headers as page_headers
+from .page import write_page
+from .record import Record
+from .shaping import Shaper
+from .upstream import Upstream, limit, reply_with
+
+if TYPE_CHECKING:
+    from .settings import Settings
+
+__all__ = ["Gateway"]
+
+logger = logging.getLogger("ctxpipe.gateway")
+
+METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+UNAUTHORIZED = 401
+MODEL = "claude-opus-4-5"  # any that is listed: its price is asked for so that the list is read
+
+
+class Gateway:
+    """One gateway: ``Gateway(settings).app``.
+
+    Every request goes to the upstream that the settings name for the beginning of its path. Those
+    for a new message are shaped; an error of ours sends them as they came. Nothing else is asked,
+    and no key is stored or logged. While *is_off* everything passes.
+
+    Raises SettingsError.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.record = Record()
+        self.is_off = False
+        self._guard = Guard(settings.tokens)
+        self._shapers: dict[str, Shaper] = {}
+        self.shaper(next(iter(settings.tokens), ""))  # its settings are checked now
+        self._upstream = Upstream(settings.upstreams)
+        self.app = Starlette(
+            routes=[Route("/{path:path}", self._answer, methods=METHODS)],
+            lifespan=self._lifespan,
+        )
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:  # noqa: ARG002
+        # Both read files at their first use.
+        await to_thread.run_sync(known_prices, MODEL)
+        for shaper in self._shapers.values():
+            await shaper.warm()
+        try:
+            yield
+        finally:
+            await self._upstream.close()
+
+    def shaper(self, token: str = "") -> Shaper:
+        """What shapes the requests of those who show *token*."""
+        if token not in self._shapers:
+            self._shapers[token] = Shaper(self.settings, token)
+        return self._shapers[token]
+
+    async def _answer(self, request: Request) -> Response:
+        path = request.url.path
+        try:
+            return await self._route(request, path)
+        except Refused as refusal:
+            self.record.refused += 1
+            return _error(refusal.status, str(refusal), path)
+        except ClientDisconnect:
+            return Response()
+        except httpx2.HTTPError as error:
+            logger.warning("the upstream does not answer: %s", type(error).__name__)
+            return _error(502, "the upstream does not answer", path)
+
+    async def _route(self, request: Request, path: str) -> Response:
+        is_ours = request.method == "GET" and path in {"/", "/healthz"}
+        token = self._guard.check(request.headers.items(), is_page=is_ours)
+        if is_ours and path == "/":
+            return HTMLResponse(write_page(self.record), headers=page_headers())
+        if is_ours:
+            return JSONResponse(self.record.health(is_off=self.is_off))
+        known = format_of(request.method, path)
+        if known is None:
+            return await self._pass(request)
+        exchange = Exchange(known, request, self._upstream, self.shaper(token))
+        return await exchange.answer(
+            self.record, is_off=self.is_off, show_texts=self.settings.show_texts
+        )
+
+    async def _pass(self, request: Request) -> Response:
+        """Send what is not ours to shape, byte for byte."""
+        self.record.passed += 1
+        has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
+        response = await self._upstream.ask(request, limit(request.stream()) if has_body else None)
+        return reply_with(response, response.aiter_raw())
+
+
+def _error(status: int, text: str, path: str) -> Response:
+    headers = {"www-authenticate": "Basic"} if status == UNAUTHORIZED else {}
+    return JSONResponse(error_body(status, text, path), status, headers)

@@ -1,0 +1,297 @@
+"""The JSON body of a request, with the place of every item of one of its lists.
+
+A body is read from where it differs from the one before, and written by putting new items between
+the bytes of the old ones. So a long conversation costs what is new, and what nobody has changed
+keeps its bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from json import JSONDecodeError
+from typing import Any, NamedTuple
+
+from ..errors import CtxpipeError
+
+__all__ = ["Body", "Refused", "read_body"]
+
+MAX_DEPTH = 200
+"""How deep the values of a request may nest. Tools' schemas are the deepest, at about twenty."""
+
+FIRST_STEP = 4096  # bytes of two bodies that are compared first
+
+_CLOSING = b'}]"'
+_BLANKS = re.compile(r"[ \t\n\r]*")
+_decoder = json.JSONDecoder()
+
+
+class Refused(CtxpipeError, ValueError):
+    """A request that is answered by the gateway with *status*, and never sent on."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Span(NamedTuple):
+    """The bytes of a value: half-open."""
+
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class Body:
+    """A JSON object in *raw*: *items* of the list under *key*, and the other *values*.
+
+    *spans* has the bytes of every item, *places* those of every value, of the list too.
+    """
+
+    raw: bytes = field(repr=False)
+    key: str
+    items: list[Any] = field(default_factory=list, repr=False)
+    values: dict[str, Any] = field(default_factory=dict, repr=False)
+    spans: list[Span] = field(default_factory=list, repr=False)
+    places: dict[str, Span] = field(default_factory=dict, repr=False)
+
+    def write(self, items: Sequence[Any], values: Mapping[str, Any]) -> bytes:
+        """The body with other *items*, and with *values* beside them.
+
+        What is unchanged, an item by its identity, keeps its bytes and its place.
+        """
+        known = {id(item): span for item, span in zip(self.items, self.spans, strict=True)}
+        pieces = []
+        for item in items:
+            span = known.get(id(item))
+            pieces.append(_encode(item) if span is None else self.raw[span.start : span.stop])
+        changes = [(self.places[self.key], b"[" + b",".join(pieces) + b"]")]
+        added = b""
+        for name, value in values.items():
+            if name in self.places:
+                changes.append((self.places[name], _encode(value)))
+            else:
+                added += b"," + _encode(name) + b":" + _encode(value)
+        if added:
+            end = self.raw.rindex(b"}")
+            changes.append((Span(end, end), added))
+        return b"".join(_splice(self.raw, sorted(changes)))
+
+
+def _splice(raw: bytes, changes: Iterable[tuple[Span, bytes]]) -> Iterator[bytes]:
+    position = 0
+    for span, new in changes:
+        yield raw[position : span.start]
+        yield new
+        position = span.stop
+    yield raw[position:]
+
+
+def _encode(value: Any) -> bytes:
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:  # a lone surrogate, which the client has sent as an escape
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def read_body(raw: bytes, key: str, *known: Body) -> Body | None:
+    """The body in *raw* with its list *key*; None where it is no object with such a list.
+
+    Items whose bytes are those of a *known* body from its beginning on are the very items of that.
+
+    Raises Refused where it nests deeper than MAX_DEPTH, and ValueError where it is no JSON, or
+    names a key twice, so that another reader might take the other one.
+    """
+    last, same = _closest(raw, key, known)
+    try:
+        return _Reader(raw, key, last, same).read()
+    except RecursionError as error:
+        raise Refused(400, _TOO_DEEP) from error
+
+
+_TOO_DEEP = f"the body nests deeper than {MAX_DEPTH} levels"
+
+
+def _closest(raw: bytes, key: str, known: Iterable[Body]) -> tuple[Body | None, int]:
+    """The one of *known* that has most in common with *raw*, and how many of its items.
+
+    The newest come first: one that *raw* continues is taken without a look at the others.
+    """
+    closest, most = None, 0
+    for body in known:
+        if body.key != key or not body.items:
+            continue
+        same = _same_items(body, raw)
+        if same > most:
+            closest, most = body, same
+        if most >= len(body.items) - 1:
+            break
+    return closest, most
+
+
+class _Reader:
+    """Reads one body; positions in its text become bytes where a value is noted."""
+
+    def __init__(self, raw: bytes, key: str, last: Body | None, kept: int) -> None:
+        self.body = Body(raw, key)
+        start = 0
+        if last is not None and kept:
+            self.body.items = last.items[:kept]
+            self.body.spans = last.spans[:kept]
+            listed = last.places[key]
+            before = {name: span for name, span in last.places.items() if span.stop < listed.start}
+            self.body.places = before
+            self.body.values = {name: last.values[name] for name in before}
+            start = self.body.spans[-1].stop
+        self.base = start  # the byte at which the text begins
+        self.text = raw[start:].decode()
+        self.is_ascii = self.text.isascii()
+        self.at = 0
+        self.counted = (0, start)  # a position, and its byte
+
+    def read(self) -> Body | None:
+        if self.body.items:
+            self.read_rest_of_list(self._list_start())
+        elif not self.opens_with("{"):
+            self.read_value()
+            self.expect_end()
+            return None
+        elif self.opens_with("}"):
+            self.expect_end()
+            return None
+        else:
+            self.read_member()
+        while not self.opens_with("}"):
+            self.expect(",")
+            self.read_member()
+        self.expect_end()
+        if self.body.key not in self.body.places:
+            return None
+        return None if self.body.key in self.body.values else self.body
+
+    def _list_start(self) -> int:
+        # Nothing but blanks can be between the bracket and the first item.
+        return self.body.raw.rindex(b"[", 0, self.body.spans[0].start)
+
+    def read_member(self) -> None:
+        name = self.read_value()
+        if not isinstance(name, str):
+            raise JSONDecodeError("a name is a string", self.text, self.at)
+        if name in self.body.places:
+            raise ValueError("the body names a key twice")
+        self.expect(":")
+        self.skip_blanks()
+        if name == self.body.key and self.text.startswith("[", self.at):
+            start = self.byte(self.at)
+            self.at += 1
+            if self.opens_with("]"):
+                self.body.places[name] = Span(start, self.byte(self.at))
+                return
+            self.read_item()
+            self.read_rest_of_list(start)
+            return
+        start = self.byte(self.at)
+        value = self.read_value()
+        self.body.places[name] = Span(start, self.byte(self.at))
+        self.body.values[name] = value
+
+    def read_rest_of_list(self, start: int) -> None:
+        while not self.opens_with("]"):
+            self.expect(",")
+            self.read_item()
+        self.body.places[self.body.key] = Span(start, self.byte(self.at))
+
+    def read_item(self) -> None:
+        self.skip_blanks()
+        start = self.byte(self.at)
+        self.body.items.append(self.read_value())
+        self.body.spans.append(Span(start, self.byte(self.at)))
+
+    def read_value(self) -> Any:
+        self.skip_blanks()
+        value, self.at = _decoder.raw_decode(self.text, self.at)
+        if _is_deeper(value, MAX_DEPTH):
+            raise Refused(400, _TOO_DEEP)
+        return value
+
+    def opens_with(self, character: str) -> bool:
+        """Whether *character* comes next; it is read."""
+        self.skip_blanks()
+        if not self.text.startswith(character, self.at):
+            return False
+        self.at += 1
+        return True
+
+    def expect(self, character: str) -> None:
+        if not self.opens_with(character):
+            raise JSONDecodeError(f"{character!r} is missing", self.text, self.at)
+
+    def expect_end(self) -> None:
+        self.skip_blanks()
+        if self.at < len(self.text):
+            raise JSONDecodeError("there is more than one value", self.text, self.at)
+
+    def skip_blanks(self) -> None:
+        match = _BLANKS.match(self.text, self.at)
+        if match is not None:
+            self.at = match.end()
+
+    def byte(self, position: int) -> int:
+        """The byte at which *position* of the text is; positions only rise."""
+        if self.is_ascii:
+            return self.base + position
+        before, byte = self.counted
+        byte += len(self.text[before:position].encode())
+        self.counted = position, byte
+        return byte
+
+
+def _same_items(last: Body, raw: bytes) -> int:
+    """How many of the items of *last* have the same bytes in *raw*, from the beginning on."""
+    same = _common_bytes(last.raw, raw)
+    kept = bisect_right(last.spans, same, key=_stop)
+    if kept and last.raw[last.spans[kept - 1].stop - 1] not in _CLOSING:
+        kept -= 1  # a number may go on
+    return kept
+
+
+def _stop(span: Span) -> int:
+    return span.stop
+
+
+def _common_bytes(one: bytes, other: bytes) -> int:
+    """How many bytes two bodies have in common from their beginning on."""
+    length = min(len(one), len(other))
+    start, step = 0, FIRST_STEP
+    stop = min(length, step)
+    # Each step is twice as long: bodies that differ early cost little, equal ones few steps.
+    while start < length and one[start:stop] == other[start:stop]:
+        start = stop
+        step *= 2
+        stop = min(length, start + step)
+    while start < stop:
+        middle = (start + stop + 1) // 2
+        if one[start:middle] == other[start:middle]:
+            start = middle
+        else:
+            stop = middle - 1
+    return start
+
+
+def _is_deeper(value: Any, limit: int) -> bool:
+    """Whether *value* nests deeper than *limit*."""
+    level: list[Any] = [value]
+    for _ in range(limit):
+        inner: list[Any] = []
+        for container in level:
+            if isinstance(container, dict):
+                inner += container.values()
+            elif isinstance(container, list):
+                inner += container
+        level = [item for item in inner if isinstance(item, dict | list)]
+        if not level:
+            return False
+    return True

@@ -1,0 +1,247 @@
+"""The commands ``ctxpipe gateway`` and ``ctxpipe wrap``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import typer
+
+from ..errors import CtxpipeError, SettingsError
+from ..settings import excerpt
+from .guard import is_loopback
+from .settings import Settings, read_tokens
+
+if TYPE_CHECKING:
+    from .serving import Serving
+
+__all__ = ["gateway", "wrap"]
+
+ANTHROPIC, OPENAI = "/anthropic", "/openai"
+"""Under which paths `wrap` serves the two APIs."""
+ANTHROPIC_URL = "https://api.anthropic.com"
+OPENAI_URL = "https://api.openai.com/v1"
+LOG = "gateway.log"
+START_SECONDS = 60.0
+
+logger = logging.getLogger("ctxpipe.gateway")
+
+Root = Annotated[
+    Path,
+    typer.Option(
+        help="The folder for what leaves the contexts, and for journals. Below the agent's own "
+        "folder its tools can read from it."
+    ),
+]
+NoFiles = Annotated[
+    bool,
+    typer.Option("--no-files", help="Write nothing: compact and truncate only."),
+]
+Preset = Annotated[
+    str, typer.Option(help="What shapes the requests: coding, chat, or a pipeline in a FILE.toml.")
+]
+Window = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens that the model takes; default: 200,000, a million where the request asks for "
+        "it, and less once a refusal names less.",
+        min=1_000,
+    ),
+]
+WorkDir = Annotated[
+    Path | None,
+    typer.Option(help="The folder of the agent's files, to be read again after a compaction."),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Send every request as it came; say what would be saved.")
+]
+
+
+def gateway(
+    upstream: Annotated[
+        str, typer.Option(help="Where requests go, such as https://api.anthropic.com.")
+    ],
+    listen: Annotated[
+        str, typer.Option(help="Address and port; port 0 takes a free one.")
+    ] = "127.0.0.1:8787",
+    root: Root = Path(".ctxpipe"),
+    no_files: NoFiles = False,
+    preset: Preset = "coding",
+    window: Window = None,
+    work_dir: WorkDir = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="Tokens of 16 characters or more, one a line, that clients must show."),
+    ] = None,
+    show_texts: Annotated[
+        bool, typer.Option("--show-texts", help="Show texts on the page, and not only counts.")
+    ] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Shape the requests of any client that takes a base URL, on their way to the upstream.
+
+    The address is the first line on standard output; a line for each turn goes to standard error.
+    """
+    host, port = _address(listen)
+    settings = Settings(
+        {"": upstream},
+        None if no_files else root,
+        host=host,
+        port=port,
+        preset=preset,
+        window=window,
+        work_dir=work_dir,
+        tokens=read_tokens(token_file) if token_file is not None else (),
+        show_texts=show_texts,
+        dry_run=dry_run,
+    )
+    serving = _serving(settings)
+    stopped = threading.Event()
+    with _logging(logging.StreamHandler()), _in_thread(serving), _signals(lambda _: stopped.set()):
+        print(json.dumps({"listening": serving.url}), flush=True)
+        stopped.wait()
+    print(f"ctxpipe gateway: {serving.gateway.record}", file=sys.stderr)
+
+
+def wrap(
+    command: Annotated[
+        list[str], typer.Argument(help="The agent and its arguments, after --.", metavar="-- AGENT")
+    ],
+    root: Root = Path(".ctxpipe"),
+    no_files: NoFiles = False,
+    preset: Preset = "coding",
+    window: Window = None,
+    work_dir: WorkDir = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Run an agent through a gateway of its own: ctxpipe wrap -- claude.
+
+    The agent finds the gateway by ANTHROPIC_BASE_URL and OPENAI_BASE_URL; what these say now is
+    where its requests go. Terminal, signals and the exit status pass through. While it runs, lines
+    go to a log file in the root; the sum follows on standard error.
+    """
+    settings = Settings(
+        {
+            ANTHROPIC: os.environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC_URL,
+            OPENAI: os.environ.get("OPENAI_BASE_URL") or OPENAI_URL,
+        },
+        None if no_files else root.resolve(),
+        preset=preset,
+        window=window,
+        work_dir=work_dir,
+        dry_run=dry_run,
+    )
+    serving = _serving(settings)
+    handler: logging.Handler = logging.NullHandler()
+    if settings.root is not None and not dry_run:
+        handler = _log_file(settings.root)
+    with _logging(handler), _in_thread(serving):
+        status = _run(command, _environment(serving.url))
+    print(f"ctxpipe: {serving.gateway.record}", file=sys.stderr)
+    raise typer.Exit(status)
+
+
+def _address(listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    if not host or not port.isdigit() or int(port) > 65_535:
+        raise SettingsError(f"listen is {excerpt(listen)}; give 127.0.0.1:8787, or a port of 0")
+    return ("127.0.0.1" if host == "localhost" and is_loopback(host) else host), int(port)
+
+
+def _serving(settings: Settings) -> Serving:
+    try:
+        from .serving import Serving
+    except ImportError as missing:
+        raise SettingsError(
+            f"the gateway needs {missing.name}: pip install 'ctxpipe[gateway]'"
+        ) from missing
+    try:
+        return Serving(settings)
+    except OSError as error:
+        where = f"{settings.host}:{settings.port}"
+        raise SettingsError(f"{where} cannot be listened on: {error.strerror}") from error
+
+
+@contextmanager
+def _logging(handler: logging.Handler) -> Iterator[None]:
+    """Meanwhile the gateway's lines go to *handler*."""
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+        handler.close()
+
+
+def _log_file(root: Path) -> logging.Handler:
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = root / LOG
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    os.close(descriptor)
+    return logging.FileHandler(path)
+
+
+@contextmanager
+def _in_thread(serving: Serving) -> Iterator[None]:
+    """Meanwhile *serving* runs beside the main thread, which has the signals."""
+    thread = threading.Thread(target=anyio.run, args=(serving.run,), daemon=True)
+    thread.start()
+    try:
+        if not serving.wait(START_SECONDS):
+            raise CtxpipeError("the gateway does not start")
+        yield
+    finally:
+        serving.stop()
+        thread.join()
+
+
+def _environment(url: str) -> Mapping[str, str]:
+    return {
+        **os.environ,
+        "ANTHROPIC_BASE_URL": url + ANTHROPIC,
+        "OPENAI_BASE_URL": url + OPENAI,
+    }
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run *command* at this terminal; its exit status, as a shell tells it."""
+    try:
+        child = subprocess.Popen(command, env=environment)  # noqa: S603  what the user has typed
+    except OSError as error:
+        raise SettingsError(f"{command[0]} cannot be run: {error.strerror}") from error
+
+    def pass_on(number: int) -> None:
+        # Ctrl-C reaches the agent from the terminal itself; whether it ends is its own business.
+        if number != signal.SIGINT:
+            child.send_signal(number)
+
+    with _signals(pass_on):
+        status = child.wait()
+    return status if status >= 0 else 128 - status
+
+
+@contextmanager
+def _signals(act: Callable[[int], object]) -> Iterator[None]:
+    """Meanwhile *act* on the signals that ask a program to end, instead of ending."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda given, _: act(given)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,250 @@
+"""Which conversation a request continues, and how many of them stay in memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import anyio
+
+from ..errors import CtxpipeError
+from ..messages.identity import says_the_same
+from .formats import Format, History, Translator
+
+if TYPE_CHECKING:
+    from ..messages import Message
+    from ..session.session import Session
+    from .body import Body
+
+__all__ = ["Conversation", "Conversations", "Question"]
+
+OVERHEAD = 4
+"""Bytes that a conversation takes for each byte of its body: raw, parsed, and in its session."""
+MAX_RESUMED = 32
+"""So many conversations of one name are looked for in the journals."""
+
+OpenSession: TypeAlias = "Callable[[str], Session]"
+"""Makes the session of an id, which reads its journal at its first turn."""
+
+
+class Question:
+    """What a request asks, in the *format* of its API."""
+
+    def __init__(self, known: Format, body: Body) -> None:
+        self.format = known
+        self.body = body
+
+    @cached_property
+    def messages(self) -> Sequence[Message]:
+        """The conversation as messages, to compare it with a journal."""
+        history = self.format.new_translator().read(self.body)
+        return history.messages if history is not None else ()
+
+
+@dataclass(slots=True, eq=False)
+class Conversation:
+    """One conversation of the name *name*: its *session*, and what its last request has asked.
+
+    Before its first request in this process, *messages* are the history in its journal. *running*
+    is how many of its requests are under way, *saved* the raw tokens that its context has less than
+    its history.
+    """
+
+    name: str
+    session: Session
+    messages: Sequence[Message] = field(default=(), repr=False)
+    question: Question | None = field(default=None, repr=False)
+    translator: Translator | None = field(default=None, repr=False)
+    lock: anyio.Lock = field(default_factory=anyio.Lock, repr=False)
+    running: int = 0
+    saved: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in memory, about."""
+        return OVERHEAD * len(self.question.body.raw) if self.question is not None else 0
+
+    def take(self, question: Question) -> None:
+        """Continue with *question*, which counts as running."""
+        if self.translator is None or self.question is None:
+            self.translator = question.format.new_translator()
+        self.question = question
+        self.messages = ()
+        self.running += 1
+
+    def translate(self, body: Body) -> History | None:
+        """What *body*, a request of this conversation, holds."""
+        if self.translator is None:
+            return None
+        return self.translator.read(body)
+
+    def compare(self, question: Question) -> _Agreement:
+        """How far *question* says what this conversation has said."""
+        if self.question is None:
+            return _Agreement.of(self.messages, question.messages, says_the_same, _is_reply)
+        known = self.question.format
+        if known is not question.format:
+            return _Agreement(0, is_continued=False, has_reply=False)
+        before, now = self.question.body.items, question.body.items
+        return _Agreement.of(before, now, known.says_the_same, known.is_reply)
+
+
+@dataclass(frozen=True, slots=True)
+class _Agreement:
+    """How many leading items are the *same*, and what that means.
+
+    The conversation *is_continued* where no reply was dropped: a request that was not answered in
+    the history was a side question, or is asked again in other words. *has_reply*: of what is the
+    same.
+    """
+
+    same: int
+    is_continued: bool
+    has_reply: bool
+
+    @classmethod
+    def of(
+        cls,
+        before: Sequence[Any],
+        now: Sequence[Any],
+        are_same: Callable[[Any, Any], bool],
+        is_reply: Callable[[Any], bool],
+    ) -> _Agreement:
+        same = 0
+        for one, other in zip(before, now, strict=False):
+            if one is not other and not are_same(one, other):
+                break
+            same += 1
+        is_continued = same > 0 and not any(map(is_reply, before[same:]))
+        return cls(same, is_continued, any(map(is_reply, before[:same])))
+
+
+class Conversations:
+    """The conversations of one gateway, found by name and by history.
+
+    A request continues the conversation of its name whose history it begins with. Where a history
+    was changed before a reply, it goes on as a branch: under the same session, with what the
+    journal holds of their common beginning. Clients that give no name, and sub-agents under one
+    name with equal first messages, are told apart that way.
+
+    At most *max_bytes* stay in memory; the longest unused go first, and come back from the journal.
+    """
+
+    def __init__(self, *, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._by_name: OrderedDict[str, list[Conversation]] = OrderedDict()
+        self._resumed: set[str] = set()
+        self._lock = anyio.Lock()
+
+    def __iter__(self) -> Iterator[Conversation]:
+        return itertools.chain.from_iterable(self._by_name.values())
+
+    def bodies(self) -> list[Body]:
+        """What the conversations have asked last, the newest first."""
+        newest = reversed(self._by_name.values())
+        held = (one.question for known in newest for one in reversed(known))
+        return [question.body for question in held if question is not None]
+
+    async def find(self, name: str, question: Question, open_session: OpenSession) -> Conversation:
+        """The conversation called *name* that *question* continues.
+
+        It counts as running until `release`. Raises StorageError.
+        """
+        if name not in self._resumed:
+            async with self._lock:
+                await self._resume(name, open_session)
+        known = self._by_name.setdefault(name, [])
+        conversation = _choose(known, question, open_session) or _begin(name, known, open_session)
+        if conversation in known:
+            known.remove(conversation)
+        known.append(conversation)  # the newest last
+        self._by_name.move_to_end(name)
+        conversation.take(question)
+        return conversation
+
+    def release(self, conversation: Conversation) -> None:
+        """One request of *conversation* is over."""
+        conversation.running -= 1
+        self._shrink()
+
+    async def _resume(self, name: str, open_session: OpenSession) -> None:
+        """Find the conversations called *name* in the journals, once."""
+        if name in self._resumed:
+            return
+        known = self._by_name.setdefault(name, [])
+        held = {conversation.session.session_id for conversation in known}
+        found: list[Conversation] = []
+        for session_id in itertools.islice(_session_ids(name), MAX_RESUMED):
+            if session_id in held:
+                continue
+            session = open_session(session_id)
+            if session.journal is None:
+                break
+            try:
+                history = await session.history()
+            except CtxpipeError:
+                continue  # another may be whole; its own turns will say what is wrong with it
+            if not history:
+                break
+            found.append(Conversation(name, session, history))
+        known[:0] = found
+        self._resumed.add(name)
+
+    def _shrink(self) -> None:
+        """Let go of the longest unused, until the rest fits."""
+        held = sum(conversation.bytes for conversation in self)
+        for name in list(self._by_name):
+            for conversation in list(self._by_name[name]):
+                if held <= self._max_bytes:
+                    return
+                if conversation.running:
+                    continue
+                held -= conversation.bytes
+                self._by_name[name].remove(conversation)
+                self._resumed.discard(name)  # it comes back from its journal
+            if not self._by_name[name]:
+                del self._by_name[name]
+
+
+def _choose(
+    known: Sequence[Conversation],
+    question: Question,
+    open_session: OpenSession,
+) -> Conversation | None:
+    """The one of *known* that *question* continues, else a branch of the one it shares most with.
+
+    None where it shares no reply with any.
+    """
+    continued, branched = None, None
+    most = most_shared = 0
+    for conversation in known:
+        agreement = conversation.compare(question)
+        if agreement.is_continued and agreement.same >= most:
+            continued, most = conversation, agreement.same
+        if agreement.has_reply and agreement.same > most_shared:
+            branched, most_shared = conversation, agreement.same
+    if continued is not None or branched is None:
+        return continued
+    return Conversation(branched.name, open_session(branched.session.session_id))
+
+
+def _begin(name: str, known: Sequence[Conversation], open_session: OpenSession) -> Conversation:
+    """A new conversation called *name*, beside the *known* ones."""
+    ids = {conversation.session.session_id for conversation in known}
+    session_id = next(made for made in _session_ids(name) if made not in ids)
+    return Conversation(name, open_session(session_id))
+
+
+def _session_ids(name: str) -> Iterator[str]:
+    """The ids of the sessions for conversations called *name*, in order."""
+    yield name
+    for number in itertools.count(2):
+        yield f"{name}-{number}"
+
+
+def _is_reply(message: Message) -> bool:
+    return message["role"] == "assistant"

@@ -1,0 +1,226 @@
+"""One request for a message: shaped, sent, recovered once, and its reply back chunk by chunk."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack
+from json import JSONDecodeError
+from typing import TYPE_CHECKING, Any
+
+from ..errors import safe_text
+from ..messages import as_blocks, field
+from ..refusals import REFUSING
+from ..words import one_line
+from .bill import dollars
+from .body import Refused
+from .record import Turn
+from .streams import EventReader, Opening, ReplyReader, read_opening
+from .upstream import limit, reply_with
+
+if TYPE_CHECKING:
+    import httpx2
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from ..messages import Message
+    from .formats import Format
+    from .record import Record, What
+    from .shaping import Shaper, Shaping
+    from .upstream import Upstream
+
+__all__ = ["Exchange"]
+
+logger = logging.getLogger("ctxpipe.gateway")
+
+SWITCH = "x-ctxpipe"
+"""With the value "off" a request passes as it came."""
+SAVED = "x-ctxpipe-saved"
+"""The header that says how many tokens the context has less than the history."""
+EVENTS = "text/event-stream"
+BAD_REQUEST = 400
+MAX_SHOWN = 300  # characters of a text on the page
+
+
+class Exchange:
+    """A *request* in the format *known*, and the reply to it.
+
+    Whatever goes wrong here, the request is sent as it came, and the reply goes back as it comes:
+    an error of ours is a line in the log.
+    """
+
+    def __init__(self, known: Format, request: Request, upstream: Upstream, shaper: Shaper) -> None:
+        self._format = known
+        self._request = request
+        self._upstream = upstream
+        self._shaper = shaper
+        self._opened = AsyncExitStack()
+        self._shaping: Shaping | None = None
+        self._reason = ""
+        self._what: What = "not shaped"
+        self._started = time.monotonic()
+
+    async def answer(self, record: Record, *, is_off: bool, show_texts: bool) -> Response:
+        """The reply, whose turn *record* counts once it is over. Raises Refused."""
+        raw = b"".join([chunk async for chunk in limit(self._request.stream())])
+        async with self._opened:
+            if is_off or self._request.headers.get(SWITCH) == "off":
+                self._reason = "switched off"
+            else:
+                await self._shape(raw)
+            response, opening = await self._ask(raw)
+            shaping = self._shaping
+            saved = {} if shaping is None else {SAVED: str(shaping.conversation.saved)}
+            turn = self._turn(response.status_code, show_texts=show_texts)
+            chunks = self._chunks(self._opened.pop_all(), response, opening, turn, record)
+        return reply_with(response, chunks, saved)
+
+    async def _shape(self, raw: bytes) -> None:
+        if self._request.headers.get("content-encoding", "identity") != "identity":
+            self._reason = "its body is compressed"
+            return
+        shaping = self._shaper.shape(self._format, dict(self._request.headers), raw)
+        try:
+            self._shaping = await self._opened.enter_async_context(shaping)
+        except Refused:
+            raise
+        except JSONDecodeError:
+            self._reason = "its body is not valid JSON"
+        except Exception as error:  # noqa: BLE001  it is logged, and the request goes out as it came
+            self._reason = _warn("not shaped, and sent as it came", error)
+        if self._shaping is not None:
+            self._what = "shaped" if self._shaping.is_changed else "unchanged"
+        elif not self._reason:
+            self._reason = "not for us to shape"
+
+    # The upstream ---------------------------------------------------------------------------------
+
+    async def _ask(self, raw: bytes) -> tuple[httpx2.Response, Opening]:
+        """The upstream's response; after "too long" the one to a shorter request."""
+        response = await self._send(raw)
+        if self._shaping is None:
+            return response, Opening(response.aiter_raw())
+        opening = await self._open(response)
+        if opening.refusal and await self._recover(response.status_code, opening.refusal):
+            await response.aclose()
+            self._what = "recovered"
+            response = await self._send(raw)
+            opening = Opening(response.aiter_raw())
+        return response, opening
+
+    async def _send(self, raw: bytes) -> httpx2.Response:
+        headers = [
+            (name, value)
+            for name, value in self._request.headers.items()
+            if name != "accept-encoding"  # what the bill is read from must be plain
+        ]
+        headers.append(("accept-encoding", "identity"))
+        if self._shaping is not None:
+            raw = self._shaping.content()
+            headers = self._shaping.headers(headers)
+        response = await self._upstream.ask(self._request, raw, headers)
+        self._opened.push_async_callback(response.aclose)
+        return response
+
+    async def _open(self, response: httpx2.Response) -> Opening:
+        """The beginning of *response*, as far as a refusal would show in it."""
+        chunks = response.aiter_raw()
+        if response.status_code in REFUSING:
+            held = [chunk async for chunk in chunks]
+            return Opening(chunks, held, b"".join(held))
+        if self._format.may_refuse_late and EVENTS in response.headers.get("content-type", ""):
+            return await read_opening(chunks)
+        return Opening(chunks)
+
+    async def _recover(self, status: int, refusal: bytes) -> bool:
+        if self._shaping is None:
+            return False
+        headers = dict(self._request.headers)
+        try:
+            return await self._shaper.recover(
+                self._shaping, headers, max(status, BAD_REQUEST), refusal
+            )
+        except Exception as error:  # noqa: BLE001  it is logged, and the answer goes back
+            _warn("the context could not be shortened", error)
+            return False
+
+    # The reply ------------------------------------------------------------------------------------
+
+    async def _chunks(
+        self,
+        opened: AsyncExitStack,
+        response: httpx2.Response,
+        opening: Opening,
+        turn: Turn,
+        record: Record,
+    ) -> AsyncIterator[bytes]:
+        """The chunks of *response* as they come; the bill is learned from a copy of them."""
+        reader = _reader(response)
+        async with opened:
+            try:
+                async for chunk in opening.chunks():
+                    yield chunk
+                    self._learn(reader.feed(chunk))
+                self._learn(reader.end())
+            finally:
+                turn.seconds = time.monotonic() - self._started
+                if self._shaping is not None:
+                    turn.dollars = dollars(turn.model, self._shaping.usage)
+                record.add(turn)
+                logger.info("%s", turn)
+
+    def _learn(self, events: Iterator[Any]) -> None:
+        if self._shaping is None:
+            return
+        try:
+            for event in events:
+                self._shaper.learn(self._shaping, event)
+        except Exception as error:  # noqa: BLE001  it is logged, and the reply goes on
+            _warn("the bill of a reply could not be read", error)
+
+    def _turn(self, status: int, *, show_texts: bool) -> Turn:
+        """What is to be told of the exchange, as far as it is known when the reply begins."""
+        shaping = self._shaping
+        if shaping is None:
+            return Turn("", "", self._what, reason=self._reason, status=status)
+        reports = shaping.result.reports
+        left = [(report.stage, report.tokens_saved) for report in reports if report.tokens_saved]
+        sent = shaping.result.tokens_after
+        return Turn(
+            shaping.conversation.session.session_id,
+            shaping.model or "",
+            self._what,
+            sent=sent,
+            whole=sent + shaping.conversation.saved,
+            left=left,
+            status=status,
+            text=_last_words(shaping.history.messages) if show_texts else "",
+        )
+
+
+def _reader(response: httpx2.Response) -> EventReader | ReplyReader:
+    """What reads the bill in *response*."""
+    if EVENTS in response.headers.get("content-type", ""):
+        return EventReader(b'"usage"')
+    return ReplyReader()
+
+
+def _last_words(messages: Sequence[Message]) -> str:
+    """The beginning of what the user has said last in *messages*, in one line."""
+    for message in reversed(messages):
+        if message["role"] != "user":
+            continue
+        for block in as_blocks(message):
+            text = field(block, "text")
+            if isinstance(text, str) and text.strip():
+                return one_line(text, MAX_SHOWN)
+    return ""
+
+
+def _warn(consequence: str, error: Exception) -> str:
+    """Log *error* and its *consequence* in one warning; the error without any text of others."""
+    text = safe_text(error)
+    logger.warning("%s: %s", consequence, text)
+    logger.debug("the error was", exc_info=error)
+    return text

@@ -1,0 +1,65 @@
+"""What a client calls its conversation: in a header, else in the body of a request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["conversation_name"]
+
+MAX_NAME = 120
+
+# By client; the second header distinguishes sub-agents that run under one session.
+_HEADERS: tuple[tuple[str, str | None], ...] = (
+    ("x-ctxpipe-session", None),
+    ("x-claude-code-session-id", "x-claude-code-agent-id"),
+    ("session-id", "thread-id"),  # codex
+    ("session_id", None),
+    ("x-session-id", None),  # opencode
+)
+_ANONYMOUS = "anonymous"
+
+
+def conversation_name(headers: Mapping[str, str], values: Mapping[str, Any]) -> str:
+    """The name of the conversation that a request belongs to.
+
+    *headers* have names in small letters, *values* are those of the body. A key to the API is no
+    name: neither ``authorization`` nor ``x-api-key`` is looked at.
+    """
+    name = _in_headers(headers) or _in_body(values) or _ANONYMOUS
+    return name[:MAX_NAME]
+
+
+def _in_headers(headers: Mapping[str, str]) -> str:
+    for first, second in _HEADERS:
+        name = headers.get(first)
+        if not name:
+            continue
+        agent = headers.get(second) if second else None
+        return f"{name}.{agent}" if agent and agent != name else name
+    return ""
+
+
+def _in_body(values: Mapping[str, Any]) -> str:
+    metadata = values.get("metadata")
+    if isinstance(metadata, dict):
+        for key in ("session_id", "user_id"):
+            if name := _text(metadata.get(key)):
+                return _session_in(name)
+    return _text(values.get("prompt_cache_key")) or _text(values.get("user"))
+
+
+def _session_in(user_id: str) -> str:
+    """The session in a *user_id* that is JSON, else the whole of it."""
+    if not user_id.startswith("{"):
+        return user_id
+    try:
+        found = json.loads(user_id)
+    except (ValueError, RecursionError):
+        return user_id
+    return _text(found.get("session_id")) or user_id
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

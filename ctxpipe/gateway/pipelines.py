@@ -1,0 +1,95 @@
+"""What shapes the requests of a gateway: one pipeline for each size of window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from os import PathLike
+from typing import Any
+
+from .. import presets
+from ..errors import SettingsError
+from ..lab.config import read_config
+from ..lab.workbench import Workbench
+from ..pipeline import ContextPipeline
+from ..prices import Prices
+from ..stage import Stage
+from ..stages.compact import Compact
+from ..stages.truncate import SmartTruncate
+from ..summarizers import ExtractiveSummarizer
+from ..tokens import Budget
+
+__all__ = ["PRESETS", "Pipelines", "context_window"]
+
+WINDOW = 200_000
+LONG_WINDOW = 1_000_000
+LONG_CONTEXT = "context-1m"
+"""How the beta is called that gives a model its long window."""
+
+
+def _coding(storage: Any, work_dir: Any) -> list[Stage]:
+    return presets.coding_agent(storage, work_dir=work_dir, summarize=ExtractiveSummarizer())
+
+
+def _chat(storage: Any, work_dir: Any) -> list[Stage]:  # noqa: ARG001  it reads no files
+    return presets.chat(storage, summarize=ExtractiveSummarizer())
+
+
+PRESETS: Mapping[str, Callable[[Any, Any], list[Stage]]] = {"coding": _coding, "chat": _chat}
+"""The stages by the name of a preset, of a storage and the folder of the agent's files."""
+
+
+class Pipelines:
+    """The pipelines of one gateway, each with the window of the models that it serves.
+
+    *preset* is a name of PRESETS, or a TOML file as the laboratory reads it. Without *storage* no
+    text leaves a context for a file: only what compacts and truncates is left.
+
+    Raises SettingsError for a preset that does not exist or cannot be read.
+    """
+
+    def __init__(
+        self,
+        preset: str,
+        storage: Any,
+        *,
+        window: int | None = None,
+        work_dir: str | PathLike[str] | None = None,
+    ) -> None:
+        self._window = window
+        self._learned: dict[tuple[str | None, str], int] = {}
+        self._made: dict[int, ContextPipeline] = {}
+        self._stages = _stages(preset, storage, work_dir)
+
+    def of(self, model: str | None, betas: str) -> ContextPipeline:
+        """The pipeline for requests to *model* with *betas*, the value of their header."""
+        window = self._window or context_window(betas)
+        window = min(window, self._learned.get((model, betas), window))
+        if window not in self._made:
+            self._made[window] = ContextPipeline(self._stages, budget=Budget(window))
+        return self._made[window]
+
+    def learn_window(self, model: str | None, betas: str, window: int) -> None:
+        """Take *window* tokens, which a refusal has named, for later conversations."""
+        known = self._learned.get((model, betas), window)
+        self._learned[model, betas] = min(known, window)
+
+
+def context_window(betas: str) -> int:
+    """The tokens that a model takes in a request with *betas*."""
+    return LONG_WINDOW if LONG_CONTEXT in betas else WINDOW
+
+
+def _stages(preset: str, storage: Any, work_dir: str | PathLike[str] | None) -> list[Stage]:
+    if storage is None:
+        return [
+            Compact(ExtractiveSummarizer(), require_archive=False),
+            SmartTruncate(require_archive=False),
+        ]
+    if preset.endswith(".toml"):
+        policy = read_config(preset, Prices.relative())
+        return list(policy(Workbench(storage)).stages)
+    make = PRESETS.get(preset)
+    if make is None:
+        names = ", ".join(PRESETS)
+        raise SettingsError(f"there is no preset {preset!r}; there are {names}, or a FILE.toml")
+    return make(storage, work_dir)

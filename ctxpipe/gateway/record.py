@@ -1,0 +1,107 @@
+"""What a gateway has done so far: one line a turn, and a sum at the end."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..words import count_phrase
+
+__all__ = ["Record", "Turn"]
+
+MAX_TURNS = 10_000
+"""So many of the newest turns are kept for the page."""
+
+What = Literal["unchanged", "shaped", "recovered", "not shaped"]
+
+
+@dataclass(slots=True)
+class Turn:
+    """One request for a message, and what became of it.
+
+    *sent* and *whole* are the raw tokens of what was sent and of the client's own history, *left*
+    says by stage what left the context in this turn. *text* is what the user has said last; it is
+    kept only where texts may be shown.
+    """
+
+    session: str
+    model: str
+    what: What
+    sent: int = 0
+    whole: int = 0
+    left: Sequence[tuple[str, int]] = ()
+    reason: str = ""
+    status: int = 0
+    seconds: float = 0.0
+    dollars: float | None = None
+    text: str = field(default="", repr=False)
+    number: int = 0
+    at: float = field(default_factory=time.time)
+
+    def __str__(self) -> str:
+        whose = f" of {self.session}" if self.session else ""
+        parts = [f"turn {self.number}{whose}: {self.what}"]
+        if self.whole:
+            parts.append(f"{self.sent:,} tokens sent instead of {self.whole:,}")
+        parts += [f"{stage} took out {tokens:,}" for stage, tokens in self.left]
+        if self.reason:
+            parts.append(self.reason)
+        if self.dollars is not None:
+            parts.append(f"${self.dollars:.4f}")
+        return ", ".join([*parts, f"status {self.status}", f"{self.seconds:.1f} s"])
+
+
+@dataclass(slots=True)
+class Record:
+    """The turns of a gateway, and their sums. It holds names and counts, no text."""
+
+    turns: deque[Turn] = field(default_factory=lambda: deque(maxlen=MAX_TURNS))
+    number: int = 0
+    sent: int = 0
+    whole: int = 0
+    dollars: float = 0.0
+    priced: int = 0
+    recovered: int = 0
+    failed: int = 0
+    refused: int = 0
+    passed: int = 0
+
+    def add(self, turn: Turn) -> None:
+        """Count *turn*, which is over."""
+        self.number += 1
+        turn.number = self.number
+        self.turns.append(turn)
+        self.sent += turn.sent
+        self.whole += turn.whole
+        self.recovered += turn.what == "recovered"
+        self.failed += turn.what == "not shaped"
+        if turn.dollars is not None:
+            self.dollars += turn.dollars
+            self.priced += 1
+
+    def health(self, *, is_off: bool) -> dict[str, Any]:
+        """What ``/healthz`` answers."""
+        return {
+            "status": "off" if is_off else "ok",
+            "turns": self.number,
+            "not_shaped": self.failed,
+            "processes": "one: several on one port do not know each other's sessions",
+        }
+
+    def __str__(self) -> str:
+        if not self.number:
+            return "no turn went through the gateway"
+        parts = [
+            count_phrase(self.number, "turn"),
+            f"{self.sent:,} tokens sent instead of {self.whole:,}",
+        ]
+        if self.priced:
+            parts.append(f"${self.dollars:.2f} for {count_phrase(self.priced, 'priced turn')}")
+        if self.recovered:
+            parts.append(f"{count_phrase(self.recovered, 'refusal')} survived")
+        if self.failed:
+            parts.append(f"{count_phrase(self.failed, 'request')} could not be shaped")
+        return ", ".join(parts)

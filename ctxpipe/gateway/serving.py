@@ -1,0 +1,71 @@
+"""Runs a gateway on a socket."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import closing
+
+import uvicorn
+
+from .app import Gateway
+from .settings import Settings
+
+__all__ = ["Serving"]
+
+BACKLOG = 2048
+GRACE_SECONDS = 5
+"""How long replies under way may take after the gateway is told to stop."""
+
+
+class Serving:
+    """A gateway that listens; `run` serves until `stop`, or a signal.
+
+    Raises OSError where the address cannot be listened on, SettingsError as `Gateway` does.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.gateway = Gateway(settings)
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        self._socket = socket.create_server(
+            (settings.host, settings.port), family=family, backlog=BACKLOG
+        )
+        config = uvicorn.Config(
+            self.gateway.app,
+            http="h11",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+        self._server = uvicorn.Server(config)
+
+    @property
+    def url(self) -> str:
+        """The address at which it listens."""
+        host, port = self._socket.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are answered by now."""
+        return self._server.started
+
+    def wait(self, seconds: float) -> bool:
+        """Wait in another thread until requests are answered; whether they are."""
+        end = time.monotonic() + seconds
+        while not self.is_running and time.monotonic() < end:
+            time.sleep(0.01)
+        return self.is_running
+
+    async def run(self) -> None:
+        """Serve until `stop`."""
+        with closing(self._socket):
+            await self._server.serve(sockets=[self._socket])
+
+    def stop(self) -> None:
+        """End `run`, with the replies that are under way."""
+        self._server.should_exit = True

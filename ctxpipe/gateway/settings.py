@@ -1,0 +1,85 @@
+"""What a gateway is told: where requests go, what shapes them, where its files are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ..errors import SettingsError
+from ..settings import excerpt
+from .guard import is_loopback
+
+__all__ = ["Settings", "check_upstream", "read_tokens"]
+
+MAX_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a gateway.
+
+    *upstreams* maps the beginning of a path ("" for every path) to the URL that its requests go to.
+    *root* is the folder of its files; None keeps none: then nothing is offloaded, and no
+    conversation survives the gateway. *work_dir* is the folder of the agent's files, which are
+    read again after a compaction; None reads none. *tokens* are those that clients may show;
+    without them only this machine is served. With *dry_run* every request is sent as it came, and
+    what would have been saved is told.
+
+    Raises SettingsError for a URL or an address that cannot be meant.
+    """
+
+    upstreams: Mapping[str, str]
+    root: Path | None = Path(".ctxpipe")
+    host: str = "127.0.0.1"
+    port: int = 0
+    preset: str = "coding"
+    work_dir: Path | None = None
+    window: int | None = None
+    tokens: Sequence[str] = field(default=(), repr=False)
+    dry_run: bool = False
+    show_texts: bool = False
+    max_bytes: int = MAX_BYTES
+
+    def __post_init__(self) -> None:
+        for url in self.upstreams.values():
+            check_upstream(url)
+        if not self.tokens and not is_loopback(self.host):
+            raise SettingsError(
+                f"listening on {self.host} lets others in: give --token-file, or listen on "
+                "127.0.0.1"
+            )
+
+
+def check_upstream(url: str) -> None:
+    """Raise SettingsError unless *url* is one that requests can be sent to."""
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise SettingsError(
+            f"upstream is {excerpt(url)}; give a URL such as https://api.anthropic.com"
+        )
+    if parts.query or parts.fragment or parts.username is not None:
+        raise SettingsError(
+            "upstream has a query, a fragment or a user; give scheme, host and path only"
+        )
+
+
+def read_tokens(path: str | os.PathLike[str]) -> list[str]:
+    """The tokens in the file at *path*, one a line.
+
+    Raises SettingsError where there is none, where one is shorter than 16 characters, or where
+    others than its owner may read the file.
+    """
+    try:
+        mode = Path(path).stat().st_mode
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise SettingsError(f"the token file cannot be read: {error.strerror}") from error
+    if mode & 0o077:
+        raise SettingsError(f"the token file may be read by others: chmod 600 {os.fspath(path)}")
+    tokens = [line.strip() for line in lines if line.strip()]
+    if not tokens or min(map(len, tokens)) < 16:
+        raise SettingsError("the token file needs a token of 16 characters or more on each line")
+    return tokens

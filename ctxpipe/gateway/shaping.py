@@ -1,0 +1,204 @@
+"""Each request of a gateway through its session: shape it, recover, learn from the bill."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..edits.thinking import BINDING_BETA
+from ..lab.workbench import MemoryStorage
+from ..refusals import MAX_TEXT, read_refusal
+from ..session.client import BETA, has_usage
+from ..storage import LocalStorage
+from ..workers.threads import in_thread_if
+from .body import Body, read_body
+from .conversations import Conversation, Conversations, Question
+from .formats import Format, History, model_of
+from .names import conversation_name
+from .pipelines import Pipelines
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ..reports import Result
+    from ..session.session import Session
+    from .settings import Settings
+    from .upstream import Headers
+
+__all__ = ["Shaper", "Shaping"]
+
+IN_THREAD = 256 * 1024  # bytes of a body that are read beside the event loop
+
+
+@dataclass(slots=True, eq=False)
+class Shaping:
+    """One request on its way: what it said, and the context that is sent in place of it."""
+
+    format: Format
+    body: Body = field(repr=False)
+    history: History = field(repr=False)
+    conversation: Conversation
+    result: Result = field(repr=False)
+    items: list[Any] = field(default_factory=list, repr=False)
+    usage: dict[str, Any] = field(default_factory=dict)
+    is_dry: bool = False
+
+    def __post_init__(self) -> None:
+        self.take(self.result)
+
+    def take(self, result: Result) -> None:
+        """Send *result* from now on."""
+        self.result = result
+        self.items = list(self.history.write(result.messages))
+        self.conversation.saved += result.tokens_saved
+
+    @property
+    def model(self) -> str | None:
+        """The model that is asked."""
+        return model_of(self.body.values)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether another body is sent than the client's."""
+        if self.is_dry:
+            return False
+        if self.result.request_options or len(self.items) != len(self.body.items):
+            return True
+        return any(one is not other for one, other in zip(self.items, self.body.items, strict=True))
+
+    def content(self) -> bytes:
+        """The body to send: the client's own bytes where nothing is changed."""
+        if not self.is_changed:
+            return self.body.raw
+        extra = self.result.request_options.get("extra_body")
+        return self.body.write(self.items, extra if isinstance(extra, Mapping) else {})
+
+    def headers(self, headers: Headers) -> Headers:
+        """*headers* with the beta that the context needs, beside those of the client."""
+        if self.is_dry or not self.result.request_options:
+            return headers
+        given = [value for name, value in headers if name.lower() == BETA]
+        names = [name.strip() for value in given for name in value.split(",")]
+        betas = ",".join(dict.fromkeys([*filter(None, names), BINDING_BETA]))
+        others = [(name, value) for name, value in headers if name.lower() != BETA]
+        return [*others, (BETA, betas)]
+
+
+class Shaper:
+    """Shapes the requests of everybody who shows the same *token*.
+
+    In a dry run nothing is written, and what it makes of requests is not sent.
+    """
+
+    def __init__(self, settings: Settings, token: str = "") -> None:
+        self._is_dry = settings.dry_run
+        self._storage = _storage(settings, token)
+        texts = MemoryStorage() if self._is_dry else self._storage
+        self._pipelines = Pipelines(
+            settings.preset,
+            texts,
+            window=settings.window,
+            work_dir=settings.work_dir,
+        )
+        self.conversations = Conversations(max_bytes=settings.max_bytes)
+
+    async def warm(self) -> None:
+        """Load what the first turn would wait for."""
+        await self._pipelines.of(None, "").counter.warm()
+
+    def shape(
+        self,
+        known: Format,
+        headers: Mapping[str, str],
+        raw: bytes,
+    ) -> AbstractAsyncContextManager[Shaping | None]:
+        """The request in *raw* with the context of its conversation, for as long as it is sent.
+
+        None where it is not ours to shape. *headers* have names in small letters. Raises Refused,
+        ValueError for a body that is no JSON, and what a session raises.
+        """
+        return self._shape(known, headers, raw)
+
+    @asynccontextmanager
+    async def _shape(
+        self,
+        known: Format,
+        headers: Mapping[str, str],
+        raw: bytes,
+    ) -> AsyncIterator[Shaping | None]:
+        last = self.conversations.bodies()
+        body = await in_thread_if(len(raw) > IN_THREAD, read_body, raw, known.key, *last)
+        if body is None or not known.is_ours(body):
+            yield None
+            return
+        pipeline = self._pipelines.of(model_of(body.values), headers.get(BETA, ""))
+
+        def open_session(session_id: str) -> Session:
+            return pipeline.new_session(session_id, journal=self._storage)
+
+        conversation = await self.conversations.find(
+            conversation_name(headers, body.values), Question(known, body), open_session
+        )
+        try:
+            yield await self._run(known, body, conversation)
+        finally:
+            self.conversations.release(conversation)
+
+    async def _run(self, known: Format, body: Body, conversation: Conversation) -> Shaping | None:
+        """The context for *body*; None where calls at its end have no result yet."""
+        # Reading, running and writing belong together: a translation remembers one turn.
+        async with conversation.lock:
+            history = conversation.translate(body)
+            if history is None:
+                return None
+            result = await conversation.session.run(history.messages, **history.arguments)
+            return Shaping(known, body, history, conversation, result, is_dry=self._is_dry)
+
+    async def recover(
+        self, shaping: Shaping, headers: Mapping[str, str], status: int, answer: bytes
+    ) -> bool:
+        """Whether there is a shorter context to send, after *answer* with *status*."""
+        text = answer[:MAX_TEXT].decode("utf-8", "replace")
+        refusal = read_refusal(status, text)
+        if refusal is None or self._is_dry:
+            return False
+        conversation = shaping.conversation
+        if refusal.window is not None:
+            betas = headers.get(BETA, "")
+            self._pipelines.learn_window(shaping.model, betas, refusal.window)
+        async with conversation.lock:
+            history = conversation.translate(shaping.body)
+            if history is None:
+                return False
+            shorter = await conversation.session.recover(
+                refusal, history.messages, shaping.result, **history.arguments
+            )
+            if shorter is None:
+                return False
+            shaping.history = history
+            shaping.take(shorter)
+        return True
+
+    def learn(self, shaping: Shaping, event: Mapping[str, Any]) -> None:
+        """Learn what the reply to *shaping*, of which *event* is a part, was billed."""
+        reply = shaping.format.bill_in(event)
+        if reply is None or not isinstance(reply.get("usage"), dict):
+            return
+        usage = reply["usage"]
+        shaping.usage.update({name: value for name, value in usage.items() if value is not None})
+        # In a dry run the bill is that of another context.
+        if not self._is_dry and shaping.format.is_whole(event) and has_usage(reply):
+            shaping.conversation.session.observe(reply, shaping.result.messages)
+
+
+def _storage(settings: Settings, token: str) -> LocalStorage | None:
+    """Where the texts, archives and journals of *token* are kept; None where nothing is written."""
+    if settings.root is None or settings.dry_run:
+        return None
+    if not token:
+        return LocalStorage(settings.root)
+    folder = hashlib.sha256(token.encode()).hexdigest()[:16]
+    return LocalStorage(settings.root / folder)

@@ -1,0 +1,118 @@
+"""Whether something is a history at all: what must hold before any rule can be asked about."""
+
+from __future__ import annotations
+
+from ..errors import InvalidHistory
+from ..words import one_line
+from .bulk import MAPPINGS
+from .foreign import history_hint, message_hint
+from .vocabulary import ROLES, SPOKEN, Block, field, kind
+
+__all__ = ["ensure_messages"]
+
+_KEYS = frozenset({"role", "content"})
+_SPEAKERS = ("user", "assistant")
+
+
+def ensure_messages(messages: object, start: int = 0) -> None:
+    """Raise InvalidHistory, naming the index, unless *messages* from *start* on are messages."""
+    if not isinstance(messages, list):
+        name = type(messages).__name__
+        hint = history_hint(messages)
+        raise InvalidHistory(f"a history is a list of messages, not {name}{hint}")
+    for index in range(start, len(messages)):
+        if not _is_common(messages[index]):
+            _ensure_message(index, messages[index])
+
+
+def _is_common(message: object) -> bool:
+    """Whether *message* has the most common form, which needs no further check."""
+    if type(message) is not dict or len(message) != len(_KEYS):
+        return False
+    if message.get("role") not in _SPEAKERS:
+        return False
+    content = message.get("content")
+    if type(content) is str:
+        return True
+    return type(content) is list and all(map(_is_common_block, content))
+
+
+def _is_common_block(block: object) -> bool:
+    if type(block) is not dict:
+        return False
+    name = block.get("type")
+    if name == "tool_use":
+        return True
+    if name == "tool_result":
+        return type(block.get("content")) is str
+    return name == "text" and type(block.get("text")) is str
+
+
+def _ensure_message(index: int, message: object) -> None:
+    hint = message_hint(message)
+    if hint:
+        raise InvalidHistory(f"message {index} {hint}")
+    if not isinstance(message, MAPPINGS):
+        name = type(message).__name__
+        advice = ""
+        if hasattr(message, "stop_reason"):
+            advice = '; append {"role": "assistant", "content": reply.content}'
+        raise InvalidHistory(
+            f"message {index} is {name}, not a mapping with role and content{advice}"
+        )
+    for key in ("role", "content"):
+        if key not in message:
+            raise InvalidHistory(f"message {index} has no {key}")
+    role = message["role"]
+    if not isinstance(role, str) or role not in ROLES:
+        shown = one_line(repr(role))
+        raise InvalidHistory(f"message {index} has the role {shown}, not one of {sorted(ROLES)}")
+    content = message["content"]
+    if content is None or isinstance(content, str):
+        return
+    if not isinstance(content, list | tuple):
+        name = type(content).__name__
+        raise InvalidHistory(f"message {index} has {name} as content, not text or a list of blocks")
+    for place, block in enumerate(content):
+        fault = _shape_fault(block)
+        if fault:
+            raise InvalidHistory(f"block {place} of message {index} {fault}")
+
+
+def _shape_fault(block: object) -> str:
+    """What keeps *block* from being read as a content block; "" when nothing does."""
+    fault = _own_fault(block)
+    if fault:
+        return fault
+    unread = _inner_blocks(block)
+    while unread:
+        inner = unread.pop()
+        fault = _own_fault(inner)
+        if fault:
+            return f"holds a block that {fault}"
+        unread += _inner_blocks(inner)
+    return ""
+
+
+def _own_fault(block: object) -> str:
+    if not (isinstance(block, MAPPINGS) or hasattr(block, "model_dump")):
+        return f"is {type(block).__name__}, not a mapping"
+    name = kind(block)
+    if name in SPOKEN:
+        text = field(block, name)
+        if not isinstance(text, str | None):
+            return f"has {type(text).__name__} as {name}, not text"
+    if name != "tool_result":
+        return ""
+    content = field(block, "content")
+    if content is None or isinstance(content, str | list | tuple):
+        return ""
+    type_name = type(content).__name__
+    return f"is a tool_result with {type_name} as content, not text or a list of blocks"
+
+
+def _inner_blocks(block: Block) -> list[object]:
+    if kind(block) != "tool_result":
+        return []
+    content = field(block, "content")
+    return list(content) if isinstance(content, list | tuple) else []

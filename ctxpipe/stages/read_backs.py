@@ -1,0 +1,163 @@
+"""Shorten what the model has read back from a file of ours, and is too long to stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+from ..agent_tools import READ_BACK_TOOLS
+from ..edits import offload
+from ..edits.offload import ReadBack, Selection
+from ..errors import StorageError
+from ..markers.placeholders import DIRECT, Preview, placeholder
+from ..messages import rewrite, tool_results
+from ..names import session_folder
+from ..settings import COUNT, TOOL_NAMES, check_settings
+from ..stage import Change, Skip, Turn
+from ..storage import TextReader, TextWriter
+from ..workers.threads import in_thread, in_thread_if
+from .moves import (
+    Act,
+    Move,
+    Place,
+    Pointers,
+    add_failures,
+    offload_detail,
+    predict_moves,
+    recall_selection,
+    worthwhile_moves,
+    write_moves,
+)
+
+__all__ = ["TrimReadBacks"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrimReadBacks:
+    """Cut a new tool result that was read back from an offloaded file to its head and tail.
+
+    No stage offloads such a result again, so a long one would stay whole. Above *max_chars*
+    characters, three quarters of them from the head and the rest from the tail, it is cut after a
+    pointer to the file that was read. What is in no file yet, such as the output of a filter over
+    one, is moved to a file of its own first; results of *exempt_tools* never are. What a program on
+    the server reads stays whole.
+
+    Put it after `DirectOffload`, with the same *storage* and *reference*. Like that stage it acts
+    before the model has seen the result, so nothing that the provider has cached ever changes.
+
+    Raises SettingsError for settings that are invalid.
+    """
+
+    storage: TextWriter
+    max_chars: int = 100_000
+    reference: str = "absolute"
+    exempt_tools: AbstractSet[str] = READ_BACK_TOOLS
+
+    def __post_init__(self) -> None:
+        self._pointers.check()
+        # A limit of 0 would show the model nothing of what it asks for, however often it asks.
+        check_settings(self, max_chars=COUNT, exempt_tools=TOOL_NAMES)
+
+    async def __call__(self, turn: Turn) -> Change | Skip:
+        """What cannot be written stays inline.
+
+        Raises StorageError when nothing else is left to do.
+        """
+        return await self._propose(turn, write_moves)
+
+    async def plan(self, turn: Turn) -> Change | Skip:
+        """The same decision, with no write."""
+        return await self._propose(turn, predict_moves)
+
+    @property
+    def _pointers(self) -> Pointers:
+        return Pointers(self.storage, DIRECT, self.reference, preview=None)
+
+    @property
+    def _preview(self) -> Preview:
+        return Preview(head=max(1, self.max_chars * 3 // 4), tail=self.max_chars // 4)
+
+    def _selection(self, session_id: str) -> Selection:
+        exempt = frozenset(self.exempt_tools) | READ_BACK_TOOLS
+        own_paths = self._pointers.own_paths(session_id)
+        return Selection(self.max_chars, {}, exempt, own_paths)
+
+    async def _propose(self, turn: Turn, act: Act) -> Change | Skip:
+        moves, cuts = await self._decide(turn)
+        if not moves and not cuts:
+            return Skip(f"nothing of more than {self.max_chars} characters was read back")
+        change = Change(list(turn.messages))
+        if moves:
+            try:
+                change = await act(turn, moves)
+            except StorageError as error:
+                if not cuts:
+                    raise
+                change = add_failures(change, error)
+        return _apply_cuts(change, cuts)
+
+    async def _decide(self, turn: Turn) -> tuple[list[Move], dict[Place, str]]:
+        """What goes into files, and what replaces results that are in a file already."""
+        selection = recall_selection(turn, self.reference, self._selection)
+        start = offload.newest(turn.messages)
+        is_long = turn.is_bulky(max(0, start - 1))
+        too_long = await in_thread_if(
+            is_long, offload.long_read_backs, turn.messages, start, selection
+        )
+        moves: list[Move] = []
+        cuts: dict[Place, str] = {}
+        for read_back in too_long:
+            result = read_back.result
+            cut = await self._shorten(turn, read_back)
+            # Counted in a worker thread now: to ask later whether it saves tokens is a look-up.
+            text = offload.text_of(result.content)
+            await turn.counter.texts([text, cut or ""])
+            if cut is not None:
+                cuts[result.place] = cut
+            elif read_back.call.name not in selection.exempt_tools:
+                # Checked without a preview: this one is longer than another stage's may be.
+                pointers = replace(self._pointers, preview=self._preview)
+                candidate = offload.candidate_of(result)
+                moves += await worthwhile_moves(pointers, turn, [candidate], selection)
+        return moves, cuts
+
+    async def _shorten(self, turn: Turn, read_back: ReadBack) -> str | None:
+        """Head and tail after the pointer to the file that was read.
+
+        None when the text is not in that file.
+        """
+        text = offload.text_of(read_back.result.content)
+        preview = self._preview
+        end = len(text) - preview.tail
+        limit = offload.MOST_COMPARED
+        if not isinstance(self.storage, TextReader) or len(text) > limit:
+            return None
+        in_session = f"{session_folder(turn.session_id)}/{PurePath(read_back.path).name}"
+        for location in (read_back.path, in_session):
+            with suppress(StorageError):
+                page = await self.storage.read(location, 0, limit + 1)
+                if await in_thread(offload.contains_excerpt, page.text, text, preview.head, end):
+                    return placeholder(DIRECT, read_back.path, text, preview)
+        return None
+
+
+def _apply_cuts(change: Change, cuts: Mapping[Place, str]) -> Change:
+    """*change* with the texts in *cuts* instead of the results at their places."""
+    if not cuts:
+        return change
+    contents: dict[Place, object] = {}
+    saved = 0
+    for result in tool_results(change.messages):
+        text = cuts.get(result.place)
+        if text is not None:
+            contents[result.place] = offload.with_placeholder(result.content, text)
+            saved += len(offload.text_of(result.content)) - len(text)
+    detail = offload_detail(change)
+    return replace(
+        change,
+        messages=rewrite(change.messages, contents),
+        detail=replace(detail, saved_chars=detail.saved_chars + saved),
+    )

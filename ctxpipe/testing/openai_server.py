@@ -1,0 +1,237 @@
+"""OpenAI's chat completions and responses on 127.0.0.1: their rules, answers from a script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import anyio.to_thread
+
+from ..tokens import as_counter
+from .chat_rules import chat_problems
+from .openai_billing import PrefixMeter
+from .openai_replies import (
+    chat_events,
+    chat_json,
+    error_event,
+    openai_error_json,
+    response_events,
+    response_items,
+    response_json,
+    sse,
+)
+from .replies import Answer, Failure
+from .responses_rules import item_type, responses_problems
+from .scripted import MAX_BODY_BYTES, Received, ScriptedServer, is_stream
+from .turns import JsonObject
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from .running import Endpoint
+
+__all__ = ["OpenAIServer"]
+
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
+TOO_LONG = "context_length_exceeded"
+
+
+@dataclass(slots=True)
+class OpenAIServer(ScriptedServer):
+    """Scripted chat completions and responses for tests: ``async with OpenAIServer([...])``.
+
+    As `MessagesServer`, whose scripts and replies it takes: ``tool_use`` is a function call,
+    ``thinking`` a reasoning item, or ``reasoning_content`` in a chat. Give its *base_url* to the
+    SDK. Responses are stored as the API does: ``previous_response_id`` continues one, and of an
+    item with a known id the stored copy is read; `Received.ignored` names those that were edited in
+    vain. With *late_refusal* a prompt of a streamed response that is too long is refused within the
+    stream, after the status 200.
+
+    Raises SettingsError and MissingExtra as `MessagesServer` does.
+    """
+
+    late_refusal: bool = False
+    _meter: PrefixMeter = field(init=False, repr=False)
+    _stored: dict[str, JsonObject] = field(default_factory=dict, init=False, repr=False)
+    _conversations: dict[str, list[Any]] = field(default_factory=dict, init=False, repr=False)
+    _reasoned: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        ScriptedServer.__post_init__(self)
+        self._meter = PrefixMeter(self.model, as_counter(self.counter))
+
+    @property
+    def base_url(self) -> str:
+        """What to give the SDK as ``base_url``."""
+        return f"{self.url}/v1"
+
+    def _endpoints(self) -> Mapping[str, Endpoint]:
+        return {CHAT: self._complete, RESPONSES: self._complete}
+
+    # Requests -------------------------------------------------------------------------------------
+
+    def _early_failure(self, received: Received) -> Failure | None:
+        if "authorization" not in received.headers:
+            text = "You didn't provide an API key."
+            return Failure(401, "invalid_request_error", text)
+        if len(received.raw) > MAX_BODY_BYTES:
+            return Failure(413, "invalid_request_error", "Request body is too large.")
+        return None
+
+    def _problems(self, received: Received) -> Iterator[str]:
+        body: Any = received.body
+        if received.path == CHAT:
+            found = chat_problems(body)
+        else:
+            found = self._response_problems(received, body)
+        if found:
+            yield from found
+            return
+        received.tokens = self._meter.tokens(self._effective(received), _key(received))
+        if received.tokens > self.model.window and not self._refuses_late(received):
+            yield self._too_long(received)
+
+    def _too_long(self, received: Received) -> str:
+        if received.path == CHAT:
+            return (
+                f"This model's maximum context length is {self.model.window} tokens. However, "
+                f"your messages resulted in {received.tokens} tokens. Please reduce the length of "
+                "the messages."
+            )
+        return (
+            "Your input exceeds the context window of this model. Please adjust your input and "
+            "try again."
+        )
+
+    def _refuses_late(self, received: Received) -> bool:
+        return self.late_refusal and received.path == RESPONSES and is_stream(received)
+
+    def _response_problems(self, received: Received, body: JsonObject) -> list[str]:
+        previous = body.get("previous_response_id")
+        if previous is not None and previous not in self._conversations:
+            return [f"Previous response with id '{previous}' not found."]
+        items = body.get("input")
+        given = items if isinstance(items, list) else []
+        for item in given:
+            if isinstance(item, dict) and item_type(item) == "item_reference":
+                name = item.get("id")
+                if name not in self._stored:
+                    return [f"Item with id '{name}' not found."]
+        received.ignored = tuple(self._edited_in_vain(given))
+        effective = self._effective(received)
+        return [*responses_problems(effective), *self._without_reasoning(effective["input"])]
+
+    def _edited_in_vain(self, items: Iterable[Any]) -> Iterator[str]:
+        """The ids of *items* that say something else than the stored ones."""
+        for item in items:
+            stored = self._stored.get(str(item.get("id"))) if isinstance(item, dict) else None
+            if stored is None or item_type(item) == "item_reference":
+                continue
+            texts = ("content", "arguments", "output", "summary")
+            if any(item.get(name) != stored.get(name) for name in texts):
+                yield item["id"]
+
+    def _without_reasoning(self, items: Any) -> Iterator[str]:
+        """Observed: an item by its id comes with the reasoning that led to it."""
+        if not isinstance(items, list):
+            return
+        names = {item.get("id") for item in items}
+        for item in items:
+            name = item.get("id")
+            thought = self._reasoned.get(str(name))
+            if thought is not None and thought not in names:
+                yield (
+                    f"Item '{name}' of type '{item_type(item)}' was provided without its "
+                    f"required 'reasoning' item: '{thought}'."
+                )
+
+    def _effective(self, received: Received) -> dict[str, Any]:
+        """The request with all that the API has stored of it."""
+        body: dict[str, Any] = {**received.body}
+        if received.path == CHAT or "input" not in body:
+            return body
+        items = body["input"]
+        before = self._conversations.get(str(body.get("previous_response_id")), [])
+        if isinstance(items, str):
+            items = [{"role": "user", "content": items}]
+        if isinstance(items, list):
+            body["input"] = [*before, *map(self._stored_item, items)]
+        return body
+
+    def _stored_item(self, item: Any) -> Any:
+        if not isinstance(item, dict):
+            return item
+        return self._stored.get(item.get("id", ""), item)
+
+    # Replies --------------------------------------------------------------------------------------
+
+    async def _message(self, received: Received, reply: Answer) -> dict[str, Any]:
+        return await anyio.to_thread.run_sync(
+            self._write, received, reply, limiter=self._one_at_a_time
+        )
+
+    def _write(self, received: Received, reply: Answer) -> dict[str, Any]:
+        effective = self._effective(received)
+        received.usage = self._meter.charge(effective, _key(received))
+        output = self._meter.output_tokens(reply.blocks)
+        if received.path == CHAT:
+            uses = [block for block in reply.blocks if block["type"] == "tool_use"]
+            calls = [str(use["id"] or f"call_{next(self._numbers):020d}") for use in uses]
+            name = received.id.replace("req_", "chatcmpl-")
+            model = effective["model"]
+            usage = received.usage
+            return chat_json(reply, calls, name=name, model=model, usage=usage, output=output)
+        items = response_items(reply, self._numbers)
+        name = received.id.replace("req_", "resp_")
+        self._store(name, effective, items)
+        return response_json(
+            reply, items, name=name, body=effective, usage=received.usage, output=output
+        )
+
+    def _store(self, name: str, body: JsonObject, items: list[dict[str, Any]]) -> None:
+        thought = None
+        for item in items:
+            if thought is not None:
+                self._reasoned[item["id"]] = thought
+            thought = item["id"] if item["type"] == "reasoning" else None
+        if body.get("store", True):
+            self._stored.update({item["id"]: item for item in items})
+            self._conversations[name] = [*body["input"], *items]
+
+    def _events(self, received: Received, message: JsonObject) -> Iterable[bytes]:
+        if received.path == RESPONSES:
+            return response_events(message)
+        options: Any = received.body.get("stream_options") or {}
+        return chat_events(message, with_usage=bool(options.get("include_usage")))
+
+    def _error_event(self, failure: Failure, received: Received) -> bytes:
+        if received.path == RESPONSES:
+            return error_event(failure)
+        return sse(openai_error_json(failure))
+
+    def _error_body(self, failure: Failure, received: Received) -> dict[str, Any]:  # noqa: ARG002
+        return openai_error_json(failure)
+
+    def _instead(self, received: Received) -> Response | None:
+        """A stream that begins well, and then refuses the prompt. Observed."""
+        if received.tokens <= self.model.window:
+            return None
+        received.problems = (self._too_long(received),)
+        from starlette.responses import StreamingResponse
+
+        error = {"code": TOO_LONG, "message": received.problems[0]}
+        response = {"id": "resp_late", "object": "response", "status": "in_progress", "output": []}
+        failed = {**response, "status": "failed", "error": error}
+        events = (
+            {"type": "response.created", "response": response, "sequence_number": 0},
+            {"type": "response.in_progress", "response": response, "sequence_number": 1},
+            {"type": "response.failed", "response": failed, "sequence_number": 2},
+        )
+        chunks = [sse(event, str(event["type"])) for event in events]
+        return StreamingResponse(iter(chunks), media_type="text/event-stream")
+
+
+def _key(received: Received) -> str:
+    return "messages" if received.path == CHAT else "input"

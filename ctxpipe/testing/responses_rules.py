@@ -1,0 +1,233 @@
+"""What OpenAI's responses API refuses, in its own words as far as they are known.
+
+Written, as `rules`, from documented and observed behaviour, without the rest of ctxpipe. What
+neither mentions is accepted, above all items of an unknown type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .turns import JsonObject
+
+__all__ = ["ANSWERED", "REASONED", "item_type", "responses_problems"]
+
+ROLES = ("assistant", "system", "developer", "user")
+MAX_ID = 64
+# Documented: calls that the client answers, and the items that answer them.
+ANSWERED: Mapping[str, str] = {
+    f"{name}_output": name
+    for name in (
+        "apply_patch_call",
+        "computer_call",
+        "custom_tool_call",
+        "function_call",
+        "local_shell_call",
+        "shell_call",
+    )
+}
+# Observed: how the id of an item begins.
+PREFIXES: Mapping[str, str] = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+}
+# Documented: the required fields of each item.
+FIELDS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+    "function_call": {"call_id": (str,), "name": (str,), "arguments": (str,)},
+    "function_call_output": {"call_id": (str,), "output": (str, list)},
+    "custom_tool_call": {"call_id": (str,), "name": (str,), "input": (str,)},
+    "custom_tool_call_output": {"call_id": (str,), "output": (str, list)},
+    "shell_call_output": {"call_id": (str,), "output": (list,)},
+    "computer_call_output": {"call_id": (str,), "output": (dict,)},
+    "reasoning": {"id": (str,), "summary": (list,)},
+    "item_reference": {"id": (str,)},
+    "compaction": {"encrypted_content": (str,)},
+}
+PARTS: Mapping[str, frozenset[str]] = {
+    "assistant": frozenset({"output_text", "refusal"}),
+    "user": frozenset({"input_text", "input_image", "input_file"}),
+}
+OUTPUT_PARTS = frozenset({"input_text", "input_image", "input_file"})
+# Documented: what a model writes after it has reasoned.
+REASONED = frozenset({"message", "reasoning", *ANSWERED.values()})
+
+
+def item_type(item: JsonObject) -> str:
+    """The type of *item*; without one it is a message."""
+    kind = item.get("type")
+    return kind if isinstance(kind, str) else "message"
+
+
+def responses_problems(body: JsonObject) -> list[str]:
+    """Everything that ``/v1/responses`` would refuse in *body*; empty when it is valid.
+
+    Its ``input`` is a list of all items of the conversation: what the API has stored is already in
+    it.
+    """
+    items = body.get("input")
+    found = list(_fields(body))
+    if found or not isinstance(items, list):
+        return found
+    for index, item in enumerate(items):
+        found += _item(f"input[{index}]", item)
+    if not found:
+        found += _duplicates(items)
+        found += _pairs(items)
+        found += _reasoning(items)
+    return found
+
+
+def _fields(body: JsonObject) -> Iterator[str]:
+    if "model" not in body:
+        yield "Missing required parameter: 'model'."
+    given = body.get("input", "")
+    if not isinstance(given, str | list):
+        yield _type("input", "one of a string or array of input items", given)
+    if not given and not body.get("previous_response_id") and not body.get("prompt"):
+        yield (
+            "One of 'input' or 'previous_response_id' or 'prompt' or 'conversation_id' must be "
+            "provided."
+        )
+
+
+def _item(where: str, item: Any) -> Iterator[str]:
+    if not isinstance(item, dict):
+        yield _type(where, "an object", item)
+        return
+    kind = item_type(item)
+    for name, types in FIELDS.get(kind, {}).items():
+        if name not in item:
+            yield f"Missing required parameter: '{where}.{name}'."
+        elif not isinstance(item[name], types):
+            yield _type(f"{where}.{name}", types[0].__name__, item[name])
+    if kind == "message":
+        yield from _message(where, item)
+    elif kind in ANSWERED and isinstance(item.get("output"), list):
+        yield from _output(where, kind, item["output"])
+    yield from _id(where, kind, item.get("id"))
+
+
+def _message(where: str, item: JsonObject) -> Iterator[str]:
+    role = item.get("role")
+    if role not in ROLES:
+        supported = ", ".join(map(repr, ROLES[:-1]))
+        yield f"Invalid value: '{role}'. Supported values are: {supported}, and {ROLES[-1]!r}."
+        return
+    content = item.get("content")
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        yield f"Missing required parameter: '{where}.content'."
+        return
+    allowed = PARTS.get(role, PARTS["user"])
+    for place, part in enumerate(content):
+        yield from _part(f"{where}.content[{place}]", part, allowed)
+
+
+def _output(where: str, kind: str, output: Sequence[Any]) -> Iterator[str]:
+    for place, part in enumerate(output):
+        at = f"{where}.output[{place}]"
+        if kind == "shell_call_output":
+            for name in ("stdout", "stderr", "outcome"):
+                if name not in part:
+                    yield f"Missing required parameter: '{at}.{name}'."
+        else:
+            yield from _part(at, part, OUTPUT_PARTS)
+
+
+def _part(where: str, part: Any, allowed: frozenset[str]) -> Iterator[str]:
+    if not isinstance(part, dict):
+        yield _type(where, "an object", part)
+        return
+    kind = part.get("type")
+    if kind not in allowed:
+        supported = ", ".join(map(repr, sorted(allowed)))
+        yield f"Invalid value: '{kind}'. Supported values are: {supported}."
+    elif str(kind).endswith("_text") and not isinstance(part.get("text"), str):
+        yield _type(f"{where}.text", "a string", part.get("text"))
+
+
+def _id(where: str, kind: str, name: object) -> Iterator[str]:
+    if name is None:
+        return
+    if not isinstance(name, str):
+        yield _type(f"{where}.id", "a string", name)
+        return
+    if len(name) > MAX_ID:
+        yield (
+            f"Invalid '{where}.id': string too long. Expected a string with maximum length "
+            f"{MAX_ID}, but got a string with length {len(name)} instead."
+        )
+    prefix = PREFIXES.get(kind, "")
+    if not name.startswith(prefix):
+        yield f"Invalid '{where}.id': '{name}'. Expected an ID that begins with '{prefix}'."
+
+
+# The conversation ---------------------------------------------------------------------------------
+
+
+def _duplicates(items: Sequence[JsonObject]) -> Iterator[str]:
+    """Observed."""
+    seen: set[str] = set()
+    for item in items:
+        name = item.get("id")
+        if not isinstance(name, str) or item_type(item) == "item_reference":
+            continue
+        if name in seen:
+            yield (
+                f"Duplicate item found with id {name}. Remove duplicate items from your input and "
+                "try again."
+            )
+        seen.add(name)
+
+
+def _pairs(items: Sequence[JsonObject]) -> Iterator[str]:
+    """Observed: each call is answered later, and each answer has its call before it."""
+    waiting: list[tuple[str, object]] = []
+    called: set[tuple[str, object]] = set()
+    for item in items:
+        kind = item_type(item)
+        if kind in ANSWERED.values():
+            call = (kind, _call_id(item))
+            called.add(call)
+            waiting.append(call)
+        elif kind in ANSWERED:
+            call = (ANSWERED[kind], _call_id(item))
+            if call not in called:
+                words = _words(ANSWERED[kind])
+                yield f"No tool call found for {words} output with call_id {call[1]}."
+            elif call in waiting:
+                waiting.remove(call)
+    for kind, name in waiting:
+        yield f"No tool output found for {_words(kind)} {name}."
+
+
+def _call_id(item: JsonObject) -> object:
+    return item.get("call_id", item.get("id"))
+
+
+def _words(kind: str) -> str:
+    return kind.replace("_", " ")
+
+
+def _reasoning(items: Sequence[JsonObject]) -> Iterator[str]:
+    """Observed: what was reasoned comes with what it led to."""
+    for index, item in enumerate(items):
+        if item_type(item) != "reasoning":
+            continue
+        following: JsonObject = items[index + 1] if index + 1 < len(items) else {"type": ""}
+        kind = item_type(following)
+        is_said = kind != "message" or following.get("role") == "assistant"
+        is_followed = kind in REASONED or kind.endswith("_call")
+        if not (is_followed and is_said):
+            yield (
+                f"Item '{item['id']}' of type 'reasoning' was provided without its required "
+                "following item."
+            )
+
+
+def _type(where: str, expected: str, value: object) -> str:
+    return f"Invalid type for '{where}': expected {expected}, but got {type(value).__name__}."

@@ -1,0 +1,409 @@
+"""A scripted API on 127.0.0.1: what the servers of all providers have in common."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import anyio
+import anyio.to_thread
+
+from ..errors import CtxpipeError, SettingsError
+from ..tokens import Counting, TokenCounter
+from .billing import Prompt, Usage
+from .replies import Answer, Cut, Failure, Hang, Reply, answer
+from .rules import BadBody, Model, RequestBody, parse_body
+from .turns import JsonObject
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from .running import Endpoint, Running
+
+__all__ = ["MissingExtra", "Received", "Script", "ScriptExhausted", "ScriptedServer"]
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+
+Script: TypeAlias = Iterable[Reply] | Callable[[RequestBody], Reply | Awaitable[Reply]]
+"""What the model does: replies in order, or a function from the request's body to the reply.
+
+The function may be async.
+"""
+
+_Interruption: TypeAlias = Failure | Cut | Hang
+"""A reply that ends before its answer is complete, or instead of one."""
+
+
+class MissingExtra(CtxpipeError, ImportError):
+    """The packages of an optional extra are not installed; the text names it."""
+
+
+class ScriptExhausted(CtxpipeError, RuntimeError):
+    """A request came in after the script's last reply."""
+
+
+@dataclass(slots=True)
+class Received:
+    """A request as it came in, and what became of it."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: RequestBody
+    raw: bytes = field(default=b"", repr=False)  # the body as it came over the wire
+    problems: tuple[str, ...] = ()
+    tokens: int = 0  # billed for the prompt; 0 when the request was refused before it was counted
+    prompt: Prompt | None = field(default=None, repr=False)
+    cached: int | None = None  # the last block that was in the cache when the request came in
+    usage: Usage | None = None
+    dropped: tuple[str, ...] = ()  # paths of thinking blocks left out, as the request asked
+    ignored: tuple[str, ...] = ()  # ids of items of which the API reads its stored copy instead
+    reply: Reply | None = None
+    id: str = ""
+
+
+@dataclass(slots=True)
+class ScriptedServer:
+    """What every scripted API does; a provider's server says which paths and rules it has.
+
+    It runs in the caller's event loop on a free port of 127.0.0.1, and ends with every connection
+    when the block ends. Each request is checked by the API's rules and answered 400 when it breaks
+    one; such a request takes no reply from the script. *requests* contains everything that came in.
+
+    An error in the script, or a request after its last reply, is answered 500 and raised again when
+    the block ends. Raises SettingsError when *script* is a single text. Entering it raises
+    MissingExtra when starlette or uvicorn is not installed.
+    """
+
+    script: Script
+    model: Model = field(default_factory=Model)
+    counter: Counting = field(default_factory=TokenCounter)
+    clock: Callable[[], float] = time.monotonic
+    requests: list[Received] = field(default_factory=list, init=False)
+    errors: list[Exception] = field(default_factory=list, init=False)
+    _next: Callable[[RequestBody], Reply | Awaitable[Reply]] = field(init=False, repr=False)
+    _running: Running | None = field(default=None, init=False, repr=False)
+    _numbers: Iterator[int] = field(init=False, repr=False)
+    _one_at_a_time: anyio.CapacityLimiter = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.script, str):
+            raise SettingsError(
+                "script is a single text; give a list of replies, or a function from request to "
+                "reply"
+            )
+        if callable(self.script):
+            self._next = self.script
+        else:
+            self._next = _in_order(self.script)
+        self._numbers = itertools.count(1)
+
+    # What a provider's server says of itself ------------------------------------------------------
+
+    def _endpoints(self) -> Mapping[str, Endpoint]:
+        """What answers at each path."""
+        raise NotImplementedError
+
+    def _early_failure(self, received: Received) -> Failure | None:
+        """The error for what is checked before the body is read; None when that is valid."""
+        raise NotImplementedError
+
+    def _problems(self, received: Received) -> Iterator[str]:
+        """What the API would refuse; the request is counted where nothing is.
+
+        Runs in a worker thread.
+        """
+        raise NotImplementedError
+
+    def _accept(self, received: Received) -> None:
+        """Note what holds when a valid request comes in, before it is answered."""
+
+    async def _message(self, received: Received, reply: Answer) -> dict[str, Any]:
+        """The body of the plain answer *reply*, which is billed here."""
+        raise NotImplementedError
+
+    def _events(self, received: Received, message: JsonObject) -> Iterable[bytes]:
+        """The events by which *message* is streamed."""
+        raise NotImplementedError
+
+    def _error_event(self, failure: Failure, received: Received) -> bytes:
+        """The event that ends a stream with an error."""
+        raise NotImplementedError
+
+    def _error_body(self, failure: Failure, received: Received) -> dict[str, Any]:
+        """The body of an error."""
+        raise NotImplementedError
+
+    def _instead(self, received: Received) -> Response | None:  # noqa: ARG002
+        """What is answered without asking the script; None: the script is asked."""
+        return None
+
+    # Life -----------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        start = await anyio.to_thread.run_sync(_load)
+        self._one_at_a_time = anyio.CapacityLimiter(1)
+        self._running = await start(self._endpoints())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        running = self._running
+        self._running = None
+        if running is not None:
+            # It takes a few turns of the loop, and must not be interrupted.
+            with anyio.CancelScope(shield=True):
+                await running.stop()
+        if error is None and self.errors:
+            raise self.errors[0]
+
+    @property
+    def url(self) -> str:
+        """The address at which it listens."""
+        if self._running is None:
+            raise RuntimeError("the server is not running: use it in an 'async with' block")
+        return self._running.url
+
+    @property
+    def refused(self) -> list[Received]:
+        """The requests that broke a rule."""
+        return [request for request in self.requests if request.problems]
+
+    # Requests -------------------------------------------------------------------------------------
+
+    async def _complete(self, request: Request) -> Response:
+        """The endpoint that asks the model."""
+        received, refusal = await self._receive(request)
+        if refusal is not None:
+            return self._refusal(refusal, received)
+        work = partial(self._respond, request, received)
+        return await _while_connected(request, work)
+
+    async def _receive(self, request: Request) -> tuple[Received, Failure | None]:
+        raw = await request.body()
+        received = Received(
+            path=request.url.path,
+            headers=dict(request.headers),
+            body={},
+            raw=raw,
+            id=f"req_{next(self._numbers):024d}",
+        )
+        self.requests.append(received)
+        try:
+            # In a worker thread, one request at a time: the loop is the caller's.
+            refusal = await anyio.to_thread.run_sync(
+                self._check, received, raw, limiter=self._one_at_a_time
+            )
+        except Exception as error:  # noqa: BLE001 -- raised again when the server stops
+            refusal = self._record_error(error)
+        received.reply = refusal
+        return received, refusal
+
+    def _record_error(self, error: Exception) -> Failure:
+        """Keep an *error* of the script, or of the caller's counter; return what is answered."""
+        self.errors.append(error)
+        message = f"the script failed: {type(error).__name__}: {error}"
+        return Failure(500, "api_error", message, {"x-should-retry": "false"})
+
+    def _check(self, received: Received, raw: bytes) -> Failure | None:
+        """Check and count a request; return the API's error, or None when it is valid."""
+        failure = self._early_failure(received)
+        if failure is not None:
+            return failure
+        try:
+            received.body = parse_body(raw)
+        except BadBody as error:
+            received.problems = (str(error),)
+        else:
+            received.problems = tuple(self._problems(received))
+        if not received.problems:
+            return None
+        return Failure(400, "invalid_request_error", received.problems[0])
+
+    # Replies --------------------------------------------------------------------------------------
+
+    async def _respond(self, request: Request, received: Received) -> Response:
+        instead = self._instead(received)
+        if instead is not None:
+            return instead
+        try:
+            self._accept(received)
+            reply = await self._ask(received.body)
+            received.reply = reply
+            return await self._render(request, received, reply)
+        except Exception as error:  # noqa: BLE001 -- raised again when the server stops
+            failure = self._record_error(error)
+            received.reply = failure
+            return self._refusal(failure, received)
+
+    async def _ask(self, body: RequestBody) -> Answer | _Interruption:
+        reply = self._next(body)
+        if isinstance(reply, Awaitable):
+            reply = await reply
+        if isinstance(reply, str):
+            reply = answer(reply)
+        if not isinstance(reply, Answer | _Interruption):
+            raise TypeError(f"a script answers with a Reply or a text, and this is {reply!r}")
+        return reply
+
+    async def _render(
+        self,
+        request: Request,
+        received: Received,
+        reply: Answer | _Interruption,
+    ) -> Response:
+        if not isinstance(reply, Hang):
+            await anyio.sleep(reply.seconds)
+        if isinstance(reply, Answer):
+            return await self._answer(received, reply)
+        breaks_off = is_stream(received) and reply.after is not None
+        if isinstance(reply, Failure) and not breaks_off:
+            return self._refusal(reply, received)
+        if reply.after is None:
+            await self._end(request, reply)
+        begun = reply.after or Answer()
+        return await self._break_off(request, received, reply, begun)
+
+    async def _answer(self, received: Received, reply: Answer) -> Response:
+        message = await self._message(received, reply)
+        if is_stream(received):
+            events = self._events(received, message)
+            return _stream(_pace(events, reply.pause_seconds), received)
+        return json_response(message, received)
+
+    async def _break_off(
+        self,
+        request: Request,
+        received: Received,
+        reply: _Interruption,
+        begun: Answer,
+    ) -> Response:
+        """Half of the answer *begun*, then the end that *reply* is."""
+        message = await self._message(received, begun)
+
+        async def half() -> AsyncIterator[bytes]:
+            if is_stream(received):
+                events = list(self._events(received, message))
+                first_half = events[: len(events) // 2]
+                async for chunk in _pace(first_half, begun.pause_seconds):
+                    yield chunk
+            else:
+                body = json.dumps(message).encode()
+                yield body[: len(body) // 2]
+            if isinstance(reply, Failure):
+                yield self._error_event(reply, received)
+                return
+            await self._end(request, reply)
+
+        return _stream(half(), received)
+
+    async def _end(self, request: Request, reply: _Interruption) -> None:
+        """Break the connection, or wait until the client does."""
+        if isinstance(reply, Cut) and self._running is not None:
+            self._running.abort(request)
+        await anyio.sleep_forever()
+
+    def _refusal(self, failure: Failure, received: Received) -> Response:
+        error = self._error_body(failure, received)
+        return json_response(error, received, failure.status, **failure.headers)
+
+
+def _load() -> Callable[[Mapping[str, Endpoint]], Awaitable[Running]]:
+    """The function that starts a server.
+
+    The first import reads hundreds of files: call this in a worker thread.
+    """
+    try:
+        from .running import start
+    except ImportError as error:
+        raise MissingExtra(
+            "a scripted API needs starlette and uvicorn: pip install 'ctxpipe[testing]'"
+        ) from error
+    return start
+
+
+def _in_order(replies: Iterable[Reply]) -> Callable[[RequestBody], Reply]:
+    rest = iter(replies)
+    count = 0
+
+    def next_reply(body: RequestBody) -> Reply:  # noqa: ARG001 -- a list answers any request
+        nonlocal count
+        for reply in rest:
+            count += 1
+            return reply
+        raise ScriptExhausted(f"a request came in after the script's last reply (it has {count})")
+
+    return next_reply
+
+
+def is_stream(received: Received) -> bool:
+    """Whether the client wants the answer as a stream."""
+    return bool(received.body.get("stream"))
+
+
+async def _while_connected(request: Request, work: Callable[[], Awaitable[Response]]) -> Response:
+    """What *work* returns, unless the client disconnects first: then *work* is cancelled."""
+    from starlette.responses import Response as EmptyResponse
+
+    response: Response = EmptyResponse()
+
+    async def cancel_on_disconnect() -> None:
+        while True:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                break
+        group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(cancel_on_disconnect)
+        response = await work()
+        group.cancel_scope.cancel()
+    return response
+
+
+async def _pace(chunks: Iterable[bytes], pause_seconds: float) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+        await anyio.sleep(pause_seconds)
+
+
+def json_response(
+    body: JsonObject,
+    received: Received,
+    status: int = 200,
+    **headers: str,
+) -> Response:
+    """The answer *body* to a request."""
+    from starlette.responses import JSONResponse
+
+    all_headers = {"request-id": received.id, **headers}
+    return JSONResponse(body, status, all_headers)
+
+
+def _stream(chunks: AsyncIterator[bytes], received: Received) -> Response:
+    from starlette.responses import StreamingResponse
+
+    media_type = "application/json"
+    if is_stream(received):
+        media_type = "text/event-stream"
+    headers = {"request-id": received.id}
+    return StreamingResponse(chunks, headers=headers, media_type=media_type)

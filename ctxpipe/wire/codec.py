@@ -1,0 +1,275 @@
+"""What a codec knows of one form of conversation, and how its items become messages of ours.
+
+A *foreign item* is an element of another API's or framework's list: a chat message, a responses
+item, a model object. A codec reads each as blocks. Here these become *units*: messages that keep
+every rule of the Messages API, so that no repair touches them, each with the items behind it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
+
+from ..markers.repairs import OPENING
+from ..messages import CALLS, THINKING, kind
+from ..messages.rules import MAX_TOOL_NAME
+from .values import opaque_block, text_block
+
+if TYPE_CHECKING:
+    from ..messages import Message
+
+__all__ = ["Codec", "Item", "Reading", "Side", "Unit", "head_blocks", "make_units", "opening_unit"]
+
+Side: TypeAlias = Literal["system", "user", "assistant", "result"]
+"""Who says an item; "result" answers a call."""
+
+Item: TypeAlias = Any
+"""A foreign item, of whatever type."""
+
+ANSWERED = frozenset({"user", "result"})
+_ID = re.compile(r"[a-zA-Z0-9_-]{1,200}")
+_NOT_IN_ID = re.compile(r"[^a-zA-Z0-9_-]")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A foreign item as *blocks* of ours, one at least.
+
+    With *joins* it is one message with its neighbours of the same side. Results always are.
+    """
+
+    side: Side
+    blocks: list[dict[str, Any]]
+    joins: bool = False
+
+
+class Codec(Protocol):
+    """One form of conversation: its items to blocks, and back."""
+
+    def frozen(self, items: Sequence[Item], start: int) -> int:
+        """How many leading items are the provider's own state, which nobody may shape.
+
+        Only items from *start* on are searched for the end of it; 0 where it is not among them.
+        """
+        ...
+
+    def read(self, item: Item) -> Reading:
+        """*item* as blocks; what is unknown becomes an opaque text block of its side."""
+        ...
+
+    def rebuild(self, item: Item, blocks: Sequence[Mapping[str, Any]]) -> Item:
+        """A copy of *item* with these *blocks* as its content; its blocks have its own ids."""
+        ...
+
+    def new(self, role: str, blocks: Sequence[Mapping[str, Any]]) -> list[Item]:
+        """Items that say *blocks*, which ctxpipe wrote itself."""
+        ...
+
+    def repair(
+        self, items: list[Item], sources: Sequence[int | None], given: Sequence[Item]
+    ) -> list[Item]:
+        """*items*, without what is invalid now that others of *given* have left.
+
+        *sources* says for each of which item of *given* it is made, None for those of `new`.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A *message* of ours for the foreign items from *start* up to *stop*.
+
+    *owners* says for each block which item it is of. *names* are the ids of calls that differ from
+    those of the items, with the items' own.
+    """
+
+    message: Message
+    start: int
+    stop: int
+    owners: tuple[int, ...] = ()
+    names: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Group:
+    """Neighbouring items that become one message."""
+
+    side: Side
+    start: int
+    stop: int
+    blocks: list[dict[str, Any]]
+    owners: list[int]
+    names: dict[str, object] = field(default_factory=dict)
+
+
+# Units --------------------------------------------------------------------------------------------
+
+
+def make_units(codec: Codec, items: Sequence[Item], start: int, used: set[str]) -> list[Unit]:
+    """The units of *items* from *start* on.
+
+    *used* are the ids of the calls before, to which those of these items are added.
+    """
+    groups = _groups(codec, items, start)
+    before: _Group | None = None
+    for group in groups:
+        if before is not None and before.side == "assistant":
+            _pair(before, group, used)
+        elif group.side == "result":
+            _make_opaque(group, frozenset())
+        before = group
+    if before is not None and before.side == "assistant":
+        _pair(before, None, used)
+    for group in groups:
+        _settle(group)
+    _place_systems(groups)
+    return [_as_unit(group) for group in groups]
+
+
+def opening_unit(start: int) -> Unit:
+    """A unit of no item, for a conversation that does not begin with the user."""
+    message = cast("Message", {"role": "user", "content": OPENING})
+    return Unit(message, start, start)
+
+
+def _groups(codec: Codec, items: Sequence[Item], start: int) -> list[_Group]:
+    groups: list[_Group] = []
+    last_joins = False
+    for index in range(start, len(items)):
+        reading = codec.read(items[index])
+        blocks = reading.blocks
+        joins = reading.joins or reading.side == "result"
+        if groups and joins and last_joins and groups[-1].side == reading.side:
+            group = groups[-1]
+            group.stop = index + 1
+            group.blocks += blocks
+            group.owners += [index] * len(blocks)
+        else:
+            group = _Group(reading.side, index, index + 1, blocks, [index] * len(blocks))
+            groups.append(group)
+        last_joins = joins
+    return groups
+
+
+def _pair(group: _Group, later: _Group | None, used: set[str]) -> None:
+    """Give each call of *group* that the results *later* answer an id of its own.
+
+    Other calls become opaque, unless they are the last of all: these still wait.
+    """
+    answers: dict[object, list[int]] = {}
+    if later is not None and later.side == "result":
+        for place, block in enumerate(later.blocks):
+            if kind(block) == "tool_result":
+                answers.setdefault(block["tool_use_id"], []).append(place)
+    answered: set[int] = set()
+    for place, block in enumerate(group.blocks):
+        if kind(block) not in CALLS:
+            continue
+        waiting = answers.get(block["id"])
+        if not waiting and later is not None:
+            group.blocks[place] = opaque_block(block)
+            continue
+        own = block["id"]
+        name = _unique_id(own, used)
+        if name != own or not block["name"] or len(block["name"]) > MAX_TOOL_NAME:
+            tool = block["name"][:MAX_TOOL_NAME] or "unknown_tool"
+            group.blocks[place] = {**block, "id": name, "name": tool}
+        if name != own:
+            group.names[name] = own
+        if waiting and later is not None:
+            answer = waiting.pop(0)
+            answered.add(answer)
+            if name != own:
+                later.blocks[answer] = {**later.blocks[answer], "tool_use_id": name}
+                later.names[name] = own
+    if later is not None and later.side == "result":
+        _make_opaque(later, answered)
+
+
+def _make_opaque(group: _Group, answered: AbstractSet[int]) -> None:
+    """*group* of results, of which only those at *answered* answer a call; these come first."""
+    if len(answered) == len(group.blocks):
+        return
+    first: list[int] = []
+    rest: list[int] = []
+    for place, block in enumerate(group.blocks):
+        if place in answered:
+            first.append(place)
+            continue
+        if kind(block) == "tool_result":
+            group.blocks[place] = opaque_block(block)
+        rest.append(place)
+    order = first + rest
+    group.blocks = [group.blocks[place] for place in order]
+    group.owners = [group.owners[place] for place in order]
+
+
+def _unique_id(own: object, used: set[str]) -> str:
+    """The id of a call whose own is *own*, in the form of the Messages API, and like no other."""
+    text = own if isinstance(own, str) else repr(own)
+    name = text
+    if not _ID.fullmatch(text):
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        name = f"{_NOT_IN_ID.sub('_', text)[:40]}_{digest}"
+    number = 1
+    unique = name
+    while unique in used:
+        number += 1
+        unique = f"{name}-{number}"
+    used.add(unique)
+    return unique
+
+
+def _settle(group: _Group) -> None:
+    """Make what may not be where it is opaque."""
+    if group.side == "assistant":
+        last = len(group.blocks)
+        while last and kind(group.blocks[last - 1]) in THINKING:
+            last -= 1
+            group.blocks[last] = opaque_block(group.blocks[last])
+    elif group.side == "result" and not any("tool_use_id" in block for block in group.blocks):
+        group.side = "user"
+
+
+def _place_systems(groups: Sequence[_Group]) -> None:
+    """Have the user say what the system says where the Messages API takes no system message."""
+    previous: Side = "assistant"
+    run: list[_Group] = []
+    for group in groups:
+        if group.side == "system":
+            run.append(group)
+            continue
+        _place_run(run, previous, group.side)
+        run = []
+        previous = group.side
+    _place_run(run, previous, "assistant")
+
+
+def _place_run(run: Iterable[_Group], previous: Side, following: Side) -> None:
+    if previous in ANSWERED and following == "assistant":
+        return
+    for group in run:
+        group.side = "user"
+
+
+def _as_unit(group: _Group) -> Unit:
+    role = "user" if group.side == "result" else group.side
+    content: str | list[dict[str, Any]] = group.blocks
+    if len(group.blocks) == 1 and kind(group.blocks[0]) == "text":
+        content = group.blocks[0]["text"]
+    message = cast("Message", {"role": role, "content": content})
+    return Unit(message, group.start, group.stop, tuple(group.owners), group.names)
+
+
+def head_blocks(readings: Iterable[Reading]) -> Iterator[dict[str, Any]]:
+    """What leading items say that are never shaped, as the blocks of a system prompt."""
+    for reading in readings:
+        for block in reading.blocks:
+            if kind(block) == "text":
+                yield text_block(block["text"])
+            else:
+                yield opaque_block(block)

@@ -1,0 +1,336 @@
+"""Input items of OpenAI's responses API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from ..messages import as_dict, field, kind, without_surrogates
+from .codec import Item, Reading
+from .openai_chat import (
+    EMPTY,
+    INPUT,
+    SYSTEM,
+    custom_input,
+    image_url,
+    rebuild_content,
+    result_blocks,
+)
+from .values import (
+    arguments_json,
+    arguments_object,
+    block_text,
+    image_block,
+    opaque_block,
+    result_text,
+    says,
+    text_block,
+)
+
+__all__ = ["ResponsesCodec"]
+
+OUTPUT = "_output"
+"""How the type of an item ends that answers a call."""
+ANSWERED = frozenset(
+    {
+        "apply_patch_call",
+        "computer_call",
+        "custom_tool_call",
+        "function_call",
+        "local_shell_call",
+        "shell_call",
+    }
+)
+"""Calls that the client answers; all other tools run at the provider."""
+ACTIONS = ("action", "operation", "actions")  # where the built-in calls say what is to be done
+Sourced: TypeAlias = tuple[int | None, Item]
+"""An item, and of which of those given it is made."""
+PICTURES = frozenset({"input_image", "computer_screenshot"})
+TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
+
+
+class ResponsesCodec:
+    """The ``input`` of ``/responses``, where it is a list."""
+
+    def frozen(self, items: Sequence[Item], start: int) -> int:
+        """All up to the last compaction item: it carries what the provider has compacted."""
+        for index in reversed(range(start, len(items))):
+            if kind(items[index]) == "compaction":
+                return index + 1
+        return 0
+
+    def read(self, item: Item) -> Reading:
+        """*item* as blocks."""
+        name = _type_of(item)
+        role = field(item, "role")
+        if name == "message":
+            return _read_message(item, role)
+        if name == "reasoning":
+            return Reading("assistant", [_thinking_block(item)], joins=True)
+        if name.removesuffix(OUTPUT) in ANSWERED:
+            if name.endswith(OUTPUT):
+                return Reading("result", [_result_block(item)])
+            return Reading("assistant", [_call_block(item, name)], joins=True)
+        return Reading("assistant", [opaque_block(item)], joins=True)
+
+    def rebuild(self, item: Item, blocks: Sequence[Mapping[str, Any]]) -> Item:
+        """A copy of *item* that says *blocks*, without its id.
+
+        The provider would take its stored copy of an item that has one.
+        """
+        plain = as_dict(item)
+        name = _type_of(item)
+        if name == "computer_call_output":
+            return item  # it may hold a picture, and nothing else
+        if plain.get("call_id") is not None or name == "message":
+            plain.pop("id", None)
+        if name == "shell_call_output":
+            plain["output"] = _shell_output(plain.get("output"), blocks[0].get("content"))
+        elif name.endswith(OUTPUT):
+            plain["output"] = _rebuild_output(plain.get("output"), blocks[0].get("content"))
+        elif name == "function_call":
+            plain["arguments"] = arguments_json(blocks[0]["input"])
+        elif name == "custom_tool_call":
+            plain["input"] = custom_input(blocks[0]["input"])
+        elif name in ANSWERED:
+            key = _action_key(item)
+            plain[key] = blocks[0]["input"]
+        else:
+            plain["content"] = _rebuild_content(plain, blocks)
+        return plain
+
+    def new(self, role: str, blocks: Sequence[Mapping[str, Any]]) -> list[Item]:
+        """Items that say *blocks*."""
+        items: list[Item] = []
+        spoken: list[dict[str, Any]] = []
+        for block in blocks:
+            if kind(block) == "tool_result":
+                output = _rebuild_output("", block.get("content"))
+                call = block["tool_use_id"]
+                items.append({"type": "function_call_output", "call_id": call, "output": output})
+            elif kind(block) == "tool_use":
+                call = {"type": "function_call", "call_id": block["id"], "name": block["name"]}
+                items.append({**call, "arguments": arguments_json(block["input"])})
+            else:
+                spoken.append(_new_part(block))
+        if not spoken:
+            return items
+        content: object = spoken
+        if all(part["type"] == "input_text" for part in spoken):
+            content = "\n".join(part["text"] for part in spoken)
+        return [{"type": "message", "role": role, "content": content}, *items]
+
+    def repair(
+        self, items: list[Item], sources: Sequence[int | None], given: Sequence[Item]
+    ) -> list[Item]:
+        """*items*, without what has lost its other half.
+
+        That is a result without its call, a call without its result, and a reasoning item whose
+        next item has left. An item whose reasoning has left loses its id.
+        """
+        pairs = _whole_pairs(list(zip(sources, items, strict=True)), given)
+        return _with_reasoning(pairs, given)
+
+
+def _type_of(item: Item) -> str:
+    name = kind(item)
+    if not name and field(item, "role") is not None:
+        return "message"
+    return name
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+def _read_message(item: Item, role: object) -> Reading:
+    blocks = _content_blocks(field(item, "content")) or [text_block(EMPTY)]
+    if role == "assistant":
+        return Reading("assistant", blocks, joins=True)
+    if role in SYSTEM:
+        return Reading("system", blocks)
+    return Reading("user", blocks)
+
+
+def _content_blocks(content: object) -> list[dict[str, Any]]:
+    if content is None or content == "":
+        return []
+    if isinstance(content, list | tuple):
+        return list(map(_part_block, content))
+    return [_part_block({"type": "input_text", "text": content})]
+
+
+def _part_block(part: object) -> dict[str, Any]:
+    name = kind(part)
+    text: object = None
+    if name in TEXTS:
+        text = field(part, "text")
+    elif name == "refusal":
+        text = field(part, "refusal")
+    elif name in PICTURES:
+        image = image_block(field(part, "image_url"))
+        if image is not None:
+            return image
+    if isinstance(text, str) and says(text):
+        return text_block(text)
+    return opaque_block(part)
+
+
+def _thinking_block(item: Item) -> dict[str, Any]:
+    """Its summary, or its text where the provider shows it; else what it is encrypted to."""
+    words = [field(part, "text") for part in field(item, "summary") or ()]
+    if not words:
+        words = [field(part, "text") for part in field(item, "content") or ()]
+    proof = field(item, "encrypted_content") or field(item, "id") or "unsigned"
+    if not words:
+        return {"type": "redacted_thinking", "data": str(proof)}
+    thought = without_surrogates("\n".join(map(str, words)))
+    return {"type": "thinking", "thinking": thought, "signature": str(proof)}
+
+
+def _call_id(item: Item) -> object:
+    call = field(item, "call_id")
+    return field(item, "id") if call is None else call
+
+
+def _call_block(item: Item, name: str) -> dict[str, Any]:
+    arguments: object
+    if name == "function_call":
+        arguments = arguments_object(field(item, "arguments"))
+    elif name == "custom_tool_call":
+        arguments = {INPUT: without_surrogates(str(field(item, "input") or ""))}
+    else:
+        action = field(item, _action_key(item))
+        arguments = arguments_object(as_dict(action) if hasattr(action, "model_dump") else action)
+    tool = field(item, "name")
+    tool = tool if isinstance(tool, str) and tool else name
+    return {"type": "tool_use", "id": _call_id(item), "name": tool, "input": arguments}
+
+
+def _action_key(item: Item) -> str:
+    return next((name for name in ACTIONS if field(item, name) is not None), ACTIONS[0])
+
+
+def _result_block(item: Item) -> dict[str, Any]:
+    output = field(item, "output")
+    content: object = ""
+    if kind(item) == "shell_call_output":
+        content = without_surrogates(_shell_text(output))
+    elif isinstance(output, str):
+        content = without_surrogates(output)
+    elif isinstance(output, list | tuple):
+        content = list(map(_part_block, output))
+    elif output is not None:
+        content = [_part_block(output)]
+    return {"type": "tool_result", "tool_use_id": _call_id(item), "content": content}
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+def _rebuild_output(old: object, content: object) -> object:
+    blocks = result_blocks(content)
+    if isinstance(old, list | tuple):
+        return rebuild_content(old, blocks, read=_part_block, text_type="input_text")
+    if isinstance(old, Mapping) and len(blocks) == 1 and _part_block(old) == blocks[0]:
+        return old
+    if isinstance(content, str):
+        return content
+    parts = [_new_part(block) for block in blocks]
+    if all(part["type"] == "input_text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
+
+
+def _shell_text(output: object) -> str:
+    """What a shell said, to its outputs one after the other."""
+    parts = output if isinstance(output, list | tuple) else ()
+    said: list[str] = []
+    for part in parts:
+        said += [str(field(part, name) or "") for name in ("stdout", "stderr")]
+    return "\n".join(text for text in said if text)
+
+
+def _shell_output(old: object, content: object) -> object:
+    """The output of a shell that says *content*, with the outcome of the *old* one."""
+    parts = [as_dict(part) for part in old] if isinstance(old, list | tuple) else []
+    last = parts[-1] if parts else {"outcome": {"type": "exit", "exit_code": 0}}
+    return [{**last, "stdout": result_text(content), "stderr": ""}]
+
+
+def _rebuild_content(plain: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> object:
+    is_reply = plain.get("role") == "assistant"
+    text_type = "output_text" if is_reply else "input_text"
+    return rebuild_content(plain.get("content"), blocks, read=_part_block, text_type=text_type)
+
+
+def _new_part(block: Mapping[str, Any]) -> dict[str, Any]:
+    source = block.get("source")
+    if kind(block) != "image" or not isinstance(source, Mapping):
+        return {"type": "input_text", "text": block_text(block)}
+    return {"type": "input_image", "detail": "auto", "image_url": image_url(source)}
+
+
+# What belongs together ----------------------------------------------------------------------------
+
+
+def _whole_pairs(pairs: list[Sourced], given: Sequence[Item]) -> list[Sourced]:
+    """*pairs* without calls and results of which the other half was *given* and has left."""
+    calls, results = _call_ids(item for _, item in pairs)
+    calls_given, results_given = _call_ids(given)
+    lost_calls = calls_given - calls
+    lost_results = results_given - results
+    if lost_calls.isdisjoint(results) and lost_results.isdisjoint(calls):
+        return pairs
+    kept: list[Sourced] = []
+    for source, item in pairs:
+        name = kind(item)
+        lost: set[object] = set()
+        if name in ANSWERED:
+            lost = lost_results
+        elif name.removesuffix(OUTPUT) in ANSWERED:
+            lost = lost_calls
+        if _call_id(item) not in lost:
+            kept.append((source, item))
+    return kept
+
+
+def _call_ids(items: Iterable[Item]) -> tuple[set[object], set[object]]:
+    """The ids of the calls of *items*, and of their results."""
+    calls: set[object] = set()
+    results: set[object] = set()
+    for item in items:
+        name = kind(item)
+        if name in ANSWERED:
+            calls.add(_call_id(item))
+        elif name.removesuffix(OUTPUT) in ANSWERED:
+            results.add(_call_id(item))
+    return calls, results
+
+
+def _with_reasoning(pairs: Sequence[Sourced], given: Sequence[Item]) -> list[Item]:
+    """The items of *pairs*, in which reasoning is with what it led to, or both are apart.
+
+    Reasoning without its next item leaves; an item without its reasoning loses its id.
+    """
+    kept: list[Sourced] = []  # from the last one to the first
+    for source, item in reversed(pairs):
+        following = kept[-1][0] if kept else None
+        is_last = source is not None and source + 1 == len(given)
+        if kind(item) != "reasoning" or source is None or is_last or following == source + 1:
+            kept.append((source, item))
+    items: list[Item] = []
+    before: int | None = None
+    for source, item in reversed(kept):
+        if source and before != source - 1 and kind(given[source - 1]) == "reasoning":
+            item = _without_id(item)  # noqa: PLW2901
+        items.append(item)
+        before = source
+    return items
+
+
+def _without_id(item: Item) -> Item:
+    if field(item, "id") is None or kind(item) == "item_reference":
+        return item
+    plain = as_dict(item)
+    del plain["id"]
+    return plain

@@ -1,0 +1,163 @@
+"""Values of foreign items as blocks of ours, and back: arguments, texts, pictures, the unknown."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn, cast
+
+from ..errors import InvalidHistory
+from ..messages import (
+    as_dict,
+    compact_json,
+    field,
+    is_blank,
+    is_encodable,
+    kind,
+    rebuilt,
+    without_surrogates,
+)
+from ..messages.values import canonical_json
+
+__all__ = [
+    "MARKS",
+    "RAW",
+    "arguments_json",
+    "arguments_object",
+    "block_text",
+    "image_block",
+    "opaque_block",
+    "result_text",
+    "says",
+    "text_block",
+]
+
+RAW = "_raw"
+"""The key under which arguments are that are no JSON object."""
+
+MARKS = ("cache_control", "prompt_cache_breakpoint")
+"""Where foreign items ask for a cache; that is no content, and stays on the item."""
+
+MAX_ENCODED = 1_000  # characters of base64 and the like that an opaque block shows
+_MOST_DIGITS = 4_000  # of a whole number; Python writes no more than 4,300
+_BLANK = frozenset(" \t\r\n")
+
+
+def text_block(text: str) -> dict[str, Any]:
+    """A text block with *text*, without lone surrogates, which cannot be sent."""
+    return {"type": "text", "text": without_surrogates(text)}
+
+
+def says(text: object) -> bool:
+    """Whether *text* can be a text block as it is."""
+    return isinstance(text, str) and not is_blank(text)
+
+
+def block_text(block: object) -> str:
+    """What *block* says, in text: its text, or its JSON."""
+    text = field(block, "text")
+    if kind(block) == "text" and isinstance(text, str):
+        return text
+    return compact_json(block)
+
+
+def result_text(content: object) -> str:
+    """The content of a tool_result in one text."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(map(block_text, cast("Iterable[object]", content)))
+
+
+# Arguments of calls -------------------------------------------------------------------------------
+
+
+def arguments_object(text: object) -> dict[str, Any]:
+    """The object that the arguments *text* of a call mean.
+
+    What is no JSON object is under the key `RAW`.
+    """
+    if isinstance(text, Mapping):
+        return dict(text)
+    if not isinstance(text, str):
+        return {} if text is None else {RAW: text}
+    if not text or text == "{}":
+        return {}
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, parse_int=_whole_number)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        return {RAW: without_surrogates(text)}
+    if "\\ud" in text or "\\uD" in text or not is_encodable(text):
+        return cast("dict[str, Any]", rebuilt(value, _sendable, key=_sendable))
+    return value
+
+
+def _sendable(value: Any) -> Any:
+    return without_surrogates(value) if isinstance(value, str) else value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError("a number that cannot be written again")
+    return int(digits)
+
+
+def arguments_json(arguments: Mapping[str, Any]) -> str:
+    """*arguments* as the text of a call."""
+    if list(arguments) == [RAW] and isinstance(arguments[RAW], str):
+        return cast("str", arguments[RAW])
+    return compact_json(arguments)
+
+
+# Parts of contents --------------------------------------------------------------------------------
+
+
+def image_block(url: object) -> dict[str, Any] | None:
+    """The image at *url*, which may hold the data itself; None for what is no address."""
+    if not isinstance(url, str) or not url:
+        return None
+    head, comma, data = url.partition(";base64,")
+    if comma and head.startswith("data:"):
+        source = {"type": "base64", "media_type": head[5:], "data": data}
+    else:
+        source = {"type": "url", "url": url}
+    return {"type": "image", "source": source}
+
+
+def opaque_block(value: object) -> dict[str, Any]:
+    """A text block for *value*, of which nothing is known: its JSON, without encoded data.
+
+    Equal values make equal blocks, whatever the order of their keys and their cache marks.
+    """
+    return text_block(_opaque_text(value))
+
+
+def _opaque_text(value: object) -> str:
+    try:
+        plain = as_dict(value) if hasattr(value, "model_dump") else value
+        if isinstance(plain, Mapping):
+            plain = {key: inner for key, inner in plain.items() if key not in MARKS}
+        return canonical_json(rebuilt(plain, _shorten))
+    except (InvalidHistory, TypeError):
+        return f"[{type(value).__name__}: {_fingerprint(repr(value))}]"
+
+
+def _shorten(value: Any) -> object:
+    """*value*, or what replaces it where it is a long text without a blank: encoded data."""
+    if not isinstance(value, str) or len(value) <= MAX_ENCODED:
+        return value
+    if not _BLANK.isdisjoint(value[:MAX_ENCODED]):
+        return value
+    return f"[{len(value)} characters: {_fingerprint(value)}]"
+
+
+def _fingerprint(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -1,0 +1,56 @@
+"""Real agents through a gateway of their own: ``make test-clients``.
+
+CLIENTS names those that must be there; without it, those that are not installed are skipped.
+"""
+
+import os
+
+import pytest
+from clients import CLIENTS, run_client
+
+WANTED = [name for name in os.environ.get("CLIENTS", "").split(",") if name]
+
+
+def installed(name: str) -> str:
+    """*name*, if it can be run; skips the test where nobody has asked for it."""
+    if not CLIENTS[name].binary.exists():
+        advice = f"{name} is not installed: make clients"
+        if name in WANTED:
+            pytest.fail(advice)
+        pytest.skip(advice)
+    return name
+
+
+@pytest.fixture(params=CLIENTS)
+def client(request):
+    if WANTED and request.param not in WANTED:
+        pytest.skip(f"CLIENTS names {', '.join(WANTED)}")
+    return installed(request.param)
+
+
+def test_every_client_that_is_asked_for_is_known():
+    assert set(WANTED) <= set(CLIENTS)
+
+
+async def test_it_finishes_with_at_least_the_share_of_the_cache_that_it_has_alone(client, tmp_path):
+    bare = await run_client(client, tmp_path / "bare", is_wrapped=False)
+    wrapped = await run_client(client, tmp_path / "wrapped", is_wrapped=True)
+    assert bare.status == 0, bare.error
+    assert wrapped.status == 0, wrapped.error
+    assert "Done." in wrapped.output
+    assert wrapped.refused == []
+    assert len(wrapped.api.requests) == len(bare.api.requests)
+    assert wrapped.cached >= bare.cached
+    sent = sum(len(request.raw) for request in wrapped.api.requests)
+    assert sent < 0.8 * sum(len(request.raw) for request in bare.api.requests)
+    print(f"{client}: {bare.cached:.1%} of the prompt read from the cache, {wrapped.cached:.1%}")
+
+
+async def test_with_a_window_too_small_for_it_alone_the_task_still_ends_well(client, tmp_path):
+    window = CLIENTS[client].window
+    bare = await run_client(client, tmp_path / "bare", is_wrapped=False, window=window)
+    wrapped = await run_client(client, tmp_path / "wrapped", is_wrapped=True, window=window)
+    assert bare.refused != []
+    assert wrapped.status == 0, wrapped.error
+    assert "Done." in wrapped.output
+    assert wrapped.refused == []

@@ -1,0 +1,394 @@
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import pytest
+from gateways import (
+    Upstream,
+    conversation,
+    http,
+    key,
+    post,
+    raw_request,
+    replies,
+    result_of,
+    serving,
+)
+
+from ctxpipe.gateway.guard import MAX_BODY
+from ctxpipe.testing import MessagesServer, Model
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+async def test_a_long_result_leaves_for_a_file_and_the_reply_comes_back(tmp_path):
+    async with (
+        MessagesServer(["hello"]) as api,
+        serving(api.url, tmp_path) as gateway,
+        anthropic.AsyncAnthropic(api_key=key(), base_url=gateway.url) as client,
+    ):
+        messages: Any = conversation(1)
+        reply: Any = await client.messages.create(
+            model="claude-opus-4-5", max_tokens=100, messages=messages
+        )
+    assert reply.content[0].text == "hello"
+    sent = result_of(api.requests[0].body["messages"][2])
+    assert str(tmp_path) in sent
+    assert len(sent) < 2_000
+
+
+async def test_where_nothing_is_to_be_done_the_bytes_are_the_client_s_own(tmp_path):
+    raw = b'{ "max_tokens":9, "messages":[ {"role":"user","content":"h\\u00e9"} ],"model":"m" }'
+    async with MessagesServer(["hello"]) as api, serving(api.url, tmp_path) as gateway:
+        reply = await post(gateway, raw)
+    assert reply.status_code == 200, reply.text
+    assert api.requests[0].raw == raw
+
+
+async def test_what_is_not_rewritten_keeps_its_bytes(tmp_path):
+    first, called, long = conversation(1)
+    body = '{ "model" : "m", "unknown":[1.50], "max_tokens":9,"messages":[\n' + ",\n".join(
+        [json.dumps(first, indent=1), json.dumps(called, indent=1), json.dumps(long)]
+    )
+    raw = f'{body} ], "temperature":  1.0}}'.encode()
+    async with Upstream() as api, serving(api.url, tmp_path) as gateway:
+        await post(gateway, raw)
+    sent = api.bodies[0]
+    assert sent.startswith(b'{ "model" : "m", "unknown":[1.50], "max_tokens":9,"messages":[')
+    assert json.dumps(called, indent=1).encode() in sent
+    assert sent.endswith(b', "temperature":  1.0}')
+    assert len(sent) < 4_000 < len(raw)
+
+
+async def test_a_stream_comes_chunk_by_chunk_and_its_bill_is_learned(tmp_path):
+    async with (
+        MessagesServer(replies(2)) as api,
+        serving(api.url, tmp_path) as gateway,
+        anthropic.AsyncAnthropic(api_key=key(), base_url=gateway.url) as client,
+    ):
+        messages: Any = conversation(1)
+        stream = client.messages.stream(model="claude-opus-4-5", max_tokens=100, messages=messages)
+        async with stream as chunks:
+            text = "".join([piece async for piece in chunks.text_stream])
+    assert text == "reply 0"
+    session = next(iter(gateway.gateway.shaper().conversations)).session
+    assert session._record.ledger.model == "claude-opus-4-5"
+    assert (gateway.gateway.record.turns[0].dollars or 0) > 0
+
+
+async def test_turn_after_turn_the_beginning_stays_the_same(tmp_path):
+    async with MessagesServer(replies(8)) as api, serving(api.url, tmp_path) as gateway:
+        for rounds in range(1, 9):
+            await post(gateway, {"messages": conversation(rounds)})
+    for before, after in zip(api.requests, api.requests[1:], strict=False):
+        known = before.body["messages"]
+        assert after.body["messages"][: len(known)] == known
+
+
+async def test_a_restarted_gateway_goes_on_with_the_same_bytes(tmp_path):
+    async with MessagesServer(replies(8)) as api:
+        for rounds in range(1, 9):
+            async with serving(api.url, tmp_path) as gateway:
+                await post(gateway, {"messages": conversation(rounds)})
+    for before, after in zip(api.requests, api.requests[1:], strict=False):
+        known = before.body["messages"]
+        assert after.body["messages"][: len(known)] == known
+
+
+async def test_after_too_long_a_shorter_request_is_sent_once(tmp_path):
+    history = conversation(12, size=6_000)
+    async with (
+        MessagesServer(["fine"], model=Model(window=9_000)) as api,
+        serving(api.url, tmp_path) as gateway,
+    ):
+        reply = await post(gateway, {"messages": history})
+        record = gateway.gateway.record
+    assert reply.status_code == 200
+    assert [bool(request.problems) for request in api.requests] == [True, False]
+    assert len(api.requests[1].raw) < len(api.requests[0].raw)
+    assert record.recovered == 1
+    assert record.turns[0].what == "recovered"
+
+
+async def test_what_cannot_be_shortened_is_refused_as_it_was(tmp_path):
+    async with (
+        MessagesServer(["fine"], model=Model(window=500)) as api,
+        serving(api.url, tmp_path) as gateway,
+    ):
+        text = "one word after the other, and no end of it " * 200
+        reply = await post(gateway, {"messages": [{"role": "user", "content": text}]})
+    assert reply.status_code == 400
+    assert "too long" in reply.json()["error"]["message"]
+    assert len(api.requests) <= 2
+
+
+async def test_conversations_of_one_name_with_equal_first_messages_do_not_mix(tmp_path):
+    one = conversation(3)
+    other = [*conversation(1)[:1], *conversation(4)[3:]]
+    async with MessagesServer(replies(6)) as api, serving(api.url, tmp_path) as gateway:
+        for length in (1, 3, 5):
+            await post(gateway, {"messages": one[:length]})
+            await post(gateway, {"messages": other[:length]})
+        found = list(gateway.gateway.shaper().conversations)
+    assert [len(conversation.session.known) for conversation in found] == [5, 5]
+    assert len({conversation.session.session_id for conversation in found}) == 2
+    for before, after in zip(api.requests[::2], api.requests[2::2], strict=False):
+        known = before.body["messages"]
+        assert after.body["messages"][: len(known)] == known
+
+
+async def test_a_side_question_does_not_disturb_its_conversation(tmp_path):
+    history = conversation(4)
+    aside = {"role": "user", "content": "what is the title of this?"}
+    async with MessagesServer(replies(6)) as api, serving(api.url, tmp_path) as gateway:
+        await post(gateway, {"messages": history[:5]})
+        await post(gateway, {"messages": [*history[:5], aside]})
+        await post(gateway, {"messages": history[:7]})
+        assert len(list(gateway.gateway.shaper().conversations)) == 1
+    known = api.requests[0].body["messages"]
+    assert api.requests[2].body["messages"][: len(known)] == known
+
+
+async def test_a_changed_history_goes_on_as_a_branch_with_what_was_known(tmp_path):
+    history = conversation(4)
+    other = [*history[:5], *conversation(6)[11:]]
+    async with MessagesServer(replies(3)) as api, serving(api.url, tmp_path) as gateway:
+        await post(gateway, {"messages": history})
+        await post(gateway, {"messages": other})
+        await post(gateway, {"messages": [*history, *conversation(5)[9:]]})
+        known = list(gateway.gateway.shaper().conversations)
+    assert len(known) == 2
+    assert len({found.session.session_id for found in known}) == 1
+    assert api.requests[1].body["messages"][:5] == api.requests[0].body["messages"][:5]
+    assert api.requests[2].body["messages"][:9] == api.requests[0].body["messages"]
+
+
+async def test_with_the_switch_off_a_request_passes_as_it_came(tmp_path):
+    body = {"messages": conversation(1)}
+    async with Upstream() as api, serving(api.url, tmp_path) as gateway:
+        await post(gateway, body, {"x-ctxpipe": "off"})
+        await post(gateway, body)
+    assert len(api.bodies[0]) > 20_000 > len(api.bodies[1])
+
+
+async def test_an_error_of_ours_sends_the_request_as_it_came(tmp_path, caplog):
+    async with Upstream() as api, serving(api.url, tmp_path) as gateway:
+        with caplog.at_level(logging.WARNING, "ctxpipe.gateway"):
+            raw = json.dumps(
+                {"model": "m", "messages": [{"role": "nobody", "content": "x"}]}
+            ).encode()
+            await post(gateway, raw)
+            await post(gateway, b'{"messages": [}')
+    assert api.bodies == [raw, b'{"messages": [}']
+    assert "sent as it came" in caplog.text
+
+
+async def test_a_dry_run_shapes_nothing_and_says_what_it_would_have_saved(tmp_path):
+    root = tmp_path / "root"
+    raw = json.dumps({"model": "m", "messages": conversation(2)}).encode()
+    async with Upstream() as api, serving(api.url, root, dry_run=True) as gateway:
+        reply = await post(gateway, raw)
+        record = gateway.gateway.record
+    assert api.bodies == [raw]
+    assert int(reply.headers["x-ctxpipe-saved"]) > 5_000
+    assert record.whole - record.sent > 5_000
+    assert not root.exists()
+
+
+async def test_everything_else_passes_byte_for_byte(tmp_path):
+    async with Upstream() as api, serving(api.url, tmp_path) as gateway, http() as client:
+        for method, path in [
+            ("POST", "/v1/messages/count_tokens"),
+            ("GET", "/v1/models?limit=%31&a=b%2Fc"),
+            ("HEAD", "/"),
+            ("DELETE", "/v1/files/a%20b"),
+        ]:
+            await client.request(method, gateway.url + path, content=b'{"messages": [ ]}')
+    assert api.targets == [
+        "POST /v1/messages/count_tokens",
+        "GET /v1/models?limit=%31&a=b%2Fc",
+        "HEAD /",
+        "DELETE /v1/files/a%20b",
+    ]
+    assert set(api.bodies) == {b'{"messages": [ ]}'}
+
+
+async def test_headers_go_through_but_those_of_the_hop_and_ours(tmp_path):
+    async with Upstream() as api, serving(api.url, tmp_path) as gateway:
+        given = {
+            "anthropic-beta": "a,b",
+            "x-strange": "1",
+            "x-ctxpipe-session": "s",
+            "connection": "close, x-hop",
+            "x-hop": "2",
+        }
+        reply = await post(gateway, {"messages": HELLO}, given)
+    sent = api.headers[0]
+    assert sent["x-strange"] == "1"
+    assert sent["anthropic-beta"] == "a,b"
+    assert sent["x-api-key"] == key()
+    assert sent["host"] == api.url.removeprefix("http://")
+    assert not {"x-hop", "x-ctxpipe-session"} & set(sent)
+    assert reply.headers["request-id"] == "req_1"
+    assert reply.headers["retry-after"] == "7"
+
+
+async def test_a_redirect_is_not_followed(tmp_path):
+    async with (
+        Upstream(status=307, location="http://127.0.0.1:9/x") as api,
+        serving(api.url, tmp_path) as gateway,
+    ):
+        reply = await post(gateway, {"messages": HELLO})
+    assert reply.status_code == 307
+    assert len(api.bodies) == 1
+
+
+async def test_an_upstream_that_is_down_is_said_in_the_api_s_form(tmp_path):
+    async with serving("http://127.0.0.1:9", tmp_path) as gateway:
+        reply = await post(gateway, {"messages": HELLO})
+        other = await post(gateway, {"messages": HELLO}, path="/v1/chat/completions")
+    assert reply.status_code == other.status_code == 502
+    assert reply.json()["error"]["type"] == "api_error"
+    assert other.json()["error"]["code"] is None
+
+
+HOSTILE = {
+    "a name of another's domain": ({"host": "evil.example"}, 403),
+    "an address of another machine": ({"host": "192.168.0.7:80"}, 403),
+    "a page in a browser": ({"origin": "https://evil.example"}, 403),
+    "a page without an origin of its own": ({"origin": "null"}, 403),
+    "two lengths": ({"content-length": "5", "Content-Length ": "5"}, 400),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+async def test_a_hostile_request_reaches_no_upstream(tmp_path, what):
+    headers, status = HOSTILE[what]
+    async with Upstream() as api, serving(api.url, tmp_path) as gateway:
+        answer = await raw_request(gateway, headers)
+    assert f" {status} ".encode() in answer.partition(b"\r\n")[0]
+    assert api.bodies == []
+
+
+async def test_a_length_and_an_encoding_at_once_are_refused(tmp_path):
+    async with Upstream() as api, serving(api.url, tmp_path) as gateway:
+        for name in ("Transfer-Encoding", "transfer-encoding"):
+            answer = await raw_request(gateway, {name: "chunked", "Content-Length": "4"})
+            assert b" 400 " in answer.partition(b"\r\n")[0]
+    assert api.bodies == []
+
+
+async def test_a_body_above_the_limit_is_refused_whether_its_length_is_said_or_not(tmp_path):
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(MAX_BODY // 2**20 + 1):
+            yield b" " * 2**20
+
+    async with Upstream() as api, serving(api.url, tmp_path) as gateway, http() as client:
+        url = gateway.url + "/v1/messages"
+        said = await raw_request(gateway, {"content-length": str(64 * 2**20)})
+        unsaid = await client.post(url, content=chunks())
+    assert b" 413 " in said.partition(b"\r\n")[0]
+    assert unsaid.status_code == 413
+    assert unsaid.json()["error"]["type"] == "request_too_large"
+    assert api.bodies == []
+
+
+async def test_a_body_that_nests_too_deep_is_refused(tmp_path):
+    deep = b'{"messages": ' + b"[" * 10_000 + b"]" * 10_000 + b"}"
+    async with Upstream() as api, serving(api.url, tmp_path) as gateway:
+        reply = await post(gateway, deep)
+    assert reply.status_code == 400
+    assert api.bodies == []
+
+
+@pytest.mark.parametrize(
+    "target", ["//evil.example/v1/messages", "http://evil.example/v1/messages", "/\\evil/x"]
+)
+async def test_no_target_leads_to_another_host(tmp_path, target):
+    async with Upstream() as api, serving(api.url, tmp_path) as gateway:
+        await raw_request(gateway, {}, target=target)
+    assert all(url.split(" ", 1)[1].startswith("/") for url in api.targets)
+    assert all(sent["host"] == api.url.removeprefix("http://") for sent in api.headers)
+
+
+async def test_without_its_token_nobody_gets_in(tmp_path):
+    token = "a token of the gateway"  # noqa: S105
+    async with (
+        Upstream() as api,
+        serving(api.url, tmp_path, tokens=[token]) as gateway,
+    ):
+        refused = [
+            await post(gateway, {"messages": HELLO}),
+            await post(gateway, {"messages": HELLO}, {"x-ctxpipe-token": token[:-1]}),
+            await post(
+                gateway, {"messages": HELLO}, {"x-ctxpipe-token": "another token of nobody"}
+            ),
+        ]
+        let_in = await post(gateway, {"messages": HELLO}, {"x-ctxpipe-token": token})
+    assert [reply.status_code for reply in refused] == [401, 401, 401]
+    assert let_in.status_code == 200
+    assert len(api.bodies) == 1
+    assert "x-ctxpipe-token" not in api.headers[0]
+
+
+async def test_each_token_has_a_folder_of_its_own(tmp_path):
+    tokens = ["the token of the first", "the token of the second"]
+    async with (
+        Upstream() as api,
+        serving(api.url, tmp_path, tokens=tokens) as gateway,
+    ):
+        for token in tokens:
+            await post(gateway, {"messages": conversation(1)}, {"x-ctxpipe-token": token})
+    folders = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*.md")}
+    assert len(folders) == 2
+    assert not any(token in str(path) for token in tokens for path in tmp_path.rglob("*"))
+
+
+async def test_no_key_is_in_a_log_or_a_file(tmp_path, caplog):
+    with caplog.at_level(logging.DEBUG):
+        async with MessagesServer(replies(2)) as api, serving(api.url, tmp_path) as gateway:
+            await post(gateway, {"messages": conversation(2)})
+            await post(gateway, b'{"messages": [}')
+    assert key() not in caplog.text
+    for path in tmp_path.rglob("*"):
+        assert key() not in str(path)
+        if path.is_file():
+            assert key().encode() not in path.read_bytes()
+
+
+async def test_only_the_upstream_is_asked(tmp_path, monkeypatch):
+    asked: set[Any] = set()
+    connect = asyncio.base_events.BaseEventLoop.create_connection
+
+    async def listening(loop: Any, factory: Any, host: Any = None, port: Any = None, **rest: Any):
+        asked.add((host, port))
+        return await connect(loop, factory, host, port, **rest)
+
+    monkeypatch.setattr(asyncio.base_events.BaseEventLoop, "create_connection", listening)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    async with MessagesServer(replies(2)) as api, serving(api.url, tmp_path) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(gateway.url))
+        asked.clear()
+        body = json.dumps(
+            {"model": "claude-opus-4-5", "max_tokens": 9, "messages": conversation(1)}
+        ).encode()
+        head = f"POST /v1/messages HTTP/1.1\r\nhost: 127.0.0.1\r\nx-api-key: {key()}\r\n"
+        head += f"anthropic-version: 2023-06-01\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        assert b" 200 " in await reader.readline()
+        writer.close()
+        assert {port for _, port in asked} == {port_of(api.url)}
+
+
+async def test_its_health_says_that_it_is_one_process(tmp_path):
+    async with serving("http://127.0.0.1:9", tmp_path) as gateway, http() as client:
+        reply = await client.get(gateway.url + "/healthz")
+    assert reply.json()["status"] == "ok"
+    assert reply.json()["processes"].startswith("one")
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])

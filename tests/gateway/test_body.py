@@ -1,0 +1,143 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxpipe.gateway.body import MAX_DEPTH, Body, Refused, read_body
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
+)
+OTHERS = st.dictionaries(st.text().filter(lambda name: name != "messages"), JSON, max_size=4)
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> dict[str, Any]:
+    """An object with a list of messages at any place among its other values."""
+    members = [*draw(OTHERS).items(), ("messages", draw(st.lists(JSON, max_size=6)))]
+    return dict(draw(st.permutations(members)))
+
+
+@st.composite
+def encodings(draw: st.DrawFn) -> tuple[dict[str, Any], bytes]:
+    """A body, and one of the ways to write it as JSON."""
+    value = draw(bodies())
+    text = json.dumps(
+        value,
+        ensure_ascii=draw(st.booleans()),
+        indent=draw(st.sampled_from([None, 0, 2])),
+    )
+    return value, text.encode("utf-8", "surrogatepass")
+
+
+def parsed(raw: bytes, *known: Body) -> Body:
+    body = read_body(raw, "messages", *known)
+    assert body is not None
+    return body
+
+
+def is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@given(encodings().filter(lambda given: is_utf8(given[1])))
+def test_a_body_is_read_as_a_json_reader_reads_it(given):
+    value, raw = given
+    body = parsed(raw)
+    assert {**body.values, "messages": body.items} == value
+    for item, span in zip(body.items, body.spans, strict=True):
+        assert json.loads(raw[span.start : span.stop]) == item
+    for name, span in body.places.items():
+        assert json.loads(raw[span.start : span.stop]) == value[name]
+
+
+@given(encodings(), st.lists(JSON, max_size=3), st.integers(0, 6), OTHERS)
+def test_a_body_read_on_from_the_last_one_is_the_same_as_one_read_anew(given, new, cut, others):
+    value, raw = given
+    if not is_utf8(raw):
+        return
+    last = parsed(raw)
+    changed = {name: value[name] for name in value}
+    changed["messages"] = [*value["messages"][:cut], *new]
+    changed |= {name: other for name, other in others.items() if name in value}
+    later = json.dumps(changed, ensure_ascii=True).encode()
+    for first in (last, parsed(json.dumps(value, ensure_ascii=True).encode())):
+        body, fresh = parsed(later, first), parsed(later)
+        assert body.items == fresh.items
+        assert body.values == fresh.values
+        assert body.spans == fresh.spans
+        assert body.places == fresh.places
+
+
+def test_an_item_with_the_same_bytes_is_the_same_object():
+    last = parsed(b'{"messages": [{"a": 1}, {"b": "2"}], "system": "x"}')
+    body = parsed(b'{"messages": [{"a": 1}, {"b": "2"}, {"c": 3}], "system": "y"}', last)
+    assert body.items[0] is last.items[0]
+    assert body.items[1] is last.items[1]
+    assert body.items[2] == {"c": 3}
+    assert body.values == {"system": "y"}
+
+
+def test_a_number_that_goes_on_is_another_number():
+    last = parsed(b'{"messages": [1, 2]}')
+    assert parsed(b'{"messages": [1, 23]}', last).items == [1, 23]
+
+
+def test_what_nobody_changes_keeps_its_bytes():
+    raw = b'{ "model":"m",\t"messages" : [ {"a":  "\\u00e9"} , {"b":1e3} ],"top_p":0.50 }'
+    body = parsed(raw)
+    written = body.write([body.items[0], {"text": "é"}], {})
+    assert written == (
+        b'{ "model":"m",\t"messages" : [{"a":  "\\u00e9"},{"text":"\xc3\xa9"}],"top_p":0.50 }'
+    )
+
+
+def test_a_value_is_replaced_where_it_is_and_a_new_one_comes_last():
+    body = parsed(b'{"thinking": {"type": "adaptive"}, "messages": [], "z": 1}')
+    written = body.write(body.items, {"thinking": {"a": 1}, "new": "2"})
+    assert written == b'{"thinking": {"a":1}, "messages": [], "z": 1,"new":"2"}'
+
+
+@given(encodings(), st.lists(JSON, max_size=3))
+def test_what_is_written_reads_as_what_was_meant(given, new):
+    value, raw = given
+    if not is_utf8(raw):
+        return
+    body = parsed(raw)
+    items = [*body.items[1:], *new]
+    assert json.loads(body.write(items, {})) == {**value, "messages": items}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b'{"messages": [1,]}', b"nonsense", b'{"a": 1} 2', b'{"a": "\xff"}', b"{1: 2}"],
+)
+def test_what_is_no_json_cannot_be_read(raw):
+    with pytest.raises(ValueError):
+        read_body(raw, "messages")
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 900, 10_000, 100_000])
+def test_what_nests_too_deep_is_refused(depth):
+    raw = b'{"messages": [' + b"[" * depth + b"]" * depth + b"]}"
+    with pytest.raises(Refused, match="deeper than 200") as caught:
+        read_body(raw, "messages")
+    assert caught.value.status == 400
+
+
+def test_a_body_that_names_a_key_twice_cannot_be_read():
+    with pytest.raises(ValueError, match="twice"):
+        read_body(b'{"messages": [], "messages": [1]}', "messages")
+
+
+@pytest.mark.parametrize("raw", [b"[]", b"7", b"{}", b'{"model": "m"}', b'{"messages": "text"}'])
+def test_what_has_no_such_list_is_none_of_ours(raw):
+    assert read_body(raw, "messages") is None

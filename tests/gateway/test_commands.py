@@ -1,0 +1,128 @@
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gateways import Upstream, conversation, key, replies
+
+from ctxpipe.testing import MessagesServer
+
+AGENT = """
+import json, os, sys, urllib.request
+body = json.load(open(sys.argv[1]))
+request = urllib.request.Request(
+    os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages",
+    json.dumps(body).encode(),
+    {"x-api-key": sys.argv[2], "anthropic-version": "2023-06-01"},
+)
+reply = json.load(urllib.request.urlopen(request))
+print(reply["content"][0]["text"])
+sys.exit(7)
+"""
+
+
+async def ctxpipe(*arguments: str, **settings: object) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ctxpipe", *arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+def write_agent(folder: Path) -> list[str]:
+    """A program that asks once, through whatever its environment names."""
+    body = {"model": "claude-opus-4-5", "max_tokens": 9, "messages": conversation(1)}
+    (folder / "agent.py").write_text(AGENT)
+    (folder / "body.json").write_text(json.dumps(body))
+    return [sys.executable, "agent.py", "body.json", key()]
+
+
+async def test_the_address_is_the_first_line_and_the_sum_the_last(tmp_path):
+    async with MessagesServer(replies(1)) as api:
+        started = await ctxpipe(
+            *("gateway", "--upstream", api.url, "--listen", "127.0.0.1:0"),
+            *("--root", str(tmp_path / "root")),
+        )
+        assert started.stdout is not None
+        url = json.loads(await started.stdout.readline())["listening"]
+        agent = await asyncio.create_subprocess_exec(
+            *write_agent(tmp_path), cwd=tmp_path, env={**os.environ, "ANTHROPIC_BASE_URL": url}
+        )
+        assert await agent.wait() == 7
+        started.send_signal(signal.SIGINT)
+        _, error = await started.communicate()
+    lines = error.decode().splitlines()
+    assert "turn 1 of anonymous: shaped" in lines[0]
+    assert lines[-1].startswith("ctxpipe gateway: 1 turn, ")
+    assert key() not in error.decode()
+
+
+async def test_wrap_passes_output_and_exit_status_through(tmp_path):
+    async with MessagesServer(replies(1)) as api:
+        wrapped = await ctxpipe(
+            *("wrap", "--", *write_agent(tmp_path)),
+            cwd=tmp_path,
+            env={**os.environ, "ANTHROPIC_BASE_URL": api.url},
+        )
+        output, error = await wrapped.communicate()
+    assert output == b"reply 0\n"
+    assert wrapped.returncode == 7
+    assert error.startswith(b"ctxpipe: 1 turn, ")
+    assert len(error.splitlines()) == 1
+    assert "shaped" in (tmp_path / ".ctxpipe" / "gateway.log").read_text()
+    assert str(tmp_path) in json.dumps(api.requests[0].body["messages"])
+
+
+async def test_wrap_passes_a_signal_on_and_ends_with_the_agent(tmp_path):
+    script = "import time; print('up', flush=True); time.sleep(60)"
+    wrapped = await ctxpipe("wrap", "--", sys.executable, "-c", script, cwd=tmp_path)
+    assert wrapped.stdout is not None
+    await wrapped.stdout.readline()
+    wrapped.terminate()
+    await wrapped.communicate()
+    assert wrapped.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["gateway", "--upstream", "nonsense"], "give a URL"),
+        (["gateway", "--upstream", "http://a", "--listen", "0.0.0.0:0"], "--token-file"),
+        (["gateway", "--upstream", "http://a", "--listen", "nowhere"], "127.0.0.1:8787"),
+        (["gateway", "--upstream", "http://a", "--preset", "best"], "coding, chat"),
+        (["gateway", "--upstream", "http://a", "--token-file", "none"], "cannot be read"),
+        (["wrap", "--", "no-such-agent"], "cannot be run"),
+    ],
+)
+async def test_what_is_wrong_is_said_in_one_sentence(tmp_path, arguments, said):
+    run = await ctxpipe(*arguments, cwd=tmp_path)
+    _, error = await run.communicate()
+    assert run.returncode == 2
+    assert said in error.decode()
+    assert len(error.splitlines()) == 1
+
+
+async def test_a_token_file_that_others_may_read_is_refused(tmp_path):
+    path = tmp_path / "tokens"
+    path.write_text("a token of some length\n")
+    path.chmod(0o644)
+    run = await ctxpipe("gateway", "--upstream", "http://a", "--token-file", str(path))
+    _, error = await run.communicate()
+    assert "chmod 600" in error.decode()
+
+
+async def test_a_port_in_use_is_said(tmp_path):
+    async with Upstream() as api:
+        run = await ctxpipe(
+            *("gateway", "--upstream", api.url, "--listen", api.url.removeprefix("http://")),
+            cwd=tmp_path,
+        )
+        _, error = await run.communicate()
+    assert run.returncode == 2
+    assert "cannot be listened on" in error.decode()

@@ -1,0 +1,128 @@
+"""Why the prompt cache missed in a recorded conversation, by the bills in the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from ctxpipe.cache_doctor import Cause
+from ctxpipe.errors import TranscriptError
+from ctxpipe.lab.cache import CacheReport, cache_report, rows
+from ctxpipe.lab.transcripts import parse_transcript
+from ctxpipe.prices import Prices
+from ctxpipe.tokens import TokenCounter
+
+WORDS = "word " * 5000
+TOKENS = 5_000
+MODEL = "claude-opus-5"
+
+
+def recorded(bills: Sequence[dict[str, Any]], **header: Any) -> str:
+    """A transcript of turns of 5,000 tokens, 10 seconds apart, with these bills."""
+    lines: list[dict[str, Any]] = [{"type": "header", **header}] if header else []
+    seconds = 1_700_000_000.0
+    for number, bill in enumerate(bills):
+        seconds += bill.pop("pause", 10)
+        lines.append({"role": "user", "content": f"{number} {WORDS}", "timestamp": seconds})
+        reply = {"role": "assistant", "content": "Yes.", "timestamp": seconds + 3}
+        lines.append({**reply, "model": bill.pop("model", MODEL), "usage": bill})
+    return "\n".join(map(json.dumps, lines))
+
+
+def bill(read: int, written: int, uncached: int = 0, **more: Any) -> dict[str, Any]:
+    return {
+        "input_tokens": uncached,
+        "cache_read_input_tokens": read,
+        "cache_creation_input_tokens": written,
+        **more,
+    }
+
+
+def report(text: str, **options: Any) -> CacheReport:
+    return cache_report(parse_transcript(text), TokenCounter(), **options)
+
+
+def test_where_each_turn_reads_all_before_nothing_is_missed() -> None:
+    found = report(recorded([bill(turn * TOKENS, TOKENS) for turn in range(4)]))
+
+    assert found.tallies == ()
+    assert (found.requests, found.read, found.written) == (4, 6 * TOKENS, 4 * TOKENS)
+    assert found.hit_rate == 0.6
+
+
+def test_a_pause_is_told_by_the_times_of_the_messages() -> None:
+    bills = [bill(0, TOKENS), bill(TOKENS, TOKENS), bill(0, 3 * TOKENS, pause=1000)]
+
+    found = report(recorded(bills))
+
+    [miss] = found.misses
+    assert (miss.cause, miss.tokens) == (Cause.LIFETIME, 2 * TOKENS)
+    [row] = rows(found.tallies)
+    assert row[:4] == ("lifetime", "1", "10,000", f"${10_000 * (6.25 - 0.5) / 1e6:.2f}")
+
+
+def test_what_was_kept_for_an_hour_lives_so_long() -> None:
+    hour: dict[str, Any] = {"cache_creation": {"ephemeral_1h_input_tokens": TOKENS}}
+    bills = [bill(0, TOKENS, **hour), bill(TOKENS, TOKENS, pause=3000, **hour)]
+
+    assert report(recorded([dict(one) for one in bills])).misses == ()
+    bills[1] = bill(0, 2 * TOKENS, pause=4000)
+    assert [miss.cause for miss in report(recorded(bills)).misses] == [Cause.LIFETIME]
+
+
+def test_each_reply_has_its_own_model() -> None:
+    bills = [bill(0, TOKENS), bill(0, 2 * TOKENS, model="claude-sonnet-5")]
+
+    [miss] = report(recorded(bills)).misses
+
+    assert miss.cause is Cause.MODEL
+    assert miss.model == "claude-sonnet-5"
+
+
+def test_a_miss_without_a_reason_in_the_file_is_unexplained() -> None:
+    bills = [bill(0, TOKENS), bill(TOKENS, TOKENS), bill(0, 3 * TOKENS)]
+
+    [miss] = report(recorded(bills)).misses
+
+    assert (miss.cause, miss.tokens) == (Cause.UNEXPLAINED, 2 * TOKENS)
+
+
+def test_requests_that_cached_nothing_have_no_mark() -> None:
+    found = report(recorded([bill(0, 0, turn * TOKENS) for turn in range(1, 4)]))
+
+    assert [one.cause for one in found.tallies] == [Cause.NO_MARK]
+    assert found.tallies[0].tokens == 3 * TOKENS
+
+
+def test_a_context_that_the_client_has_shortened_is_not_judged() -> None:
+    bills = [bill(0, TOKENS), bill(TOKENS, TOKENS), bill(1000, 2000), bill(3000, TOKENS)]
+
+    found = report(recorded(bills))
+
+    assert found.misses == ()
+    assert found.shortened == 1
+
+
+def test_given_prices_replace_those_of_the_model() -> None:
+    bills = [bill(0, TOKENS), bill(0, 2 * TOKENS, model="claude-sonnet-5")]
+
+    found = report(recorded(bills), prices=Prices.relative())
+
+    assert found.tallies[0].cost == pytest.approx(TOKENS * 1.15, rel=0.01)
+
+
+def test_prices_that_are_not_listed_leave_the_cost_open() -> None:
+    bills = [bill(0, TOKENS, model="mine"), bill(0, 2 * TOKENS, model="mine-2")]
+
+    found = report(recorded(bills))
+
+    assert rows(found.tallies)[0][3] == ""
+
+
+@pytest.mark.parametrize("usage", [{}, {"input_tokens": 5}, {"prompt_tokens": 3}])
+def test_a_file_without_bills_of_the_cache_is_said_to_have_none(usage: dict[str, Any]) -> None:
+    with pytest.raises(TranscriptError, match="holds no bills that tell of the prompt cache"):
+        report(recorded([dict(usage), dict(usage)]))

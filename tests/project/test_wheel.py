@@ -1,0 +1,35 @@
+"""Which Pythons the built wheel is tested on: `make test-wheel`."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import tomllib
+
+from places import ROOT
+
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "test_wheel.py"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def test_the_classifiers_name_the_oldest_python_allowed_and_each_after_it():
+    versions = SCRIPT["claimed_versions"]()
+
+    minors = [int(version.removeprefix("3.")) for version in versions]
+    assert PROJECT["requires-python"] == f">={versions[0]}"
+    assert minors == list(range(minors[0], minors[0] + len(minors)))
+
+
+def test_an_interpreter_is_found_by_its_version():
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+    assert SCRIPT["is_version"](SCRIPT["find_interpreter"](version), version)
+
+
+def test_a_python_that_is_not_there_is_not_found():
+    assert SCRIPT["find_interpreter"]("3.99") is None
+
+
+def test_the_tests_are_copied_without_the_source():
+    assert "tests" in SCRIPT["COPIED"]
+    assert "ctxpipe" not in SCRIPT["COPIED"]

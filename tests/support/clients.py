@@ -1,0 +1,220 @@
+"""Real agents, each run once against a scripted API: bare, or through a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gateways import key
+
+from ctxpipe.testing import (
+    MessagesServer,
+    Model,
+    OpenAIServer,
+    RequestBody,
+    answer,
+    text,
+    thinking,
+    tool_use,
+)
+
+PACKAGES = Path(__file__).parents[1] / "clients" / "node_modules"
+SECONDS = 120
+ROUNDS = 4
+LINES = 200
+TASK = "Look around, then say done."
+
+
+@dataclass(frozen=True)
+class Client:
+    """How an agent is run: its *binary*, the *arguments* with the task, and what it reads before.
+
+    *configure* writes its settings into a home folder and adds to its environment, *call* has a
+    command run, and *window* is one that it cannot end its task in without help.
+    """
+
+    binary: Path
+    arguments: tuple[str, ...]
+    configure: Callable[[Path], Mapping[str, str]]
+    call: Callable[[str], dict[str, object]]
+    window: int
+    thinks: bool = False
+    is_openai: bool = False
+
+    @property
+    def command(self) -> list[str]:
+        """What is run; an argument may hold a variable of the environment."""
+        words = [f'"{word}"' if "$" in word else shlex.quote(word) for word in self.arguments]
+        return ["/bin/sh", "-c", " ".join(["exec", shlex.quote(str(self.binary)), *words])]
+
+
+def _claude(home: Path) -> Mapping[str, str]:
+    return {
+        "ANTHROPIC_API_KEY": key(),
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "IS_SANDBOX": "1",
+    }
+
+
+def _opencode(home: Path) -> Mapping[str, str]:
+    options = {"baseURL": "{env:ANTHROPIC_BASE_URL}/v1", "apiKey": key()}
+    settings = {
+        "provider": {"anthropic": {"options": options}},
+        "permission": "allow",
+        "autoupdate": False,
+        "share": "disabled",
+    }
+    folder = home / ".config" / "opencode"
+    folder.mkdir(parents=True)
+    (folder / "opencode.json").write_text(json.dumps(settings))
+    return {}
+
+
+def _codex(home: Path) -> Mapping[str, str]:
+    folder = home / ".codex"
+    folder.mkdir()
+    settings = """
+        model_provider = "tested"
+        model = "gpt-5.2"
+        [model_providers.tested]
+        name = "tested"
+        env_key = "OPENAI_API_KEY"
+        wire_api = "responses"
+        base_url = "http://127.0.0.1:9"
+    """
+    (folder / "config.toml").write_text(textwrap.dedent(settings))
+    return {"OPENAI_API_KEY": key()}
+
+
+def _bash(name: str) -> Callable[[str], dict[str, object]]:
+    return lambda command: tool_use(name, {"command": command, "description": "look"})
+
+
+CLIENTS: Mapping[str, Client] = {
+    "claude": Client(
+        PACKAGES / "@anthropic-ai/claude-code-linux-x64/claude",
+        ("-p", TASK, "--allowedTools", "Bash", "--output-format", "json"),
+        _claude,
+        _bash("Bash"),
+        24_000,
+        thinks=True,
+    ),
+    "opencode": Client(
+        PACKAGES / "opencode-linux-x64/bin/opencode",
+        ("run", "-m", "anthropic/claude-opus-4-5", TASK),
+        _opencode,
+        _bash("bash"),
+        16_000,
+    ),
+    "codex": Client(
+        PACKAGES / "@openai/codex-linux-x64/vendor/x86_64-unknown-linux-musl/bin/codex",
+        (
+            *("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
+            *("-c", "model_providers.tested.base_url=$OPENAI_BASE_URL", TASK),
+        ),
+        _codex,
+        lambda command: tool_use("exec_command", {"cmd": command}),
+        20_000,
+        is_openai=True,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a client has done."""
+
+    status: int
+    output: str
+    error: str
+    api: MessagesServer | OpenAIServer
+
+    @property
+    def refused(self) -> list[str]:
+        """The rules that its requests have broken."""
+        return [problem for request in self.api.requests for problem in request.problems]
+
+    @property
+    def cached(self) -> float:
+        """The share of the prompts after the first that was read from the cache."""
+        bills = [request.usage for request in self.api.requests if request.usage is not None]
+        later = [bill for bill in bills if bill.total > bills[0].total or bill is not bills[0]]
+        read = sum(bill.cache_read_input_tokens for bill in later)
+        return read / sum(bill.total for bill in later)
+
+
+async def run_client(name: str, home: Path, *, is_wrapped: bool, window: int = 200_000) -> Run:
+    """Run the client *name* in the empty folder *home*."""
+    client = CLIENTS[name]
+    work = home / "work"
+    work.mkdir(parents=True)
+    server = OpenAIServer if client.is_openai else MessagesServer
+    async with server(_script(client), model=Model(window=window)) as api:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(home),
+            "ANTHROPIC_BASE_URL": api.url,
+            "OPENAI_BASE_URL": f"{api.url}/v1",
+            **client.configure(home),
+        }
+        command = client.command
+        if is_wrapped:
+            environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+            command = [sys.executable, "-m", "ctxpipe", "wrap", "--", *command]
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=work,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            output, error = await asyncio.wait_for(process.communicate(), SECONDS)
+        except TimeoutError:
+            process.kill()
+            output, error = await process.communicate()
+    return Run(process.returncode or 0, output.decode(), error.decode(), api)
+
+
+def _script(client: Client) -> Callable[[RequestBody], Any]:
+    """A model that has two commands run at a time, a few times over, and is done."""
+
+    def reply(body: RequestBody) -> Any:
+        if not body.get("tools"):
+            return "A title"
+        done = _results(body) // 2
+        thought = [thinking(f"round {done}")] if client.thinks else []
+        if done >= ROUNDS:
+            return answer(*thought, text("Done."))
+        calls = [client.call(_command(f"{side} {done}")) for side in ("left", "right")]
+        return answer(*thought, *calls)
+
+    return reply
+
+
+def _results(body: RequestBody) -> int:
+    """How many results of calls *body* has."""
+    number = 0
+    items: Any = body.get("input", ())
+    for item in items:
+        number += str(item.get("type")).endswith("call_output")
+    for message in body.get("messages", ()):
+        content = message["content"]
+        if isinstance(content, list):
+            number += sum(block.get("type") == "tool_result" for block in content)
+    return number
+
+
+def _command(what: str) -> str:
+    line = f"line $i of {what} with some words to fill it"
+    return f'for i in $(seq {LINES}); do echo "{line}"; done'

@@ -1,0 +1,210 @@
+"""Conversations in the forms of OpenAI's APIs, which these APIs accept, for hypothesis."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+WORDS = st.sampled_from(["ok", "", " ", "é😀", "continue", "thinking aloud", '{"a": 1}', "\ud800"])
+LONG = st.integers(1, 200).map(lambda number: f"line {number} of output\n" * number)
+TEXT = st.one_of(WORDS, LONG)
+SAID = TEXT.filter(bool)
+IMAGE = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUg=="
+ARGUMENTS = st.one_of(
+    st.sampled_from(["{}", "", "{not json", "[1, 2]", '{"n":  NaN}', '{"a":  "é"}', "null"]),
+    st.integers(1, 2000).map(lambda number: json.dumps({"path": "a.py", "text": "z " * number})),
+)
+NAMES = st.sampled_from(["bash", "read_file", "write-file"])
+MARK = {"cache_control": {"type": "ephemeral"}}
+
+
+def call_ids(number: int, at: int) -> list[str]:
+    """Ids of calls; some providers repeat theirs, or use characters that others do not take."""
+    forms = (f"call_{at}_", "functions.bash:", f"c|{at}|")
+    return [f"{forms[at % 3]}{place}" for place in range(number)]
+
+
+# Chat ---------------------------------------------------------------------------------------------
+
+
+@st.composite
+def chats(draw: Any, most: int = 8) -> list[dict[str, Any]]:
+    """Messages of chat completions, which end with the user or with results."""
+    messages: list[dict[str, Any]] = []
+    for _ in range(draw(st.integers(0, 2))):
+        role = draw(st.sampled_from(["system", "developer"]))
+        messages.append({"role": role, "content": draw(SAID)})
+    if draw(st.booleans()):
+        messages.append({"role": "user", "content": draw(SAID)})
+    for at in range(draw(st.integers(1, most))):
+        messages += draw(st.one_of(chat_call(at), chat_words()))
+    if messages[-1]["role"] in ("assistant", "system", "developer"):
+        messages.append({"role": "user", "content": draw(chat_content())})
+    return messages
+
+
+@st.composite
+def chat_content(draw: Any) -> Any:
+    if draw(st.booleans()):
+        return draw(SAID)
+    part = {"type": "text", "text": draw(SAID)}
+    if draw(st.booleans()):
+        part |= MARK
+    picture = {"type": "image_url", "image_url": {"url": IMAGE, "detail": "low"}}
+    sound = {"type": "input_audio", "input_audio": {"data": "QUJD" * 900, "format": "wav"}}
+    others = draw(st.lists(st.sampled_from([picture, sound]), max_size=2))
+    return [part, *others]
+
+
+@st.composite
+def chat_words(draw: Any) -> list[dict[str, Any]]:
+    said: dict[str, Any] = {"role": "assistant", "content": draw(SAID), "refusal": None}
+    if draw(st.booleans()):
+        said["reasoning_content"] = draw(SAID)
+    asked = {"role": "user", "content": draw(chat_content())}
+    noted = {"role": "developer", "content": draw(SAID)}
+    said_after: list[dict[str, Any]] = draw(
+        st.sampled_from(
+            [[said], [said, asked], [said, asked, noted], [said, noted, asked], [asked]]
+        )
+    )
+    return said_after
+
+
+@st.composite
+def chat_call(draw: Any, at: int) -> list[dict[str, Any]]:
+    names = call_ids(draw(st.integers(1, 3)), at)
+    calls: list[dict[str, Any]] = []
+    for name in names:
+        if draw(st.integers(0, 4)):
+            function = {"name": draw(NAMES), "arguments": draw(ARGUMENTS)}
+            calls.append({"id": name, "type": "function", "function": function})
+        else:
+            custom = {"name": "patch", "input": draw(TEXT)}
+            calls.append({"id": name, "type": "custom", "custom": custom})
+    said: dict[str, Any] = {"role": "assistant", "content": draw(st.one_of(st.none(), TEXT))}
+    if draw(st.booleans()):
+        said["reasoning_content"] = draw(SAID)
+    said["tool_calls"] = calls
+    results = [draw(chat_result(name)) for name in draw(st.permutations(names))]
+    return [said, *results]
+
+
+@st.composite
+def chat_result(draw: Any, name: str) -> dict[str, Any]:
+    text = draw(TEXT)
+    content = draw(st.sampled_from([text, [{"type": "text", "text": text, **MARK}]]))
+    return {"role": "tool", "tool_call_id": name, "content": content}
+
+
+# Responses ----------------------------------------------------------------------------------------
+
+
+@st.composite
+def responses(draw: Any, most: int = 8) -> list[dict[str, Any]]:
+    """Items of the responses API, which end with the user or with results."""
+    items: list[dict[str, Any]] = []
+    if draw(st.booleans()):
+        items.append({"role": "developer", "content": draw(SAID)})
+    if draw(st.booleans()):
+        items.append({"role": "user", "content": draw(SAID)})
+    for at in range(draw(st.integers(1, most))):
+        turns = [response_calls(at), response_words(at), response_tools(at)]
+        items += draw(st.one_of(*turns))
+    items.append({"role": "user", "content": draw(response_content())})
+    return items
+
+
+@st.composite
+def response_content(draw: Any) -> Any:
+    if draw(st.booleans()):
+        return draw(SAID)
+    text = {"type": "input_text", "text": draw(SAID)}
+    picture = {"type": "input_image", "detail": "auto", "image_url": IMAGE}
+    file = {"type": "input_file", "filename": "a.pdf", "file_data": "QUJD" * 900}
+    return [text, *draw(st.lists(st.sampled_from([picture, file]), max_size=2))]
+
+
+def reasoning(name: str, words: Sequence[str]) -> dict[str, Any]:
+    summary = [{"type": "summary_text", "text": text} for text in words]
+    return {"type": "reasoning", "id": f"rs_{name}", "summary": summary, "encrypted_content": name}
+
+
+@st.composite
+def response_calls(draw: Any, at: int) -> list[dict[str, Any]]:
+    names = call_ids(draw(st.integers(1, 3)), at)
+    items: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    for place, name in enumerate(names):
+        if draw(st.booleans()):
+            words = draw(st.lists(WORDS.filter(bool), max_size=2))
+            items.append(reasoning(f"{at}_{place}", words))
+        items.append(draw(response_call(name, f"{at}_{place}")))
+        output = draw(response_output())
+        kind = f"{items[-1]['type']}_output"
+        results.append({"type": kind, "call_id": name, "output": output})
+        if draw(st.integers(0, 3)) == 0:  # some models answer calls one by one
+            items += results
+            results = []
+    return items + list(draw(st.permutations(results)))
+
+
+@st.composite
+def response_call(draw: Any, name: str, number: str) -> dict[str, Any]:
+    call: dict[str, Any] = {"type": "function_call", "name": draw(NAMES)}
+    if draw(st.integers(0, 4)) == 0:
+        call = {"type": "custom_tool_call", "name": "patch", "input": draw(TEXT)}
+    else:
+        call["arguments"] = draw(ARGUMENTS)
+    if draw(st.booleans()):
+        prefix = "fc" if call["type"] == "function_call" else "ctc"
+        call["id"] = f"{prefix}_{number}"
+    return {**call, "call_id": name}
+
+
+@st.composite
+def response_output(draw: Any) -> Any:
+    text = draw(TEXT)
+    if draw(st.booleans()):
+        return text
+    return [
+        {"type": "input_text", "text": text},
+        {"type": "input_image", "detail": "auto", "image_url": IMAGE},
+    ]
+
+
+@st.composite
+def response_words(draw: Any, at: int) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    if draw(st.booleans()):
+        items.append(reasoning(f"m{at}", []))
+    part = {"type": "output_text", "text": draw(SAID), "annotations": [], "logprobs": None}
+    items.append(
+        {
+            "type": "message",
+            "id": f"msg_{at}",
+            "role": "assistant",
+            "status": "completed",
+            "content": [part],
+        }
+    )
+    if draw(st.booleans()):
+        items.append({"role": "user", "content": draw(response_content())})
+    if draw(st.integers(0, 3)) == 0:
+        items.append({"role": "developer", "content": draw(SAID)})
+    return items
+
+
+@st.composite
+def response_tools(draw: Any, at: int) -> list[dict[str, Any]]:
+    """Tools that run at the provider, and items of which nobody knows anything."""
+    action = {"type": "search", "query": draw(SAID)}
+    search = {"type": "web_search_call", "id": f"ws_{at}", "status": "completed", "action": action}
+    unknown = {"type": "moon_call", "id": f"mo_{at}", "phase": draw(WORDS)}
+    thought = reasoning(f"t{at}", [])
+    ways = st.sampled_from([[search], [thought, search], [unknown], [search, unknown]])
+    items: list[dict[str, Any]] = draw(ways)
+    return items

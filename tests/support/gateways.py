@@ -1,0 +1,160 @@
+"""A gateway that serves for the length of a test, and what is sent to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import httpx2
+
+from ctxpipe.gateway.serving import Serving
+from ctxpipe.gateway.settings import Settings
+
+TASK = {"role": "user", "content": "look"}
+
+
+@asynccontextmanager
+async def serving(upstream: str, root: Path | None, **settings: Any) -> AsyncIterator[Serving]:
+    """A gateway before *upstream* on a free port."""
+    # The HTTP library reads files when it is first used.
+    server = await asyncio.to_thread(Serving, Settings({"": upstream}, root, **settings))
+    task = asyncio.create_task(server.run())
+    # uvicorn says it in no other way.
+    while not server.is_running and not task.done():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    try:
+        yield server
+    finally:
+        server.stop()
+        await task
+
+
+class Upstream:
+    """An upstream that keeps what it is sent as bytes, and answers every request in the same way.
+
+    ``async with Upstream() as api`` listens at ``api.url``.
+    """
+
+    def __init__(self, status: int = 200, **headers: str) -> None:
+        self.status = status
+        self.more = {"request-id": "req_1", "retry-after": "7", **headers}
+        self.targets: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        self.bodies: list[bytes] = []
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await reader.readline():
+                method, target, _ = line.decode().split(" ", 2)
+                headers: dict[str, str] = {}
+                while (header := await reader.readline()).strip():
+                    name, _, value = header.decode().partition(":")
+                    headers[name.lower()] = value.strip()
+                body = await self._body(reader, headers)
+                self.targets.append(f"{method} {target}")
+                self.headers.append(headers)
+                self.bodies.append(body)
+                answer = b"" if method == "HEAD" else b'{"id": "msg_1"}'
+                head = [f"HTTP/1.1 {self.status} Fine", f"content-length: {len(answer)}"]
+                head += [f"{name}: {value}" for name, value in self.more.items()]
+                writer.write("\r\n".join([*head, "", ""]).encode() + answer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _body(self, reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:
+        if headers.get("transfer-encoding") != "chunked":
+            return await reader.readexactly(int(headers.get("content-length", 0)))
+        body = b""
+        while size := int(await reader.readline(), 16):
+            body += await reader.readexactly(size)
+            await reader.readline()
+        await reader.readline()
+        return body
+
+
+# Requests -----------------------------------------------------------------------------------------
+
+
+def key() -> str:
+    """A key to the API, to be looked for where none may be."""
+    return "sk-ant-a-key-that-is-nobody-s"
+
+
+def http() -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(timeout=30, trust_env=False)
+
+
+async def post(
+    gateway: Serving,
+    body: bytes | Mapping[str, Any],
+    headers: Mapping[str, str] | None = None,
+    path: str = "/v1/messages",
+) -> httpx2.Response:
+    """The reply to *body*, to which a mapping needs to add only what is special."""
+    if not isinstance(body, bytes):
+        body = json.dumps({"model": "claude-opus-4-5", "max_tokens": 9, **body}).encode()
+    given = {"anthropic-version": "2023-06-01", "x-api-key": key(), **(headers or {})}
+    async with http() as client:
+        return await client.post(gateway.url + path, content=body, headers=given)
+
+
+async def raw_request(
+    gateway: Serving, headers: Mapping[str, str], target: str = "/v1/messages"
+) -> bytes:
+    """The answer to a request that no HTTP library would send."""
+    port = int(gateway.url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    given = {"host": f"127.0.0.1:{port}", "content-length": "2", **headers}
+    head = [f"POST {target} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items())]
+    writer.write("\r\n".join([*head, "connection: close", "", "{}"]).encode())
+    try:
+        return await asyncio.wait_for(reader.read(), 10)
+    finally:
+        writer.close()
+
+
+# Conversations ------------------------------------------------------------------------------------
+
+
+def conversation(rounds: int, size: int = 20_000) -> list[dict[str, Any]]:
+    """A task, and *rounds* of a call with a result of *size* characters."""
+    messages: list[dict[str, Any]] = [TASK]
+    for number in range(rounds):
+        line = f"line {number} of the output\n"
+        call = {"type": "tool_use", "id": f"toolu_{number}", "name": "bash", "input": {"n": number}}
+        result = {
+            "type": "tool_result",
+            "tool_use_id": f"toolu_{number}",
+            "content": line * (size // len(line)),
+        }
+        messages.append({"role": "assistant", "content": [call]})
+        messages.append({"role": "user", "content": [result]})
+    return messages
+
+
+def replies(count: int) -> list[str]:
+    return [f"reply {number}" for number in range(count)]
+
+
+def result_of(message: Mapping[str, Any]) -> str:
+    """The text of the tool result in *message*."""
+    content = message["content"][0]["content"]
+    return content if isinstance(content, str) else "".join(block["text"] for block in content)

@@ -1,0 +1,47 @@
+"""The source of the package itself, as syntax trees."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from places import PACKAGE
+
+__all__ = ["Function", "classes", "functions", "modules"]
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """Each module below ctxpipe: its dotted name without ``ctxpipe``, and its tree."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        yield name, ast.parse(path.read_text("utf-8"))
+
+
+def functions() -> Iterator[tuple[str, Function]]:
+    """Each function and method, those within functions included: "sync.Session.run"."""
+    for module, tree in modules():
+        for name, node in named_nodes(tree, module):
+            if isinstance(node, Function):
+                yield name, node
+
+
+def classes() -> Iterator[tuple[str, ast.ClassDef]]:
+    """Each class: "stage.Turn"."""
+    for module, tree in modules():
+        for name, node in named_nodes(tree, module):
+            if isinstance(node, ast.ClassDef):
+                yield name, node
+
+
+def named_nodes(tree: ast.AST, prefix: str) -> Iterator[tuple[str, Function | ast.ClassDef]]:
+    """Each function and class below *tree*, with the names of all that it is in."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, Function | ast.ClassDef):
+            name = f"{prefix}.{node.name}"
+            yield name, node
+            yield from named_nodes(node, name)
+        else:
+            yield from named_nodes(node, prefix)

@@ -1,0 +1,316 @@
+"""Foreign items become messages and come back: the very same, or changed where a stage has."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from foreign_histories import chats, responses
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxpipe import (
+    BatchOffload,
+    Breaker,
+    Compact,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    RatioGate,
+    SmartTruncate,
+)
+from ctxpipe.messages import check, pending_calls
+from ctxpipe.session import Session
+from ctxpipe.summarizers import ExtractiveSummarizer
+from ctxpipe.testing.chat_rules import chat_problems
+from ctxpipe.testing.responses_rules import responses_problems
+from ctxpipe.wire import ChatCodec, Codec, ResponsesCodec, Translation
+
+LINES = "a line of output\n" * 200
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of conversation: its codec, its histories, and what its API refuses."""
+
+    codec: Codec
+    histories: Callable[..., st.SearchStrategy[list[Any]]]
+    key: str
+    problems: Callable[[Any], list[str]]
+
+    def refused(self, items: Sequence[Any]) -> list[str]:
+        return self.problems({"model": "m", self.key: items})
+
+
+CHAT = Form(ChatCodec(), chats, "messages", chat_problems)
+RESPONSES = Form(ResponsesCodec(), responses, "input", responses_problems)
+every_form = pytest.mark.parametrize("form", [CHAT, RESPONSES], ids=["chat", "responses"])
+
+
+def offloading(folder: Path) -> ContextPipeline:
+    storage = LocalStorage(folder, clock=float)
+    gate = RatioGate(0.0)
+    return ContextPipeline(
+        [DirectOffload(storage, min_chars=300), BatchOffload(storage, gate=gate)]
+    )
+
+
+def truncating(folder: Path) -> ContextPipeline:
+    storage = LocalStorage(folder, clock=float)
+    return ContextPipeline([SmartTruncate(storage, max_tokens=300)])
+
+
+def compacting(folder: Path) -> ContextPipeline:
+    storage = LocalStorage(folder, clock=float)
+    return ContextPipeline([Compact(ExtractiveSummarizer(), storage, breaker=Breaker(clock=float))])
+
+
+PIPELINES = [offloading, truncating, compacting]
+every_pipeline = pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda make: make.__name__)
+
+
+async def turn(session: Session, translation: Translation, items: Sequence[Any]) -> list[Any]:
+    """What is sent for *items*."""
+    units = translation.read(items)
+    result = await session.run(units.messages, system=units.system)
+    return translation.items(units, result.messages)
+
+
+def cuts(items: Sequence[Any]) -> list[int]:
+    """Where the history may end when a model is asked."""
+    return [
+        end
+        for end in range(1, len(items) + 1)
+        if items[end - 1].get("role") in ("user", "tool")
+        or str(items[end - 1].get("type")).endswith("_output")
+    ]
+
+
+# Properties ---------------------------------------------------------------------------------------
+
+
+@every_form
+@given(data=st.data())
+def test_what_no_stage_touches_comes_back_as_the_very_same_objects(form: Form, data: Any):
+    items = data.draw(form.histories())
+    before = copy.deepcopy(items)
+    translation = Translation(form.codec)
+
+    units = translation.read(items)
+    same = translation.items(units, list(units.messages))
+    equal = translation.items(units, copy.deepcopy(units.messages))
+
+    assert [id(item) for item in same] == [id(item) for item in items]
+    assert [id(item) for item in equal] == [id(item) for item in items]
+    assert items == before
+
+
+@every_form
+@given(data=st.data())
+def test_every_history_that_the_api_accepts_becomes_messages_without_a_problem(
+    form: Form, data: Any
+):
+    items = data.draw(form.histories())
+
+    messages = Translation(form.codec).read(items).messages
+
+    assert not form.refused(items)
+    assert not check(messages)
+
+
+@every_form
+@given(data=st.data())
+def test_a_translation_that_grew_reads_as_one_that_begins(form: Form, data: Any):
+    items = data.draw(form.histories())
+    grown = Translation(form.codec)
+    for end in range(1, len(items)):
+        grown.read(copy.deepcopy(items[:end]))
+
+    assert grown.read(items).units == Translation(form.codec).read(items).units
+
+
+@every_form
+@given(data=st.data())
+def test_a_history_that_was_cut_or_edited_reads_as_a_new_one(form: Form, data: Any):
+    one, other = data.draw(form.histories()), data.draw(form.histories())
+    place = data.draw(st.integers(0, min(len(one), len(other)) - 1))
+    translation = Translation(form.codec)
+    translation.read(one)
+    branched = [*one[:place], *other[place:]]
+
+    assert translation.read(branched).units == Translation(form.codec).read(branched).units
+
+
+@every_form
+@every_pipeline
+@settings(max_examples=25)
+@given(data=st.data())
+def test_whatever_the_stages_do_the_api_accepts_it_and_the_prefix_stays(
+    form: Form, pipeline: Callable[[Path], ContextPipeline], data: Any, tmp_path_factory: Any
+):
+    items = data.draw(form.histories(16))
+    forced = data.draw(st.sets(st.integers(0, len(items))))
+    before = copy.deepcopy(items)
+    session = pipeline(tmp_path_factory.mktemp("store")).session("s")
+
+    anyio.run(live, form, session, items, forced)
+
+    assert items == before
+
+
+async def live(form: Form, session: Session, items: list[Any], forced: set[int]) -> None:
+    """A turn wherever a model may be asked, with all stages at work in those *forced*."""
+    translation = Translation(form.codec)
+    sent: list[Any] = []
+    for end in cuts(items):
+        units = translation.read(copy.deepcopy(items[:end]))
+        if form.refused(items[:end]) or pending_calls(units.messages):
+            continue
+        force = end in forced
+        result = await session.run(units.messages, system=units.system, force=force)
+        previous, sent = sent, translation.items(units, result.messages)
+
+        assert form.refused(sent) == []
+        assert not result.repaired
+        if result.first_changed_index is None:
+            assert sent[: len(previous)] == previous
+
+
+@every_form
+@settings(max_examples=10)
+@given(data=st.data())
+def test_another_process_sends_the_same_bytes(form: Form, data: Any, tmp_path_factory: Any):
+    items = data.draw(form.histories())
+    folder = tmp_path_factory.mktemp("store")
+    storage = LocalStorage(folder, clock=float)
+
+    async def send() -> str:
+        session = offloading(folder).session("s", journal=storage)
+        return json.dumps(await turn(session, Translation(form.codec), items))
+
+    assert anyio.run(send) == anyio.run(send)
+
+
+# One by one ---------------------------------------------------------------------------------------
+
+
+def chat_turns(number: int) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "go"},
+    ]
+    for turn_number in range(number):
+        function = {"name": "bash", "arguments": '{"cmd":  "ls"}'}
+        call = {"id": f"call_{turn_number}", "type": "function", "function": function}
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        result = {"role": "tool", "tool_call_id": f"call_{turn_number}", "content": LINES}
+        messages.append(result)
+    return messages
+
+
+async def test_a_long_result_goes_to_a_file_and_the_rest_stays_the_same_object(tmp_path: Path):
+    messages = chat_turns(1)
+
+    sent = await turn(offloading(tmp_path).session("s"), Translation(ChatCodec()), messages)
+
+    assert all(one is other for one, other in zip(sent[:3], messages[:3], strict=True))
+    assert "call_0.md" in sent[3]["content"]
+    assert sent[3] == {**messages[3], "content": sent[3]["content"]}
+    assert (tmp_path / "s" / "call_0.md").read_text() == LINES
+
+
+async def test_the_same_rebuilt_item_is_sent_in_each_later_turn(tmp_path: Path):
+    session, translation = offloading(tmp_path).session("s"), Translation(ChatCodec())
+
+    first = await turn(session, translation, chat_turns(1))
+    second = await turn(session, translation, chat_turns(2))
+
+    assert second[3] is first[3]
+
+
+async def test_ids_that_repeat_are_told_apart(tmp_path: Path):
+    messages = chat_turns(2)
+    for message in messages[2:]:
+        for call in message.get("tool_calls", []):
+            call["id"] = "call"
+        if message["role"] == "tool":
+            message["tool_call_id"] = "call"
+    messages[5]["content"] = "short"
+
+    sent = await turn(offloading(tmp_path).session("s"), Translation(ChatCodec()), messages)
+
+    assert "offloaded" in sent[3]["content"]
+    assert sent[3]["tool_call_id"] == "call"
+    assert sent[5] is messages[5]
+
+
+def test_a_message_that_says_what_an_earlier_one_said_is_not_taken_for_it():
+    messages: list[dict[str, Any]] = []
+    for number in range(30):
+        messages.append({"role": "user", "content": "continue"})
+        messages.append({"role": "assistant", "content": "done", "number": number})
+    translation = Translation(ChatCodec())
+    units = translation.read(messages)
+    summary: Any = {"role": "user", "content": "A summary."}
+
+    sent = translation.items(units, [summary, *units.messages[-3:]])
+
+    assert sent[0] == summary
+    assert [id(item) for item in sent[1:]] == [id(item) for item in messages[-3:]]
+
+
+def test_an_item_that_was_edited_in_place_is_read_again():
+    messages = chat_turns(30)
+    translation = Translation(ChatCodec())
+    translation.read(messages)
+    messages[5]["content"] = "another result"
+
+    assert translation.read(messages).units == Translation(ChatCodec()).read(messages).units
+
+
+def test_a_prompt_of_the_system_that_changes_leaves_the_messages_the_same_objects():
+    translation = Translation(ChatCodec())
+    before = translation.read(chat_turns(20))
+    changed = chat_turns(20)
+    changed[0]["content"] = "It is 10 o'clock."
+
+    after = translation.read(changed)
+
+    assert after.system == [{"type": "text", "text": "It is 10 o'clock."}]
+    same = [one is other for one, other in zip(before.messages, after.messages, strict=True)]
+    assert sum(same) > 30
+
+
+def test_a_cache_mark_that_moves_stays_where_the_caller_has_put_it():
+    messages = chat_turns(3)
+    translation = Translation(ChatCodec())
+    translation.read(messages[:4])
+    marked = {**messages[5], "cache_control": {"type": "ephemeral"}}
+    moved = [*messages[:5], marked, *messages[6:]]
+
+    units = translation.read(moved)
+
+    assert translation.items(units, list(units.messages))[5] is marked
+
+
+def test_what_the_provider_has_compacted_is_left_alone():
+    before = [{"role": "user", "content": "go"}, {"role": "user", "content": "on"}]
+    compaction = {"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAA"}
+    after = [{"role": "user", "content": "now"}]
+    translation = Translation(ResponsesCodec())
+
+    translation.read(before)
+    units = translation.read([*before, compaction, *after])
+
+    assert units.head == 3
+    assert [message["content"] for message in units.messages] == ["now"]
+    assert translation.items(units, [{"role": "user", "content": "other"}])[:3] == [
+        *before,
+        compaction,
+    ]
