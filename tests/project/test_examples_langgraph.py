@@ -32,7 +32,7 @@ READ = Tool({"name": "read", "input_schema": {"type": "object"}}, read)
 
 def reply(body: RequestBody) -> Any:
     number = len(body["messages"])
-    if number % 8 == 7:
+    if number % 8 in (6, 7):
         return "Done."
     return answer(f"Step {number}.", tool_use("read", {}, f"toolu_{number}"))
 

@@ -19,7 +19,14 @@ from histories import assistant, step, user
 from processes import python
 from services import CuttingProxy, Postgres, RedisServer, Server
 
-from ctxpipe import ContextPipeline, DirectOffload, MemoryStorage, SettingsError, StorageError
+from ctxpipe import (
+    ContextPipeline,
+    DirectOffload,
+    MemoryStorage,
+    SettingsError,
+    StorageError,
+    offload_tools,
+)
 from ctxpipe.storage import JournalStorage
 from ctxpipe.storage import sqlite as sqlite_module
 from ctxpipe.storage.postgres import PostgresJournal
@@ -384,6 +391,16 @@ async def test_without_that_storage_the_history_says_what_it_needs(tmp_path: Pat
     async with SQLiteJournal(tmp_path / "j.sqlite") as journal:
         with pytest.raises(StorageError, match="give it to the journal as texts="):
             await ContextPipeline([]).session("s", journal=journal).history()
+
+
+async def test_the_tools_of_a_session_read_the_texts_of_its_journal(tmp_path: Path) -> None:
+    texts = MemoryStorage()
+    await texts.write([("s/a.md", "of the session")])
+    async with SQLiteJournal(tmp_path / "j.sqlite", texts=texts) as journal:
+        session = ContextPipeline([]).session("s", journal=journal)
+        [read, *_] = offload_tools(session)
+
+        assert await read({"path": "ctxpipe://s/a.md"}) == "of the session"
 
 
 def test_secrets_are_hidden_as_the_texts_hide_them(tmp_path: Path) -> None:

@@ -225,12 +225,10 @@ async def test_texts_of_a_batch_are_written_at_once_but_not_too_many() -> None:
     store: Any = Watched(stores.MemoryStore())
     store.seconds = 0.01
     storage = ObjectStorage(store, connections=5)
-    began = time.monotonic()
 
     await storage.write([(f"s/{number}.md", f"text {number}") for number in range(40)])
 
     assert store.most_at_once == 5
-    assert time.monotonic() - began < 40 * 2 * 0.01
 
 
 async def test_a_write_makes_two_requests_and_lists_nothing() -> None:
