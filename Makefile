@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 FUZZ_SECONDS := 120
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage test-wheel test-oldest clients test-clients docs bench bench-peers lint nightly \
+.PHONY: help demo test test-services test-langgraph coverage test-wheel test-oldest clients test-clients docs bench bench-peers lint nightly \
 	fuzz clean
 
 help:  ## what there is
@@ -30,6 +30,16 @@ lint: $(STAMP)  ## ruff, mypy --strict, import-linter
 
 test: lint  ## lint, then pytest
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+test-services: $(STAMP)  ## storages against PostgreSQL, Redis and an S3; INSTALL=1 installs what is missing
+	$(BIN)/python scripts/services.py $(if $(INSTALL),--install)
+	CTXPIPE_SERVICES=required $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/storage
+
+test-langgraph:  ## the recipe for LangGraph, in an environment of its own
+	$(PYTHON) -m venv $(VENV)/langgraph
+	$(VENV)/langgraph/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]' \
+		langgraph langgraph-checkpoint-sqlite
+	$(VENV)/langgraph/bin/python -m pytest tests/project/test_examples_langgraph.py
 
 coverage: $(STAMP)  ## pytest with branch coverage; fails below fail_under of pyproject.toml
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --cov --cov-report=term

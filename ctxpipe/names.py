@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
+from itertools import count
 from pathlib import PurePosixPath
 
-__all__ = ["content_hash", "safe_name", "session_folder", "with_suffix"]
+__all__ = ["candidate_keys", "content_hash", "safe_name", "session_folder", "with_suffix"]
 
 _VERBATIM = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}")
 _WINDOWS_DEVICE = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\.|$)", re.IGNORECASE)
@@ -45,6 +47,14 @@ def with_suffix(key: str, suffix: str) -> str:
     """*key* with *suffix* before its extension: ``a/b.md``, ``1`` gives ``a/b-1.md``."""
     path = PurePosixPath(key)
     return str(path.with_name(f"{path.stem}-{suffix}{path.suffix}"))
+
+
+def candidate_keys(key: str, text: str) -> Iterator[str]:
+    """*key*, and the keys that *text* may go to when something else is there, without end."""
+    yield key
+    yield with_suffix(key, content_hash(text))
+    for number in count(1):
+        yield with_suffix(key, str(number))
 
 
 def content_hash(text: str) -> str:

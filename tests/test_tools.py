@@ -638,7 +638,15 @@ async def test_any_reader_serves() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["s/a.md", "./s/a.md", "a.md", "/data/s/a.md", "s3://bucket/pre/s/a.md", "/mnt/results/a.md"],
+    [
+        "s/a.md",
+        "./s/a.md",
+        "a.md",
+        "/data/s/a.md",
+        "s3://bucket/pre/s/a.md",
+        "/mnt/results/a.md",
+        "ctxpipe://s/a.md",
+    ],
 )
 async def test_a_session_reads_its_own_texts_in_any_printed_form(path: str) -> None:
     rows = Rows(s__a=TEXT, t__a="of another session")
@@ -672,6 +680,12 @@ async def test_a_session_reads_its_own_texts_in_any_printed_form(path: str) -> N
         "' OR 1=1 --",
         "\ud800.md",
         "ｔ／b.md",
+        "ctxpipe://t/b.md",
+        "ctxpipe://s/../t/b.md",
+        "ctxpipe:///t/b.md",
+        "ctxpipe://b.md",
+        "ctxpipe://s",
+        "ctxpipe://s//b.md",
         "x" * 100_000,
     ],
 )

@@ -18,6 +18,7 @@ from ..agent_tools import (
     VIEW_COMMAND,
     ReadingTools,
 )
+from ..locations import is_url
 from ..markers.placeholders import MAX_PATH
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ def path_argument(given: Mapping[str, object], keys: str | Sequence[str]) -> str
     paths: set[str] = set()
     for key in keys:
         path = given.get(key)
-        if isinstance(path, str) and 0 < len(path) <= MAX_PATH:
+        # A URL of ours is a text of the storage, and no file of the user's.
+        if isinstance(path, str) and 0 < len(path) <= MAX_PATH and not is_url(path):
             paths.add(path)
     return paths.pop() if len(paths) == 1 else None
 

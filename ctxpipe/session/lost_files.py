@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
+
+from anyio import Semaphore, create_task_group
 
 from ..edits.collapse import texts_of_notes
 from ..edits.offload import stored_text
@@ -20,22 +22,49 @@ if TYPE_CHECKING:
 
 __all__ = ["write_lost_files"]
 
+_AT_ONCE = 16
 
-async def write_lost_files(timeline: Timeline, storage: TextReader) -> int:
+
+async def write_lost_files(timeline: Timeline, storage: TextReader) -> tuple[int, int]:
     """Write each file again that the context of *timeline* points to, that is gone, and that its
     history holds.
 
-    How many there were. Raises StorageError.
+    How many were written, and how many are gone for good. Raises StorageError.
     """
-    if not isinstance(storage, TextWriter):
-        return 0
-    lost: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for where, text in _pointers(timeline):
-        if where not in lost and await _is_gone(where, storage):
-            lost[where] = text
-    keys = ["/".join(PurePosixPath(where.replace("\\", "/")).parts[-2:]) for where in lost]
-    await storage.write(list(zip(keys, lost.values(), strict=True)))
-    return len(lost)
+        texts.setdefault(where, text)
+    gone = await _missing(storage, list(texts))
+    lost = {where: texts[where] for where in gone}
+    # A journal that refers to a file has an empty text in its place: that is not the file's.
+    known = {where: text for where, text in lost.items() if text}
+    if not isinstance(storage, TextWriter):
+        return 0, len(lost)
+    keys = ["/".join(PurePosixPath(where.replace("\\", "/")).parts[-2:]) for where in known]
+    if keys:
+        await storage.write(list(zip(keys, known.values(), strict=True)))
+    return len(known), len(lost) - len(known)
+
+
+async def _missing(storage: TextReader, locations: Sequence[str]) -> list[str]:
+    """Those of *locations* at which there is no text."""
+    if not locations:
+        return []
+    ask = getattr(storage, "missing", None)
+    if ask is not None:
+        return list(await ask(locations))
+    missing: list[str] = []
+    limit = Semaphore(_AT_ONCE)
+
+    async def look(where: str) -> None:
+        async with limit:
+            if await _is_gone(where, storage):
+                missing.append(where)
+
+    async with create_task_group() as group:
+        for where in locations:
+            group.start_soon(look, where)
+    return [where for where in locations if where in missing]
 
 
 async def _is_gone(where: str, storage: TextReader) -> bool:

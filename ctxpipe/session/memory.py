@@ -13,6 +13,7 @@ from ..errors import SettingsError, StorageError, safe_text
 from ..messages import common_prefix, ensure_messages, is_bulky
 from ..messages.identity import says_the_same
 from ..settings import excerpt
+from ..storage.protocol import texts_of
 from ..timeline import Step, Timeline
 from ..words import count_phrase
 from ..workers.threads import in_thread, in_thread_if
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ..edits.diff import Edit
     from ..messages import Message
     from ..runner import Record
-    from ..storage import JournalStorage
+    from ..storage import JournalStorage, TextReader
 
 __all__ = ["Memory"]
 
@@ -121,6 +122,7 @@ class Memory:
         except StorageError as error:
             self._report_unreadable(error)
         self._is_read = True
+        await self._touch(journal.storage)
 
     def _report_unreadable(self, error: StorageError) -> None:
         problem = "the journal cannot be read"
@@ -148,7 +150,7 @@ class Memory:
             self.notify(REDACTED)
         self._take_over(line, entries)
         if entries:
-            await self._restore_files(journal.storage)
+            await self._restore_files(texts_of(journal.storage))
 
     async def _follow(self, journal: Journal, history: list[Message]) -> None:
         """Take over what others have written to this branch, unless *history* differs from it."""
@@ -238,18 +240,33 @@ class Memory:
             same += 1
         return same if same < len(ours) else None
 
-    async def _restore_files(self, storage: JournalStorage) -> None:
+    async def _restore_files(self, texts: TextReader | None) -> None:
         """Write files again that the context refers to and somebody has deleted."""
+        if texts is None:
+            return
         try:
-            count = await write_lost_files(self.timeline, storage)
+            restored, lost = await write_lost_files(self.timeline, texts)
         except StorageError as error:
             self.notify(
                 f"the files that the context refers to cannot be checked: {safe_text(error)}"
             )
             return
-        if count:
-            files = count_phrase(count, "file")
+        if restored:
+            files = count_phrase(restored, "file")
             self.notify(f"{files} that the context refers to had gone: written again")
+        if lost:
+            files = count_phrase(lost, "file")
+            self.notify(f"{files} that the context refers to: gone, and not in the history given")
+
+    async def _touch(self, journal: JournalStorage) -> None:
+        """Tell the storage of the texts that the session is in use, where it wants to know."""
+        touch = getattr(texts_of(journal), "touch", None)
+        if touch is None:
+            return
+        try:
+            await touch(self._session_id)
+        except StorageError as error:
+            self.notify(f"the texts cannot be marked as used: {safe_text(error)}")
 
     # Writing --------------------------------------------------------------------------------------
 
@@ -334,8 +351,11 @@ class Memory:
 
     # The history ----------------------------------------------------------------------------------
 
-    async def history(self, branch: str | None) -> list[Message]:
-        """The whole history, as `Session.history` describes it."""
+    async def history(self, branch: str | None, known: Sequence[Message] = ()) -> list[Message]:
+        """The whole history, as `Session.history` describes it.
+
+        Texts of messages that are *known* already are not read again.
+        """
         if self._journal is None:
             if self.is_adopted:
                 raise StorageError(NOT_RESTORABLE)
@@ -348,12 +368,12 @@ class Memory:
             raise SettingsError(f"there is no branch {excerpt(branch)} of session {session}")
         packing = copy(self._packing)  # the session itself takes nothing over here
         try:
-            replay = await in_thread(self._longest, packing, entries, branch)
+            replay = await in_thread(self._longest, packing, entries, branch, known)
         except DAMAGED as error:
             raise StorageError(errno.EILSEQ, "the journal holds invalid entries") from error
         if packing.redacts and replay.raw:
             self.notify("the history was redacted when it was written down")
-        return await packing.restore(replay, self._journal.storage)
+        return await packing.restore(replay)
 
     async def newest_history(self) -> list[Message]:
         """The history with what others have added to it. Raises StorageError."""
@@ -362,7 +382,7 @@ class Memory:
         if not self._is_read:
             return await self.history(None)
         if await self._has_news(copy(self._journal)):
-            return await self.history(self._branch)
+            return await self.history(self._branch, self.timeline.history)
         return self.timeline.history
 
     async def branches(self) -> list[str]:
@@ -376,15 +396,21 @@ class Memory:
         entries, _ = await copy(self._journal).read()
         return entries
 
-    def _longest(self, packing: Packing, entries: list[Entry], branch: str | None) -> Replay:
+    def _longest(
+        self,
+        packing: Packing,
+        entries: list[Entry],
+        branch: str | None,
+        known: Sequence[Message],
+    ) -> Replay:
         """The longest history; that of *branch*, or of this session once it has read its own."""
         if branch is None and self._is_read:
             path = _path(entries, self._base)
             path.append(self._entry(self._branch, self._unwritten))
-            return packing.replay(path, [], Timeline)
+            return packing.replay(path, known, Timeline)
         names = {"", *(entry.branch for entry in entries)} if branch is None else {branch}
         paths = [_path(entries, _length(entries, name)) for name in sorted(names)]
-        replays = [packing.replay(path, [], Timeline) for path in paths]
+        replays = [packing.replay(path, known, Timeline) for path in paths]
         return max(replays, key=lambda replay: len(replay.raw))
 
 

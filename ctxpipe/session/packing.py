@@ -17,6 +17,7 @@ from ..errors import StorageError
 from ..messages import as_json, ensure_messages, is_encodable, strings
 from ..messages.identity import digest_of, parse, says_the_same, without_marks
 from ..names import session_folder
+from ..storage.protocol import texts_of
 from ..storage.records import redact_except_folder, redact_message
 from ..timeline import Step, Timeline
 from ..workers.threads import in_thread_if
@@ -100,7 +101,7 @@ class Packing:
     ) -> None:
         self.texts = texts
         self.salt: str = secrets.token_hex(_DIGEST)
-        self._storage = storage
+        self._text_reader = texts_of(storage) if storage else None
         redact = getattr(storage, "redact", None)
         self._redact = redact_except_folder(session_folder(session_id), redact) if redact else None
 
@@ -151,10 +152,10 @@ class Packing:
         return turn
 
     def _locations(self, step: Step) -> dict[str, str]:
-        """Where this storage keeps the texts that the stages have written in *step*."""
+        """Where the storage of our texts keeps those that the stages have written in *step*."""
         locations: dict[str, str] = {}
         for storage, stored in step.stored:
-            if storage == self._storage:
+            if storage == self._text_reader:
                 locations |= stored
         return locations
 
@@ -215,19 +216,22 @@ class Packing:
                 replay.fitting, replay.fitted = number, replay.agreed
         return replay
 
-    async def restore(self, replay: Replay, storage: JournalStorage) -> list[Message]:
-        """The raw history of *replay*, with the texts that are in files of *storage*.
+    async def restore(self, replay: Replay) -> list[Message]:
+        """The raw history of *replay*, with the texts that are in files.
 
         Raises StorageError, naming the message, for a file that is gone or was changed.
         """
         raw: list[Any] = list(replay.raw)
         references = []
         for index, files in sorted(replay.files.items()):
-            raw[index] = json.loads(as_json(raw[index]))
-            references += [(index, place, where, digest) for place, where, digest in files]
+            # A message that the caller has is whole already.
+            missing = [file for file in files if _value_at(raw[index], file[0]) == ""]
+            if missing:
+                raw[index] = json.loads(as_json(raw[index]))
+            references += [(index, place, where, digest) for place, where, digest in missing]
         for start in range(0, len(references), _AT_ONCE):
             batch = references[start : start + _AT_ONCE]
-            reads = [self._read(storage, where, digest) for _, _, where, digest in batch]
+            reads = [self._read(where, digest) for _, _, where, digest in batch]
             texts = await asyncio.gather(*reads, return_exceptions=True)
             for (index, place, _, _), text in zip(batch, texts, strict=True):
                 if isinstance(text, StorageError):
@@ -238,9 +242,11 @@ class Packing:
                 _replace_text(raw[index], place, text)
         return raw
 
-    async def _read(self, storage: JournalStorage, where: str, digest: str) -> str:
+    async def _read(self, where: str, digest: str) -> str:
         """The text in the file *where*. Raises StorageError unless it has the *digest*."""
-        text = (await storage.read(where)).text
+        if self._text_reader is None:
+            raise StorageError(f"{where} is in another storage: give it to the journal as texts=")
+        text = (await self._text_reader.read(where)).text
         if await in_thread_if(len(text) > _LONG, self._text_digest, text) != digest:
             raise StorageError(errno.EILSEQ, f"{where} was changed")
         return text

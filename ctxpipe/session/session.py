@@ -35,7 +35,7 @@ from ..runner import Request, Runner, model_of
 from ..settings import FLAG, FUNCTION, NUMBER, SESSION_ID, check_client, excerpt
 from ..stages.collapse import Collapse
 from ..stages.compact import Compact
-from ..storage.protocol import JOURNAL_STORAGE, TextReader
+from ..storage.protocol import JOURNAL_STORAGE, TextReader, texts_of
 from ..tokens.billed import cached_tokens
 from ..tokens.ledger import is_possible
 from ..words import count_phrase
@@ -338,7 +338,8 @@ class Session:
         held: list[object] = []
         for stage in self._runner.stages:
             held += [getattr(stage, name, None) for name in ("storage", "archive")]
-        held.append(self.journal)
+        if self.journal is not None:
+            held.append(texts_of(self.journal))
         return next((storage for storage in held if isinstance(storage, TextReader)), None)
 
     def _share_of_trigger(self, result: Result, asked: Request) -> float:

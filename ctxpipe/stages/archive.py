@@ -76,13 +76,19 @@ def archive_record(messages: Sequence[Message], covered: Sequence[range] = ()) -
     return {**record, "messages": messages}
 
 
-async def load_archive(path: str | os.PathLike[str]) -> list[Message]:
+async def load_archive(
+    path: str | os.PathLike[str], storage: TextReader | None = None
+) -> list[Message]:
     """The messages that a compaction or truncation saved at *path*, as they were.
 
-    The file is opened wherever *path* leads: give it no path that a model or a tool has named.
-    Raises StorageError when there is no such file, when it is a pipe or device, or when a newer
-    ctxpipe wrote it, InvalidHistory when it holds something else.
+    With *storage* they are read from there: an archive that is in no file has a URL. Without it the
+    file is opened wherever *path* leads: give it no path that a model or a tool has named. Raises
+    StorageError when there is no such file, when it is a pipe or device, or when a newer ctxpipe
+    wrote it, InvalidHistory when it holds something else.
     """
+    if storage is not None:
+        page = await storage.read(str(path))
+        return parse_archive(page.text, path)
     try:
         text = await run_to_completion(_read(path))
     except OSError as error:

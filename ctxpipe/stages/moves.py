@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..edits import offload
 from ..edits.offload_excerpts import placeholder_excerpts
 from ..errors import SettingsError, StorageError, safe_text
+from ..locations import SCHEME, is_url
 from ..markers.placeholders import MAX_SHOWN, Excerpt, Preview, placeholder, reference
 from ..messages import ToolResult, blocks, rebuilt, rewrite, without_surrogates
 from ..messages import field as read
@@ -114,7 +115,9 @@ class Pointers:
         location = self.storage.location(sample)
         root = os.path.dirname(os.path.dirname(location))
         forms = []
-        if root.strip("./"):
+        if is_url(location):
+            forms.append(rf"{SCHEME}{_NAME}(?:/{_NAME})+")
+        elif root.strip("./"):
             forms.append(rf"{re.escape(root)}(?:/{_NAME})+")
         visible = re.escape(self.visible_path(sample, location))
         forms.append(visible.replace(_SAMPLE, _NAME))

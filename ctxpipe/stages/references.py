@@ -7,6 +7,7 @@ import string
 from pathlib import PurePath
 
 from ..errors import SettingsError
+from ..locations import is_url
 from ..markers.placeholders import BATCH
 from ..markers.placeholders import reference as path_in
 
@@ -37,10 +38,12 @@ def visible_path(reference: str, folder: str, location: str) -> str:
     """The path that the model sees for the file at *location*, which the storage keeps in *folder*.
 
     *reference* is "absolute", "relative" (to the current folder), "storage" (to its root), or a
-    template that ends in {key}, the path below the root, or in {path}, the absolute one.
+    template that ends in {key}, the path below the root, or in {path}, the absolute one. A text
+    that is in no file keeps its URL, unless there is a template.
     """
     name = PurePath(location).name
-    if reference == "absolute":
+    is_word = reference in _REFERENCES
+    if reference == "absolute" or (is_word and is_url(location)):
         return location
     if reference == "storage":
         return f"./{folder}/{name}"

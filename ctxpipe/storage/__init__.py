@@ -2,8 +2,13 @@
 
 from .files import FileReader, FileText, LocalFiles
 from .local import Cleaned, LocalStorage
+from .memory import MemoryStorage
+from .objects import ObjectStorage
+from .postgres import PostgresJournal
 from .protocol import Archive, JournalStorage, Page, TextReader, TextWriter
+from .redis import RedisJournal
 from .secrets import is_secret
+from .sqlite import SQLiteJournal
 
 __all__ = [
     "Archive",
@@ -13,7 +18,12 @@ __all__ = [
     "JournalStorage",
     "LocalFiles",
     "LocalStorage",
+    "MemoryStorage",
+    "ObjectStorage",
     "Page",
+    "PostgresJournal",
+    "RedisJournal",
+    "SQLiteJournal",
     "TextReader",
     "TextWriter",
     "is_secret",

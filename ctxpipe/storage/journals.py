@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import PurePath
 from typing import NamedTuple
 
+from ..errors import StorageError
 from .atomic import exists, sync
 from .folders import file_info, open_file, open_to_append, translate_errors
 from .ownership import StorageRoot
@@ -101,6 +102,14 @@ class JournalFile:
 
         Return the new name, which is the next free one, or "" where somebody else was faster.
         """
+        try:
+            return self._set_aside(seen)
+        except StorageError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            return ""  # there is no folder
+
+    def _set_aside(self, seen: Position) -> str:
         with (
             translate_errors("cannot set aside the journal", self.where),
             self._root.folder(self._folder) as folder,

@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal, TypeVar, TypeVarTuple
@@ -58,7 +57,14 @@ from .folders import (
 from .journals import JournalFile, Position, SessionLock
 from .ownership import StorageRoot
 from .protocol import Page
-from .records import Record, Redact, encode_record, redact_except_folder, redact_text
+from .records import (
+    Record,
+    Redact,
+    encode_record,
+    record_stamp,
+    redact_except_folder,
+    redact_text,
+)
 
 if TYPE_CHECKING:
     from ..messages import Message
@@ -511,7 +517,7 @@ def _keys(path: str, root: str) -> Iterator[str]:
 
 def _record_names(folder: int, stem: str, seconds: float) -> Iterator[str]:
     """The names that the next record may have, after the highest number in *folder*."""
-    stamp = datetime.fromtimestamp(seconds, UTC).strftime("%Y%m%dT%H%M%SZ")
+    stamp = record_stamp(seconds)
     pattern = re.compile(re.escape(stem) + r"-\d{8}T\d{6}Z-(\d+)\.json")
     matches = map(pattern.fullmatch, os.listdir(folder))
     numbers = [int(match[1]) for match in matches if match]

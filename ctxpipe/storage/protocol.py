@@ -1,4 +1,18 @@
-"""What ctxpipe asks of a place where text is kept: one small protocol for each capability."""
+"""What ctxpipe asks of a place where text is kept: one small protocol for each capability.
+
+`ctxpipe.testing.storage_conformance` checks an implementation. A storage may have more, which is
+used where it is there:
+
+- ``redact``, a function that hides secrets in whatever is written; None hides nothing
+- ``texts``, of a `JournalStorage`: the `TextReader` with the texts that its entries refer to
+- ``lease(session_id, seconds)``, of a `JournalStorage`: an async context manager that holds the
+  session for one process, and gives False when another has held it for *seconds*; it saves money,
+  nothing else
+- ``missing(locations)``, of a `TextReader`: which of the texts are gone, asked when a session is
+  resumed; without it each is read in part
+- ``touch(session_id)``, of a `TextReader`: says in each turn that the session is in use
+- ``delete(session_id)``: deletes all that is kept of a session
+"""
 
 from __future__ import annotations
 
@@ -9,7 +23,15 @@ from typing import Protocol, runtime_checkable
 from ..settings import instance_of
 from .records import Record
 
-__all__ = ["JOURNAL_STORAGE", "Archive", "JournalStorage", "Page", "TextReader", "TextWriter"]
+__all__ = [
+    "JOURNAL_STORAGE",
+    "Archive",
+    "JournalStorage",
+    "Page",
+    "TextReader",
+    "TextWriter",
+    "texts_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +61,18 @@ class TextWriter(Protocol):
     async def write(self, texts: Sequence[tuple[str, str]], /) -> Sequence[str]:
         """Store each (key, text), whole or not at all; return, in the same order, where each is.
 
-        Keys are relative POSIX paths. The text under a key never changes: the same text again is
-        left as it is, and another text goes to a name of its own. Raises StorageError.
+        Keys are relative POSIX paths, of which the first folder is the session's. The text under a
+        key never changes: the same text again is left as it is, and another text goes to a name of
+        its own, as `candidate_keys` of `ctxpipe.names` gives them. Raises StorageError, also for a
+        key that leads out.
         """
         ...
 
     def location(self, key: str, /) -> str:
         """Where a text written under *key* will be, as long as the key is free.
 
-        The disk is not accessed.
+        It is an absolute path where the model can open the file, else ``ctxpipe://`` and the key,
+        as `url_of` of `ctxpipe.locations` gives it. The storage itself is not asked.
         """
         ...
 
@@ -65,8 +90,9 @@ class TextReader(Protocol):
     ) -> Page:
         """A page of the text at *location*: *limit* characters (None: all) from *offset* on.
 
-        The location is a key, or any path that was returned. Raises StorageError when there is no
-        such text, or it is outside the storage.
+        The location is a key, one that was returned, or what a placeholder makes of it; see
+        `possible_keys` of `ctxpipe.locations`. Raises StorageError when it cannot be read, with the
+        ``errno`` ENOENT when there is no such text.
         """
         ...
 
@@ -94,22 +120,18 @@ class Archive(Protocol):
 
 
 @runtime_checkable
-class JournalStorage(TextReader, Protocol):
+class JournalStorage(Protocol):
     """Keeps the journals of sessions: numbered entries, each one line of text.
 
     Entry *number* is written once, whoever tries: that alone lets several processes share a
-    session. An entry is whole or absent, also after a kill. `TextReader.read` returns the texts
-    that entries refer to.
-
-    A storage may also have ``lease(session_id, seconds)``, an async context manager that holds the
-    session for one process, and gives False when another process holds it; it saves money, nothing
-    else.
+    session. An entry is whole or absent, also after a kill. Texts that the stages have written to
+    the same storage, or to its ``texts``, are not repeated in the entries.
     """
 
     async def append(self, session_id: str, number: int, entry: str, /) -> bool:
-        """Write *entry* as number *number*, counted from 0; False when there is one.
+        """Write *entry* as number *number*, counted from 0; False when there is one, or a gap.
 
-        Raises StorageError.
+        Raises StorageError, after which the entry may be there, whole, or not.
         """
         ...
 
@@ -127,6 +149,14 @@ class JournalStorage(TextReader, Protocol):
         StorageError.
         """
         ...
+
+
+def texts_of(journal: JournalStorage) -> TextReader | None:
+    """Where the texts are that the entries of *journal* refer to; None when they refer to none."""
+    texts = getattr(journal, "texts", journal)
+    if isinstance(texts, TextReader):
+        return texts
+    return None
 
 
 JOURNAL_STORAGE = instance_of(JournalStorage, "a storage such as LocalStorage('.ctxpipe')")

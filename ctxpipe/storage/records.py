@@ -7,11 +7,13 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeAlias
 
 from ..errors import StorageError
 from ..messages import as_dict, as_json, is_encodable
+from ..workers.pieces import pieces
 
 __all__ = [
     "Record",
@@ -20,10 +22,12 @@ __all__ = [
     "encode_record",
     "message_redactor_of",
     "parse_line",
+    "record_stamp",
     "redact_except_folder",
     "redact_message",
     "redact_text",
     "redactor_of",
+    "storable",
 ]
 
 Record: TypeAlias = Mapping[str, object] | Iterable[object]
@@ -90,6 +94,20 @@ def _encode_value(value: object, margin: str, redact: Redact | None) -> str:
     if not is_encodable(text):  # a lone surrogate has no UTF-8 form, but JSON can escape it
         text = as_json(value, indent=2, ensure_ascii=True)
     return text.replace("\n", f"\n{margin}")  # JSON strings contain no line breaks
+
+
+def record_stamp(seconds: float) -> str:
+    """The time in the name of a record: *seconds* since 1970, as UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def storable(text: str) -> str:
+    """*text* with each lone surrogate, which has no UTF-8 form, written out as an escape (A-15)."""
+    if is_encodable(text):
+        return text
+    # In pieces, because that takes a codec some 50 ms for 8 MB of them.
+    encoded = (piece.encode("utf-8", "backslashreplace").decode() for piece in pieces(text))
+    return "".join(encoded)
 
 
 # Lines of a record that grows ---------------------------------------------------------------------

@@ -9,9 +9,12 @@ The real SDK talks to it, without network, key or mock:
     assert not server.refused
 
 Needs the extra ``ctxpipe[testing]``; starlette and uvicorn are imported when a server starts.
+
+And the contract of a storage, for one of your own: `storage_conformance`.
 """
 
 from .billing import Usage
+from .conformance import storage_conformance
 from .openai_server import OpenAIServer
 from .replies import (
     Answer,
@@ -32,9 +35,11 @@ from .replies import (
 )
 from .rules import Model, RequestBody, problems
 from .server import MessagesServer, MissingExtra, Received, Script, ScriptExhausted
+from .storage import ContractBroken, StorageCheck
 
 __all__ = [
     "Answer",
+    "ContractBroken",
     "Cut",
     "Failure",
     "Hang",
@@ -47,6 +52,7 @@ __all__ = [
     "RequestBody",
     "Script",
     "ScriptExhausted",
+    "StorageCheck",
     "Usage",
     "answer",
     "overloaded",
@@ -56,6 +62,7 @@ __all__ = [
     "redacted_thinking",
     "refusal",
     "server_error",
+    "storage_conformance",
     "text",
     "thinking",
     "tool_use",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..edits.search import literal_matches, regex_matches
 from ..errors import SettingsError, StorageError
+from ..locations import is_url, key_of_url
 from ..markers.placeholders import MAX_PATH
 from ..names import session_folder
 from ..session import Session
@@ -48,9 +49,10 @@ def offload_tools(
     A storage is any `TextReader`. They accept every form of path that a placeholder prints and read
     nothing outside the storage. With *session_id* they read nothing of another session: where the
     storage has a method ``key(path)``, as LocalStorage has, the key that it gives must be in the
-    session's folder; elsewhere only the last name of a path counts, and is looked up in that
-    folder. One answer has at most *max_chars* characters of text, a regular expression may take two
-    seconds, in a process of its own. Their results are never offloaded again.
+    session's folder; a URL such as ``ctxpipe://session/name.md`` must name the session; of any
+    other path only the last name counts, and is looked up in that folder. One answer has at most
+    *max_chars* characters of text, a regular expression may take two seconds, in a process of its
+    own. Their results are never offloaded again.
 
     Given a session instead, they read the texts of that session alone, from *reader*, by default
     the storage of its stages or of its journal. Where its pipeline has a `Compact` stage there is a
@@ -219,6 +221,10 @@ class _Reader:
         path = path.removeprefix("./")
         if folder is None:
             return path
+        if is_url(path):
+            path = key_of_url(path) or ""
+            if not path.startswith(f"{folder}/"):
+                return None
         *parents, name = path.split("/")
         is_of_another = len(parents) == 1 and parents[0] != folder
         if is_of_another or ".." in parents or not _NAME.fullmatch(name):

@@ -1,0 +1,166 @@
+"""Texts, records and journals in this process's memory: for tests, and where nothing is kept."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+
+from anyio import Semaphore, WouldBlock, move_on_after
+
+from ..errors import StorageError
+from ..locations import key_parts, possible_keys, url_of
+from ..names import candidate_keys, safe_name, session_folder
+from ..settings import FUNCTION, SESSION_ID, SIZE, check_settings
+from .protocol import Page
+from .records import (
+    Record,
+    Redact,
+    encode_record,
+    record_stamp,
+    redact_except_folder,
+    redact_text,
+    storable,
+)
+
+__all__ = ["MemoryStorage"]
+
+
+@dataclass(eq=False, slots=True)
+class MemoryStorage:
+    """Texts, records and journals, which end with the process.
+
+    It keeps the contract of `LocalStorage`, and its texts have URLs: the model needs
+    `offload_tools` to read them. *redact* and *clock* are those of `LocalStorage`. Not for use by
+    several threads.
+
+    Raises SettingsError for invalid settings.
+    """
+
+    redact: Redact | None = None
+    clock: Callable[[], float] = time.time
+    _texts: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    _records: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)
+    _journals: dict[str, list[str]] = field(default_factory=dict, init=False, repr=False)
+    _locks: dict[str, Semaphore] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_settings(self, redact=FUNCTION.optional, clock=FUNCTION)
+
+    # Texts ----------------------------------------------------------------------------------------
+
+    def location(self, key: str, /) -> str:
+        """The URL of *key*. Raises StorageError when the key leads out."""
+        return url_of(key)
+
+    async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
+        """Keep each (key, text) and return the URLs, in order. Raises StorageError."""
+        prepared = [("/".join(key_parts(key)), self._prepare(text)) for key, text in texts]
+        return [url_of(self._place(key, text)) for key, text in prepared]
+
+    def _prepare(self, text: str) -> str:
+        if self.redact:
+            text = redact_text(text, self.redact)
+        return storable(text)
+
+    def _place(self, key: str, text: str) -> str:
+        """Put *text* under *key*, or another name where something else is there; return it."""
+        names = candidate_keys(key, text)
+        return next(name for name in names if self._texts.setdefault(name, text) == text)
+
+    async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
+        """A page of the text at *location*, as `TextReader.read` describes it.
+
+        Raises StorageError when there is no such text, SettingsError for a negative number.
+        """
+        SIZE.check("offset", offset)
+        SIZE.optional.check("limit", limit)
+        for key in possible_keys(location):
+            if key in self._texts:
+                text = self._texts[key]
+                end = None if limit is None else offset + limit
+                return Page(text[offset:end], min(offset, len(text)), len(text))
+        raise StorageError(errno.ENOENT, f"there is no stored text {location!r}")
+
+    # Records --------------------------------------------------------------------------------------
+
+    async def save(self, session_id: str, stem: str, record: Record, /) -> str:
+        """Keep the session's next numbered record; return its URL. Raises StorageError."""
+        folder = session_folder(session_id)
+        redact = redact_except_folder(folder, self.redact) if self.redact else None
+        text = storable("".join(encode_record(record, redact)))
+        saved = self._records.setdefault(folder, [])
+        start = f"{folder}/{safe_name(stem)}-{record_stamp(self.clock())}"
+        key = f"{start}-{len(saved) + 1}.json"
+        self._texts[key] = text
+        saved.append(key)
+        return url_of(key)
+
+    async def records(self, session_id: str, /) -> list[str]:
+        """The URLs of the session's records, oldest first."""
+        return [url_of(key) for key in self._records.get(session_folder(session_id), ())]
+
+    # Journals -------------------------------------------------------------------------------------
+
+    async def append(self, session_id: str, number: int, entry: str, /) -> bool:
+        """Write *entry* as number *number* of the journal; False when there is one, or a gap.
+
+        Raises StorageError for an entry of several lines.
+        """
+        if "\n" in entry:
+            raise StorageError(errno.EINVAL, "an entry of a journal is one line")
+        journal = self._journals.setdefault(session_folder(session_id), [])
+        if len(journal) != number:
+            return False
+        journal.append(entry)
+        return True
+
+    async def entries(self, session_id: str, start: int = 0, /) -> list[str]:
+        """The entries from number *start* on."""
+        return self._journals.get(session_folder(session_id), [])[start:]
+
+    async def set_aside(self, session_id: str, /) -> str:
+        """Rename the session's journal, and return the new name; "" where there is none."""
+        folder = session_folder(session_id)
+        if not self._journals.get(folder):
+            return ""
+        names = (f"{folder}/journal-set-aside-{number}" for number in count(1))
+        name = next(name for name in names if name not in self._journals)
+        self._journals[name] = self._journals.pop(folder)
+        return name
+
+    @asynccontextmanager
+    async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
+        """Hold the session for yourself; False when somebody else has held it for *seconds*."""
+        lock = self._locks.setdefault(session_folder(session_id), Semaphore(1))
+        is_acquired = await _acquire(lock, seconds)
+        try:
+            yield is_acquired
+        finally:
+            if is_acquired:
+                lock.release()
+
+    # Deleting -------------------------------------------------------------------------------------
+
+    async def delete(self, session_id: str, /) -> None:
+        """Delete all that is kept of one session: texts, records and journal."""
+        SESSION_ID.check("session_id", session_id)
+        folder = session_folder(session_id)
+        for key in [key for key in self._texts if key.startswith(f"{folder}/")]:
+            del self._texts[key]
+        for name in [name for name in self._journals if name.split("/")[0] == folder]:
+            del self._journals[name]
+        self._records.pop(folder, None)
+        self._locks.pop(folder, None)
+
+
+async def _acquire(lock: Semaphore, seconds: float) -> bool:
+    with suppress(WouldBlock):
+        lock.acquire_nowait()
+        return True
+    with move_on_after(seconds) as waiting:
+        await lock.acquire()
+    return not waiting.cancelled_caught

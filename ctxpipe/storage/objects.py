@@ -1,0 +1,560 @@
+"""Texts and records in an object store: S3, GCS, Azure, a folder, or memory, over obstore.
+
+```text
+<session>/texts/<SHA-256>        a text, once for all keys of the session that have it
+<session>/names/<key>            which text the key has, and where its characters are
+<session>/records/<name>.json    an archive
+<session>/used                   when the session was used last
+```
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import re
+import time
+from collections import OrderedDict
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, TypeVarTuple
+
+from anyio import CapacityLimiter, Semaphore, create_task_group, fail_after
+from anyio.lowlevel import RunVar
+
+from ..errors import SettingsError, StorageError
+from ..locations import key_parts, possible_keys, url_of
+from ..names import candidate_keys, safe_name, session_folder
+from ..settings import COUNT, FUNCTION, NUMBER, POSITIVE, SESSION_ID, SIZE, check_settings, excerpt
+from ..workers.threads import in_thread_if
+from .cleanup import LIVE_SECONDS, Cleaned
+from .protocol import Page
+from .records import (
+    Record,
+    Redact,
+    encode_record,
+    record_stamp,
+    redact_except_folder,
+    redact_text,
+    storable,
+)
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+__all__ = ["ObjectStorage"]
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+
+FORM = 1
+_STEP = 1 << 16  # characters from one mark to the next
+_LONG = 100_000  # characters that are hashed in a worker thread
+_TOUCH_SECONDS = 900.0
+_MOST_TOUCHED = 10_000
+_CHUNK = 1000  # objects that are listed or deleted at once
+_METHODS = ("put_async", "get_async", "get_range_async", "head_async", "delete_async", "list")
+_PARTS = ("texts", "names", "records", "used")
+_USED = "used"
+
+_FOLDER = re.compile(r"[a-z0-9_-](?:[a-z0-9._-]{0,118}[a-z0-9_-])?")
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}")
+_RECORD = re.compile(r".*-(\d+)\.json")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class _Encoded(NamedTuple):
+    """A text as it is stored; *marks* are the bytes before each so-many characters."""
+
+    digest: str
+    content: bytes
+    chars: int
+    marks: list[int]
+
+    @property
+    def pointer(self) -> bytes:
+        """What is stored under the key."""
+        values = {
+            "form": FORM,
+            "text": self.digest,
+            "chars": self.chars,
+            "bytes": len(self.content),
+            "marks": self.marks,
+        }
+        return json.dumps(values).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pointer:
+    """Which text a key has. Without *marks* each character of it is one byte."""
+
+    folder: str
+    digest: str
+    chars: int
+    bytes: int
+    marks: list[int]
+
+    @property
+    def path(self) -> str:
+        return f"{self.folder}/texts/{self.digest}"
+
+    def start(self, offset: int) -> tuple[int, int]:
+        """A byte at or before the character *offset*, and which character begins there."""
+        if not self.marks:
+            return offset, offset
+        step = offset // _STEP
+        return (self.marks[step - 1] if step else 0), step * _STEP
+
+    def end(self, offset: int) -> int:
+        """A byte at or after the character *offset*."""
+        if not self.marks:
+            return offset
+        step = -(-offset // _STEP)
+        return self.marks[step - 1] if 0 < step <= len(self.marks) else self.bytes
+
+
+@dataclass(eq=False, slots=True)
+class ObjectStorage:
+    """Texts and archives in *store*, one of obstore's: S3, GCS, Azure, a folder, or memory.
+
+    A text is there whole or not at all, and who was first is decided by conditional creation, which
+    the store must have. Equal texts are stored once in a session, and never across sessions. A page
+    is read by its range of bytes. Texts have URLs: the model needs `offload_tools` to read them.
+
+    *redact* and *clock* are those of `LocalStorage`. At most *connections* requests are made at the
+    same time in an event loop, each for up to *timeout* seconds, tries again of the store included.
+    Give the same object to the stages, to a journal as ``texts=``, and to `offload_tools`.
+
+    Needs the extra ``ctxpipe[object-store]``. Raises SettingsError for invalid settings.
+    """
+
+    store: ObjectStore
+    redact: Redact | None = None
+    clock: Callable[[], float] = time.time
+    connections: int = 16
+    timeout: float = 30.0
+    _touched: OrderedDict[str, float] = field(default_factory=OrderedDict, init=False, repr=False)
+    _limiter: RunVar[CapacityLimiter] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_driver()
+        if not all(callable(getattr(self.store, name, None)) for name in _METHODS):
+            raise SettingsError(
+                f"store is {excerpt(self.store)}; give one of obstore, such as MemoryStore()"
+            )
+        check_settings(
+            self,
+            redact=FUNCTION.optional,
+            clock=FUNCTION,
+            connections=COUNT,
+            timeout=POSITIVE,
+        )
+        self._limiter = RunVar(f"ctxpipe_objects_{id(self)}")
+
+    # Writing whole texts --------------------------------------------------------------------------
+
+    def location(self, key: str, /) -> str:
+        """The URL of *key*. Raises StorageError when the key leads out."""
+        return url_of(key)
+
+    async def write(self, texts: Sequence[tuple[str, str]], /) -> list[str]:
+        """Store each (key, text) and return the URLs, in order. Raises StorageError."""
+        by_key: dict[str, list[int]] = {}
+        for index, (key, _) in enumerate(texts):
+            by_key.setdefault("/".join(key_parts(key)), []).append(index)
+        locations = [""] * len(texts)
+
+        async def write(key: str, indexes: Sequence[int]) -> None:
+            for index in indexes:  # in order: the first of a batch gets the key
+                locations[index] = url_of(await self._write(key, texts[index][1]))
+
+        for folder in {_folder(key) for key in by_key}:
+            with suppress(StorageError):  # the new objects show that the session is in use
+                await self._touch(folder)
+        await self._at_once(write, by_key.items())
+        return locations
+
+    async def _write(self, key: str, text: str) -> str:
+        """Store *text*, and point to it from *key* or the next free one; return that."""
+        encoded = await in_thread_if(len(text) > _LONG, self._encode, text)
+        # The text before the pointer: what can be found is whole.
+        await self._create(f"{_folder(key)}/texts/{encoded.digest}", encoded.content)
+        for name in candidate_keys(key, text):
+            path = _pointer_path(name)
+            if await self._create(path, encoded.pointer):
+                return name
+            present = await self._pointer(name)
+            if present is not None and present.digest == encoded.digest:
+                return name
+        raise AssertionError("there are names without end")
+
+    def _encode(self, text: str) -> _Encoded:
+        if self.redact:
+            text = redact_text(text, self.redact)
+        text = storable(text)
+        content = text.encode()
+        marks: list[int] = []
+        if len(content) != len(text):
+            size = 0
+            for start in range(0, len(text), _STEP):
+                size += len(text[start : start + _STEP].encode())
+                marks.append(size)
+        return _Encoded(hashlib.sha256(content).hexdigest(), content, len(text), marks)
+
+    # Reading --------------------------------------------------------------------------------------
+
+    async def read(self, location: str, /, offset: int = 0, limit: int | None = None) -> Page:
+        """A page of the text at *location*, as `TextReader.read` describes it.
+
+        Raises StorageError when there is no such text, also when something has deleted it, and when
+        it was changed; SettingsError for a negative number.
+        """
+        SIZE.check("offset", offset)
+        SIZE.optional.check("limit", limit)
+        for key in possible_keys(location):
+            pointer = await self._pointer(key)
+            if pointer is not None:
+                return await self._page(location, pointer, offset, limit)
+            if key.endswith(".json"):
+                content = await self._get(_record_path(key))
+                if content is not None:
+                    text = content.decode("utf-8", "replace")
+                    end = None if limit is None else offset + limit
+                    return Page(text[offset:end], min(offset, len(text)), len(text))
+        raise _missing(location)
+
+    async def _page(self, location: str, pointer: _Pointer, offset: int, limit: int | None) -> Page:
+        offset = min(offset, pointer.chars)
+        end = pointer.chars if limit is None else min(offset + limit, pointer.chars)
+        if (offset, end) == (0, pointer.chars):
+            content = await self._get(pointer.path)
+            if content is None:
+                raise _missing(location)
+            text = await in_thread_if(len(content) > _LONG, _verify, location, pointer, content)
+            return Page(text, 0, pointer.chars)
+        first_byte, first = pointer.start(offset)
+        content = await self._get_range(pointer.path, first_byte, pointer.end(end))
+        if content is None:
+            raise _missing(location)
+        text = content.decode("utf-8", "replace")[offset - first : end - first]
+        return Page(text, offset, pointer.chars)
+
+    async def missing(self, locations: Sequence[str], /) -> list[str]:
+        """Those of *locations* at which there is no text. Raises StorageError."""
+        gone: list[str] = []
+
+        async def ask(location: str) -> None:
+            for key in possible_keys(location):
+                pointer = await self._pointer(key)
+                if pointer is not None and await self._head(pointer.path):
+                    return
+            gone.append(location)
+
+        await self._at_once(ask, zip(locations))
+        return gone
+
+    async def _pointer(self, key: str) -> _Pointer | None:
+        content = await self._get(_pointer_path(key))
+        if content is None:
+            return None
+        try:
+            values = json.loads(content)
+            if values["form"] > FORM:
+                reason = f"{url_of(key)} was written by a newer ctxpipe; update ctxpipe"
+                raise StorageError(errno.ENOTSUP, reason)
+            digest, chars, size, marks = (
+                values[name] for name in ("text", "chars", "bytes", "marks")
+            )
+            numbers = [int(chars), int(size), *map(int, marks)]
+        except (ValueError, TypeError, LookupError) as error:
+            raise StorageError(errno.EILSEQ, f"{url_of(key)} was changed") from error
+        if not _SHA256.fullmatch(str(digest)) or min(numbers) < 0:
+            raise StorageError(errno.EILSEQ, f"{url_of(key)} was changed")
+        return _Pointer(_folder(key), digest, numbers[0], numbers[1], numbers[2:])
+
+    # Records --------------------------------------------------------------------------------------
+
+    async def save(self, session_id: str, stem: str, record: Record, /) -> str:
+        """Write the session's next numbered record; return its URL. Raises StorageError."""
+        folder = session_folder(session_id)
+        content = await in_thread_if(True, self._encode_record, folder, record)
+        prefix = f"{folder}/{safe_name(stem)}-{record_stamp(self.clock())}"
+        numbers = [_record_number(key) for key in await self._record_keys(folder)]
+        for number in count(max(numbers, default=0) + 1):
+            key = f"{prefix}-{number}.json"
+            if await self._create(_record_path(key), content):
+                return url_of(key)
+        raise AssertionError("there are numbers without end")
+
+    def _encode_record(self, folder: str, record: Record) -> bytes:
+        redact = redact_except_folder(folder, self.redact) if self.redact else None
+        return b"".join(storable(piece).encode() for piece in encode_record(record, redact))
+
+    async def records(self, session_id: str, /) -> list[str]:
+        """The URLs of the session's records, oldest first. Raises StorageError."""
+        return [url_of(key) for key in await self._record_keys(session_folder(session_id))]
+
+    async def _record_keys(self, folder: str) -> list[str]:
+        keys: list[str] = []
+        async for found in self._list(f"{_object_folder(folder)}/records/"):
+            names = [item["path"].rsplit("/", 1)[-1] for item in found]
+            keys += [f"{folder}/{name}" for name in names]
+        return sorted(keys, key=lambda key: (_record_number(key), key))
+
+    # Retention ------------------------------------------------------------------------------------
+
+    async def touch(self, session_id: str, /) -> None:
+        """Note that the session is in use; most calls do nothing. Raises StorageError."""
+        await self._touch(_object_folder(session_folder(session_id)))
+
+    async def _touch(self, folder: str) -> None:
+        now = time.monotonic()
+        if now - self._touched.get(folder, -_TOUCH_SECONDS) < _TOUCH_SECONDS:
+            return
+        async with self._request():
+            await self.store.put_async(f"{folder}/{_USED}", b"", mode="overwrite")
+        self._touched[folder] = now
+        self._touched.move_to_end(folder)
+        while len(self._touched) > _MOST_TOUCHED:
+            self._touched.popitem(last=False)
+
+    async def delete(self, session_id: str, /) -> Cleaned:
+        """Delete all that is stored of one session: texts and archives. Raises StorageError."""
+        SESSION_ID.check("session_id", session_id)
+        return await self._delete(_object_folder(session_folder(session_id)))
+
+    async def cleanup(self, *, max_age: float) -> Cleaned:
+        """Delete the sessions that nobody has used for *max_age* seconds, and at least an hour.
+
+        A session is used when it runs with a journal that names this storage as ``texts=``, and
+        when something of it is written. All sessions are listed. Raises StorageError, and
+        SettingsError for a negative age.
+        """
+        NUMBER.check("max_age", max_age)
+        before = self.clock() - max(max_age, LIVE_SECONDS)
+        used: dict[str, float] = {}
+        async for found in self._list(None):
+            for item in found:
+                folder = _owner(item["path"])
+                if folder is not None:
+                    modified = item["last_modified"].timestamp()
+                    used[folder] = max(modified, used.get(folder, 0.0))
+        paths: list[str] = []
+        size = 0
+        for folder, last in used.items():
+            # Asked once more: it may have been used since it was listed.
+            if last < before and (await self._last_used(folder)) < before:
+                cleaned = await self._delete(folder)
+                paths += cleaned.files
+                size += cleaned.bytes
+        return Cleaned(tuple(paths), size)
+
+    async def _last_used(self, folder: str) -> float:
+        head = await self._head(f"{folder}/{_USED}")
+        if head is None:
+            return 0.0
+        return float(head["last_modified"].timestamp())
+
+    async def _delete(self, folder: str) -> Cleaned:
+        paths: list[str] = []
+        size = 0
+        async for found in self._list(f"{folder}/"):
+            own = [item for item in found if _owner(item["path"]) == folder]
+            paths += [item["path"] for item in own]
+            size += sum(item["size"] for item in own)
+        # Pointers first: what can be found is whole.
+        ordered = sorted(paths, key=lambda path: "/names/" not in path)
+        for start in range(0, len(ordered), _CHUNK):
+            async with self._request():
+                await self.store.delete_async(ordered[start : start + _CHUNK])
+        self._touched.pop(folder, None)
+        return Cleaned(tuple(ordered), size)
+
+    # Requests -------------------------------------------------------------------------------------
+
+    async def _create(self, path: str, content: bytes) -> bool:
+        """Write an object; False when there is one."""
+        try:
+            async with self._request():
+                await self.store.put_async(path, content, mode="create", use_multipart=False)
+        except StorageError as error:
+            if error.errno != errno.EEXIST:
+                raise
+            return False
+        return True
+
+    async def _get(self, path: str) -> bytes | None:
+        async def get() -> bytes:
+            result = await self.store.get_async(path)
+            return bytes(await result.bytes_async())
+
+        return await self._find(get)
+
+    async def _get_range(self, path: str, start: int, end: int) -> bytes | None:
+        """The bytes of an object from *start* to *end*, None where there is none."""
+        if start >= end:
+            return b"" if await self._head(path) else None
+
+        async def get() -> bytes:
+            return bytes(await self.store.get_range_async(path, start=start, end=end))
+
+        return await self._find(get)
+
+    async def _head(self, path: str) -> Mapping[str, Any] | None:
+        async def head() -> Mapping[str, Any]:
+            found: Mapping[str, Any] = await self.store.head_async(path)
+            return found
+
+        return await self._find(head)
+
+    async def _find(self, ask: Callable[[], Awaitable[T]]) -> T | None:
+        """What *ask* returns; None where there is no such object."""
+        try:
+            async with self._request():
+                return await ask()
+        except StorageError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            return None
+
+    async def _list(self, prefix: str | None) -> AsyncIterator[Sequence[Mapping[str, Any]]]:
+        with _translate_errors():
+            stream = self.store.list(prefix, chunk_size=_CHUNK)
+        while True:
+            found: Sequence[Mapping[str, Any]] | None = None
+            async with self._request():
+                with suppress(StopAsyncIteration):
+                    found = await anext(stream)
+            if found is None:
+                return
+            yield found
+
+    @asynccontextmanager
+    async def _request(self) -> AsyncIterator[None]:
+        """One request at a time of a few. Raises StorageError for whatever fails."""
+        try:
+            limiter = self._limiter.get()
+        except LookupError:
+            limiter = CapacityLimiter(self.connections)
+            self._limiter.set(limiter)
+        async with limiter:
+            with _translate_errors(), fail_after(self.timeout):
+                yield
+
+    async def _at_once(
+        self, work: Callable[[*Arguments], Awaitable[None]], items: Iterable[tuple[*Arguments]]
+    ) -> None:
+        """Do *work* on all of *items*, a few at the same time; then raise the first error."""
+        limit = Semaphore(self.connections)
+        errors: list[StorageError] = []
+
+        async def work_on(*arguments: *Arguments) -> None:
+            async with limit:
+                try:
+                    await work(*arguments)
+                except StorageError as error:
+                    errors.append(error)
+
+        async with create_task_group() as group:
+            for item in items:
+                group.start_soon(work_on, *item)
+        if errors:
+            raise errors[0]
+
+
+def _check_driver() -> None:
+    try:
+        import obstore  # noqa: F401
+    except ImportError as error:
+        raise SettingsError(
+            "ObjectStorage needs obstore: pip install 'ctxpipe[object-store]'"
+        ) from error
+
+
+@contextmanager
+def _translate_errors() -> Iterator[None]:
+    """Raise StorageError for what a store raises, without its text, which may name the bucket."""
+    from obstore import exceptions
+
+    kinds = {
+        exceptions.NotFoundError: errno.ENOENT,
+        exceptions.AlreadyExistsError: errno.EEXIST,
+        exceptions.PreconditionError: errno.EEXIST,
+        exceptions.PermissionDeniedError: errno.EACCES,
+        exceptions.UnauthenticatedError: errno.EACCES,
+        FileNotFoundError: errno.ENOENT,
+        FileExistsError: errno.EEXIST,
+        TimeoutError: errno.ETIMEDOUT,
+    }
+    try:
+        yield
+    except (exceptions.BaseError, OSError) as error:
+        numbers = [number for kind, number in kinds.items() if isinstance(error, kind)]
+        number = numbers[0] if numbers else errno.EIO
+        reason = f"the object store failed: {type(error).__name__}"
+        raise StorageError(number, reason) from error
+
+
+# Names of objects ---------------------------------------------------------------------------------
+
+
+def _folder(key: str) -> str:
+    """The prefix of the session that *key* belongs to; no two folders of keys share one."""
+    parts = key_parts(key)
+    return _object_folder(parts[0] if len(parts) > 1 else "")
+
+
+def _object_folder(folder: str) -> str:
+    if _FOLDER.fullmatch(folder):
+        return folder
+    return f"={_digest(folder)[:32]}"
+
+
+def _pointer_path(key: str) -> str:
+    rest = "/".join(key_parts(key)[1:]) or key
+    name = rest if _NAME.fullmatch(rest) else f"={_digest(rest)[:40]}"
+    return f"{_folder(key)}/names/{name}"
+
+
+def _record_path(key: str) -> str:
+    return f"{_folder(key)}/records/{key_parts(key)[-1]}"
+
+
+def _record_number(key: str) -> int:
+    found = _RECORD.fullmatch(key)
+    return int(found[1]) if found else 0
+
+
+def _owner(path: str) -> str | None:
+    """The session's prefix of an object that we wrote; None for any other."""
+    folder, _, rest = path.partition("/")
+    part, _, name = rest.partition("/")
+    if part not in _PARTS or bool(name) is (part == _USED):
+        return None
+    return folder
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _verify(location: str, pointer: _Pointer, content: bytes) -> str:
+    """The text in *content*. Raises StorageError unless it is what was written."""
+    if hashlib.sha256(content).hexdigest() != pointer.digest:
+        raise StorageError(errno.EILSEQ, f"{location} was changed")
+    return content.decode()
+
+
+def _missing(location: str) -> StorageError:
+    return StorageError(errno.ENOENT, f"there is no stored text {location[:200]!r}")

@@ -1,0 +1,273 @@
+"""Journals in Redis, for the workers of a service."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from anyio import fail_after, sleep
+from anyio.lowlevel import RunVar
+
+from ..errors import SettingsError, StorageError
+from ..names import session_folder
+from ..settings import NUMBER, POSITIVE, TEXT
+from .protocol import TextReader
+from .records import Redact
+from .shared_journals import SharedJournal
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+__all__ = ["RedisJournal"]
+
+T = TypeVar("T")
+
+_RETRY_SECONDS = 0.2
+_LEASE_POLL = 0.05  # seconds
+_LEASE_SECONDS = 15.0  # after a kill the session is free again
+
+# A journal is a list: its name, which is the token of its first entry, then "<token> <entry>".
+# A script runs alone: the length of the list decides who was first.
+_APPEND = """
+local size = redis.call('llen', KEYS[1])
+local number = tonumber(ARGV[1])
+local journal = redis.call('lindex', KEYS[1], 0)
+if size == 0 and number == 0 then
+    journal = ARGV[3]
+    redis.call('rpush', KEYS[1], journal)
+elseif size ~= number + 1 or (ARGV[4] ~= '' and ARGV[4] ~= journal) then
+    local there = redis.call('lindex', KEYS[1], number + 1)
+    if there and string.sub(there, 1, #ARGV[3]) == ARGV[3] then
+        return journal
+    end
+    return false
+end
+redis.call('rpush', KEYS[1], ARGV[3] .. ' ' .. ARGV[2])
+if tonumber(ARGV[5]) > 0 then
+    redis.call('pexpire', KEYS[1], ARGV[5])
+end
+return journal
+"""
+_RENAME = """
+if redis.call('lindex', KEYS[1], 0) ~= ARGV[1] then
+    return 0
+end
+redis.call('rename', KEYS[1], KEYS[2])
+redis.call('sadd', KEYS[3], KEYS[2])
+return 1
+"""
+_RENEW = """
+if redis.call('get', KEYS[1]) ~= ARGV[1] then
+    return 0
+end
+return redis.call('pexpire', KEYS[1], ARGV[2])
+"""
+_RELEASE = """
+if redis.call('get', KEYS[1]) == ARGV[1] then
+    redis.call('del', KEYS[1])
+end
+"""
+
+
+class RedisJournal(SharedJournal):
+    """The journals of sessions in the Redis at *url*, each a list.
+
+    Redis must keep them: with ``appendonly yes`` and ``maxmemory-policy noeviction``. With
+    *max_age* a journal that nobody has written to for so many seconds is deleted. *prefix* begins
+    all keys. *texts* is the storage that the stages write to: what is there is not repeated in the
+    journal. *redact* hides secrets, by default as *texts* does.
+
+    A lease is a key that expires. A Redis that cannot be reached is waited for up to *patience*
+    seconds, so that its restart costs a turn some time; one operation may take *timeout* seconds.
+
+    Needs the extra ``ctxpipe[redis]``. Raises SettingsError for invalid settings, and where it is
+    missing.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        texts: TextReader | None = None,
+        redact: Redact | None = None,
+        prefix: str = "ctxpipe",
+        max_age: float | None = None,
+        patience: float = 15.0,
+        timeout: float = 30.0,
+    ) -> None:
+        TEXT.check("url", url)
+        TEXT.check("prefix", prefix)
+        POSITIVE.optional.check("max_age", max_age)
+        NUMBER.check("patience", patience)
+        POSITIVE.check("timeout", timeout)
+        _check_driver()
+        super().__init__(texts, redact)
+        self.prefix = prefix
+        self._url = url
+        self._max_age = max_age
+        self._patience = patience
+        self._timeout = timeout
+        self._of_loop: RunVar[Redis] = RunVar(f"ctxpipe_redis_{id(self)}")
+
+    def __repr__(self) -> str:
+        return f"<RedisJournal {self.prefix!r}>"  # the URL may hold a password
+
+    @asynccontextmanager
+    async def lease(self, session_id: str, seconds: float, /) -> AsyncIterator[bool]:
+        """Hold the session for yourself; False when somebody else has held it for *seconds*.
+
+        It ends some seconds after its process at the latest. Raises StorageError.
+        """
+        key, token = self._key(session_folder(session_id), "lease"), secrets.token_hex(8)
+        deadline = time.monotonic() + seconds
+        is_held = await self._lock(key, token)
+        while not is_held and time.monotonic() < deadline:
+            await sleep(_LEASE_POLL)
+            is_held = await self._lock(key, token)
+        if not is_held:
+            yield False
+            return
+        renewing = asyncio.create_task(self._renew(key, token))
+        try:
+            yield True
+        finally:
+            renewing.cancel()
+            with suppress(StorageError):  # it expires
+                await self._run(lambda redis: redis.eval(_RELEASE, 1, key, token))
+
+    async def aclose(self) -> None:
+        """Close the connections of this event loop; the next call opens new ones."""
+        with suppress(LookupError):
+            await self._of_loop.get().aclose()
+
+    # What a database does -------------------------------------------------------------------------
+
+    async def _append(
+        self, session: str, number: int, entry: str, token: str, seen: str | None
+    ) -> str | None:
+        key = self._key(session, "journal")
+        milliseconds = int((self._max_age or 0) * 1000)
+        values = (number, entry, token, seen or "", milliseconds)
+        answer = await self._run(lambda redis: redis.eval(_APPEND, 1, key, *values))
+        return answer.decode() if answer else None
+
+    async def _entries(self, session: str, start: int) -> tuple[str | None, Sequence[str]]:
+        key = self._key(session, "journal")
+
+        async def read(redis: Redis) -> tuple[str | None, list[str]]:
+            async with redis.pipeline(transaction=True) as both:
+                both.lrange(key, 0, 0)
+                both.lrange(key, start + 1, -1)
+                journals, items = await both.execute()
+            entries = [item.decode().partition(" ")[2] for item in items]
+            return (journals[0].decode() if journals else None), entries
+
+        answer: tuple[str | None, list[str]] = await self._run(read)
+        return answer
+
+    async def _set_aside(self, session: str, seen: str, name: str) -> bool:
+        del name  # the keys of one session lie in one slot of a cluster
+        keys = [self._key(session, part) for part in ("journal", f"aside:{seen}", "asides")]
+        return bool(await self._run(lambda redis: redis.eval(_RENAME, 3, *keys, seen)))
+
+    async def _delete(self, session: str) -> None:
+        journal, asides = self._key(session, "journal"), self._key(session, "asides")
+
+        async def delete(redis: Redis) -> None:
+            others = await redis.smembers(asides)
+            await redis.delete(journal, asides, *others)
+
+        await self._run(delete)
+
+    def _key(self, session: str, part: str) -> str:
+        return f"{self.prefix}:{{{session}}}:{part}"
+
+    # Leases ---------------------------------------------------------------------------------------
+
+    async def _lock(self, key: str, token: str) -> bool:
+        milliseconds = int(_LEASE_SECONDS * 1000)
+        return bool(await self._run(lambda redis: redis.set(key, token, nx=True, px=milliseconds)))
+
+    async def _renew(self, key: str, token: str) -> None:
+        milliseconds = int(_LEASE_SECONDS * 1000)
+        while True:
+            await sleep(_LEASE_SECONDS / 3)
+            with suppress(StorageError):
+                await self._run(lambda redis: redis.eval(_RENEW, 1, key, token, milliseconds))
+
+    # The client -----------------------------------------------------------------------------------
+
+    def _client(self) -> Redis:
+        try:
+            return self._of_loop.get()
+        except LookupError:
+            client = self._connect()
+            self._of_loop.set(client)
+            return client
+
+    def _connect(self) -> Redis:
+        from redis.asyncio import Redis
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+
+        # We try again ourselves: a script that has run must not count as one that has not.
+        return Redis.from_url(
+            self._url,
+            retry=Retry(NoBackoff(), 0),
+            socket_connect_timeout=self._timeout,
+            socket_timeout=self._timeout,
+            **_driver_version(),
+        )
+
+    async def _run(self, work: Callable[[Redis], Awaitable[Any]]) -> Any:
+        """*work*, again where the server was away. Raises StorageError."""
+        from redis import exceptions
+
+        passing = (
+            exceptions.ConnectionError,
+            exceptions.BusyLoadingError,
+            exceptions.TimeoutError,
+            OSError,
+        )
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                with fail_after(self._timeout):
+                    return await work(self._client())
+            except passing as error:
+                is_refused = isinstance(error, exceptions.AuthenticationError)
+                if is_refused or time.monotonic() >= deadline:
+                    raise _as_storage_error(error) from error
+            except exceptions.RedisError as error:
+                raise _as_storage_error(error) from error
+            await sleep(_RETRY_SECONDS)
+
+
+def _check_driver() -> None:
+    try:
+        import redis.asyncio  # noqa: F401
+    except ImportError as error:
+        raise SettingsError("RedisJournal needs redis: pip install 'ctxpipe[redis]'") from error
+
+
+def _driver_version() -> dict[str, Any]:
+    """The driver's version, which it would else read from the disk for each connection."""
+    import redis
+
+    try:
+        from redis.driver_info import DriverInfo
+    except ImportError:
+        return {"lib_version": redis.__version__}
+    return {"driver_info": DriverInfo(lib_version=redis.__version__)}
+
+
+def _as_storage_error(error: Exception) -> StorageError:
+    # Only the kind of the error: its text may hold an address with a password.
+    kind = type(error).__name__
+    number = errno.ETIMEDOUT if isinstance(error, TimeoutError) else errno.EIO
+    return StorageError(number, f"the journal's Redis failed: {kind}")

@@ -1,0 +1,210 @@
+"""Journals in an SQLite file, with nothing but the standard library."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from anyio import to_thread
+
+from ..errors import StorageError
+from ..settings import FLAG, NUMBER, PATH
+from .protocol import TextReader
+from .records import Redact
+from .shared_journals import SharedJournal
+
+__all__ = ["SQLiteJournal"]
+
+T = TypeVar("T")
+
+FORM = 1
+_BUSY_SECONDS = 10.0
+_TABLE = """
+create table if not exists ctxpipe_journal (
+    session text not null,
+    number integer not null,
+    entry text not null,
+    token text not null,
+    written integer not null default (cast(strftime('%s', 'now') as integer)),
+    primary key (session, number)
+) without rowid
+"""
+_FIRST = "select token from ctxpipe_journal where session = ? and number = 0"
+_COUNT = "select coalesce(max(number) + 1, 0) from ctxpipe_journal where session = ?"
+_INSERT = "insert into ctxpipe_journal (session, number, entry, token) values (?, ?, ?, ?)"
+_ENTRIES = "select entry from ctxpipe_journal where session = ? and number >= ? order by number"
+_RENAME = "update ctxpipe_journal set session = ? where session = ?"
+_DELETE = "delete from ctxpipe_journal where session = ?1 or session glob ?1 || '/*'"
+_STALE = """
+delete from ctxpipe_journal where session in (
+    select session from ctxpipe_journal group by session
+    having max(written) <= strftime('%s', 'now') - ?
+)
+"""
+
+
+class SQLiteJournal(SharedJournal):
+    """The journals of sessions in the SQLite file *path*, for the processes of one machine.
+
+    *texts* is the storage that the stages write to: what is there is not repeated in the journal.
+    *redact* hides secrets, by default as *texts* does. An entry is there whole or not at all, with
+    *fsync* also after a power cut. The file must not be on a network's file system. It has no
+    lease. Several threads and event loops may use it.
+
+    Raises SettingsError for invalid settings.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        texts: TextReader | None = None,
+        redact: Redact | None = None,
+        fsync: bool = False,
+    ) -> None:
+        PATH.check("path", path)
+        FLAG.check("fsync", fsync)
+        super().__init__(texts, redact)
+        self.path = os.path.abspath(path)
+        self._fsync = fsync
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        return f"<SQLiteJournal {self.path!r}>"
+
+    async def cleanup(self, *, max_age: float) -> int:
+        """Delete the journals that nobody has written to for *max_age* seconds; how many entries.
+
+        Raises StorageError, and SettingsError for a negative age.
+        """
+        NUMBER.check("max_age", max_age)
+        return await self._run(lambda database: database.execute(_STALE, [max_age]).rowcount)
+
+    async def aclose(self) -> None:
+        """Close the file; the next call opens it again."""
+        await to_thread.run_sync(self._close)
+
+    # What a database does -------------------------------------------------------------------------
+
+    async def _append(
+        self, session: str, number: int, entry: str, token: str, seen: str | None
+    ) -> str | None:
+        def append(database: sqlite3.Connection) -> str | None:
+            [count] = database.execute(_COUNT, [session]).fetchone()
+            journal = _journal(database, session)
+            is_replaced = seen is not None and seen != journal
+            if count != number or is_replaced:
+                return None
+            database.execute(_INSERT, (session, number, entry, token))
+            return journal or token
+
+        return await self._run(append)
+
+    async def _entries(self, session: str, start: int) -> tuple[str | None, Sequence[str]]:
+        def read(database: sqlite3.Connection) -> tuple[str | None, list[str]]:
+            rows = database.execute(_ENTRIES, (session, start)).fetchall()
+            return _journal(database, session), [entry for (entry,) in rows]
+
+        return await self._run(read)
+
+    async def _set_aside(self, session: str, seen: str, name: str) -> bool:
+        def rename(database: sqlite3.Connection) -> bool:
+            if _journal(database, session) != seen:
+                return False
+            database.execute(_RENAME, (name, session))
+            return True
+
+        return await self._run(rename)
+
+    async def _delete(self, session: str) -> None:
+        await self._run(lambda database: database.execute(_DELETE, [session]))
+
+    # The connection -------------------------------------------------------------------------------
+
+    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """*work* as one transaction, in a worker thread. Raises StorageError."""
+        return await to_thread.run_sync(self._transaction, work)
+
+    def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        with self._lock:
+            try:
+                database = self._open()
+                with database:
+                    database.execute("begin immediate")
+                    return work(database)
+            except sqlite3.Error as error:
+                self._drop()
+                reason = f"cannot use the journal {self.path}: {error}"
+                raise StorageError(_errno(error), reason) from error
+
+    def _open(self) -> sqlite3.Connection:
+        if self._pid != os.getpid():
+            # SQLite forbids to use a connection in a child, and even to close it there.
+            self._connection, self._pid = None, os.getpid()
+        if self._connection is None:
+            self._connection = self._connect()
+        return self._connection
+
+    def _connect(self) -> sqlite3.Connection:
+        database = _connect(self.path)
+        try:
+            database.execute("pragma journal_mode = wal")
+            database.execute(f"pragma synchronous = {'full' if self._fsync else 'normal'}")
+            [form] = database.execute("pragma user_version").fetchone()
+            self._check_form(form)
+            if form < FORM:
+                database.execute(_TABLE)
+                database.execute(f"pragma user_version = {FORM}")
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _check_form(self, form: int) -> None:
+        if form > FORM:
+            reason = f"{self.path} was made by a newer ctxpipe, in form {form}; update ctxpipe"
+            raise StorageError(errno.ENOTSUP, reason)
+
+    def _close(self) -> None:
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._connection is not None and self._pid == os.getpid():
+            self._connection.close()
+        self._connection = None
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    if not os.path.exists(path):
+        # Made by us it is private, whatever the umask; SQLite gives its other files the same mode.
+        with open(path, "ab", opener=_open_private):
+            pass
+    return sqlite3.connect(
+        path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _journal(database: sqlite3.Connection, session: str) -> str | None:
+    row: Any = database.execute(_FIRST, [session]).fetchone()
+    return row[0] if row else None
+
+
+def _errno(error: sqlite3.Error) -> int:
+    code = getattr(error, "sqlite_errorname", "")
+    known = {
+        "SQLITE_FULL": errno.ENOSPC,
+        "SQLITE_BUSY": errno.EAGAIN,
+        "SQLITE_READONLY": errno.EROFS,
+    }
+    return known.get(code, errno.EIO)

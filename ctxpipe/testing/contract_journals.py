@@ -1,0 +1,194 @@
+"""What every `JournalStorage` promises."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+import anyio
+
+from .storage import StoragePlace, expect, expect_error
+
+__all__ = ["JOURNAL_CHECKS", "LEASE_CHECKS"]
+
+ODD_ENTRIES = ["", "ä 漢 🔑", "x" * 1_000_000, "\u2028\x0b\x0c\x1c\x85", "a\rb", '{"a": "\\u0000"}']
+SESSIONS = [
+    "s",
+    "S",
+    "t",
+    "s/t",
+    "../s",
+    "",
+    "a\0b",
+    "'; drop table x; --",
+    "漢" * 300,
+    "s:1",
+    "{s}",
+]
+
+
+async def entries_come_back_in_their_order(place: StoragePlace) -> None:
+    writer, reader = await place.storages(2)
+    expect(list(await writer.entries("s")) == [], "a new session has no entries")
+    entries = [f"entry {number}" for number in range(25)]
+    for number, entry in enumerate(entries):
+        expect(await writer.append("s", number, entry) is True, "a new entry is written")
+        expect(list(await reader.entries("s", number)) == [entry], "others see it at once")
+    for storage in (writer, reader):
+        for start in (0, 3, 24, 25, 99):
+            found = list(await storage.entries("s", start))
+            expect(found == entries[start:], "entries are given from a number on")
+
+
+async def an_entry_is_written_once(place: StoragePlace) -> None:
+    for storage in await place.storages(3):
+        await storage.append("s", 0, "the first")
+        expect(await storage.append("s", 0, "another") is False, "an entry is not written again")
+        expect(list(await storage.entries("s")) == ["the first"], "an entry never changes")
+
+
+async def an_entry_that_would_leave_a_gap_is_not_written(place: StoragePlace) -> None:
+    first, second = await place.storages(2)
+    expect(await first.append("s", 1, "later") is False, "the first entry is number 0")
+    await first.append("s", 0, "the first")
+    for number in (2, 9):
+        expect(await second.append("s", number, "later") is False, "there is no gap")
+    expect(list(await first.entries("s")) == ["the first"], "nothing was written")
+
+
+async def of_eight_writers_one_wins_each_number(place: StoragePlace) -> None:
+    storages = await place.storages(8)
+    wins: list[tuple[int, str]] = []
+
+    async def write(number: int) -> None:
+        for entry in range(12):
+            line = f"{entry} of writer {number}"
+            if await storages[number].append("s", entry, line):
+                wins.append((entry, line))
+            seen = await storages[number].entries("s", entry)
+            expect(seen, "whoever lost sees the entry that won")
+
+    async with anyio.create_task_group() as writers:
+        for number in range(8):
+            writers.start_soon(write, number)
+    expect(sorted(number for number, _ in wins) == list(range(12)), "one of eight wins each number")
+    lines = [line for _, line in sorted(wins)]
+    expect(list(await storages[0].entries("s")) == lines, "the entries are those of the winners")
+
+
+async def any_line_of_text_is_an_entry(place: StoragePlace) -> None:
+    writer, reader = await place.storages(2)
+    for number, entry in enumerate(ODD_ENTRIES):
+        expect(await writer.append("s", number, entry), "any line of text is written")
+    expect(list(await reader.entries("s")) == ODD_ENTRIES, "any line of text comes back")
+    number = len(ODD_ENTRIES)
+    await expect_error(writer.append("s", number, "two\nlines"), "an entry is one line")
+    expect(list(await reader.entries("s", number)) == [], "two lines are not written")
+
+
+async def sessions_share_nothing_whatever_they_are_called(place: StoragePlace) -> None:
+    storage = await place.storage()
+    for name in SESSIONS:
+        expect(await storage.append(name, 0, f"of {name!r}"), "each session has its own journal")
+    for name in SESSIONS:
+        expect(list(await storage.entries(name)) == [f"of {name!r}"], "none shares its journal")
+
+
+async def places_share_no_journal(place: StoragePlace) -> None:
+    storage, other = await place.storage(), await place.storage(f"{place.name}b")
+    await storage.append("s", 0, "entry")
+    expect(list(await other.entries("s")) == [], "another place has not got the entry")
+
+
+async def a_journal_is_set_aside_once(place: StoragePlace) -> None:
+    first, second = await place.storages(2)
+    expect(await first.set_aside("s") == "", "there is nothing to set aside")
+    for number in range(3):
+        await first.append("s", number, f"old {number}")
+    for storage in (first, second):
+        await storage.entries("s")
+    name = await first.set_aside("s")
+    expect(name, "the name of what was set aside is returned")
+    expect(list(await first.entries("s")) == [], "a new journal begins")
+    expect(await first.append("s", 0, "new"), "the new journal takes entries")
+    if second is not first:
+        expect(await second.set_aside("s") == "", "a journal that nobody has read is not set aside")
+        expect(list(await second.entries("s")) == ["new"], "the new journal stays")
+    for storage in (first, second):
+        await storage.entries("s")
+    again = await second.set_aside("s")
+    expect(again not in ("", name), "what was set aside before stays")
+
+
+async def nobody_writes_on_after_another_journal(place: StoragePlace) -> None:
+    first, second = await place.storages(2)
+    if second is first:
+        return  # it has read whatever it has written
+    await first.append("s", 0, "old")
+    await second.entries("s")
+    await first.set_aside("s")
+    await first.append("s", 0, "new")
+    expect(await second.append("s", 1, "x") is False, "the journal was replaced")
+    await second.entries("s")
+    expect(await second.append("s", 1, "x"), "once it is read, it takes entries")
+
+
+async def one_of_two_holds_a_lease(place: StoragePlace) -> None:
+    first, second = await place.storages(2)
+    async with first.lease("s", 0) as is_held:
+        expect(is_held is True, "a free session is held at once")
+        async with second.lease("s", 0.1) as is_held_too:
+            expect(is_held_too is False, "nobody else holds it")
+        async with second.lease("t", 0) as is_held_too:
+            expect(is_held_too is True, "another session is free")
+    async with second.lease("s", 5) as is_held:
+        expect(is_held is True, "it is free afterwards")
+
+
+async def a_lease_is_waited_for(place: StoragePlace) -> None:
+    first, second = await place.storages(2)
+    waited: list[float] = []
+
+    async def wait() -> None:
+        began = time.monotonic()
+        async with second.lease("s", 20) as is_held:
+            expect(is_held is True, "it is held in the end")
+            waited.append(time.monotonic() - began)
+
+    async with anyio.create_task_group() as group, first.lease("s", 0):
+        group.start_soon(wait)
+        await anyio.sleep(0.3)
+    expect(0.2 <= waited[0] < 10, "whoever waits gets it when it is free")
+
+
+def fail() -> None:
+    """Raise an error that is no fault of the storage."""
+    raise KeyError("inside")
+
+
+async def a_lease_ends_with_an_error_inside(place: StoragePlace) -> None:
+    first, second = await place.storages(2)
+    with suppress(KeyError):
+        async with first.lease("s", 0):
+            fail()
+    async with second.lease("s", 5) as is_held:
+        expect(is_held is True, "an error releases the lease")
+
+
+JOURNAL_CHECKS = (
+    entries_come_back_in_their_order,
+    an_entry_is_written_once,
+    an_entry_that_would_leave_a_gap_is_not_written,
+    of_eight_writers_one_wins_each_number,
+    any_line_of_text_is_an_entry,
+    sessions_share_nothing_whatever_they_are_called,
+    places_share_no_journal,
+    a_journal_is_set_aside_once,
+    nobody_writes_on_after_another_journal,
+)
+
+LEASE_CHECKS = (
+    one_of_two_holds_a_lease,
+    a_lease_is_waited_for,
+    a_lease_ends_with_an_error_inside,
+)

@@ -1,0 +1,478 @@
+"""Journals in SQLite, PostgreSQL and Redis: the contract, restarts, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import anyio
+import pytest
+from histories import assistant, step, user
+from processes import python
+from services import CuttingProxy, Postgres, RedisServer, Server
+
+from ctxpipe import (
+    ContextPipeline,
+    DirectOffload,
+    MemoryStorage,
+    SettingsError,
+    StorageError,
+    offload_tools,
+)
+from ctxpipe.storage import JournalStorage
+from ctxpipe.storage import sqlite as sqlite_module
+from ctxpipe.storage.postgres import PostgresJournal
+from ctxpipe.storage.redis import RedisJournal
+from ctxpipe.storage.sqlite import SQLiteJournal
+from ctxpipe.testing import StorageCheck, storage_conformance
+
+Redact = Callable[[str], str]
+FOLDER = mkdtemp(prefix="ctxpipe-journals-")
+SERVERS: dict[type[Server], Server] = {}
+
+
+@pytest.fixture
+def postgres_url(postgres: Postgres) -> str:
+    SERVERS[Postgres] = postgres
+    return postgres.url
+
+
+@pytest.fixture
+def redis_url(redis: RedisServer) -> str:
+    SERVERS[RedisServer] = redis
+    return redis.url
+
+
+# SQLite -----------------------------------------------------------------------------------------
+
+
+def on_sqlite(place: str, redact: Redact | None = None) -> SQLiteJournal:
+    return SQLiteJournal(f"{FOLDER}/{place}.sqlite", redact=redact)
+
+
+@asynccontextmanager
+async def with_failing_statements(place: str, operations: int) -> AsyncIterator[SQLiteJournal]:
+    """A database of which the disk fails after so many statements."""
+    left = operations
+
+    class Failing(sqlite3.Connection):
+        def execute(self, *arguments: Any) -> sqlite3.Cursor:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise sqlite3.OperationalError("disk I/O error")
+            return super().execute(*arguments)
+
+    def connect(path: str) -> sqlite3.Connection:
+        return sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=Failing)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sqlite_module, "_connect", connect)
+        async with on_sqlite(place) as journal:
+            yield journal
+
+
+SQLITE = storage_conformance(
+    on_sqlite,
+    protocols=[JournalStorage],
+    extras=["delete"],
+    redacting=on_sqlite,
+    failing=with_failing_statements,
+)
+
+
+@pytest.mark.parametrize("check", SQLITE, ids=str)
+async def test_sqlite_keeps_the_contract(check: StorageCheck) -> None:
+    await check()
+
+
+async def test_a_file_of_sqlite_is_private(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        async with SQLiteJournal(tmp_path / "journal.sqlite") as journal:
+            await journal.append("s", 0, "entry")
+            modes = {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+
+    assert modes == {0o600}
+
+
+async def test_a_file_of_a_newer_form_is_refused_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    with sqlite3.connect(path) as database:
+        database.execute("pragma user_version = 2")
+    database.close()
+
+    async with SQLiteJournal(path) as journal:
+        with pytest.raises(StorageError, match="form 2; update ctxpipe"):
+            await journal.append("s", 0, "entry")
+
+
+async def test_several_threads_share_one_file(tmp_path: Path) -> None:
+    journal, wins = SQLiteJournal(tmp_path / "journal.sqlite"), list[int]()
+
+    async def fill() -> None:
+        for number in range(30):
+            if await journal.append("s", number, str(number)):
+                wins.append(number)
+
+    threads = [threading.Thread(target=anyio.run, args=[fill]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        await anyio.to_thread.run_sync(thread.join)
+
+    assert sorted(wins) == list(range(30))
+    await journal.aclose()
+
+
+def test_a_process_that_is_forked_opens_the_file_anew(tmp_path: Path) -> None:
+    script = """
+import anyio, os, sys
+from ctxpipe.storage.sqlite import SQLiteJournal
+journal = SQLiteJournal(sys.argv[1])
+assert anyio.run(journal.append, "s", 0, "of the parent")
+child = os.fork()
+if child == 0:
+    os._exit(0 if anyio.run(journal.append, "s", 1, "of the child") else 1)
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status), anyio.run(journal.entries, "s"))
+anyio.run(journal.aclose)
+"""
+    assert python(script, tmp_path / "j.sqlite") == "0 ['of the parent', 'of the child']"
+
+
+# PostgreSQL ---------------------------------------------------------------------------------------
+
+
+def on_postgres(
+    place: str, redact: Redact | None = None, *, port: int | None = None, patience: float = 10.0
+) -> PostgresJournal:
+    server = SERVERS[Postgres]
+    url = Postgres.url_at(port or server.port)
+    return PostgresJournal(url, redact=redact, table=f"ctxpipe_{place}", patience=patience)
+
+
+@asynccontextmanager
+async def with_cut_postgres(place: str, operations: int) -> AsyncIterator[PostgresJournal]:
+    async with (
+        CuttingProxy(SERVERS[Postgres].port, operations) as proxy,
+        on_postgres(place, port=proxy.port, patience=0) as journal,
+    ):
+        yield journal
+
+
+POSTGRES = storage_conformance(
+    on_postgres,
+    protocols=[JournalStorage],
+    extras=["delete", "lease"],
+    redacting=on_postgres,
+    failing=with_cut_postgres,
+)
+
+
+@pytest.mark.parametrize("check", POSTGRES, ids=str)
+async def test_postgres_keeps_the_contract(check: StorageCheck, postgres_url: str) -> None:
+    await check()
+
+
+async def test_the_table_is_made_once_whoever_comes_first(postgres_url: str) -> None:
+    journals = [PostgresJournal(postgres_url, table="ctxpipe_new") for _ in range(8)]
+    async with anyio.create_task_group() as group:
+        for journal in journals:
+            group.start_soon(journal.append, "s", 0, "entry")
+
+    assert await journals[0].entries("s") == ["entry"]
+    for journal in journals:
+        await journal.aclose()
+
+
+async def test_a_table_of_a_newer_form_is_refused_and_stays(postgres_url: str) -> None:
+    import psycopg
+
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("create table newer (session text)")
+        connection.execute("comment on table newer is 'ctxpipe journal, form 2'")
+
+    async with PostgresJournal(postgres_url, table="newer") as journal:
+        with pytest.raises(StorageError, match="form 2"):
+            await journal.append("s", 0, "entry")
+
+
+async def test_journals_that_nobody_writes_to_are_deleted_by_age(postgres_url: str) -> None:
+    async with PostgresJournal(postgres_url, table="ages") as journal:
+        await journal.append("s", 0, "entry")
+
+        assert await journal.cleanup(max_age=3600) == 0
+        assert await journal.entries("s") == ["entry"]
+        assert await journal.cleanup(max_age=0) == 1
+        assert await journal.entries("s") == []
+
+
+async def test_those_in_sqlite_are_deleted_by_age(tmp_path: Path) -> None:
+    async with SQLiteJournal(tmp_path / "journal.sqlite") as journal:
+        await journal.append("s", 0, "entry")
+
+        assert await journal.cleanup(max_age=3600) == 0
+        assert await journal.entries("s") == ["entry"]
+        assert await journal.cleanup(max_age=0) == 1
+        assert await journal.entries("s") == []
+
+
+async def test_a_lease_ends_with_the_process_that_holds_it(postgres_url: str) -> None:
+    import psycopg
+
+    first = PostgresJournal(postgres_url, table="leases")
+    second = PostgresJournal(postgres_url, table="leases")
+    async with first.lease("s", 0) as is_held:
+        assert is_held
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute(
+                "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory'"
+            )
+        async with second.lease("s", 5) as is_held_by_another:
+            assert is_held_by_another
+    await first.aclose()
+    await second.aclose()
+
+
+# Redis ------------------------------------------------------------------------------------------
+
+
+def on_redis(
+    place: str, redact: Redact | None = None, *, port: int | None = None, patience: float = 10.0
+) -> RedisJournal:
+    url = RedisServer.url_at(port or SERVERS[RedisServer].port)
+    return RedisJournal(url, redact=redact, prefix=place, patience=patience)
+
+
+@asynccontextmanager
+async def with_cut_redis(place: str, operations: int) -> AsyncIterator[RedisJournal]:
+    async with (
+        CuttingProxy(SERVERS[RedisServer].port, operations) as proxy,
+        on_redis(place, port=proxy.port, patience=0) as journal,
+    ):
+        yield journal
+
+
+REDIS = storage_conformance(
+    on_redis,
+    protocols=[JournalStorage],
+    extras=["delete", "lease"],
+    redacting=on_redis,
+    failing=with_cut_redis,
+)
+
+
+@pytest.mark.parametrize("check", REDIS, ids=str)
+async def test_redis_keeps_the_contract(check: StorageCheck, redis_url: str) -> None:
+    await check()
+
+
+async def test_a_journal_with_an_age_expires_that_long_after_its_last_entry(redis_url: str) -> None:
+    async with RedisJournal(redis_url, prefix="ages", max_age=0.5) as journal:
+        await journal.append("s", 0, "entry")
+        assert await journal.entries("s") == ["entry"]
+        await anyio.sleep(0.8)
+
+        assert await journal.entries("s") == []
+        assert await journal.append("s", 0, "a new one")
+
+
+# Servers that go away -----------------------------------------------------------------------------
+
+JOURNALS: dict[str, Callable[[Server], Any]] = {
+    "postgres": lambda server: PostgresJournal(server.url, table="restarts", patience=20),
+    "redis": lambda server: RedisJournal(server.url, prefix="restarts", patience=20),
+}
+
+
+@pytest.mark.parametrize("name", JOURNALS)
+async def test_a_turn_waits_for_a_server_that_restarts(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    server: Server = request.getfixturevalue(name)
+    async with JOURNALS[name](server) as journal:
+        session = ContextPipeline([]).session("s", journal=journal)
+        history: list[Any] = [user("one")]
+        await session.run(history)
+        await anyio.to_thread.run_sync(server.stop)
+        history += [assistant("done"), user("two")]
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.run, history)
+            await anyio.sleep(0.5)
+            await anyio.to_thread.run_sync(server.start)
+
+        resumed = ContextPipeline([]).session("s", journal=journal)
+        assert await resumed.history() == history
+
+
+@pytest.mark.parametrize("name", JOURNALS)
+async def test_a_server_that_stays_away_is_a_notice_and_the_next_entry_holds_the_turn(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    server: Server = request.getfixturevalue(name)
+    async with JOURNALS[name](server) as journal:
+        journal._patience = 0
+        session = ContextPipeline([]).session("away", journal=journal)
+        history: list[Any] = [user("one")]
+        await session.run(history)
+        await anyio.to_thread.run_sync(server.stop)
+        history += [assistant("done"), user("two")]
+        try:
+            result = await session.run(history)
+        finally:
+            await anyio.to_thread.run_sync(server.start)
+        history += [assistant("done"), user("three")]
+        after = await session.run(history)
+
+        assert [notice for notice in result.notices if "cannot be" in notice]
+        assert result.messages == history[:3]
+        assert not after.notices
+        resumed = ContextPipeline([]).session("away", journal=journal)
+        assert await resumed.history() == history
+
+
+@pytest.mark.parametrize("packets", range(1, 10))
+async def test_an_append_to_postgres_whose_answer_gets_lost_is_not_taken_for_anothers(
+    postgres_url: str, packets: int
+) -> None:
+    async with (
+        CuttingProxy(SERVERS[Postgres].port, packets, once=True) as proxy,
+        PostgresJournal(Postgres.url_at(proxy.port), table="lost", patience=20) as journal,
+    ):
+        assert await journal.append(f"s{packets}", 0, "entry") is True
+        assert await journal.entries(f"s{packets}") == ["entry"]
+
+
+@pytest.mark.parametrize("packets", range(1, 6))
+async def test_an_append_to_redis_whose_answer_gets_lost_is_not_taken_for_anothers(
+    redis_url: str, packets: int
+) -> None:
+    async with (
+        CuttingProxy(SERVERS[RedisServer].port, packets, once=True) as proxy,
+        RedisJournal(RedisServer.url_at(proxy.port), prefix="lost", patience=20) as journal,
+    ):
+        assert await journal.append(f"s{packets}", 0, "entry") is True
+        assert await journal.entries(f"s{packets}") == ["entry"]
+
+
+# Texts elsewhere ----------------------------------------------------------------------------------
+
+
+async def test_texts_in_another_storage_are_not_repeated_in_the_journal(tmp_path: Path) -> None:
+    texts = MemoryStorage()
+    history: list[Any] = [user("go"), *step("t1", "bash", result="a long line\n" * 1000)]
+    pipeline = ContextPipeline([DirectOffload(texts, min_chars=1000)])
+    async with SQLiteJournal(tmp_path / "j.sqlite", texts=texts) as journal:
+        result = await pipeline.session("s", journal=journal).run(history)
+        [line] = await journal.entries("s")
+
+        assert result.changed
+        assert "a long line" not in line
+        assert await pipeline.session("s", journal=journal).history() == history
+
+
+async def test_without_that_storage_the_history_says_what_it_needs(tmp_path: Path) -> None:
+    texts = MemoryStorage()
+    history: list[Any] = [user("go"), *step("t1", "bash", result="a long line\n" * 1000)]
+    pipeline = ContextPipeline([DirectOffload(texts, min_chars=1000)])
+    async with SQLiteJournal(tmp_path / "j.sqlite", texts=texts) as journal:
+        await pipeline.session("s", journal=journal).run(history)
+    async with SQLiteJournal(tmp_path / "j.sqlite") as journal:
+        with pytest.raises(StorageError, match="give it to the journal as texts="):
+            await ContextPipeline([]).session("s", journal=journal).history()
+
+
+async def test_the_tools_of_a_session_read_the_texts_of_its_journal(tmp_path: Path) -> None:
+    texts = MemoryStorage()
+    await texts.write([("s/a.md", "of the session")])
+    async with SQLiteJournal(tmp_path / "j.sqlite", texts=texts) as journal:
+        session = ContextPipeline([]).session("s", journal=journal)
+        [read, *_] = offload_tools(session)
+
+        assert await read({"path": "ctxpipe://s/a.md"}) == "of the session"
+
+
+def test_secrets_are_hidden_as_the_texts_hide_them(tmp_path: Path) -> None:
+    texts = MemoryStorage(redact=str.upper)
+
+    assert SQLiteJournal(tmp_path / "j", texts=texts).redact is str.upper
+    assert SQLiteJournal(tmp_path / "j", texts=texts, redact=str.lower).redact is str.lower
+
+
+# Settings -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"texts": "x"}, {"redact": "x"}, {"path": ""}, {"fsync": 1}],
+)
+def test_wrong_settings_of_sqlite_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=f"{next(iter(wrong))} is"):
+        SQLiteJournal(**{"path": "j.sqlite", **wrong})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"table": "x; drop table y"}, {"table": "X"}, {"table": ""}, {"table": 3}),
+        *({"connections": 0}, {"patience": -1}, {"timeout": 0}, {"conninfo": None}),
+    ],
+)
+def test_wrong_settings_of_postgres_are_refused(wrong: dict[str, Any]) -> None:
+    pytest.importorskip("psycopg", reason="there is no psycopg")
+    with pytest.raises(SettingsError, match=f"{next(iter(wrong))} is"):
+        PostgresJournal(**{"conninfo": "dbname=x", **wrong})
+
+
+@pytest.mark.parametrize(("kind", "package"), [("postgres", "psycopg"), ("redis", "redis.asyncio")])
+def test_without_its_driver_a_journal_says_what_to_install(kind: str, package: str) -> None:
+    name = {"postgres": "PostgresJournal", "redis": "RedisJournal"}[kind]
+    script = f"""
+import sys
+sys.modules[{package!r}] = None
+from ctxpipe.storage.{kind} import {name}
+try:
+    {name}("x://y")
+except ValueError as error:
+    print(error)
+"""
+    assert f"pip install 'ctxpipe[{kind}]'" in python(script)
+
+
+async def test_a_password_is_in_no_text(postgres_url: str) -> None:
+    url = "postgresql://ctxpipe:hunter2@127.0.0.1:1/postgres"
+    journal = PostgresJournal(url, patience=0)
+    with pytest.raises(StorageError) as failed:
+        await journal.entries("s")
+
+    assert "hunter2" not in f"{failed.value} {journal!r}"
+
+
+async def test_a_server_that_does_not_answer_is_an_error_in_time() -> None:
+    pytest.importorskip("psycopg", reason="there is no psycopg")
+    pytest.importorskip("redis", reason="there is no redis")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        port = silent.getsockname()[1]
+        journals: list[Any] = [
+            PostgresJournal(Postgres.url_at(port), patience=0, timeout=2),
+            RedisJournal(RedisServer.url_at(port), patience=0, timeout=0.5),
+        ]
+        for journal in journals:
+            began = time.monotonic()
+            with pytest.raises(StorageError):
+                await journal.append("s", 0, "entry")
+            assert time.monotonic() - began < 8
+            await journal.aclose()

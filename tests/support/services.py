@@ -1,0 +1,344 @@
+"""Backends of storages: a disk that fails, servers started by the tests, a line that is cut."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from glob import glob
+from importlib.util import find_spec
+from tempfile import mkdtemp
+from typing import Any, NoReturn, Self
+
+import pytest
+
+__all__ = ["S3", "CuttingProxy", "Postgres", "RedisServer", "absent", "failing_disk"]
+
+CALLS_OF_A_DISK = (
+    "open",
+    "write",
+    "link",
+    "rename",
+    "replace",
+    "ftruncate",
+    "mkdir",
+    "stat",
+    "fsync",
+)
+
+
+@contextmanager
+def failing_disk(root: str, operations: int) -> Iterator[None]:
+    """A disk on which all calls that name something below *root* fail after so many."""
+    left = operations
+
+    def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
+        def count_down(*args: Any, **options: Any) -> Any:
+            nonlocal left
+            if not is_ours(args, options):
+                return call(*args, **options)
+            if left <= 0:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            left -= 1
+            return call(*args, **options)
+
+        return count_down
+
+    def is_ours(args: tuple[Any, ...], options: dict[str, Any]) -> bool:
+        target = args[0]
+        if isinstance(target, int):
+            return os.readlink(f"/proc/self/fd/{target}").startswith(root)
+        folder = options.get("dir_fd") or options.get("src_dir_fd")
+        if folder is not None:
+            return os.readlink(f"/proc/self/fd/{folder}").startswith(root)
+        return str(os.fspath(target)).startswith(root)
+
+    before = {name: getattr(os, name) for name in CALLS_OF_A_DISK}
+    try:
+        for name, call in before.items():
+            setattr(os, name, wrap(call))
+        yield
+    finally:
+        for name, call in before.items():
+            setattr(os, name, call)
+
+
+# Servers ----------------------------------------------------------------------------------------
+
+
+def absent(reason: str) -> NoReturn:
+    """Skip the test; fail it where `make test-services` has promised the service."""
+    if os.environ.get("CTXPIPE_SERVICES") == "required":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def command(name: str, package: str) -> str:
+    """The path of a server's command, which Debian keeps out of the way for PostgreSQL."""
+    places = [os.environ.get("PATH", ""), *sorted(glob("/usr/lib/postgresql/*/bin"), reverse=True)]
+    found = shutil.which(name, path=os.pathsep.join(places))
+    if found is None:
+        absent(f"there is no {name}: apt-get install {package}")
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def ordinary_user() -> dict[str, Any]:
+    """How a server is started: PostgreSQL refuses root."""
+    if os.geteuid() != 0:
+        return {}
+    user = pwd.getpwnam("nobody")
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+
+def private_folder(name: str) -> str:
+    """A new folder that the server's user owns."""
+    folder = mkdtemp(prefix=f"ctxpipe-{name}-")
+    if os.geteuid() == 0:
+        user = pwd.getpwnam("nobody")
+        os.chown(folder, user.pw_uid, user.pw_gid)
+    return folder
+
+
+class Server:
+    """A server on a free port of this machine, in a folder of its own, as an ordinary user."""
+
+    name = ""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.folder = private_folder(self.name)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        raise NotImplementedError
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start it, and wait until it takes connections."""
+        self.process = subprocess.Popen(
+            self.command(),
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            **self.user(),
+        )
+        deadline = time.monotonic() + 60
+        while not self.is_up():
+            assert self.process.poll() is None, f"{self.name} has stopped: {self.command()}"
+            assert time.monotonic() < deadline, f"{self.name} does not come up"
+            time.sleep(0.05)
+
+    def user(self) -> dict[str, Any]:
+        return ordinary_user()
+
+    def is_up(self) -> bool:
+        with socket.socket() as probe:
+            probe.settimeout(1)
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def stop(self) -> None:
+        """Stop it at once, as a crash does."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            self.process = None
+
+    def close(self) -> None:
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Postgres(Server):
+    name = "postgres"
+
+    def __init__(self) -> None:
+        initdb = command("initdb", "postgresql")
+        self.postgres = command("postgres", "postgresql")
+        super().__init__()
+        subprocess.run(
+            [initdb, "-D", f"{self.folder}/data", "-A", "trust", "-U", "ctxpipe", "-E", "UTF8"],
+            check=True,
+            capture_output=True,
+            cwd=self.folder,
+            env={**os.environ, "LC_ALL": "C.UTF-8"},
+            **ordinary_user(),
+        )
+
+    @property
+    def url(self) -> str:
+        return self.url_at(self.port)
+
+    @staticmethod
+    def url_at(port: int) -> str:
+        return f"postgresql://ctxpipe@127.0.0.1:{port}/postgres"
+
+    def command(self) -> list[str]:
+        settings = ["fsync=off", "max_connections=200", f"unix_socket_directories={self.folder}"]
+        options = [part for setting in settings for part in ("-c", setting)]
+        return [self.postgres, "-D", f"{self.folder}/data", "-p", str(self.port), *options]
+
+    def is_up(self) -> bool:
+        import psycopg
+
+        try:
+            psycopg.connect(self.url, connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+
+class RedisServer(Server):
+    name = "redis"
+
+    def __init__(self) -> None:
+        self.redis = command("redis-server", "redis-server")
+        super().__init__()
+
+    @property
+    def url(self) -> str:
+        return self.url_at(self.port)
+
+    @staticmethod
+    def url_at(port: int) -> str:
+        return f"redis://127.0.0.1:{port}/0"
+
+    def command(self) -> list[str]:
+        options = ["--appendonly", "yes", "--save", "", "--bind", "127.0.0.1"]
+        return [self.redis, "--port", str(self.port), "--dir", self.folder, *options]
+
+
+class S3(Server):
+    """moto's server: an S3 in memory that keeps its rules about conditions."""
+
+    name = "moto"
+    BUCKET = "bucket"
+
+    def __init__(self) -> None:
+        if find_spec("moto") is None or find_spec("boto3") is None:
+            absent("there is no moto: pip install 'ctxpipe[services]'")
+        super().__init__()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def command(self) -> list[str]:
+        script = "from moto.server import main; import sys; main(sys.argv[1:])"
+        return [sys.executable, "-c", script, "-H", "127.0.0.1", "-p", str(self.port)]
+
+    def user(self) -> dict[str, Any]:
+        return {}  # it is Python with the packages of this environment, wherever that is
+
+    def start(self) -> None:
+        super().start()
+        import boto3
+
+        client = boto3.client(
+            "s3",
+            endpoint_url=self.url,
+            region_name="us-east-1",
+            aws_access_key_id="key",
+            aws_secret_access_key="of nobody",  # noqa: S106  moto wants some
+        )
+        client.create_bucket(Bucket=self.BUCKET)
+        client.close()
+
+    def store(self, place: str, port: int | None = None, **settings: Any) -> Any:
+        """A store of obstore below the prefix *place*."""
+        from obstore.store import S3Store
+
+        options: dict[str, Any] = {
+            "endpoint": f"http://127.0.0.1:{port or self.port}",
+            "access_key_id": "key",
+            "secret_access_key": "of nobody",
+            "region": "us-east-1",
+            "client_options": {"allow_http": True, "timeout": "20s"},
+        }
+        return S3Store(self.BUCKET, prefix=place, **{**options, **settings})
+
+
+class CuttingProxy:
+    """A port before a server that cuts all connections after so many packets of the client.
+
+    From then on it takes no more, or, if it cuts them only *once*, all that come.
+    """
+
+    def __init__(self, port: int, packets: int, *, once: bool = False) -> None:
+        self.target = port
+        self.left: float = packets
+        self.is_once = once
+        self.port = 0
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self._cut()
+
+    def _cut(self) -> None:
+        writers, self._writers = self._writers, set()
+        for writer in writers:
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.left <= 0:
+            writer.close()
+            return
+        self._writers.add(writer)
+        with suppress(OSError):
+            back, forth = await asyncio.open_connection("127.0.0.1", self.target)
+            self._writers.add(forth)
+            answers = asyncio.create_task(self._pass_on(back, writer))
+            await self._count_down(reader, forth)
+            answers.cancel()
+            forth.close()
+        writer.close()
+
+    async def _count_down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while packet := await reader.read(1 << 20):
+            self.left -= 1
+            if self.left < 0:
+                self._cut()
+                return
+            writer.write(packet)
+            await writer.drain()
+            if self.left == 0 and self.is_once:  # the server has it, and its answer gets lost
+                await asyncio.sleep(0.02)
+                self.left = math.inf
+                self._cut()
+                return
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while packet := await reader.read(1 << 20):
+                if self.is_once and self.left == 0:
+                    continue
+                writer.write(packet)
+                await writer.drain()
