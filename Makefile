@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 FUZZ_SECONDS := 120
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage test-oldest docs bench bench-peers lint nightly fuzz clean
+.PHONY: help demo test coverage test-oldest test-adapters examples docs bench bench-peers lint nightly fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -39,6 +39,12 @@ test-oldest:  ## pytest beside the oldest versions that pyproject.toml allows, i
 	$(VENV)/oldest/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint $(VENV)/oldest/oldest.txt --editable '.[test]'
 	$(VENV)/oldest/bin/python -m pytest --numprocesses auto --dist worksteal
+
+test-adapters:  ## each mount with its framework's oldest and newest version; MOUNTS="openai mcp" for these alone
+	$(PYTHON) scripts/mount_tests.py $(MOUNTS)
+
+examples:  ## every mount's example, in the environments of test-adapters, against scripted APIs
+	$(PYTHON) scripts/mount_tests.py --examples $(MOUNTS)
 
 docs: $(STAMP)  ## the documentation, strictly, into build/site
 	$(BIN)/mkdocs build --strict

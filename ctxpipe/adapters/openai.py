@@ -243,23 +243,29 @@ def _observe_body(call: _Call, shaped: Shaped, response: httpx2.Response) -> Non
 
 
 class _Tap:
-    """Learns the usage of a stream from what passes by."""
+    """Finds the usage of a stream in what passes by.
+
+    It is learnt at once: a client may stop reading after the last event.
+    """
 
     def __init__(self, call: _Call, shaped: Shaped) -> None:
         self._call = call
         self._shaped = shaped
         self._events = Events(b'"usage"')
-        self._usage: dict[str, int] | None = None
 
-    def see(self, chunk: bytes) -> None:
+    def find(self, chunk: bytes) -> dict[str, int] | None:
+        """The usage that *chunk* completes."""
+        found = None
         with log_errors(NOT_LEARNT):
             for event in self._events.feed(chunk):
                 response = event.get("response")
                 holder = response if isinstance(response, dict) else event
-                self._usage = openai_usage(holder.get("usage")) or self._usage
+                found = openai_usage(holder.get("usage")) or found
+        return found
 
-    def end(self) -> None:
-        self._call.shaper.observe(self._shaped, self._usage)
+    def learn(self, usage: dict[str, int]) -> None:
+        """Have the session know of *usage*."""
+        self._call.shaper.observe(self._shaped, usage)
 
 
 class _Beginning:
@@ -299,12 +305,16 @@ class _AsyncStream(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for chunk in self._held:
-            self._tap.see(chunk)
+            self._learn(chunk)
             yield chunk
         async for chunk in self._rest:
-            self._tap.see(chunk)
+            self._learn(chunk)
             yield chunk
-        self._tap.end()
+
+    def _learn(self, chunk: bytes) -> None:
+        usage = self._tap.find(chunk)
+        if usage is not None:
+            self._tap.learn(usage)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -372,12 +382,16 @@ class _SyncStream(httpx2.SyncByteStream):
 
     def __iter__(self) -> Iterator[bytes]:
         for chunk in self._held:
-            self._tap.see(chunk)
+            self._learn(chunk)
             yield chunk
         for chunk in self._rest:
-            self._tap.see(chunk)
+            self._learn(chunk)
             yield chunk
-        _on_the_loop(self._tap.end)
+
+    def _learn(self, chunk: bytes) -> None:
+        usage = self._tap.find(chunk)
+        if usage is not None:
+            _on_the_loop(self._tap.learn, usage)
 
     def close(self) -> None:
         self._inner.close()

@@ -238,6 +238,18 @@ async def test_thirty_rounds_with_all_stages_at_work_and_no_request_is_refused(
     assert max(request.tokens for request in server.requests) < 5000
 
 
+async def test_reasoning_and_its_signatures_are_sent_as_they_came(tmp_path: Path):
+    http_client = ctxpipe_client(offloading(tmp_path), session_id="s")
+
+    async with talk(call_twice, http_client) as (server, client):
+        history = await work(client, "responses", 4)
+
+    thoughts = [item for item in history if item.get("type") == "reasoning"]
+    sent = [item for item in items_of(server.requests[-1]) if item.get("type") == "reasoning"]
+    assert sent == thoughts[:3]
+    assert all(item["encrypted_content"] for item in sent)
+
+
 async def test_what_the_provider_holds_is_sent_as_it_came(tmp_path: Path):
     http_client = ctxpipe_client(offloading(tmp_path), session_id="s")
     output = {"type": "function_call_output", "output": LONG}
