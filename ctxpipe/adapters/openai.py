@@ -94,7 +94,7 @@ def ctxpipe_sync_client(
     transport: httpx2.BaseTransport | None = None,
     **settings: Any,
 ) -> httpx2.Client:
-    """As `ctxpipe_client`, for ``openai.OpenAI``, from any thread."""
+    """As `ctxpipe_client`, for ``openai.OpenAI``, from any thread. Raises SettingsError."""
     shapers = _Shapers(pipeline, session_id, journal)
     if transport is None:
         transport = httpx2.HTTPTransport(limits=_sdk.DEFAULT_CONNECTION_LIMITS)
