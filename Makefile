@@ -8,8 +8,8 @@ STAMP  := $(VENV)/.installed
 FUZZ_SECONDS := 120
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-services test-langgraph coverage test-wheel test-oldest clients test-clients docs bench bench-peers lint nightly \
-	fuzz clean
+.PHONY: help demo test test-services test-langgraph coverage test-wheel test-oldest test-adapters examples \
+	clients test-clients docs bench bench-peers lint nightly fuzz clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -60,6 +60,12 @@ clients:  ## install the agents of `make test-clients`, a gigabyte of them, at t
 # CLIENTS=claude,codex names some of them; each that is named must be there.
 test-clients: $(STAMP) clients  ## real agents, run through the gateway against a scripted API
 	CLIENTS=$(or $(CLIENTS),claude,codex,opencode) $(BIN)/python -m pytest -rA tests/clients
+
+test-adapters:  ## each mount with its framework's oldest and newest version; MOUNTS="openai mcp" for these alone
+	$(PYTHON) scripts/mount_tests.py $(MOUNTS)
+
+examples:  ## every mount's example, in the environments of test-adapters, against scripted APIs
+	$(PYTHON) scripts/mount_tests.py --examples $(MOUNTS)
 
 docs: $(STAMP)  ## the documentation, strictly, into build/site
 	$(BIN)/mkdocs build --strict

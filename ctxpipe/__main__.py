@@ -1,8 +1,25 @@
-"""``python -m ctxpipe`` is the command ``ctxpipe``."""
+"""The command ``ctxpipe``, which ``python -m ctxpipe`` is too."""
 
 from __future__ import annotations
 
-from .cli import main
+import sys
+from importlib import import_module
+
+__all__ = ["main"]
+
+MOUNTS = {"mcp": "ctxpipe.adapters.mcp", "claude-code": "ctxpipe.adapters.claude_code"}
+"""Commands that other programs start, and wait for: each imports only what it needs."""
+
+
+def main() -> None:
+    """Run the command that the process was started with."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name in MOUNTS:
+        raise SystemExit(import_module(MOUNTS[name]).main(sys.argv[2:]))
+    from .cli import main as run
+
+    run()
+
 
 if __name__ == "__main__":  # a worker process imports this file without being asked to run it
     main()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .reports import Result
     from .session.signals import Signals
 
-__all__ = ["Session"]
+__all__ = ["Session", "wait_for"]
 
 T = TypeVar("T")
 
@@ -95,6 +95,14 @@ def _wait_for(future: Future[T], thread: threading.Thread) -> T:
 _PORTAL = _Portal()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_PORTAL.reset)
+
+
+def wait_for(work: Coroutine[Any, Any, T]) -> T:
+    """What *work* gives, run on the event loop of all synchronous callers.
+
+    Raises RuntimeError when called on that loop, and while the interpreter shuts down.
+    """
+    return _PORTAL.call(work)
 
 
 class Session:

@@ -6,29 +6,28 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..edits.breakpoints import MARKS, with_breakpoints
 from ..edits.thinking import drop_block
-from ..errors import SettingsError, safe_text
+from ..errors import SettingsError
 from ..messages import field as read
 from ..messages import kind, pending_calls
 from ..messages.identity import digest
-from ..pipeline import ContextPipeline
 from ..refusals import MAX_TEXT, REFUSING, read_refusal
 from ..session.client import BETA, is_asked_by_a_stage, observe_stream
 from ..session.session import Session, learn
-from ..settings import FUNCTION, SESSION_ID, excerpt, instance_of, one_of
-from ..storage.protocol import JOURNAL_STORAGE
+from ..settings import FUNCTION, SESSION_ID, excerpt, one_of
+from ..wire.conversations import Conversations, check_mount
+from ..wire.shaping import NOT_LEARNT, OPEN_CALLS, UNSHAPED, log_errors, warn
 
 if TYPE_CHECKING:
     from anthropic import APIRequest, AsyncAPIResponse
 
+    from ..pipeline import ContextPipeline
     from ..reports import Result
     from ..storage import JournalStorage
 
@@ -41,7 +40,6 @@ logger: logging.Logger = logging.getLogger("ctxpipe")
 PATH = "/v1/messages"  # and nothing below it: counting tokens and batches are left alone
 # The SDK's mark on a request whose caller wants more than the parsed reply.
 RAW = "X-Stainless-Raw-Response"
-MAX_OTHERS = 8  # conversations under one name, besides the first
 
 SessionId: TypeAlias = str | Callable[[Mapping[str, Any]], str]
 """The name of the conversation, or a function that finds it in the body of a request."""
@@ -78,17 +76,20 @@ def ctxpipe_middleware(
     Raises SettingsError when an argument is invalid, or the installed SDK has no middleware.
     """
     _ensure_sdk_knows_middleware()
-    wanted = instance_of(ContextPipeline, "a ContextPipeline such as ContextPipeline(stages)")
-    wanted.check("pipeline", pipeline)
+    check_mount(pipeline, session_id, journal)
     if not SESSION_ID.accepts(session_id) and not FUNCTION.accepts(session_id):
         raise SettingsError(
             f"session_id is {excerpt(session_id)};"
             " give a name, or a function that finds it in a request"
         )
-    JOURNAL_STORAGE.optional.check("journal", journal)
     MARKS.check("cache_breakpoints", cache_breakpoints)
     one_of("decline", "pass").check("threads", threads)
-    return _Middleware(_Sessions(pipeline, session_id, journal), cache_breakpoints, threads)
+    conversations: Conversations[Session] = Conversations(pipeline, _itself, journal)
+    return _Middleware(_Sessions(session_id, conversations), cache_breakpoints, threads)
+
+
+def _itself(session: Session) -> Session:
+    return session
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +114,7 @@ class _Middleware:
                 raise _cannot_be_threaded(request)
             return await call_next(request)
         if _has_open_calls(body["messages"]):
-            self.sessions.warn_once(
-                "a request ends with calls that have no result; it is sent as it came"
-            )
+            self.sessions.warn_once(OPEN_CALLS)
             return await call_next(request)
         try:
             session = self.sessions.of(body)
@@ -123,8 +122,8 @@ class _Middleware:
             history = list(body["messages"])
             context = await session.run(history, **_arguments(body), client=client)
             new_request = self._rewrite(request, call_next, session, context)
-        except Exception as error:  # noqa: BLE001  logged by `_warn`
-            _warn("the context could not be shaped; the original request is sent", error)
+        except Exception as error:  # noqa: BLE001  logged by `warn`
+            warn(UNSHAPED, error)
             return await call_next(request)
         response = await call_next(new_request)
         if getattr(response, "status_code", None) in REFUSING:
@@ -162,56 +161,25 @@ class _Middleware:
 # Conversations ------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Conversations:
-    """The conversations of one name: the *first*, which has the name's own session, and others."""
-
-    first: bytes
-    session: Session
-    others: OrderedDict[bytes, Session] = field(default_factory=OrderedDict)
-
-    def of(self, beginning: bytes) -> Session:
-        if beginning == self.first:
-            return self.session
-        session = self.others.pop(beginning, None) or self.session.sibling()
-        _keep(self.others, beginning, session, MAX_OTHERS)
-        return session
-
-
 @dataclass(frozen=True, slots=True)
 class _Sessions:
-    """The session of each conversation; the pipeline itself holds them weakly."""
+    """The session of each conversation, and what its last turn has rewritten."""
 
-    pipeline: ContextPipeline
     session_id: SessionId
-    journal: JournalStorage | None
-    _named: OrderedDict[str, _Conversations] = field(default_factory=OrderedDict)
+    conversations: Conversations[Session]
     _warned: set[str] = field(default_factory=set)
 
     def of(self, body: Mapping[str, Any]) -> Session:
         name = self.session_id
         if not isinstance(name, str):
             name = name(body)
-        beginning = digest(body["messages"][0])
-        conversations = self._named.pop(name, None)
-        if conversations is None:
-            session = self.pipeline.session(name, journal=self.journal)
-            conversations = _Conversations(beginning, session)
-        _keep(self._named, name, conversations, self.pipeline.max_sessions)
-        return conversations.of(beginning)
+        return self.conversations.of(name, digest(body["messages"][0]))
 
     def warn_once(self, text: str) -> None:
         """Log *text* the first time only."""
         if text not in self._warned:
             self._warned.add(text)
             logger.warning("%s", text)
-
-
-def _keep(newest: OrderedDict[Any, Any], key: object, value: object, most: int) -> None:
-    """Put *value* last, and drop the first of more than *most*."""
-    newest[key] = value
-    if len(newest) > most:
-        newest.popitem(last=False)
 
 
 # Requests -----------------------------------------------------------------------------------------
@@ -347,8 +315,8 @@ async def _shorter(
     try:
         history = list(body["messages"])
         return await session.recover(refusal, history, sent, **_arguments(body))
-    except Exception as error:  # noqa: BLE001  logged by `_warn`
-        _warn("the context could not be shortened; the API's answer is passed on", error)
+    except Exception as error:  # noqa: BLE001  logged by `warn`
+        warn("the context could not be shortened; the API's answer is passed on", error)
         return None
 
 
@@ -365,27 +333,13 @@ async def _observe(
         return
 
     def learn_usage(reply: object) -> None:
-        with _log_errors("the usage of a reply could not be read; the reply is passed on"):
+        with log_errors(NOT_LEARNT):
             learn(session, reply, sent)
 
-    with _log_errors("a reply could not be read; it is passed on"):
+    with log_errors("a reply could not be read; it is passed on"):
         if request.stream:
             # The response keeps the parsed stream: the caller gets the same one.
             stream = await response.parse()
             observe_stream(stream, learn_usage)
         elif request.headers.get(RAW) != "stream":
             learn_usage(raw.json())
-
-
-@contextmanager
-def _log_errors(consequence: str) -> Iterator[None]:
-    """Log an error of ours, with its *consequence*, instead of raising it."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001  logged by `_warn`
-        _warn(consequence, error)
-
-
-def _warn(consequence: str, error: Exception) -> None:
-    logger.warning("%s: %s", consequence, safe_text(error))
-    logger.debug("the error was", exc_info=error)

@@ -113,18 +113,22 @@ class Shaper:
         system: object = None,
         tools: Sequence[object] | None = None,
         model: str | None = None,
+        options: Mapping[str, object] | None = None,
     ) -> Shaped | None:
         """What to send instead of *items*; None where they are to be sent as they came.
 
         They are while a stage asks for a summary, where calls at their end still wait, and after
         an error of ours, which is logged. *request* is what a function for the name is given,
         *found* where the framework keeps that name. *system*, *tools* and *model* are those of
-        the request where the items do not hold them.
+        the request where the items do not hold them, *options* others that `Session.run` is to know
+        of.
         """
         if is_asked_by_a_stage():
             return None
         try:
-            return await self._shape(items, request, found, system, tools, model)
+            name = conversation_name(self._session_id, request, found)
+            asked = {**(options or {}), "model": model}
+            return await self._shape(items, name, system, tools, asked)
         except Exception as error:  # noqa: BLE001  logged by `warn`
             warn(UNSHAPED, error)
             return None
@@ -132,13 +136,11 @@ class Shaper:
     async def _shape(
         self,
         items: Sequence[Item],
-        request: Any,
-        found: Sequence[object],
+        name: str,
         system: object,
         tools: Sequence[object] | None,
-        model: str | None,
+        asked: Mapping[str, object],
     ) -> Shaped | None:
-        name = conversation_name(self._session_id, request, found)
         beginning = self._beginning(items)
         if beginning is None:
             return None
@@ -153,7 +155,7 @@ class Shaper:
             arguments: dict[str, Any] = {
                 "system": _joined(system, units.system),
                 "tools": tools,
-                "request": {"model": model},
+                "request": asked,
             }
             result = await conversation.session.run(units.messages, **arguments)
             shaped = conversation.translation.items(units, result.messages)

@@ -71,10 +71,12 @@ class Translation:
         "_codec",
         "_contents",
         "_context",
+        "_given",
         "_head",
         "_items",
         "_pieces",
         "_places",
+        "_sent",
         "_system",
         "_units",
         "_used",
@@ -91,6 +93,8 @@ class Translation:
         self._places: dict[Key, list[Place]] = {}
         self._context: list[Message] = []  # that of the last turn
         self._pieces: list[_Piece] = []  # the same as items
+        self._given: Sequence[Item] = ()  # the items of the last turn that a stage has changed
+        self._sent: list[Item] = []  # what they became
 
     # There ----------------------------------------------------------------------------------------
 
@@ -204,6 +208,8 @@ class Translation:
         if len(context) == len(units.messages) and is_equal(context, units.messages):
             return list(units.items)
         same = common_prefix(self._context, context)
+        if same == len(context) == len(self._context) and is_unchanged(units.items, self._given):
+            return list(self._sent)
         pieces = self._pieces[:same]
         new = list(_Search(self._codec, units, self._places).pieces(context[same:]))
         self._pieces = pieces + new
@@ -221,7 +227,9 @@ class Translation:
                 else:
                     items.append(item)
                 sources.append(source)
-        return self._codec.repair(items, sources, units.items)
+        self._given = units.items
+        self._sent = self._codec.repair(items, sources, units.items)
+        return list(self._sent)
 
 
 def _contents(items: Sequence[Item]) -> list[object]:

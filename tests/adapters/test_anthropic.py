@@ -39,7 +39,7 @@ from ctxpipe import (
     StorageError,
     Turn,
 )
-from ctxpipe.adapters.anthropic import MAX_OTHERS, ctxpipe_middleware
+from ctxpipe.adapters.anthropic import ctxpipe_middleware
 from ctxpipe.errors import SettingsError
 from ctxpipe.messages import Message, cache_marks
 from ctxpipe.session import Session
@@ -59,6 +59,7 @@ from ctxpipe.testing import (
     thinking,
     tool_use,
 )
+from ctxpipe.wire.conversations import MAX_OTHERS
 
 LONG = "a long line of output\n" * 100
 MARK = {"cache_control": {"type": "ephemeral"}}

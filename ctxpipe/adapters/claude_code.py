@@ -1,0 +1,255 @@
+"""A hook for Claude Code: long tool results go to files before they enter its history.
+
+``ctxpipe claude-code install`` adds it to the settings, ``uninstall`` takes it out again. Only what
+is new is ever replaced, so the prompt cache and thinking are unharmed. The hook is a process for
+each tool call: it imports only what it needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..errors import CtxpipeError, SettingsError
+
+__all__ = ["install", "main", "new_output", "uninstall"]
+
+TOOLS = "Bash|BashOutput|Grep|Glob|WebFetch|mcp__.*"
+"""Tools whose results are only text: what Read, Edit and Write return, Claude Code looks into."""
+READING = ("read_offloaded", "search_offloaded")
+ROOT = ".ctxpipe"
+MIN_CHARS = 4_000
+SECONDS = 10  # after which Claude Code goes on without the hook
+EVENT = "PostToolUse"
+MARK = "ctxpipe claude-code hook"
+COPY = ".before-ctxpipe"
+# What is no text of the tool's result, or may not be changed.
+KEPT = frozenset({"data", "base64", "filePath", "file_path", "type", "media_type", "mimeType"})
+
+Path = tuple[str | int, ...]
+
+
+# The hook -----------------------------------------------------------------------------------------
+
+
+def new_output(event: Mapping[str, Any], root: str, min_chars: int) -> object | None:
+    """What replaces the result that *event* tells of; None where it stays as it is.
+
+    Each of its texts of *min_chars* characters or more is written to a file below *root*, and a
+    placeholder with the path replaces it. Raises StorageError when a file cannot be written.
+    """
+    if event.get("hook_event_name", EVENT) != EVENT or _is_read_back(event, root):
+        return None
+    output = event.get("tool_response")
+    places = [place for place in _texts(output) if len(_at(output, place)) >= min_chars]
+    if not places:
+        return None
+    from ..markers.placeholders import DIRECT, Preview, placeholder
+    from ..names import safe_name, session_folder
+
+    folder = session_folder(str(event.get("session_id") or "unnamed")[:1000])
+    name = safe_name(str(event.get("tool_use_id") or "result"))
+    texts: list[tuple[str, str]] = []
+    for number, place in enumerate(places):
+        suffix = f"-{number}" if number else ""
+        texts.append((f"{folder}/{name}{suffix}.md", _at(output, place)))
+    paths = _write(root, texts)
+    for place, path in zip(places, paths, strict=True):
+        text = _at(output, place)
+        output = _replaced(output, place, placeholder(DIRECT, path, text, Preview()))
+    return output
+
+
+def _is_read_back(event: Mapping[str, Any], root: str) -> bool:
+    """Whether the tool has read what was offloaded: that must not be offloaded again."""
+    if str(event.get("tool_name", "")).endswith(READING):
+        return True
+    asked = json.dumps(event.get("tool_input"), ensure_ascii=False)
+    return root in asked or os.path.basename(root) in asked
+
+
+def _texts(value: object, place: Path = ()) -> Iterator[Path]:
+    """Where the texts in *value* are that may leave."""
+    if isinstance(value, str):
+        yield place
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key not in KEPT:
+                yield from _texts(inner, (*place, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _texts(inner, (*place, index))
+
+
+def _at(value: Any, place: Path) -> str:
+    for key in place:
+        value = value[key]
+    return str(value)
+
+
+def _replaced(value: Any, place: Path, text: str) -> Any:
+    """A copy of *value* with *text* at *place*."""
+    if not place:
+        return text
+    copy: Any = dict(value) if isinstance(value, Mapping) else list(value)
+    copy[place[0]] = _replaced(value[place[0]], place[1:], text)
+    return copy
+
+
+def _write(root: str, texts: Sequence[tuple[str, str]]) -> Sequence[str]:
+    import asyncio
+
+    from ..storage.local import LocalStorage
+
+    return asyncio.run(LocalStorage(root).write(texts))
+
+
+def _answer(raw: bytes, root: str, min_chars: int) -> str:
+    """What the hook prints; "" leaves the result as it is. Nothing is ever raised."""
+    try:
+        event = json.loads(raw)
+        folder = os.path.join(str(event.get("cwd") or os.getcwd()), root)
+        output = new_output(event, os.path.abspath(folder), min_chars)
+        if output is None:
+            return ""
+        answer = {"hookEventName": EVENT, "updatedToolOutput": output}
+        return json.dumps({"hookSpecificOutput": answer})
+    except Exception as error:  # noqa: BLE001  a tool call must not fail because of us
+        sys.stderr.write(f"ctxpipe: the result stays as it is: {type(error).__name__}\n")
+        return ""
+
+
+# The settings -------------------------------------------------------------------------------------
+
+
+def install(settings: str, command: Sequence[str]) -> bool:
+    """Add the hook *command* to the file *settings*; whether that changed anything.
+
+    The file as it was is kept beside it. Raises SettingsError when it holds no JSON object.
+    """
+    before = _read(settings)
+    hooks = _without_ours(before)
+    entry = {"type": "command", "command": shlex.join(command), "timeout": SECONDS}
+    events = dict(hooks.get("hooks") or {})
+    events[EVENT] = [*(events.get(EVENT) or []), {"matcher": TOOLS, "hooks": [entry]}]
+    return _save(settings, before, {**hooks, "hooks": events})
+
+
+def uninstall(settings: str) -> bool:
+    """Take the hook out of the file *settings*; whether that changed anything.
+
+    Raises SettingsError when it holds no JSON object.
+    """
+    before = _read(settings)
+    return _save(settings, before, _without_ours(before))
+
+
+def _read(settings: str) -> dict[str, Any]:
+    try:
+        with open(settings, encoding="utf-8") as file:
+            text = file.read()
+    except FileNotFoundError:
+        return {}
+    try:
+        value = json.loads(text) if text.strip() else {}
+    except ValueError as error:
+        raise SettingsError(f"{settings} is no JSON ({error}); it was not changed") from error
+    hooks = value.get("hooks", {}) if isinstance(value, dict) else None
+    if not isinstance(hooks, dict) or not isinstance(hooks.get(EVENT, []), list):
+        raise SettingsError(f"{settings} has not the form of Claude Code; it was not changed")
+    return dict(value)
+
+
+def _without_ours(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """*settings* without our hook, and without what only held it."""
+    events = dict(settings.get("hooks") or {})
+    kept: list[Any] = []
+    for group in events.get(EVENT) or []:
+        hooks = group.get("hooks") if isinstance(group, dict) else None
+        if not isinstance(hooks, list):
+            kept.append(group)
+            continue
+        others = [hook for hook in hooks if not _is_ours(hook)]
+        if len(others) == len(hooks):
+            kept.append(group)
+        elif others:
+            kept.append({**group, "hooks": others})
+    if kept == (events.get(EVENT) or []):
+        return dict(settings)
+    events.pop(EVENT)
+    if kept:
+        events[EVENT] = kept
+    rest = {key: value for key, value in settings.items() if key != "hooks"}
+    return {**rest, "hooks": events} if events else rest
+
+
+def _is_ours(hook: object) -> bool:
+    return isinstance(hook, dict) and MARK in str(hook.get("command"))
+
+
+def _save(settings: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Write *after* to the file *settings*, whole or not at all, and keep a copy of *before*."""
+    if after == before:
+        return False
+    target = os.path.realpath(settings)
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    if os.path.exists(target):
+        import shutil
+
+        shutil.copy2(target, target + COPY)
+    temporary = f"{target}.{os.getpid()}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(json.dumps(after, indent=2, ensure_ascii=False) + "\n")
+    if os.path.exists(target):
+        os.chmod(temporary, os.stat(target).st_mode & 0o777)
+    os.replace(temporary, target)
+    return True
+
+
+# The command --------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The commands ``ctxpipe claude-code hook | install | uninstall``."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.action == "hook":
+        answer = _answer(sys.stdin.buffer.read(), given.root, given.min_chars)
+        sys.stdout.write(answer)
+        return 0
+    settings = given.settings
+    if given.user:
+        settings = os.path.join(os.path.expanduser("~"), ".claude", "settings.json")
+    try:
+        if given.action == "install":
+            changed = install(settings, _command(given.root, given.min_chars))
+        else:
+            changed = uninstall(settings)
+    except (CtxpipeError, OSError) as error:
+        parser.error(str(error))
+    sys.stdout.write(f"{settings}: {'changed' if changed else 'as it should be already'}\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ctxpipe claude-code", description=main.__doc__)
+    parser.add_argument("action", choices=["hook", "install", "uninstall"])
+    parser.add_argument("--root", default=ROOT, help="where the files go, below the project")
+    parser.add_argument(
+        "--min-chars", type=int, default=MIN_CHARS, help="the shortest text that goes to a file"
+    )
+    default = os.path.join(".claude", "settings.json")
+    parser.add_argument("--settings", default=default, help=f"the file; default: {default}")
+    parser.add_argument("--user", action="store_true", help="the settings of all your projects")
+    return parser
+
+
+def _command(root: str, min_chars: int) -> list[str]:
+    """What Claude Code runs; the same Python, whatever its path is then."""
+    options = ["--root", root, "--min-chars", str(min_chars)]
+    return [sys.executable, "-m", *MARK.split(), *options]

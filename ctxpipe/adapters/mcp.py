@@ -1,0 +1,97 @@
+"""A server of the Model Context Protocol with the tools that read what was offloaded.
+
+``ctxpipe mcp .ctxpipe`` serves them over stdio, for any client: ``claude mcp add ctxpipe -- ctxpipe
+mcp .ctxpipe``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+
+from ..errors import CtxpipeError
+from ..messages import without_surrogates
+from ..storage.local import LocalStorage
+from ..tools import Tool, offload_tools
+from ..wire.versions import Versions, ensure_hook, load
+
+VERSIONS = Versions("mcp", "mcp", "2.0.0", "2.3.0")
+_lowlevel = load("mcp.server.lowlevel", VERSIONS)
+ensure_hook(VERSIONS, getattr(_lowlevel, "Server", None), ["on_list_tools", "on_call_tool"])
+
+from mcp import types  # noqa: E402
+from mcp.server.lowlevel import Server  # noqa: E402
+from mcp.server.stdio import stdio_server  # noqa: E402
+
+if TYPE_CHECKING:
+    from ..storage import TextReader
+
+__all__ = ["main", "offload_server"]
+
+READS = types.ToolAnnotations(
+    read_only_hint=True, idempotent_hint=True, destructive_hint=False, open_world_hint=False
+)
+
+
+def offload_server(storage: TextReader, *, session_id: str | None = None) -> Server[Any]:
+    """A server of the official ``mcp`` package with ``read_offloaded`` and ``search_offloaded``.
+
+    They read what *storage* holds, with *session_id* only what is of that session; anything else
+    is refused in the tool's result. Raises SettingsError as `offload_tools` does.
+    """
+    tools = {tool.name: tool for tool in offload_tools(storage, session_id=session_id)}
+
+    async def list_tools(context: object, params: object) -> types.ListToolsResult:  # noqa: ARG001
+        return types.ListToolsResult(tools=list(map(_description, tools.values())))
+
+    async def call_tool(
+        context: object,  # noqa: ARG001
+        params: types.CallToolRequestParams,
+    ) -> types.CallToolResult:
+        tool = tools.get(params.name)
+        if tool is None:
+            return _result(f"there is no tool {params.name!r}", is_error=True)
+        block = {"type": "tool_use", "id": params.name, "input": params.arguments or {}}
+        answer = await tool.result(block)
+        return _result(str(answer["content"]), is_error=bool(answer.get("is_error")))
+
+    return Server("ctxpipe", on_list_tools=list_tools, on_call_tool=call_tool)
+
+
+def _description(tool: Tool) -> types.Tool:
+    definition = tool.definition
+    return types.Tool(
+        name=tool.name,
+        description=definition.get("description"),
+        input_schema=cast("dict[str, Any]", definition["input_schema"]),
+        annotations=READS,
+    )
+
+
+def _result(text: str, *, is_error: bool) -> types.CallToolResult:
+    content = types.TextContent(type="text", text=without_surrogates(text))
+    return types.CallToolResult(content=[content], is_error=is_error)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command ``ctxpipe mcp``: serve until the client closes standard input."""
+    parser = argparse.ArgumentParser(prog="ctxpipe mcp", description=main.__doc__)
+    parser.add_argument("root", nargs="?", default=".ctxpipe", help="the folder of LocalStorage")
+    parser.add_argument("--session", help="the one session that may be read; default: all")
+    given = parser.parse_args(arguments)
+    try:
+        storage = LocalStorage(os.path.abspath(given.root))
+        server = offload_server(storage, session_id=given.session)
+    except CtxpipeError as error:
+        parser.error(str(error))
+    anyio.run(_serve, server)
+    return 0
+
+
+async def _serve(server: Server[Any]) -> None:
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())

@@ -1,0 +1,432 @@
+"""A capability for pydantic-ai's agents.
+
+``Agent(model, capabilities=[Ctxpipe(pipeline)])``
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InvalidHistory
+from ..messages import as_json, kind
+from ..refusals import as_refusal
+from ..wire.codec import Item, Reading
+from ..wire.conversations import SessionName
+from ..wire.shaping import Shaped, Shaper
+from ..wire.usage import usage
+from ..wire.values import (
+    arguments_json,
+    arguments_object,
+    block_text,
+    image_block,
+    opaque_block,
+    result_text,
+    says,
+    text_block,
+)
+from ..wire.versions import Versions, ensure_hook, load
+
+VERSIONS = Versions("pydantic-ai-slim", "pydantic-ai", "2.64.0", "2.68.0")
+_capability = getattr(load("pydantic_ai.capabilities", VERSIONS), "AbstractCapability", None)
+for _name, _wanted in (
+    ("for_run", ["ctx"]),
+    ("prepare_model_request", ["ctx", "request_context"]),
+    ("on_model_request_error", ["ctx", "request_context", "error"]),
+    ("after_model_request", ["ctx", "request_context", "response"]),
+):
+    ensure_hook(VERSIONS, getattr(_capability, _name, None), _wanted)
+
+from pydantic_ai import RetryModelRequest, RunContext  # noqa: E402
+from pydantic_ai.capabilities import AbstractCapability  # noqa: E402
+from pydantic_ai.messages import (  # noqa: E402
+    BinaryContent,
+    CompactionPart,
+    ImageUrl,
+    ModelRequest,
+    ModelResponse,
+    RetryPromptPart,
+    SystemPromptPart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+
+if TYPE_CHECKING:
+    from pydantic_ai.models import ModelRequestContext
+
+    from ..pipeline import ContextPipeline
+    from ..storage import JournalStorage
+
+__all__ = ["Ctxpipe", "MessageCodec"]
+
+EMPTY = "[This message is empty.]"
+
+
+class Ctxpipe(AbstractCapability[Any]):
+    """A capability that has the model called with the context instead of the history.
+
+    What is sent is prepared for each attempt and never persisted: ``result.all_messages()`` holds
+    every message as it was. It works for every model, plain and streamed, learns from the usage,
+    and after "too long" has the model called once more with a context shortened by force. An error
+    of ours is logged, and the messages are sent as they are.
+
+    *session_id* names the conversation, or finds its name in the ``RunContext``; without it the
+    name is that of `conversation`, or the run's ``conversation_id``. Conversations of one name,
+    such as agents that a tool runs, are distinguished by their first message; *journal* follows the
+    one that came first.
+
+    Raises SettingsError for an invalid setting, and, when this module is imported,
+    MountUnavailable without a pydantic-ai of the expected form.
+    """
+
+    def __init__(
+        self,
+        pipeline: ContextPipeline,
+        *,
+        session_id: SessionName | None = None,
+        journal: JournalStorage | None = None,
+    ) -> None:
+        self._shaper = Shaper(pipeline, MessageCodec(), session_id=session_id, journal=journal)
+
+    async def for_run(self, ctx: RunContext[Any]) -> AbstractCapability[Any]:  # noqa: ARG002
+        """What one run needs to remember."""
+        return _Run(self._shaper)
+
+
+class _Run(AbstractCapability[Any]):
+    """One run: what its last request was, and the shorter one that is to be sent next."""
+
+    def __init__(self, shaper: Shaper) -> None:
+        self._shaper = shaper
+        self._shaped: Shaped | None = None
+        self._shorter: Shaped | None = None
+
+    async def for_run(self, ctx: RunContext[Any]) -> AbstractCapability[Any]:  # noqa: ARG002
+        return self
+
+    async def prepare_model_request(
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        """Send the context."""
+        shaped, self._shorter = self._shorter, None
+        if shaped is None:
+            shaped = await self._shape(ctx, request_context)
+        self._shaped = shaped
+        if shaped is None or not shaped.is_changed:
+            return request_context
+        return dataclasses.replace(request_context, messages=shaped.items)
+
+    async def on_model_request_error(
+        self, ctx: RunContext[Any], *, request_context: ModelRequestContext, error: Exception
+    ) -> ModelResponse:
+        """Ask once more where the prompt was too long; any other error is raised."""
+        del ctx
+        shaped = self._shaped
+        if shaped is None or getattr(request_context, "attempt", 1) > 1:
+            raise error
+        self._shorter = await self._shaper.recover(shaped, as_refusal(error))
+        if self._shorter is None:
+            raise error
+        raise RetryModelRequest from error
+
+    async def after_model_request(
+        self,
+        ctx: RunContext[Any],
+        *,
+        request_context: ModelRequestContext,
+        response: ModelResponse,
+    ) -> ModelResponse:
+        """Learn from the usage."""
+        del ctx, request_context
+        if self._shaped is not None:
+            self._shaper.observe(self._shaped, _usage(response))
+        return response
+
+    async def _shape(
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
+    ) -> Shaped | None:
+        parameters = request_context.model_request_parameters
+        parts = getattr(parameters, "instruction_parts", None) or ()
+        texts = [part.content for part in parts if says(part.content)]
+        return await self._shaper.shape(
+            request_context.messages,
+            request=ctx,
+            found=(getattr(ctx, "conversation_id", None), getattr(ctx, "run_id", None)),
+            system=list(map(text_block, texts)) or None,
+            tools=list(map(_description, parameters.function_tools)),
+            model=getattr(request_context.model, "model_name", None),
+        )
+
+
+def _description(tool: Any) -> dict[str, object]:
+    parameters = tool.parameters_json_schema
+    return {"name": tool.name, "description": tool.description or "", "parameters": parameters}
+
+
+def _usage(response: ModelResponse) -> dict[str, int] | None:
+    billed = response.usage
+    return usage(
+        billed.input_tokens,
+        read=billed.cache_read_tokens,
+        written=billed.cache_write_tokens,
+        output=billed.output_tokens,
+    )
+
+
+# Messages -----------------------------------------------------------------------------------------
+
+
+class MessageCodec:
+    """pydantic-ai's messages; a request may hold results and words of the user at once."""
+
+    def frozen(self, items: Sequence[Item], start: int) -> int:
+        """All up to the last part in which the provider has compacted what came before."""
+        for index in reversed(range(start, len(items))):
+            parts = getattr(items[index], "parts", ())
+            if any(isinstance(part, CompactionPart) for part in parts):
+                return index + 1
+        return 0
+
+    def read(self, item: Item) -> Reading:
+        """*item* as blocks."""
+        blocks: list[dict[str, Any]] = []
+        for part in getattr(item, "parts", ()):
+            blocks += _part_blocks(part)
+        if not blocks:
+            blocks = [text_block(EMPTY)]
+        if isinstance(item, ModelResponse):
+            return Reading("assistant", blocks)
+        if any(kind(block) == "tool_result" for block in blocks):
+            return Reading("result", blocks)
+        return Reading("user", blocks)
+
+    def rebuild(self, item: Item, blocks: Sequence[Mapping[str, Any]]) -> Item:
+        """A copy of *item* that says *blocks*; its other parts are the same objects."""
+        waiting = list(blocks)
+        parts: list[Any] = []
+        for part in item.parts:
+            old = _part_blocks(part)
+            kept = [_take(waiting, block) for block in old]
+            if kept == old:
+                parts.append(part)
+                continue
+            changed = _rebuild_part(part, [block for block in kept if block is not None])
+            if changed is not None:
+                parts.append(changed)
+        said = [block_text(block) for block in waiting]
+        if said and isinstance(item, ModelResponse):
+            parts.append(TextPart("\n".join(said)))
+        elif said:
+            parts.append(UserPromptPart("\n".join(said)))
+        return dataclasses.replace(item, parts=parts)
+
+    def new(self, role: str, blocks: Sequence[Mapping[str, Any]]) -> list[Item]:
+        """Messages that say *blocks*."""
+        if role == "assistant":
+            return [ModelResponse(parts=list(map(_new_reply_part, blocks)))]
+        if role == "system":
+            return [ModelRequest(parts=[SystemPromptPart("\n".join(map(block_text, blocks)))])]
+        parts: list[Any] = []
+        said: list[Any] = []
+        for block in blocks:
+            if kind(block) == "tool_result":
+                text = result_text(block.get("content"))
+                parts.append(ToolReturnPart("tool", text, block["tool_use_id"]))
+            else:
+                said.append(_new_content(block))
+        if said:
+            is_text = all(isinstance(part, str) for part in said)
+            parts.append(UserPromptPart("\n".join(said) if is_text else said))
+        return [ModelRequest(parts=parts)]
+
+    def repair(
+        self,
+        items: list[Item],
+        sources: Sequence[int | None],  # noqa: ARG002
+        given: Sequence[Item],
+    ) -> list[Item]:
+        """*items*, without a result whose call has left, or a call whose result has."""
+        lost_calls = _ids(given, "id") - _ids(items, "id")
+        lost_results = _ids(given, "tool_use_id") - _ids(items, "tool_use_id")
+        if lost_calls.isdisjoint(_ids(items, "tool_use_id")) and lost_results.isdisjoint(
+            _ids(items, "id")
+        ):
+            return items
+        kept: list[Item] = []
+        for item in items:
+            blocks = self.read(item).blocks
+            left = [
+                block
+                for block in blocks
+                if block.get("id") not in lost_results
+                and block.get("tool_use_id") not in lost_calls
+            ]
+            if len(left) == len(blocks):
+                kept.append(item)
+            elif left:
+                kept.append(self.rebuild(item, left))
+        return kept
+
+
+def _ids(items: Sequence[Item], key: str) -> set[object]:
+    wanted = ToolCallPart if key == "id" else (ToolReturnPart, RetryPromptPart)
+    found: set[object] = set()
+    for item in items:
+        for part in getattr(item, "parts", ()):
+            if isinstance(part, wanted) and getattr(part, "tool_name", None):
+                found.add(part.tool_call_id)
+    return found
+
+
+def _take(waiting: list[Mapping[str, Any]], old: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What *old* has become, taken out of *waiting*; None where it has left."""
+    for key in ("id", "tool_use_id"):
+        for block in waiting:
+            if key in old and block.get(key) == old[key]:
+                waiting.remove(block)
+                return block
+    if old in waiting:
+        waiting.remove(old)
+        return old
+    return None
+
+
+# Parts --------------------------------------------------------------------------------------------
+
+
+def _part_blocks(part: Any) -> list[dict[str, Any]]:
+    for wanted, read in _READERS:
+        if isinstance(part, wanted):
+            return read(part)
+    return [opaque_block(_plain(part))]
+
+
+def _result_blocks(part: ToolReturnPart) -> list[dict[str, Any]]:
+    text = part.model_response_str()
+    files = list(getattr(part, "files", None) or ())
+    content: Any = text
+    if files:
+        content = [_text(text), *map(_content_block, files)]
+    block = {"type": "tool_result", "tool_use_id": part.tool_call_id, "content": content}
+    if part.outcome in ("failed", "denied", "retried") and text and not files:
+        block["is_error"] = True
+    return [block]
+
+
+def _retry_blocks(part: RetryPromptPart) -> list[dict[str, Any]]:
+    text = part.model_response()
+    if not part.tool_name:
+        return [_text(text)]
+    block = {"type": "tool_result", "tool_use_id": part.tool_call_id, "content": text}
+    return [{**block, "is_error": True} if text else block]
+
+
+def _prompt_blocks(part: UserPromptPart) -> list[dict[str, Any]]:
+    content = [part.content] if isinstance(part.content, str) else part.content
+    return list(map(_content_block, content))
+
+
+def _content_block(content: object) -> dict[str, Any]:
+    if isinstance(content, str):
+        return _text(content)
+    image = None
+    if isinstance(content, BinaryContent) and content.media_type.startswith("image/"):
+        image = image_block(f"data:{content.media_type};base64,{content.base64}")
+    elif isinstance(content, ImageUrl):
+        image = image_block(content.url)
+    return image or opaque_block(_plain(content))
+
+
+def _call_blocks(part: ToolCallPart) -> list[dict[str, Any]]:
+    arguments = arguments_object(part.args)
+    name = part.tool_call_id
+    return [{"type": "tool_use", "id": name, "name": part.tool_name, "input": arguments}]
+
+
+def _thinking_blocks(part: ThinkingPart) -> list[dict[str, Any]]:
+    proof = part.signature or part.id or "unsigned"
+    if not part.content:
+        return [{"type": "redacted_thinking", "data": proof}]
+    return [{"type": "thinking", "thinking": part.content, "signature": proof}]
+
+
+def _text_blocks(part: Any) -> list[dict[str, Any]]:
+    return [_text(part.content)] if part.content else []
+
+
+def _text(text: object) -> dict[str, Any]:
+    return text_block(text) if isinstance(text, str) and says(text) else opaque_block(text)
+
+
+def _plain(part: object) -> object:
+    """*part* in plain values, without times, so that equal parts make equal blocks."""
+    if not dataclasses.is_dataclass(part) or isinstance(part, type):
+        return repr(part)
+    fields = {
+        field.name: getattr(part, field.name)
+        for field in dataclasses.fields(part)
+        if field.name != "timestamp" and not field.name.startswith("_")
+    }
+    try:
+        return json.loads(as_json(fields))
+    except InvalidHistory:
+        return repr(fields)
+
+
+_READERS: tuple[tuple[type, Callable[[Any], list[dict[str, Any]]]], ...] = (
+    (ToolReturnPart, _result_blocks),
+    (RetryPromptPart, _retry_blocks),
+    (UserPromptPart, _prompt_blocks),
+    (ToolCallPart, _call_blocks),
+    (ThinkingPart, _thinking_blocks),
+    (TextPart, _text_blocks),
+    (SystemPromptPart, _text_blocks),
+)
+
+
+def _rebuild_part(part: Any, blocks: Sequence[Mapping[str, Any]]) -> Any:
+    """*part* that says *blocks*; None where nothing of it is left."""
+    if not blocks:
+        return None
+    if isinstance(part, ToolReturnPart):
+        text = _first_text(blocks[0].get("content"))
+        files = list(getattr(part, "files", None) or ())
+        return dataclasses.replace(part, content=[text, *files] if files else text)
+    if isinstance(part, RetryPromptPart):
+        text = result_text(blocks[0].get("content"))
+        return ToolReturnPart(part.tool_name or "", text, part.tool_call_id, outcome="failed")
+    if isinstance(part, ToolCallPart):
+        arguments = blocks[0]["input"]
+        args = arguments_json(arguments) if isinstance(part.args, str) else dict(arguments)
+        # By its id a provider would take its stored copy.
+        return dataclasses.replace(part, args=args, id=None)
+    if isinstance(part, UserPromptPart) and not isinstance(part.content, str):
+        content = [own for own in part.content if _content_block(own) in blocks]
+        return dataclasses.replace(part, content=content)
+    return None
+
+
+def _first_text(content: object) -> str:
+    if isinstance(content, list) and content:
+        return block_text(content[0])
+    return result_text(content)
+
+
+def _new_reply_part(block: Mapping[str, Any]) -> Any:
+    if kind(block) == "tool_use":
+        return ToolCallPart(block["name"], dict(block["input"]), block["id"])
+    return TextPart(block_text(block))
+
+
+def _new_content(block: Mapping[str, Any]) -> Any:
+    source = block.get("source")
+    if kind(block) != "image" or not isinstance(source, Mapping):
+        return block_text(block)
+    if source.get("type") == "base64":
+        return BinaryContent.from_data_uri(f"data:{source['media_type']};base64,{source['data']}")
+    return ImageUrl(str(source.get("url")))

@@ -1,0 +1,41 @@
+"""A LangChain agent: one middleware, and its state keeps every message.
+
+python -m examples.mounts.langchain_agent
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from typing import Any
+
+from langchain.agents import create_agent
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+
+from ctxpipe import ContextPipeline, DirectOffload, LocalStorage
+from ctxpipe.adapters.langchain import ctxpipe_middleware
+from ctxpipe.testing import OpenAIServer
+from examples.mounts.scripted import read_log, script
+
+
+async def main() -> None:
+    """Run the agent once."""
+    folder = await asyncio.to_thread(tempfile.mkdtemp)
+    pipeline = ContextPipeline([DirectOffload(LocalStorage(folder))])
+    async with OpenAIServer(script()) as server:
+        settings: Any = {"base_url": server.base_url, "api_key": "none"}
+        agent = create_agent(
+            ChatOpenAI(model="m", **settings),
+            [tool(read_log)],
+            middleware=[ctxpipe_middleware(pipeline, session_id="job-42")],
+        )
+        asked: Any = {"messages": [("user", "How were the last three days?")]}
+        state = await agent.ainvoke(asked)
+    kept = sum(len(str(message.content)) for message in state["messages"])
+    sent = len(server.requests[-1].raw)
+    print(f"{state['messages'][-1].content} {kept:,} characters kept, {sent:,} bytes sent")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,50 @@
+"""A loop on LiteLLM: one callback, for every provider that it knows.
+
+python -m examples.mounts.litellm_calls
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from typing import Any
+
+from ctxpipe import ContextPipeline, DirectOffload, LocalStorage
+from ctxpipe.adapters.litellm import ctxpipe_logger
+from ctxpipe.testing import OpenAIServer
+from examples.mounts.scripted import read_log, script
+
+import litellm  # isort: skip  after ctxpipe, which keeps it from asking the network for prices
+
+TOOL = {"name": "read_log", "parameters": {"type": "object", "properties": {}}}
+
+
+async def main() -> None:
+    """Ask, call the tools, and ask again until the model is done."""
+    folder = await asyncio.to_thread(tempfile.mkdtemp)
+    pipeline = ContextPipeline([DirectOffload(LocalStorage(folder))])
+    litellm.callbacks = [ctxpipe_logger(pipeline, session_id="job-42")]
+    messages: list[Any] = [{"role": "user", "content": "How were the last three days?"}]
+    async with OpenAIServer(script()) as server:
+        while True:
+            reply = await litellm.acompletion(
+                model="openai/m",
+                messages=messages,
+                tools=[{"type": "function", "function": TOOL}],
+                api_base=server.base_url,
+                api_key="none",
+            )
+            said = reply.choices[0].message
+            messages.append(said.model_dump(exclude_none=True))
+            if not said.tool_calls:
+                break
+            for call in said.tool_calls:
+                result = read_log(**json.loads(call.function.arguments))
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    kept = sum(len(str(message)) for message in messages)
+    print(f"{said.content} {kept:,} characters kept, {len(server.requests[-1].raw):,} bytes sent")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,32 @@
+"""A client of ``ctxpipe mcp`` reads back what was offloaded.
+
+python -m examples.mounts.mcp_reader
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+
+from mcp import ClientSession, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+from ctxpipe import LocalStorage
+from examples.mounts.scripted import read_log
+
+
+async def main() -> None:
+    """Offload a result, and search it as a model would."""
+    folder = await asyncio.to_thread(tempfile.mkdtemp)
+    [path] = await LocalStorage(folder).write([("job-42/call_1.md", read_log(1))])
+    server = StdioServerParameters(command=sys.executable, args=["-m", "ctxpipe", "mcp", folder])
+    async with stdio_client(server) as (read, write), ClientSession(read, write) as session:
+        await session.initialize()
+        arguments = {"path": path, "pattern": "served", "limit": 2}
+        found = await session.call_tool("search_offloaded", arguments)
+        print(found)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

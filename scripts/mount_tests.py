@@ -1,0 +1,183 @@
+"""Test each mount in an environment of its own, with the oldest and the newest version it allows.
+
+    python scripts/mount_tests.py                    # every mount
+    python scripts/mount_tests.py openai langchain   # these
+    python scripts/mount_tests.py --examples         # run their examples instead
+
+Prints a table: what each framework does with ctxpipe, or why it cannot. Exits 1 when a test has
+failed or was skipped, or an example has failed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+import xml.etree.ElementTree as ET  # the file is pytest's own
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / ".venv" / "adapters"
+TOOLS = ("pytest>=8.3", "hypothesis>=6.130", "blockbuster>=1.5.27")
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A mount: its *package*, the *oldest* version, and what its tests need beside it.
+
+    *cannot* says, by column, why the framework cannot do something.
+    """
+
+    name: str
+    package: str
+    oldest: str
+    extra: str = ""
+    beside: tuple[str, ...] = ()
+    cannot: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def tests(self) -> Path:
+        """Where its tests are."""
+        return ROOT / "tests" / "adapters" / f"test_{self.name.replace('-', '_')}.py"
+
+
+MOUNTS = (
+    Mount("anthropic", "anthropic", "2.11.0"),
+    Mount("openai", "openai", "3.0.0", "openai"),
+    Mount("mcp", "mcp", "2.0.0", "mcp"),
+    Mount(
+        "langchain",
+        "langchain",
+        "1.2.0",
+        "langchain",
+        beside=("langchain-openai", "langchain-anthropic", "langgraph"),
+    ),
+    Mount("pydantic-ai", "pydantic-ai-slim", "2.64.0", "pydantic-ai", beside=("openai>=3.0",)),
+    Mount(
+        "litellm",
+        "litellm",
+        "1.83.0",
+        "litellm",
+        cannot=(("overflow", "by the next attempt: no hook sends again"),),
+    ),
+)
+# Of a test's name: the column that it proves.
+COLUMNS = {
+    "rounds": ("rounds", "whatever_was_said", "tool_runner_works"),
+    "store": ("store_keeps", "callers_history_stays"),
+    "placeholders": ("placeholders", "go_to_files", "goes_to_a_file", "read_and_searched"),
+    "signatures": ("signature", "thinking"),
+    "usage": ("usage", "billed", "learns"),
+    "overflow": ("overflow", "too_long", "recover"),
+    "streamed": ("stream",),
+    "sub-agent": ("sub_agent", "side_question"),
+    "resumed": ("new_process", "another_process", "journal"),
+}
+
+
+EXAMPLES = {
+    "openai": "openai_chat",
+    "mcp": "mcp_reader",
+    "langchain": "langchain_agent",
+    "pydantic-ai": "pydantic_ai_agent",
+    "litellm": "litellm_calls",
+}
+SHELL = ROOT / "examples" / "mounts" / "claude_code.sh"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command; its exit code."""
+    names = [name for name in arguments if not name.startswith("-")]
+    if "--examples" in arguments:
+        return run_examples(names)
+    return run_tests(names)
+
+
+def run_examples(names: Sequence[str]) -> int:
+    """Run the examples of the mounts with these *names*, or all; 1 when one has failed."""
+    failed = 0
+    python = sys.executable
+    for mount in MOUNTS:
+        if mount.name in EXAMPLES and (not names or mount.name in names):
+            python = environment(mount, "newest")
+            print(f"== {mount.name}", flush=True)
+            module = f"examples.mounts.{EXAMPLES[mount.name]}"
+            done = subprocess.run([python, "-m", module], cwd=ROOT, check=False)
+            failed |= done.returncode
+    if not names or "claude-code" in names:
+        print("== claude-code", flush=True)
+        settings = {**os.environ, "PYTHON": python}
+        failed |= subprocess.run(["sh", SHELL], cwd=ROOT, check=False, env=settings).returncode
+    return int(bool(failed))
+
+
+def run_tests(names: Sequence[str]) -> int:
+    """Test the mounts with these *names*, or all; 1 when a test has failed or was skipped."""
+    chosen = [mount for mount in MOUNTS if not names or mount.name in names]
+    print(f"{'mount':<14}{'version':<10}", *(f"{column:<13}" for column in COLUMNS), "tests")
+    failed = False
+    for mount in chosen:
+        for which in ("oldest", "newest"):
+            cells, tests, is_green = row(mount, which)
+            failed = failed or not is_green
+            print(f"{mount.name:<14}{version(mount, which):<10}", *cells, tests, flush=True)
+    for mount in chosen:
+        for column, why in mount.cannot:
+            print(f"{mount.name}, {column}: {why}")
+    return int(failed)
+
+
+def row(mount: Mount, which: str) -> tuple[list[str], str, bool]:
+    """What the tests of *mount* have shown, by column, and in one word."""
+    python = environment(mount, which)
+    report = FOLDER / f"{mount.name}-{which}.xml"
+    options = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}", str(mount.tests)]
+    subprocess.run([python, "-m", "pytest", *options], cwd=ROOT, check=False, capture_output=True)
+    outcomes = list(read(report))
+    cells: list[str] = []
+    for words in COLUMNS.values():
+        own = [passed for name, passed in outcomes if any(word in name for word in words)]
+        cells.append(f"{'—' if not own else 'green' if all(own) else 'FAILED':<13}")
+    passed = sum(passed for _, passed in outcomes)
+    return cells, f"{passed}/{len(outcomes)}", 0 < passed == len(outcomes)
+
+
+def read(report: Path) -> Iterator[tuple[str, bool]]:
+    """The name of each test, and whether it has passed; one that was skipped has not."""
+    if not report.exists():
+        return
+    for case in ET.parse(report).iter("testcase"):  # noqa: S314
+        bad = any(child.tag in ("failure", "error", "skipped") for child in case)
+        yield str(case.get("name")), not bad
+
+
+def environment(mount: Mount, which: str) -> str:
+    """The Python of the environment of *mount*, made where there is none."""
+    folder = FOLDER / f"{mount.name}-{which}"
+    python = folder / "bin" / "python"
+    stamp = folder / ".installed"
+    if stamp.exists():
+        return str(python)
+    venv.create(folder, with_pip=True, clear=True)
+    wanted = mount.package if which == "newest" else f"{mount.package}=={mount.oldest}"
+    extras = ",".join(filter(None, ("testing", mount.extra)))
+    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    needed = [*TOOLS, *mount.beside, wanted, "--editable", f".[{extras}]"]
+    subprocess.run([*install, *needed], cwd=ROOT, check=True)
+    stamp.touch()
+    return str(python)
+
+
+def version(mount: Mount, which: str) -> str:
+    """The version of the package of *mount* that is installed."""
+    code = f"from importlib.metadata import version; print(version({mount.package!r}))"
+    python = FOLDER / f"{mount.name}-{which}" / "bin" / "python"
+    done = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

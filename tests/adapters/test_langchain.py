@@ -1,0 +1,278 @@
+"""The middleware in LangChain's own agent, with its own models, against loopback APIs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mounts import (
+    CALLS,
+    LINES,
+    Factors,
+    bodies,
+    compacting,
+    offloading,
+    placeholders,
+    result,
+    rounds,
+)
+
+from ctxpipe import ContextPipeline, LocalStorage
+from ctxpipe.testing import MessagesServer, Model, OpenAIServer, Script, answer, tool_use
+
+pytest.importorskip("langchain", reason="the extra ctxpipe[langchain] is not installed")
+pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
+pytest.importorskip("langchain_anthropic", reason="langchain-anthropic is not installed")
+
+from langchain.agents import create_agent
+from langchain_anthropic import ChatAnthropic
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from langgraph.checkpoint.memory import InMemorySaver
+
+from ctxpipe.adapters.langchain import MessageCodec, ctxpipe_middleware
+from ctxpipe.wire import Translation
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+
+APIS = ["chat", "responses", "anthropic"]
+every_api = pytest.mark.parametrize("api", APIS)
+THREAD: Any = {"configurable": {"thread_id": "t"}, "recursion_limit": 200}
+GO: Any = {"messages": [HumanMessage("go")]}
+
+
+@tool
+def look(number: int) -> str:
+    """Looks."""
+    return result(number)
+
+
+@asynccontextmanager
+async def serve(api: str, script: Script, **settings: Any) -> AsyncIterator[tuple[Any, Any]]:
+    """A server that follows *script*, and LangChain's model for it."""
+    if api == "anthropic":
+        async with MessagesServer(script, **settings) as server:
+            given: Any = {"base_url": server.url, "api_key": "k", "max_retries": 0}
+            given |= {"model": "m", "max_tokens": 2000}
+            thinking = {"type": "enabled", "budget_tokens": 1024}
+            yield server, ChatAnthropic(thinking=thinking, **given)
+        return
+    async with OpenAIServer(script, **settings) as server:
+        given = {"base_url": server.base_url, "api_key": "k", "max_retries": 0}
+        yield server, ChatOpenAI(model="m", use_responses_api=api == "responses", **given)
+
+
+def agent(model: Any, pipeline: ContextPipeline, **options: Any) -> Any:
+    settings = {
+        "session_id": options.pop("session_id", None),
+        "journal": options.pop("journal", None),
+    }
+    shaping = ctxpipe_middleware(pipeline, **settings)
+    return create_agent(model, [look], middleware=[shaping], **options)
+
+
+# The table ----------------------------------------------------------------------------------------
+
+
+@every_api
+async def test_five_rounds_with_parallel_calls_and_no_request_is_refused(tmp_path: Path, api: str):
+    async with serve(api, rounds()) as (server, model):
+        state = await agent(model, offloading(tmp_path)).ainvoke(GO, THREAD)
+
+    assert not server.refused
+    assert "Done." in str(state["messages"][-1].content)
+
+
+@every_api
+async def test_the_store_keeps_every_original(tmp_path: Path, api: str):
+    store = InMemorySaver()
+    async with serve(api, rounds()) as (_, model):
+        looking = agent(model, offloading(tmp_path), checkpointer=store)
+        await looking.ainvoke(GO, THREAD)
+        kept = (await looking.aget_state(THREAD)).values["messages"]
+
+    results = [message for message in kept if isinstance(message, ToolMessage)]
+    assert sorted(str(message.content) for message in results) == sorted(map(result, range(CALLS)))
+
+
+@every_api
+async def test_placeholders_are_what_is_sent(tmp_path: Path, api: str):
+    async with serve(api, rounds()) as (server, model):
+        await agent(model, offloading(tmp_path)).ainvoke(GO, THREAD)
+
+    assert placeholders(server.requests[-1]) == CALLS
+    assert (tmp_path / "t" / "c0.md").read_text() == result(0)
+
+
+@pytest.mark.parametrize("api", ["responses", "anthropic"])
+async def test_signatures_are_unchanged(tmp_path: Path, api: str):
+    async with serve(api, rounds()) as (server, model):
+        await agent(model, offloading(tmp_path)).ainvoke(GO, THREAD)
+
+    sent = str(bodies(server.requests)[-1])
+    proof = "encrypted_content" if api == "responses" else "'signature': '"
+    assert sent.count(proof) >= CALLS / 2
+    assert not server.refused
+
+
+@every_api
+async def test_usage_is_learned(api: str):
+    factors = Factors()
+    async with serve(api, rounds(), model=Model(billing_factor=3)) as (_, model):
+        await agent(model, ContextPipeline([factors])).ainvoke(GO, THREAD)
+
+    assert factors.noted[-1] > 2
+
+
+@every_api
+async def test_an_overflow_is_survived(tmp_path: Path, api: str):
+    window = Model(window=4000, thinking="signed")
+    async with serve(api, rounds(8), model=window) as (server, model):
+        state = await agent(model, compacting(tmp_path)).ainvoke(GO, THREAD)
+
+    assert "Done." in str(state["messages"][-1].content)
+    assert server.refused
+    assert all("long" in r.problems[0] or "context" in r.problems[0] for r in server.refused)
+
+
+@every_api
+async def test_a_stream_is_shaped(tmp_path: Path, api: str):
+    async with serve(api, rounds()) as (server, model):
+        looking = agent(model, offloading(tmp_path))
+        parts = [part async for part in looking.astream(GO, THREAD, stream_mode="messages")]
+
+    assert any(body.get("stream") for body in bodies(server.requests))
+    assert placeholders(server.requests[-1]) == CALLS
+    assert parts
+    assert not server.refused
+
+
+async def test_a_sub_agent_does_not_disturb(tmp_path: Path):
+    def script(body: Any) -> Any:
+        said = str(body["messages"][0]["content"])
+        turn = sum(message["role"] == "assistant" for message in body["messages"])
+        if turn == 3:
+            return "Done."
+        if said == "go" and turn == 1:
+            return answer(tool_use("ask", {"question": "What?"}, id="ask"))
+        return answer(tool_use("look", {"number": turn}, id=f"{said[:2]}{turn}"))
+
+    async with serve("chat", script) as (server, model):
+        shaping = ctxpipe_middleware(offloading(tmp_path))
+        sub = create_agent(model, [look], middleware=[shaping])
+
+        @tool
+        async def ask(question: str) -> str:
+            """Asks."""
+            state = await sub.ainvoke({"messages": [HumanMessage(question)]})
+            return str(state["messages"][-1].content)
+
+        main = create_agent(model, [look, ask], middleware=[shaping])
+        await main.ainvoke(GO, THREAD)
+
+    assert not server.refused
+    assert [placeholders(request) for request in server.requests] == [0, 1, 0, 1, 2, 3, 1, 2]
+
+
+@every_api
+async def test_a_new_process_goes_on_with_the_same_bytes(tmp_path: Path, api: str):
+    storage = LocalStorage(tmp_path)
+    async with serve(api, [*rounds(), "Again."]) as (server, model):
+        state = await agent(model, offloading(tmp_path), journal=storage).ainvoke(GO, THREAD)
+        resumed = agent(model, offloading(tmp_path), journal=storage)
+        await resumed.ainvoke({"messages": state["messages"][:-1]}, THREAD)
+
+    before, after = server.requests[-2:]
+    assert before.raw == after.raw
+
+
+# Beside it ----------------------------------------------------------------------------------------
+
+
+async def test_synchronous_agents_work_as_well(tmp_path: Path):
+    async with serve("chat", rounds(), model=Model(window=100_000)) as (server, model):
+        looking = agent(model, offloading(tmp_path))
+        await anyio.to_thread.run_sync(lambda: looking.invoke(GO, THREAD))
+
+    assert placeholders(server.requests[-1]) == CALLS
+
+
+async def test_a_synchronous_agent_survives_an_overflow(tmp_path: Path):
+    async with serve("chat", rounds(8), model=Model(window=4000)) as (server, model):
+        looking = agent(model, compacting(tmp_path))
+        state = await anyio.to_thread.run_sync(lambda: looking.invoke(GO, THREAD))
+
+    assert state["messages"][-1].content == "Done."
+    assert server.refused
+
+
+async def test_without_a_thread_a_given_name_counts(tmp_path: Path):
+    async with serve("chat", rounds(1)) as (_, model):
+        await agent(model, offloading(tmp_path), session_id="given").ainvoke(GO)
+
+    assert (tmp_path / "given" / "c0.md").exists()
+
+
+# Messages -----------------------------------------------------------------------------------------
+
+
+def messages() -> list[Any]:
+    content: Any = [
+        {"type": "thinking", "thinking": "hm", "signature": "S"},
+        {"type": "tool_use", "id": "c1", "name": "look", "input": {"number": 1}},
+    ]
+    call = {"id": "c1", "name": "look", "args": {"number": 1}}
+    broken: Any = {"id": "c2", "name": "look", "args": "{no", "error": None}
+    return [
+        HumanMessage([{"type": "text", "text": "see"}, {"type": "image", "url": "https://a.x/b"}]),
+        AIMessage(content, tool_calls=[call], invalid_tool_calls=[broken], id="m1"),
+        ToolMessage(LINES, tool_call_id="c1", artifact={"a": 1}, id="r1"),
+        ToolMessage("failed", tool_call_id="c2", status="error"),
+        SystemMessage("note"),
+        AIMessage(""),
+        HumanMessage("on"),
+    ]
+
+
+def test_what_no_stage_touches_comes_back_as_the_very_same_objects():
+    translation = Translation(MessageCodec())
+    given = messages()
+
+    units = translation.read(given)
+    back = translation.items(units, [*units.messages])
+
+    assert [id(message) for message in back] == [id(message) for message in given]
+
+
+def test_a_changed_result_keeps_its_id_and_its_artifact():
+    block = {"type": "tool_result", "tool_use_id": "c1", "content": "[offloaded]"}
+
+    changed = MessageCodec().rebuild(messages()[2], [block])
+
+    assert (changed.content, changed.id, changed.artifact) == ("[offloaded]", "r1", {"a": 1})
+
+
+def test_changed_arguments_are_changed_in_both_places():
+    blocks = [dict(block) for block in MessageCodec().read(messages()[1]).blocks]
+    blocks[1]["input"] = {"number": "[offloaded]"}
+
+    changed = MessageCodec().rebuild(messages()[1], blocks)
+
+    assert changed.tool_calls[0]["args"] == {"number": "[offloaded]"}
+    assert changed.content[1]["input"] == {"number": "[offloaded]"}
+    assert changed.content[0] == {"type": "thinking", "thinking": "hm", "signature": "S"}
+    assert changed.invalid_tool_calls
+
+
+def test_a_call_that_left_is_gone_from_both_places():
+    blocks = MessageCodec().read(messages()[1]).blocks[:1]
+
+    changed = MessageCodec().rebuild(messages()[1], blocks)
+
+    assert changed.tool_calls == changed.invalid_tool_calls == []
+    assert len(changed.content) == 1

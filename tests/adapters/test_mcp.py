@@ -1,0 +1,125 @@
+"""The official client over stdio reads what was offloaded, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp import ClientSession, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from places import ROOT
+
+from ctxpipe import LocalStorage, SettingsError
+from ctxpipe.adapters.mcp import offload_server
+
+TEXT = "first\nsecond error\n" * 50
+
+
+@asynccontextmanager
+async def talk(root: Path, *options: str) -> AsyncIterator[ClientSession]:
+    """A client of ``ctxpipe mcp``, started as a client starts it."""
+    server = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "ctxpipe", "mcp", str(root), *options],
+        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
+        cwd=root,
+    )
+    async with stdio_client(server) as (read, write), ClientSession(read, write) as session:
+        await session.initialize()
+        yield session
+
+
+async def store(root: Path, key: str = "job/t1.md") -> str:
+    [path] = await LocalStorage(root).write([(key, TEXT)])
+    return path
+
+
+async def call(session: ClientSession, tool: str, **arguments: Any) -> tuple[str, bool]:
+    """What *tool* says, and whether that is an error."""
+    result: Any = await session.call_tool(tool, arguments)
+    [content] = result.content
+    return content.text, bool(result.is_error)
+
+
+async def test_the_tools_are_listed_as_reading_ones(tmp_path: Path):
+    async with talk(tmp_path) as session:
+        listed = (await session.list_tools()).tools
+
+    assert [tool.name for tool in listed] == ["read_offloaded", "search_offloaded"]
+    assert all(tool.annotations and tool.annotations.read_only_hint for tool in listed)
+    assert listed[0].input_schema["required"] == ["path"]
+
+
+async def test_what_was_offloaded_is_read_and_searched(tmp_path: Path):
+    path = await store(tmp_path)
+
+    async with talk(tmp_path) as session:
+        page, failed = await call(session, "read_offloaded", path=path, limit=12)
+        found, _ = await call(session, "search_offloaded", path=path, pattern="error", limit=1)
+
+    assert page.startswith("first\nsecond")
+    assert "Read on with offset=12" in page
+    assert not failed
+    assert "second error" in found
+
+
+@pytest.mark.parametrize("elsewhere", ["/etc/passwd", "../secret.md", "job/none.md", "x\0y", ""])
+async def test_what_lies_elsewhere_is_refused(tmp_path: Path, elsewhere: str):
+    root = tmp_path / "root"
+    await store(root)
+    (tmp_path / "secret.md").write_text("secret")
+
+    async with talk(root) as session:
+        for tool in ("read_offloaded", "search_offloaded"):
+            said, failed = await call(session, tool, path=elsewhere, pattern="s")
+            assert failed
+            assert "root" not in said.replace(elsewhere, "")
+
+
+async def test_another_session_is_refused_where_one_is_named(tmp_path: Path):
+    mine, other = await store(tmp_path, "mine/t.md"), await store(tmp_path, "other/t.md")
+
+    async with talk(tmp_path, "--session", "mine") as session:
+        assert not (await call(session, "read_offloaded", path=mine))[1]
+        assert (await call(session, "read_offloaded", path=other))[1]
+
+
+async def test_an_unknown_tool_and_wrong_arguments_are_errors_that_the_model_reads(tmp_path: Path):
+    async with talk(tmp_path) as session:
+        assert "no tool" in (await call(session, "moon"))[0]
+        assert "path is missing" in (await call(session, "read_offloaded"))[0]
+
+
+async def test_a_client_that_goes_ends_the_server(tmp_path: Path):
+    process = await anyio.open_process(
+        [sys.executable, "-m", "ctxpipe", "mcp", str(tmp_path)],
+        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
+    )
+    assert process.stdin is not None
+    await process.stdin.aclose()
+
+    with anyio.fail_after(60):
+        assert await process.wait() == 0
+    await process.aclose()
+
+
+async def test_a_wrong_option_ends_with_its_reason(tmp_path: Path):
+    done = await anyio.run_process(
+        [sys.executable, "-m", "ctxpipe", "mcp", str(tmp_path), "--session", ""],
+        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert b"session_id is ''" in done.stderr
+
+
+def test_a_storage_that_cannot_be_read_from_is_refused():
+    with pytest.raises(SettingsError, match="TextReader"):
+        offload_server("x")  # type: ignore[arg-type]

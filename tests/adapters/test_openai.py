@@ -1,0 +1,573 @@
+"""The HTTP client in the real SDK, against loopback chat completions and responses.
+
+What the server receives, and what comes back.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import openai
+import pytest
+
+from ctxpipe import (
+    BatchOffload,
+    Breaker,
+    Budget,
+    Change,
+    Compact,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    Skip,
+    SmartTruncate,
+    Turn,
+)
+from ctxpipe.adapters.openai import ctxpipe_client, ctxpipe_sync_client
+from ctxpipe.errors import SettingsError
+from ctxpipe.summarizers import ExtractiveSummarizer
+from ctxpipe.testing import (
+    Failure,
+    Model,
+    OpenAIServer,
+    Received,
+    Reply,
+    Script,
+    answer,
+    thinking,
+    tool_use,
+)
+from ctxpipe.wire import conversation
+
+LONG = "a long line of output\n" * 100
+KEYS = {"chat": "messages", "responses": "input"}
+
+every_api = pytest.mark.parametrize("api", ["chat", "responses"])
+every_way = pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
+
+
+# Talking ------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def talk(
+    script: Script, http_client: httpx2.AsyncClient | None = None, **settings: Any
+) -> AsyncIterator[tuple[OpenAIServer, openai.AsyncOpenAI]]:
+    """A server that follows *script*, and a client that sends through *http_client*."""
+    async with (
+        OpenAIServer(script, **settings) as server,
+        openai.AsyncOpenAI(
+            base_url=server.base_url, api_key="test", max_retries=0, http_client=http_client
+        ) as client,
+    ):
+        yield server, client
+
+
+async def ask(
+    client: openai.AsyncOpenAI, api: str, items: Any, *, stream: bool = False, **options: Any
+) -> list[Any]:
+    """What the model says to *items*, as items."""
+    way = ask_chat if api == "chat" else ask_response
+    return list(await way(client, items, stream, options))
+
+
+async def ask_chat(client: openai.AsyncOpenAI, items: Any, stream: bool, options: Any) -> Any:
+    if not stream:
+        reply = await client.chat.completions.create(model="m", messages=items, **options)
+    else:
+        async with client.chat.completions.stream(
+            model="m", messages=items, stream_options={"include_usage": True}, **options
+        ) as events:
+            reply = await events.get_final_completion()
+    return [reply.choices[0].message.model_dump(exclude_none=True, exclude={"parsed"})]
+
+
+async def ask_response(client: openai.AsyncOpenAI, items: Any, stream: bool, options: Any) -> Any:
+    if not stream:
+        reply = await client.responses.create(model="m", input=items, **options)
+    else:
+        async with client.responses.stream(model="m", input=items, **options) as events:
+            reply = await events.get_final_response()
+    unknown = {"parsed_arguments", "parsed"}
+    return [item.model_dump(exclude_none=True, exclude=unknown) for item in reply.output]
+
+
+def results(api: str, said: list[Any], text: str) -> list[Any]:
+    """The results of all calls in *said*."""
+    if api == "chat":
+        calls = [call["id"] for item in said for call in item.get("tool_calls", [])]
+        return [{"role": "tool", "tool_call_id": call, "content": text} for call in calls]
+    calls = [item["call_id"] for item in said if item["type"] == "function_call"]
+    kind = "function_call_output"
+    return [{"type": kind, "call_id": call, "output": text} for call in calls]
+
+
+async def work(
+    client: openai.AsyncOpenAI, api: str, rounds: int, *, stream: bool = False, **options: Any
+) -> list[Any]:
+    """An agent's loop of so many rounds; its whole history."""
+    history: list[Any] = [{"role": "user", "content": "go"}]
+    for number in range(rounds):
+        said = await ask(client, api, history, stream=stream, **options)
+        history += [*said, *results(api, said, f"{number}\n{LONG}")]
+    return history
+
+
+def call_twice(body: Any) -> Reply:
+    """Two calls at once, after some thinking."""
+    number = len(body.get("messages") or body.get("input"))
+    calls = [tool_use("look", {"n": number}, id=f"c{number}_{place}") for place in range(2)]
+    return answer(thinking(f"thought {number}"), *calls)
+
+
+def items_of(received: Received) -> list[Any]:
+    key = "messages" if "chat" in received.path else "input"
+    body: Any = received.body
+    return list(body[key])
+
+
+def shown(items: list[Any]) -> list[str]:
+    """The results in *items*."""
+    texts = [item.get("output") or item.get("content") for item in items]
+    pairs = zip(items, texts, strict=True)
+    return [t for item, t in pairs if item.get("role") == "tool" or "_output" in str(item)[:40]]
+
+
+def offloading(folder: Path, **options: Any) -> ContextPipeline:
+    return ContextPipeline([DirectOffload(LocalStorage(folder), min_chars=500)], **options)
+
+
+def full(folder: Path) -> ContextPipeline:
+    storage = LocalStorage(folder, clock=float)
+    stages = (
+        DirectOffload(storage, min_chars=2000),
+        BatchOffload(storage),
+        Compact(ExtractiveSummarizer(), storage, breaker=Breaker(clock=float)),
+        SmartTruncate(storage, max_tokens=1500),
+    )
+    return ContextPipeline(stages, budget=Budget(window=4000, trigger=3000))
+
+
+# Nothing to do ------------------------------------------------------------------------------------
+
+
+@every_api
+@every_way
+async def test_below_the_gates_the_request_is_byte_for_byte_the_one_without_ctxpipe(
+    tmp_path: Path, api: str, stream: bool
+):
+    received = []
+    for http_client in (None, ctxpipe_client(full(tmp_path))):
+        async with talk(lambda _: "é😀", http_client) as (server, client):
+            items = [{"role": "user", "content": "é"}, {"role": "assistant", "content": "ok"}]
+            await ask(client, api, [*items, items[0]], stream=stream, temperature=0.5)
+        received.append(server.requests[0])
+
+    bare, ours = received
+    assert ours.raw == bare.raw
+    assert comparable(ours.headers) == comparable(bare.headers)
+
+
+def comparable(headers: Any) -> dict[str, str]:
+    """The headers without what differs between two servers."""
+    differs = ("host", "x-stainless-async", "idempotency-key")
+    return {name: value for name, value in headers.items() if name not in differs}
+
+
+@every_api
+@every_way
+async def test_the_answer_is_the_one_without_ctxpipe(tmp_path: Path, api: str, stream: bool):
+    replies = []
+    for http_client in (None, ctxpipe_client(offloading(tmp_path))):
+        async with talk([answer("Hello.", tool_use("look", {}, id="c"))], http_client) as (_, c):
+            replies.append(await ask(c, api, [{"role": "user", "content": "hi"}], stream=stream))
+
+    assert replies[0] == replies[1]
+
+
+# Something to do ----------------------------------------------------------------------------------
+
+
+@every_api
+@every_way
+async def test_long_results_go_to_files_and_the_callers_history_stays(
+    tmp_path: Path, api: str, stream: bool
+):
+    http_client = ctxpipe_client(offloading(tmp_path), session_id="s")
+
+    async with talk(call_twice, http_client) as (server, client):
+        history = await work(client, api, 5, stream=stream)
+
+    assert not server.refused
+    assert not any(request.ignored for request in server.requests)
+    assert all("offloaded" in text for text in shown(items_of(server.requests[-1])))
+    assert len(shown(items_of(server.requests[-1]))) == 8
+    assert all(LONG in text for text in shown(history))
+    assert (tmp_path / "s" / "c1_0.md").read_text() == f"0\n{LONG}"
+
+
+@every_api
+async def test_each_request_begins_as_the_one_before_did(tmp_path: Path, api: str):
+    http_client = ctxpipe_client(offloading(tmp_path), session_id="s")
+
+    async with talk(call_twice, http_client) as (server, client):
+        await work(client, api, 6)
+
+    for before, after in zip(server.requests, server.requests[1:], strict=False):
+        assert items_of(after)[: len(items_of(before))] == items_of(before)
+
+
+@every_api
+async def test_thirty_rounds_with_all_stages_at_work_and_no_request_is_refused(
+    tmp_path: Path, api: str
+):
+    http_client = ctxpipe_client(full(tmp_path), session_id="s")
+
+    async with talk(call_twice, http_client) as (server, client):
+        await work(client, api, 30)
+
+    assert not server.refused
+    assert not any(request.ignored for request in server.requests)
+    assert max(request.tokens for request in server.requests) < 5000
+
+
+async def test_reasoning_and_its_signatures_are_sent_as_they_came(tmp_path: Path):
+    http_client = ctxpipe_client(offloading(tmp_path), session_id="s")
+
+    async with talk(call_twice, http_client) as (server, client):
+        history = await work(client, "responses", 4)
+
+    thoughts = [item for item in history if item.get("type") == "reasoning"]
+    sent = [item for item in items_of(server.requests[-1]) if item.get("type") == "reasoning"]
+    assert sent == thoughts[:3]
+    assert all(item["encrypted_content"] for item in sent)
+
+
+async def test_what_the_provider_holds_is_sent_as_it_came(tmp_path: Path):
+    http_client = ctxpipe_client(offloading(tmp_path), session_id="s")
+    output = {"type": "function_call_output", "output": LONG}
+
+    async with talk(call_twice, http_client) as (server, client):
+        first = await client.responses.create(model="m", input="go")
+        calls = [item.call_id for item in first.output if item.type == "function_call"]
+        given: Any = [{**output, "call_id": call} for call in calls]
+        await client.responses.create(model="m", input=given, previous_response_id=first.id)
+
+    assert not server.refused
+    assert items_of(server.requests[1]) == given
+
+
+async def test_other_requests_pass(tmp_path: Path):
+    http_client = ctxpipe_client(offloading(tmp_path))
+
+    async with talk([], http_client) as (server, client):
+        with pytest.raises(openai.NotFoundError):
+            await client.models.list()
+        with pytest.raises(openai.NotFoundError):
+            await client.embeddings.create(model="m", input="x")
+
+    assert not server.requests
+
+
+# The bill -----------------------------------------------------------------------------------------
+
+
+class Factors:
+    """A stage that does nothing but note what a token is believed to cost."""
+
+    def __init__(self) -> None:
+        self.noted: list[float] = []
+
+    async def __call__(self, turn: Turn) -> Change | Skip:
+        await turn.ledger.total(turn.messages)
+        self.noted.append(turn.ledger.factor)
+        return Skip("it only looks")
+
+
+@every_api
+@every_way
+async def test_a_session_learns_what_its_tokens_are_billed(api: str, stream: bool):
+    factors = Factors()
+    http_client = ctxpipe_client(ContextPipeline([factors]), session_id="s")
+
+    async with talk(call_twice, http_client, model=Model(billing_factor=3)) as (_, client):
+        await work(client, api, 4, stream=stream)
+
+    assert factors.noted[0] <= 1.5
+    assert 2 < factors.noted[-1] < 4
+
+
+async def test_a_body_without_usage_teaches_nothing(caplog: pytest.LogCaptureFixture):
+    http_client = ctxpipe_client(
+        ContextPipeline(),
+        transport=httpx2.MockTransport(lambda _: httpx2.Response(200, json={"choices": []})),
+    )
+    async with openai.AsyncOpenAI(api_key="k", http_client=http_client) as client:
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
+
+    assert not caplog.records
+
+
+# Too long -----------------------------------------------------------------------------------------
+
+
+def history_of(api: str, rounds: int) -> list[Any]:
+    items: list[Any] = [{"role": "user", "content": "go"}]
+    for number in range(rounds):
+        name = f"c{number}"
+        if api == "chat":
+            function = {"name": "look", "arguments": "{}"}
+            call = {"id": name, "type": "function", "function": function}
+            items.append({"role": "assistant", "tool_calls": [call]})
+            items.append({"role": "tool", "tool_call_id": name, "content": LONG})
+        else:
+            call = {"type": "function_call", "call_id": name, "name": "look"}
+            items.append({**call, "arguments": "{}"})
+            items.append({"type": "function_call_output", "call_id": name, "output": LONG})
+    return items
+
+
+def compacting(folder: Path) -> ContextPipeline:
+    storage = LocalStorage(folder)
+    return ContextPipeline([Compact(ExtractiveSummarizer(), storage)], budget=Budget(20_000))
+
+
+@every_api
+@every_way
+async def test_after_too_long_a_shorter_request_is_sent_once(
+    tmp_path: Path, api: str, stream: bool
+):
+    http_client = ctxpipe_client(compacting(tmp_path), session_id="s")
+
+    async with talk(["ok"], http_client, model=Model(window=6000)) as (server, client):
+        said = await ask(client, api, history_of(api, 20), stream=stream)
+
+    assert "ok" in json.dumps(said)
+    assert [bool(request.problems) for request in server.requests] == [True, False]
+    assert server.requests[1].tokens < 6000
+
+
+async def test_a_refusal_within_a_stream_is_recovered_too(tmp_path: Path):
+    http_client = ctxpipe_client(compacting(tmp_path), session_id="s")
+    settings: Any = {"model": Model(window=6000), "late_refusal": True}
+
+    async with talk(["ok"], http_client, **settings) as (server, client):
+        said = await ask(client, "responses", history_of("responses", 20), stream=True)
+
+    assert said[0]["content"][0]["text"] == "ok"
+    assert len(server.requests) == 2
+
+
+@every_api
+async def test_what_cannot_be_shortened_gives_the_apis_own_error(tmp_path: Path, api: str):
+    http_client = ctxpipe_client(offloading(tmp_path, budget=Budget(20_000)), session_id="s")
+
+    async with talk([], http_client, model=Model(window=100)) as (server, client):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ask(client, api, [{"role": "user", "content": LONG}])
+
+    assert caught.value.code == "context_length_exceeded"
+    assert len(server.requests) == 1
+
+
+@every_api
+async def test_another_error_passes(tmp_path: Path, api: str):
+    http_client = ctxpipe_client(compacting(tmp_path), session_id="s")
+    failure = Failure(400, "invalid_request_error", "Unknown parameter: 'x'.")
+
+    async with talk([failure], http_client) as (server, client):
+        with pytest.raises(openai.BadRequestError, match="Unknown parameter"):
+            await ask(client, api, history_of(api, 20))
+
+    assert len(server.requests) == 1
+
+
+# Failing open -------------------------------------------------------------------------------------
+
+
+@every_api
+async def test_an_error_of_ours_is_logged_once_and_the_request_sent_as_it_came(
+    api: str, caplog: pytest.LogCaptureFixture
+):
+    async def fail(turn: Turn) -> Skip:
+        raise RuntimeError("secret")
+
+    http_client = ctxpipe_client(ContextPipeline([fail], on_error="raise"), session_id="s")
+
+    async with talk(["ok"], http_client) as (server, client):
+        await ask(client, api, history_of(api, 1))
+
+    assert items_of(server.requests[0]) == history_of(api, 1)
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    ours = [text for text in warnings if "could not be shaped" in text]
+    assert len(ours) == 1
+    assert "secret" not in ours[0]
+
+
+@every_api
+async def test_a_request_with_open_calls_is_sent_as_it_came(
+    tmp_path: Path, api: str, caplog: pytest.LogCaptureFixture
+):
+    http_client = ctxpipe_client(offloading(tmp_path), session_id="s")
+    items = history_of(api, 2)[:-1]
+
+    async with talk([], http_client) as (server, client):
+        for _ in range(2):
+            with pytest.raises(openai.BadRequestError):
+                await ask(client, api, items)
+
+    assert items_of(server.requests[0]) == items
+    assert caplog.text.count("calls that have no result") == 1
+
+
+# Names --------------------------------------------------------------------------------------------
+
+
+Named = Callable[[openai.AsyncOpenAI], Awaitable[Any]]
+
+
+async def by_cache_key(client: openai.AsyncOpenAI) -> None:
+    await ask(client, "responses", history_of("responses", 1), prompt_cache_key="job")
+
+
+async def by_metadata(client: openai.AsyncOpenAI) -> None:
+    await ask(client, "chat", history_of("chat", 1), metadata={"session_id": "job"})
+
+
+async def by_user(client: openai.AsyncOpenAI) -> None:
+    await ask(client, "chat", history_of("chat", 1), user="job")
+
+
+async def by_context(client: openai.AsyncOpenAI) -> None:
+    with conversation("job"):
+        await ask(client, "chat", history_of("chat", 1), user="other")
+
+
+@pytest.mark.parametrize("named", [by_cache_key, by_metadata, by_user, by_context])
+async def test_the_name_of_a_conversation_is_found(tmp_path: Path, named: Named):
+    async with talk(["ok"], ctxpipe_client(offloading(tmp_path))) as (_, client):
+        await named(client)
+
+    assert (tmp_path / "job" / "c0.md").exists()
+
+
+async def test_a_given_name_is_the_name(tmp_path: Path):
+    find: Any = lambda body: "of-" + body["user"]  # noqa: E731
+
+    async with talk(["ok"], ctxpipe_client(offloading(tmp_path), session_id=find)) as (_, client):
+        await by_user(client)
+
+    assert (tmp_path / "of-job" / "c0.md").exists()
+
+
+async def test_sub_agents_under_one_name_do_not_disturb_each_other(tmp_path: Path):
+    http_client = ctxpipe_client(full(tmp_path), session_id="s")
+
+    async with talk(call_twice, http_client) as (server, client):
+        alone = await work(client, "chat", 12)
+        sub: list[Any] = [{"role": "user", "content": "a side question"}]
+        mixed = [{"role": "user", "content": "go"}]
+        for number in range(12):
+            for history in (mixed, sub):
+                said = await ask(client, "chat", history)
+                history += [*said, *results("chat", said, f"{number}\n{LONG}")]
+
+    assert not server.refused
+    assert mixed == alone
+
+
+async def test_two_requests_of_a_conversation_at_once_are_both_answered(tmp_path: Path):
+    http_client = ctxpipe_client(offloading(tmp_path), session_id="s")
+
+    async with (
+        talk(lambda _: "ok", http_client) as (server, client),
+        anyio.create_task_group() as group,
+    ):
+        for rounds in (1, 2, 3):
+            group.start_soon(partial(ask, client, "chat", history_of("chat", rounds)))
+
+    sent = sorted(len(items_of(request)) for request in server.requests)
+    assert sent == [3, 5, 7]
+    assert all("offloaded" in text for r in server.requests for text in shown(items_of(r)))
+
+
+async def test_another_process_goes_on_with_the_same_bytes(tmp_path: Path):
+    storage = LocalStorage(tmp_path)
+    raws = []
+    for _ in range(2):
+        http_client = ctxpipe_client(offloading(tmp_path), session_id="s", journal=storage)
+        async with talk(["ok"], http_client) as (server, client):
+            await ask(client, "responses", history_of("responses", 6))
+        raws.append(server.requests[0].raw)
+
+    assert raws[0] == raws[1]
+
+
+# Synchronous --------------------------------------------------------------------------------------
+
+
+@every_way
+async def test_a_synchronous_client_is_shaped_as_well(tmp_path: Path, stream: bool):
+    factors = Factors()
+    storage = LocalStorage(tmp_path)
+    pipeline = ContextPipeline([DirectOffload(storage, min_chars=500), factors])
+    http_client = ctxpipe_sync_client(pipeline, session_id="s")
+
+    def talk_in_a_thread(url: str) -> None:
+        with openai.OpenAI(base_url=url, api_key="k", http_client=http_client) as client:
+            for rounds in (1, 2):
+                items: Any = history_of("responses", rounds)
+                if stream:
+                    with client.responses.stream(model="m", input=items) as events:
+                        assert events.get_final_response().output_text == "ok"
+                else:
+                    assert client.responses.create(model="m", input=items).output_text == "ok"
+
+    async with OpenAIServer(lambda _: "ok", model=Model(billing_factor=3)) as server:
+        await anyio.to_thread.run_sync(talk_in_a_thread, server.base_url)
+
+    assert not server.refused
+    assert all("offloaded" in text for text in shown(items_of(server.requests[-1])))
+    assert factors.noted[-1] > 2
+
+
+@every_way
+async def test_a_synchronous_client_recovers_as_well(tmp_path: Path, stream: bool):
+    http_client = ctxpipe_sync_client(compacting(tmp_path), session_id="s")
+
+    def talk_in_a_thread(url: str) -> str:
+        items: Any = history_of("responses", 20)
+        with openai.OpenAI(base_url=url, api_key="k", http_client=http_client) as client:
+            if not stream:
+                return client.responses.create(model="m", input=items).output_text
+            with client.responses.stream(model="m", input=items) as events:
+                return events.get_final_response().output_text
+
+    settings: Any = {"model": Model(window=6000), "late_refusal": stream}
+    async with OpenAIServer(["ok"], **settings) as server:
+        said = await anyio.to_thread.run_sync(talk_in_a_thread, server.base_url)
+
+    assert said == "ok"
+    assert len(server.requests) == 2
+
+
+# Settings -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"pipeline": None}, {"session_id": 5}, {"session_id": ""}, {"journal": "."}, {"transport": 5}],
+    ids=str,
+)
+@pytest.mark.parametrize("make", [ctxpipe_client, ctxpipe_sync_client])
+def test_invalid_settings_are_refused_where_they_are_made(make: Any, settings: Any):
+    with pytest.raises(SettingsError):
+        make(**{"pipeline": ContextPipeline(), **settings})

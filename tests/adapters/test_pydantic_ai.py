@@ -1,0 +1,279 @@
+"""The capability in pydantic-ai's own agent, with its own models, against loopback APIs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from mounts import CALLS, Factors, bodies, compacting, offloading, placeholders, result, rounds
+
+from ctxpipe import ContextPipeline, LocalStorage
+from ctxpipe.testing import MessagesServer, Model, OpenAIServer, Script, answer, tool_use
+
+pytest.importorskip("pydantic_ai", reason="the extra ctxpipe[pydantic-ai] is not installed")
+
+from pydantic_ai import Agent
+from pydantic_ai.messages import (
+    BinaryContent,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
+from pydantic_ai.providers.openai import OpenAIProvider
+
+from ctxpipe.adapters.pydantic_ai import Ctxpipe, MessageCodec
+from ctxpipe.wire import Translation
+
+every_api = pytest.mark.parametrize("api", ["chat", "responses", "anthropic"])
+LIMITS: Any = {"conversation_id": "t"}
+
+
+@asynccontextmanager
+async def serve(api: str, script: Script, **settings: Any) -> AsyncIterator[tuple[Any, Any]]:
+    """A server that follows *script*, and pydantic-ai's model for it."""
+    if api == "anthropic":
+        async with (
+            MessagesServer(script, **settings) as server,
+            anthropic.AsyncAnthropic(base_url=server.url, api_key="k", max_retries=0) as client,
+        ):
+            thinking: Any = {"anthropic_thinking": {"type": "enabled", "budget_tokens": 1024}}
+            provider = AnthropicProvider(anthropic_client=client)
+            yield server, AnthropicModel("m", provider=provider, settings=thinking)
+        return
+    async with (
+        OpenAIServer(script, **settings) as other,
+        openai.AsyncOpenAI(base_url=other.base_url, api_key="k", max_retries=0) as client,
+    ):
+        own = OpenAIProvider(openai_client=client)
+        kind: Any = OpenAIChatModel if api == "chat" else OpenAIResponsesModel
+        yield other, kind("gpt-5", provider=own)
+
+
+def agent(model: Any, pipeline: ContextPipeline, **settings: Any) -> Agent[None, str]:
+    looking = Agent(model, instructions="Be brief.", capabilities=[Ctxpipe(pipeline, **settings)])
+
+    @looking.tool_plain
+    def look(number: int) -> str:
+        """Looks."""
+        return result(number)
+
+    return looking
+
+
+def returned(messages: list[Any]) -> list[Any]:
+    parts = [part for message in messages for part in message.parts]
+    return [part for part in parts if isinstance(part, ToolReturnPart)]
+
+
+# The table ----------------------------------------------------------------------------------------
+
+
+@every_api
+async def test_five_rounds_with_parallel_calls_and_no_request_is_refused(tmp_path: Path, api: str):
+    async with serve(api, rounds()) as (server, model):
+        done = await agent(model, offloading(tmp_path)).run("go", **LIMITS)
+
+    assert not server.refused
+    assert done.output == "Done."
+
+
+@every_api
+async def test_the_store_keeps_every_original(tmp_path: Path, api: str):
+    async with serve(api, rounds()) as (_, model):
+        done = await agent(model, offloading(tmp_path)).run("go", **LIMITS)
+
+    kept = sorted(part.content for part in returned(done.all_messages()))
+    assert kept == sorted(map(result, range(CALLS)))
+
+
+@every_api
+async def test_placeholders_are_what_is_sent(tmp_path: Path, api: str):
+    async with serve(api, rounds()) as (server, model):
+        await agent(model, offloading(tmp_path)).run("go", **LIMITS)
+
+    assert placeholders(server.requests[-1]) == CALLS
+    assert (tmp_path / "t" / "c0.md").read_text() == result(0)
+
+
+@pytest.mark.parametrize("api", ["responses", "anthropic"])
+async def test_signatures_are_unchanged(tmp_path: Path, api: str):
+    async with serve(api, rounds()) as (server, model):
+        await agent(model, offloading(tmp_path)).run("go", **LIMITS)
+
+    sent = str(bodies(server.requests)[-1])
+    proof = "encrypted_content" if api == "responses" else "'signature': '"
+    assert sent.count(proof) >= CALLS / 2
+    assert not server.refused
+
+
+@every_api
+async def test_usage_is_learned(api: str):
+    factors = Factors()
+    async with serve(api, rounds(), model=Model(billing_factor=3)) as (_, model):
+        await agent(model, ContextPipeline([factors])).run("go", **LIMITS)
+
+    assert factors.noted[-1] > 2
+
+
+@every_api
+async def test_an_overflow_is_survived(tmp_path: Path, api: str):
+    window = Model(window=4000, thinking="signed")
+    async with serve(api, rounds(8), model=window) as (server, model):
+        done = await agent(model, compacting(tmp_path)).run("go", **LIMITS)
+
+    assert done.output == "Done."
+    assert server.refused
+    assert all("long" in r.problems[0] or "context" in r.problems[0] for r in server.refused)
+
+
+@every_api
+async def test_a_stream_is_shaped(tmp_path: Path, api: str):
+    async with (
+        serve(api, rounds()) as (server, model),
+        agent(model, offloading(tmp_path)).run_stream("go", **LIMITS) as stream,
+    ):
+        said = await stream.get_output()
+
+    assert said == "Done."
+    assert placeholders(server.requests[-1]) == CALLS
+    assert not server.refused
+
+
+async def test_a_sub_agent_does_not_disturb(tmp_path: Path):
+    def script(body: Any) -> Any:
+        said = str(body["messages"][1]["content"])
+        turn = sum(message["role"] == "assistant" for message in body["messages"])
+        if turn == 3:
+            return "Done."
+        if said == "go" and turn == 1:
+            return answer(tool_use("ask", {"question": "What?"}, id="ask"))
+        return answer(tool_use("look", {"number": turn}, id=f"{said[:2]}{turn}"))
+
+    async with serve("chat", script) as (server, model):
+        shaping = Ctxpipe(offloading(tmp_path), session_id="s")
+        sub = Agent(model, instructions="Be brief.", capabilities=[shaping])
+        main = Agent(model, instructions="Be brief.", capabilities=[shaping])
+
+        @main.tool_plain
+        async def ask(question: str) -> str:
+            """Asks."""
+            return (await sub.run(question)).output
+
+        for each in (main, sub):
+            each.tool_plain(look)
+        await main.run("go")
+
+    assert not server.refused
+    assert [placeholders(request) for request in server.requests] == [0, 1, 0, 1, 2, 3, 1, 2]
+
+
+def look(number: int) -> str:
+    """Looks."""
+    return result(number)
+
+
+@every_api
+async def test_a_new_process_goes_on_with_the_same_bytes(tmp_path: Path, api: str):
+    storage = LocalStorage(tmp_path)
+    async with serve(api, [*rounds(), "Again."]) as (server, model):
+        first = await agent(model, offloading(tmp_path), journal=storage).run("go", **LIMITS)
+        resumed = agent(model, offloading(tmp_path), journal=storage)
+        await resumed.run(message_history=first.all_messages()[:-1], **LIMITS)
+
+    before, after = bodies(server.requests)[-2:]
+    assert before == after
+
+
+# Beside it ----------------------------------------------------------------------------------------
+
+
+async def test_another_error_is_raised(tmp_path: Path):
+    from ctxpipe.testing import server_error
+
+    async with serve("chat", [server_error()]) as (server, model):
+        with pytest.raises(Exception, match="Internal server error"):
+            await agent(model, compacting(tmp_path)).run("go", **LIMITS)
+
+    assert len(server.requests) == 1
+
+
+# Messages -----------------------------------------------------------------------------------------
+
+
+def messages() -> list[Any]:
+    picture = BinaryContent(b"\x89PNG", media_type="image/png")
+    return [
+        ModelRequest(parts=[UserPromptPart(["see", picture])]),
+        ModelResponse(
+            parts=[
+                ThinkingPart("hm", signature="S"),
+                ToolCallPart("look", '{"number": 1}', "c1", id="fc_1"),
+                ToolCallPart("look", {"number": 2}, "c2"),
+            ]
+        ),
+        ModelRequest(
+            parts=[
+                ToolReturnPart("look", result(1), "c1", metadata={"a": 1}),
+                ToolReturnPart("look", "wrong", "c2", outcome="retried"),
+                UserPromptPart("and this"),
+            ]
+        ),
+        ModelResponse(parts=[TextPart("So.")]),
+        ModelRequest(parts=[UserPromptPart("on")]),
+    ]
+
+
+def test_what_no_stage_touches_comes_back_as_the_very_same_objects():
+    translation = Translation(MessageCodec())
+    given = messages()
+
+    units = translation.read(given)
+    back = translation.items(units, [*units.messages])
+
+    assert [id(message) for message in back] == [id(message) for message in given]
+
+
+def test_a_changed_result_keeps_its_metadata_and_its_neighbours():
+    given = messages()[2]
+    blocks = [dict(block) for block in MessageCodec().read(given).blocks]
+    blocks[0]["content"] = "[offloaded]"
+
+    changed = MessageCodec().rebuild(given, blocks)
+
+    assert (changed.parts[0].content, changed.parts[0].metadata) == ("[offloaded]", {"a": 1})
+    assert changed.parts[1:] == given.parts[1:]
+    assert given.parts[0].content == result(1)
+
+
+def test_a_changed_call_loses_its_id():
+    given = messages()[1]
+    blocks = [dict(block) for block in MessageCodec().read(given).blocks]
+    blocks[1]["input"] = {"number": "[offloaded]"}
+
+    changed = MessageCodec().rebuild(given, blocks)
+
+    assert changed.parts[1].args == '{"number":"[offloaded]"}'
+    assert changed.parts[1].id is None
+    assert changed.parts[0] is given.parts[0]
+    assert changed.parts[2] is given.parts[2]
+
+
+def test_a_call_that_left_is_gone_alone():
+    given = messages()[1]
+    blocks = MessageCodec().read(given).blocks
+
+    changed = MessageCodec().rebuild(given, [blocks[0], blocks[2]])
+
+    assert changed.parts == [given.parts[0], given.parts[2]]

@@ -1,0 +1,72 @@
+"""What the tests of all mounts share: an agent's script, and pipelines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ctxpipe import (
+    Budget,
+    Change,
+    Compact,
+    ContextPipeline,
+    DirectOffload,
+    LocalStorage,
+    Skip,
+    Turn,
+)
+from ctxpipe.summarizers import ExtractiveSummarizer
+from ctxpipe.testing import Received, Reply, answer, thinking, tool_use
+
+LINES = "a long line of output\n" * 100
+ROUNDS = 5
+CALLS = 2 * ROUNDS
+
+
+def result(number: int) -> str:
+    """What the tool ``look`` says."""
+    return f"result {number}\n{LINES}"
+
+
+def rounds(number: int = ROUNDS) -> list[Reply]:
+    """Replies with two calls each, after some thinking, and then a last word."""
+    script: list[Reply] = []
+    for turn in range(number):
+        calls = [tool_use("look", {"number": 2 * turn + n}, id=f"c{2 * turn + n}") for n in (0, 1)]
+        script.append(answer(thinking(f"thought {turn}"), *calls))
+    return [*script, "Done."]
+
+
+def offloading(folder: Path) -> ContextPipeline:
+    return ContextPipeline([DirectOffload(LocalStorage(folder, clock=float), min_chars=500)])
+
+
+def compacting(folder: Path) -> ContextPipeline:
+    storage = LocalStorage(folder)
+    return ContextPipeline([Compact(ExtractiveSummarizer(), storage)], budget=Budget(7_000))
+
+
+class Factors:
+    """A stage that does nothing but note what a token is believed to cost."""
+
+    def __init__(self) -> None:
+        self.noted: list[float] = []
+
+    async def __call__(self, turn: Turn) -> Change | Skip:
+        await turn.ledger.total(turn.messages)
+        self.noted.append(turn.ledger.factor)
+        return Skip("it only looks")
+
+
+def sent_text(received: Received) -> str:
+    """The request as it came over the wire."""
+    return received.raw.decode()
+
+
+def placeholders(received: Received) -> int:
+    """How many placeholders a request has."""
+    return sent_text(received).count("[Tool result offloaded to file: ")
+
+
+def bodies(requests: list[Received]) -> list[Any]:
+    return [dict(request.body) for request in requests]
