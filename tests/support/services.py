@@ -230,6 +230,24 @@ class RedisServer(Server):
         return [self.redis, "--port", str(self.port), "--dir", self.folder, *options]
 
 
+# moto looks whether an object is there and then writes it, in several threads: of two writers both
+# may win, as they never do in S3.
+ONE_AT_A_TIME = """
+import sys
+from threading import Lock
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import run_simple
+
+application, lock = DomainDispatcherApplication(create_backend_app), Lock()
+
+def one_at_a_time(environ, start_response):
+    with lock:
+        return list(application(environ, start_response))
+
+run_simple("127.0.0.1", int(sys.argv[1]), one_at_a_time, threaded=True)
+"""
+
+
 class S3(Server):
     """moto's server: an S3 in memory that keeps its rules about conditions."""
 
@@ -246,8 +264,7 @@ class S3(Server):
         return f"http://127.0.0.1:{self.port}"
 
     def command(self) -> list[str]:
-        script = "from moto.server import main; import sys; main(sys.argv[1:])"
-        return [sys.executable, "-c", script, "-H", "127.0.0.1", "-p", str(self.port)]
+        return [sys.executable, "-c", ONE_AT_A_TIME, str(self.port)]
 
     def user(self) -> dict[str, Any]:
         return {}  # it is Python with the packages of this environment, wherever that is
