@@ -11,7 +11,7 @@ from .misses import Cause
 from .prompts import Prompt, Sent
 from .texts import first_change
 
-__all__ = ["Difference", "common_blocks", "differences", "known_blocks"]
+__all__ = ["Difference", "common_blocks", "differences", "index_blocks"]
 
 NAME_CHARS = 40
 _SETTINGS = (
@@ -154,7 +154,7 @@ def common_blocks(before: Prompt, now: Prompt) -> int:
     return _common(before.keys[before.head :], now.keys[now.head :])
 
 
-def known_blocks(before: Prompt, now: Prompt) -> int:
+def index_blocks(before: Prompt, now: Prompt) -> int:
     """The number of blocks of *now* up to the last one that *before* has as well.
 
     All of these, had nothing changed, would be read from the cache.

@@ -11,7 +11,7 @@ from typing import cast
 
 from ..messages import Message
 from ..tokens import TokenCounter
-from .differences import Difference, differences, known_blocks
+from .differences import Difference, differences, index_blocks
 from .misses import Bill, CacheMiss, Cause
 from .prompts import Mark, Prompt, Sent, as_prompt
 from .rules import FIVE_MINUTES, HOUR, LOOKBACK_BLOCKS, MOST_MINIMUM, min_cached_tokens
@@ -226,7 +226,7 @@ class CacheDoctor:
             request.found = differences(last, sent, prompt)
             request.known = prompt.head + len(last.keys) - last.head
             if request.found:
-                request.known = known_blocks(last, prompt)
+                request.known = index_blocks(last, prompt)
         if thoroughly:
             for chain, entry in list(self._entries.items()):
                 if entry.writer == request.event:  # as it was read the first time
@@ -316,7 +316,7 @@ class CacheDoctor:
         before, prompt = request.before, request.prompt
         if before is None or prompt is None or before.prompt is None:
             return []
-        expected = self._expected(request, before, prompt, bill)
+        expected = self._expectation(request, before, prompt, bill)
         if expected - bill.read <= _tolerance(expected):
             return []
         if not bill.cached and not _is_cacheable(request.sent, prompt, expected):
@@ -336,7 +336,7 @@ class CacheDoctor:
             misses.append(self._miss(why, bill, predicted, expected, prompt))
         return misses
 
-    def _expected(self, request: _Request, before: _Request, prompt: Prompt, bill: Bill) -> int:
+    def _expectation(self, request: _Request, before: _Request, prompt: Prompt, bill: Bill) -> int:
         """The tokens that would have been read if nothing had gone wrong."""
         if not request.found and before.bill is not None and before.bill.total:
             return min(before.bill.total, bill.total)

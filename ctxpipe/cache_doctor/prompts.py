@@ -136,9 +136,9 @@ def as_prompt(sent: Sent, counter: TokenCounter, last: Prompt | None = None) -> 
     The messages that it shares with *last* are taken from there, and not read again; a change
     inside of them is not noticed then.
     """
-    messages, known, is_summarized = _unsummarized(sent.messages, last)
+    messages, known, is_summarized = _after_summary(sent.messages, last)
     head = _Head(sent, counter, last)
-    keys, sums, starts, marks, images = _shared(last, known, head)
+    keys, sums, starts, marks, images = _reuse_columns(last, known, head)
     for index in range(known, len(messages)):
         message = messages[index]
         starts.append(len(keys))
@@ -177,7 +177,7 @@ def as_prompt(sent: Sent, counter: TokenCounter, last: Prompt | None = None) -> 
     )
 
 
-def _unsummarized(
+def _after_summary(
     messages: Sequence[Message],
     last: Prompt | None,
 ) -> tuple[list[Message], int, bool]:
@@ -208,7 +208,7 @@ def _known(before: list[Message], now: list[Message]) -> int:
     return len(before) if are_equal else common_prefix(before, now)
 
 
-def _shared(
+def _reuse_columns(
     last: Prompt | None,
     known: int,
     head: _Head,

@@ -31,7 +31,7 @@ from ..messages import (
 )
 from ..names import safe_name
 from .excerpts import Passage, PassageKind, choose_lines
-from .exchanges import Shape, answer_of, exchange_length, kept_blocks
+from .exchanges import Shape, answer_of, blocks_to_keep, exchange_length
 from .offload import text_of
 from .views import viewed_path
 
@@ -44,9 +44,10 @@ __all__ = [
     "Rewritten",
     "Step",
     "collapse",
+    "find_offloaded_files",
     "first_free_number",
     "lay_out",
-    "offloaded_files",
+    "path_atoms",
     "step_texts",
     "texts_of_notes",
 ]
@@ -118,7 +119,7 @@ def lay_out(
         lines = list(_lines(messages, index, length, number, shape))
         number += sum(isinstance(line, Step) for line in lines)
         run += lines
-        kept = kept_blocks(messages[index + 1]) if length == 2 else []
+        kept = blocks_to_keep(messages[index + 1]) if length == 2 else []
         if kept:
             run = _close(run, parts)
             parts.append(cast("Message", {"role": "user", "content": kept}))
@@ -169,7 +170,7 @@ def first_free_number(notes: Iterable[Note]) -> int:
 # What was offloaded before ------------------------------------------------------------------------
 
 
-def offloaded_files(layout: Layout) -> dict[str, str]:
+def find_offloaded_files(layout: Layout) -> dict[str, str]:
     """By placeholder: the name of the file that it points to, where it can be one of the step's.
 
     A tool may print a placeholder of its own. So only a name counts that the step's own id leads
@@ -286,7 +287,7 @@ def collapse(
     bare = [*before, *_with_notes(layout, {}, whole, folder, suffix, shape), *after]
     leaving = [layout.messages[index] for index in layout.leaving]
     leaving_tokens = sum(map(counter.message, leaving))
-    touched = _touched(bare[-2 * keep_recent :])
+    touched = path_atoms(bare[-2 * keep_recent :])
     chosen = choose_lines(
         list(_passages(layout, whole, touched)),
         _visible(bare),
@@ -395,7 +396,7 @@ def _result_passage(step: Step, whole: Mapping[str, str], touched: AbstractSet[A
     return Passage(text, name, step.number, step.message + 1, is_touched)
 
 
-def _touched(recent: Sequence[Message]) -> set[Atom]:
+def path_atoms(recent: Sequence[Message]) -> set[Atom]:
     """The paths that *recent* messages work on."""
     found = map(path_atom, touched_paths(recent))
     return {atom for atom in found if atom is not None}

@@ -2,7 +2,7 @@
 
 A line is worth the chance that something in it is used again: its *atoms*, each by its weight and
 by how often an atom of its class was used again, in recorded sessions of coding agents, after the
-kind of block that held it. Source: economics, the excerpt.
+kind of block that held it.
 """
 
 from __future__ import annotations

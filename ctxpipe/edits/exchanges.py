@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..messages import Message
     from ..tokens import TokenCounter
 
-__all__ = ["ExchangeIndex", "Shape", "answer_of", "exchange_length", "kept_blocks"]
+__all__ = ["ExchangeIndex", "Shape", "answer_of", "blocks_to_keep", "exchange_length"]
 
 LONG_ANSWER = 1.5  # times what stays of it: a shorter one is not worth a step of its own
 CHARS_PER_TOKEN = 4  # of the words that stay of an exchange, as far as the gate is concerned
@@ -105,7 +105,7 @@ def answer_of(message: Message) -> str:
     return "\n".join(texts(message))
 
 
-def kept_blocks(message: Message) -> list[Block]:
+def blocks_to_keep(message: Message) -> list[Block]:
     """What stays of a message with results: the user's own blocks, and the media in results."""
     kept: list[Block] = []
     for block in blocks(message):
@@ -229,5 +229,5 @@ def _tokens_that_stay(
         if kind(block) == "text":
             words += counter.block(block)
         steps += kind(block) == "tool_use"
-    kept = sum(map(counter.block, kept_blocks(messages[index + 1])))
+    kept = sum(map(counter.block, blocks_to_keep(messages[index + 1])))
     return steps * shape.step_tokens + min(words, shape.text_chars // CHARS_PER_TOKEN) + kept

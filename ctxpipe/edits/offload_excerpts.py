@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..activity import touched_paths
 from ..agent_tools import COMMON_READING_TOOLS
 from ..atoms import Atom, atoms, message_texts, path_atom
 from ..markers.placeholders import MAX_SHOWN, Excerpt
 from ..messages import ToolCall, ToolResult, tool_calls
+from .collapse import path_atoms
 from .excerpts import Passage, PassageKind, choose_lines
 from .offload import text_of
 from .views import viewed_path
@@ -35,7 +35,7 @@ def placeholder_excerpts(
     The last *keep_recent* exchanges tell which files are being worked on. *count* gives the tokens
     of a text. The same input, the same lines.
     """
-    touched = _touched(after[-2 * keep_recent :])
+    touched = path_atoms(after[-2 * keep_recent :])
     passages = _passages(before, leaving, touched)
     tokens = sum(count(text) for _, text in leaving)
     chosen = choose_lines(
@@ -51,12 +51,6 @@ def placeholder_excerpts(
         # A longer one would be taken for a tool's own text.
         found.append(shown if len(shown) <= MAX_SHOWN else "")
     return found
-
-
-def _touched(recent: Sequence[Message]) -> set[Atom]:
-    """The paths that *recent* messages work on."""
-    found = map(path_atom, touched_paths(recent))
-    return {atom for atom in found if atom is not None}
 
 
 def _visible(messages: Sequence[Message]) -> set[Atom]:

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from .bill import known_prices
+from .bill import find_prices
 from .body import Refused
 from .exchange import Exchange
 from .formats import format_of
@@ -63,7 +63,7 @@ class Gateway:
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:  # noqa: ARG002
         # Both read files at their first use.
-        await to_thread.run_sync(known_prices, MODEL)
+        await to_thread.run_sync(find_prices, MODEL)
         for shaper in self._shapers.values():
             await shaper.warm()
         try:

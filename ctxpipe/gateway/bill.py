@@ -9,11 +9,11 @@ from typing import Any
 from ..errors import SettingsError
 from ..prices import Prices, prices_of
 
-__all__ = ["dollars", "known_prices"]
+__all__ = ["dollars", "find_prices"]
 
 
 @lru_cache(maxsize=64)
-def known_prices(model: str) -> Prices | None:
+def find_prices(model: str) -> Prices | None:
     """The prices of *model*, None where they are not listed.
 
     The first call reads the list: make it in a worker thread.
@@ -26,7 +26,7 @@ def known_prices(model: str) -> Prices | None:
 
 def dollars(model: str, usage: Mapping[str, Any]) -> float | None:
     """What *usage*, in the form of the Messages API, costs; None where prices are not listed."""
-    prices = known_prices(model)
+    prices = find_prices(model)
     if prices is None or not usage:
         return None
     fresh = _count(usage, "input_tokens")

@@ -50,9 +50,9 @@ class Guard:
         shown = values.get(TOKEN, "")
         if is_page and not shown:
             shown = _password(values.get("authorization", ""))
-        return self._known_token(shown)
+        return self._find_token(shown)
 
-    def _known_token(self, shown: str) -> str:
+    def _find_token(self, shown: str) -> str:
         found = ""
         for token in self.tokens:  # all of them, so that the time says nothing
             if hmac.compare_digest(token.encode(), shown.encode()):

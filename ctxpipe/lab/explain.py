@@ -170,7 +170,7 @@ class _Reader:
 
     def _turn(self, step: Step, cost: float, total: float) -> ExpensiveTurn:
         reply = self.transcript.messages[self.transcript.replies[step.call]]
-        unused = list(self._unused(step.call))
+        unused = list(self._waste(step.call))
         largest = nlargest(MOST_BLOCKS, unused, key=lambda piece: piece.tokens)
         return ExpensiveTurn(
             turn=step.call + 1,
@@ -193,7 +193,7 @@ class _Reader:
     def _block(self, piece: Piece) -> UnusedBlock:
         return UnusedBlock(piece.name, KINDS[piece.kind], self._tokens([piece]))
 
-    def _unused(self, call: int) -> Iterator[Piece]:
+    def _waste(self, call: int) -> Iterator[Piece]:
         """The blocks of the context of *call* that neither its reply nor a later one uses."""
         for message in self.contexts.get(call, ()):
             for piece in self.pieces.of(message):

@@ -191,16 +191,16 @@ class Context:
         for message in self._messages:
             if id(message) not in now:
                 self._counts.subtract(self._index.message(message))
-                self._doubted.subtract(self._chosen(message))
+                self._doubted.subtract(self._excerpt_atoms(message))
                 self._keys.subtract(self._keys_in(message))
         for message in messages:
             if id(message) not in before:
                 self._counts.update(self._index.message(message))
-                self._doubted.update(self._chosen(message))
+                self._doubted.update(self._excerpt_atoms(message))
                 self._keys.update(self._keys_in(message))
         self._messages = messages
 
-    def _chosen(self, message: Message) -> AbstractSet[Atom]:
+    def _excerpt_atoms(self, message: Message) -> AbstractSet[Atom]:
         """The atoms that *message* says only in lines which a stage has chosen."""
         if note_of(message) is not None:
             return self._index.message(message)

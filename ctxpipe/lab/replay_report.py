@@ -141,11 +141,11 @@ def report_of(
         facts=tuple(_facts(ours, theirs, effective_prices, unit)),
         recall=tuple(recall),
         blocks=found.blocks,
-        cache=_recorded_tally(transcript, as_counter(counter), prices),
+        cache=_tally_recording(transcript, as_counter(counter), prices),
     )
 
 
-def _recorded_tally(
+def _tally_recording(
     transcript: Transcript, counter: TokenCounter, prices: Prices | None
 ) -> tuple[Tally, ...] | None:
     """Why the cache missed as it was recorded; None where the transcript holds no bills."""

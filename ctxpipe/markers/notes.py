@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..messages import Message
 
-__all__ = ["Note", "imitated_lines", "note_of", "quoted_step_names", "step_line", "words_line"]
+__all__ = ["Note", "find_imitations", "note_of", "quoted_step_names", "step_line", "words_line"]
 
 _OPENING = "[Earlier steps, shortened; whole in "
 _MAX_PATH = 4096
@@ -101,7 +101,7 @@ def words_line(words: str) -> str:
     return f"» {words}"
 
 
-def imitated_lines(reply: str) -> int:
+def find_imitations(reply: str) -> int:
     """How many lines of a *reply* have the form of a note's heading or of a step.
 
     An assistant that writes such a line instead of calling a tool has taken the note for an example

@@ -98,7 +98,7 @@ class CacheWatch:
             return []
         for model in {miss.model for miss in self._unreported}:
             if self._prices is None and model not in self._listed:
-                self._listed[model] = await in_thread(_listed_prices, model)
+                self._listed[model] = await in_thread(_find_prices, model)
         return self._report()
 
     def _report(self) -> list[str]:
@@ -138,7 +138,7 @@ def _first(one: int | None, other: int | None) -> int | None:
     return min(known, default=None)
 
 
-def _listed_prices(model: str | None) -> Prices | None:
+def _find_prices(model: str | None) -> Prices | None:
     if model is None:
         return None
     try:

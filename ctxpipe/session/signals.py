@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..markers.notes import imitated_lines
+from ..markers.notes import find_imitations
 from ..messages import Message, ToolCall, compact_json, strings, texts, tool_calls
 from ..names import session_folder
 from ..workers.pieces import overlapping_pieces
@@ -36,14 +36,14 @@ class Signals:
     """What a session has counted since it was opened, where old exchanges collapse.
 
     Since its first rewrite: *calls* of the model, the *steps_read_back*, which are tool calls that
-    name the file of a collapsed step, and the *imitated_lines*, which are lines of replies in the
+    name the file of a collapsed step, and the *find_imitations*, which are lines of replies in the
     form of a note. Before it and after it: all *tool_calls*, and those *repeated*, with the tool
     and the input of an earlier one. What a journal tells of other processes counts as before it.
     """
 
     calls: int = 0
     steps_read_back: int = 0
-    imitated_lines: int = 0
+    find_imitations: int = 0
     tool_calls_before: int = 0
     repeated_before: int = 0
     tool_calls_after: int = 0
@@ -111,7 +111,7 @@ class Watch:
                 continue
             if self._has_rewritten:
                 self._calls += 1
-                self._imitated += sum(map(imitated_lines, texts(message)))
+                self._imitated += sum(map(find_imitations, texts(message)))
             for call in tool_calls([message]):
                 self._learn_call(call)
 
@@ -135,7 +135,7 @@ class Watch:
 
     def _warnings(self) -> Iterator[tuple[str, str]]:
         signals = self.signals
-        if signals.imitated_lines:
+        if signals.find_imitations:
             yield "imitated", IMITATED
         if signals.calls < LEAST_CALLS:
             return

@@ -231,7 +231,7 @@ class Collapse:
     async def _read_offloaded(self, turn: Turn, layout: Layout) -> dict[str, str]:
         """By placeholder: the text that was offloaded, where it is in the session's own folder."""
         reader = self.storage
-        files = await in_thread(collapse.offloaded_files, layout)
+        files = await in_thread(collapse.find_offloaded_files, layout)
         whole: dict[str, str] = {}
         if not isinstance(reader, TextReader):
             return whole

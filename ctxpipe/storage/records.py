@@ -102,7 +102,7 @@ def record_stamp(seconds: float) -> str:
 
 
 def storable(text: str) -> str:
-    """*text* with each lone surrogate, which has no UTF-8 form, written out as an escape (A-15)."""
+    """*text* with each lone surrogate, which has no UTF-8 form, written out as an escape."""
     if is_encodable(text):
         return text
     # In pieces, because that takes a codec some 50 ms for 8 MB of them.

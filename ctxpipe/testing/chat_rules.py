@@ -143,11 +143,11 @@ def _pairs(messages: Sequence[JsonObject]) -> Iterator[str]:
             yield from _result(index, message["tool_call_id"], waiting, called)
             continue
         if waiting:
-            yield _unanswered(waiting)
+            yield _calls_without_results(waiting)
         called = {call["id"] for call in message.get("tool_calls") or []}
         waiting = [call["id"] for call in message.get("tool_calls") or []]
     if waiting:
-        yield _unanswered(waiting)
+        yield _calls_without_results(waiting)
 
 
 def _result(index: int, call: str, waiting: list[str], called: set[str]) -> Iterator[str]:
@@ -165,7 +165,7 @@ def _result(index: int, call: str, waiting: list[str], called: set[str]) -> Iter
         waiting.remove(call)
 
 
-def _unanswered(waiting: Sequence[str]) -> str:
+def _calls_without_results(waiting: Sequence[str]) -> str:
     return (
         "An assistant message with 'tool_calls' must be followed by tool messages responding to "
         "each 'tool_call_id'. The following tool_call_ids did not have response messages: "

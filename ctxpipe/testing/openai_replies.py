@@ -64,7 +64,7 @@ def _parts(words: str) -> Iterator[str]:
         yield words[start : start + CHUNK]
 
 
-def _said(blocks: Iterable[JsonObject], kind: str) -> str:
+def _text_of(blocks: Iterable[JsonObject], kind: str) -> str:
     return "".join(block[kind] for block in blocks if block["type"] == kind)
 
 
@@ -79,9 +79,12 @@ def chat_json(
     reply: Answer, calls: Sequence[str], *, name: str, model: str, usage: Usage, output: int
 ) -> dict[str, Any]:
     """The body of a plain answer; *calls* are the ids of its calls, *output* its tokens."""
-    message: dict[str, Any] = {"role": "assistant", "content": _said(reply.blocks, "text") or None}
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": _text_of(reply.blocks, "text") or None,
+    }
     message |= {"refusal": None, "annotations": []}
-    thought = _said(reply.blocks, "thinking")
+    thought = _text_of(reply.blocks, "thinking")
     if thought:
         message["reasoning_content"] = thought
     uses = [block for block in reply.blocks if block["type"] == "tool_use"]

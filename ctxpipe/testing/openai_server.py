@@ -119,11 +119,11 @@ class OpenAIServer(ScriptedServer):
                 name = item.get("id")
                 if name not in self._stored:
                     return [f"Item with id '{name}' not found."]
-        received.ignored = tuple(self._edited_in_vain(given))
+        received.ignored = tuple(self._vain_edits(given))
         effective = self._effective(received)
         return [*responses_problems(effective), *self._without_reasoning(effective["input"])]
 
-    def _edited_in_vain(self, items: Iterable[Any]) -> Iterator[str]:
+    def _vain_edits(self, items: Iterable[Any]) -> Iterator[str]:
         """The ids of *items* that say something else than the stored ones."""
         for item in items:
             stored = self._stored.get(str(item.get("id"))) if isinstance(item, dict) else None
@@ -157,10 +157,10 @@ class OpenAIServer(ScriptedServer):
         if isinstance(items, str):
             items = [{"role": "user", "content": items}]
         if isinstance(items, list):
-            body["input"] = [*before, *map(self._stored_item, items)]
+            body["input"] = [*before, *map(self._item_in_store, items)]
         return body
 
-    def _stored_item(self, item: Any) -> Any:
+    def _item_in_store(self, item: Any) -> Any:
         if not isinstance(item, dict):
             return item
         return self._stored.get(item.get("id", ""), item)

@@ -112,7 +112,7 @@ class ChatCodec:
         for item in items:
             if field(item, "role") not in RESULTS:
                 kept += _without_calls(item, lost_results)
-            elif _answered_call(item) not in lost_calls:
+            elif _call_to_answer(item) not in lost_calls:
                 kept.append(item)
         return kept
 
@@ -160,10 +160,10 @@ def _result_block(item: Item) -> dict[str, Any]:
         shown = without_surrogates(content)
     elif content is not None:
         shown = content_blocks(content)
-    return {"type": "tool_result", "tool_use_id": _answered_call(item), "content": shown}
+    return {"type": "tool_result", "tool_use_id": _call_to_answer(item), "content": shown}
 
 
-def _answered_call(item: Item) -> object:
+def _call_to_answer(item: Item) -> object:
     """The id of the call that *item* answers; of a "function", an older form, its name."""
     call = field(item, "tool_call_id")
     return field(item, "name") if call is None else call
@@ -333,7 +333,7 @@ def _call_ids(items: Sequence[Item]) -> tuple[set[object], set[object]]:
     for item in items:
         role = field(item, "role")
         if role in RESULTS:
-            results.add(_answered_call(item))
+            results.add(_call_to_answer(item))
         elif role == "assistant":
             calls.update(_ids_of(item))
     return calls, results

@@ -153,7 +153,7 @@ class Shaper:
                 self._warn_once(OPEN_CALLS)
                 return None
             arguments: dict[str, Any] = {
-                "system": _joined(system, units.system),
+                "system": _join(system, units.system),
                 "tools": tools,
                 "request": asked,
             }
@@ -209,7 +209,7 @@ class Shaper:
             logger.warning("%s", text)
 
 
-def _joined(system: object, head: list[dict[str, Any]]) -> object:
+def _join(system: object, head: list[dict[str, Any]]) -> object:
     """The *system* prompt of a request, and what its leading items say."""
     if not head:
         return system

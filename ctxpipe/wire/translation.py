@@ -101,7 +101,7 @@ class Translation:
     def read(self, items: Sequence[Item]) -> Units:
         """*items* as units; what was read in the last turn is not read again."""
         items = list(items)
-        known = self._known(items)
+        known = self._count_known(items)
         head = self._head_length(items, known)
         if head != self._head or known < head:
             readings = [self._codec.read(item) for item in items[:head]]
@@ -116,7 +116,7 @@ class Translation:
         messages = [unit.message for unit in self._units]
         return Units(items, head, list(self._units), messages, self._system)
 
-    def _known(self, items: list[Item]) -> int:
+    def _count_known(self, items: list[Item]) -> int:
         """How many of *items* are those of the last turn, and were not edited."""
         known = common_prefix(self._items, items)
         now = _contents(items[:known])
@@ -138,7 +138,7 @@ class Translation:
 
     def _read_from(self, items: list[Item], head: int, known: int) -> None:
         """Read *items* again, but those of which nothing can have changed."""
-        keep = self._settled(min(known, len(items) - WATCHED))
+        keep = self._stable_count(min(known, len(items) - WATCHED))
         stop = self._units[keep - 1].stop if keep else head
         removed = self._units[keep:]
         self._forget(keep)
@@ -159,7 +159,7 @@ class Translation:
         self._contents = _contents(items)
         self._drop_pieces(known)
 
-    def _settled(self, known: int) -> int:
+    def _stable_count(self, known: int) -> int:
         """How many units are the same whatever follows the first *known* items.
 
         That is all before the last assistant's message in these: whether its calls are answered is

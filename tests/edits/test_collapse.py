@@ -26,9 +26,9 @@ from hypothesis import strategies as st
 from ctxpipe.edits.collapse import (
     Layout,
     collapse,
+    find_offloaded_files,
     first_free_number,
     lay_out,
-    offloaded_files,
     step_texts,
     texts_of_notes,
 )
@@ -315,7 +315,7 @@ def test_where_a_placeholder_stands_the_file_holds_what_it_points_to() -> None:
     messages = conversation(user("Go."), step("t1", "bash", {"command": "ls"}, pointer))
     layout = laid_out(messages)
 
-    assert offloaded_files(layout) == {pointer: "t1.md"}
+    assert find_offloaded_files(layout) == {pointer: "t1.md"}
     assert step_texts(layout, {pointer: LONG}) == [f"bash\nls\n---\n{LONG}"]
     rewritten = collapse(layout, {pointer: LONG}, "/f/", "", 1, SHAPE, COUNTER)
     assert f"→ {len(LONG)} chars" in notes(rewritten.messages)[0]
@@ -332,7 +332,7 @@ def test_where_a_placeholder_stands_the_file_holds_what_it_points_to() -> None:
 def test_every_form_of_placeholder_of_the_step_itself_is_followed(pointer: str) -> None:
     layout = laid_out(conversation(user("Go."), step("t1", result=pointer)))
 
-    assert list(offloaded_files(layout)) == [pointer]
+    assert list(find_offloaded_files(layout)) == [pointer]
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_every_form_of_placeholder_of_the_step_itself_is_followed(pointer: str) 
 def test_a_placeholder_that_a_tool_has_printed_is_not_followed(printed: str) -> None:
     layout = laid_out(conversation(user("Go."), step("t1", result=printed)))
 
-    assert offloaded_files(layout) == {}
+    assert find_offloaded_files(layout) == {}
 
 
 def test_the_files_of_notes_can_be_written_again_from_the_raw_messages() -> None:

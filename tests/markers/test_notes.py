@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ctxpipe.markers.notes import (
     Note,
-    imitated_lines,
+    find_imitations,
     note_of,
     quoted_step_names,
     step_line,
@@ -84,12 +84,12 @@ def test_a_step_is_one_line_that_says_what_how_much_and_whether_it_failed() -> N
     ],
 )
 def test_a_reply_that_imitates_lines_of_a_note_is_noticed(reply: str, lines: int) -> None:
-    assert imitated_lines(reply) == lines
+    assert find_imitations(reply) == lines
 
 
 def test_searching_a_reply_for_imitated_lines_takes_linear_time() -> None:
-    assert imitated_lines("1 a " + "→ " * 100_000) == 0
-    assert imitated_lines("1 " * 100_000) == 0
+    assert find_imitations("1 a " + "→ " * 100_000) == 0
+    assert find_imitations("1 " * 100_000) == 0
 
 
 def test_a_text_names_the_files_of_all_steps_once_it_quotes_a_heading() -> None:

@@ -11,6 +11,7 @@ import pytest
 from processes import python
 
 import ctxpipe
+from ctxpipe.wire.versions import MountUnavailable
 
 MODULES = sorted(
     module.name
@@ -61,7 +62,10 @@ def test_every_error_of_ours_belongs_to_the_family() -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_every_module_says_what_it_is_and_offers_only_what_it_has(name: str) -> None:
-    module = importlib.import_module(name)
+    try:
+        module = importlib.import_module(name)
+    except MountUnavailable as missing:
+        pytest.skip(f"make test-adapters has what it needs: {missing}")
 
     assert module.__doc__
     for public in getattr(module, "__all__", ()):

@@ -20,10 +20,15 @@ EXEMPT_FUNCTIONS = {
 
 REPORT = "a report: a row of what happened, read field by field"
 ROW = "a row of a table of data, of which most cells stay empty"
+MEASURED = "each setting was measured, and is tuned, on its own"
 EXEMPT_CLASSES = {
     "folding.languages.Language": ROW,
+    "cache_doctor.prompts.Prompt": ROW,
     "gateway.record.Turn": REPORT,
     "reports.Compacted": REPORT,
+    "stages.collapse.Collapse": MEASURED,
+    "stages.offload.BatchOffload": MEASURED,
+    "testing.scripted.Received": REPORT,
 }
 
 
