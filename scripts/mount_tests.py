@@ -51,7 +51,7 @@ MOUNTS = (
     Mount(
         "langchain",
         "langchain",
-        "1.2.0",
+        "1.3.0",
         "langchain",
         beside=("langchain-openai", "langchain-anthropic", "langgraph"),
     ),

@@ -27,7 +27,7 @@ from ..wire.values import (
 )
 from ..wire.versions import Versions, ensure_hook, load
 
-VERSIONS = Versions("langchain", "langchain", "1.2.0", "1.4.7")
+VERSIONS = Versions("langchain", "langchain", "1.3.0", "1.4.7")
 _hooks = load("langchain.agents.middleware", VERSIONS)
 for _name in ("wrap_model_call", "awrap_model_call"):
     _hook = getattr(getattr(_hooks, "AgentMiddleware", None), _name, None)
